@@ -1,0 +1,91 @@
+//! The configuration space: what the guest reads about the device.
+
+/// Most data segments of a request that a driver may use.
+pub const SEGMENTS_MAX: u32 = 126;
+
+/// Most bytes of a segment that a driver may use: with all segments, a request is within
+/// [`REQUEST_MAX`].
+pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+
+/// Most data of one request, in bytes.
+pub const REQUEST_MAX: u64 = 32 << 20;
+
+/// Most bytes of one discard or write-zeroes request.
+pub const ZEROED_MAX: u64 = 1 << 30;
+
+/// Most queues. Guests use one for each of their processors.
+pub const QUEUES_MAX: u16 = 64;
+
+/// Bytes in a sector, the unit of addresses.
+pub const SECTOR: u64 = 512;
+
+/// Place of the write-cache byte in the configuration space.
+pub const WRITE_CACHE_AT: u32 = 32;
+
+/// Bytes of the configuration space.
+pub const CONFIG_BYTES: usize = 60;
+
+/// What the guest learns about the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Size in bytes.
+    pub size: u64,
+    /// Preferred request size in bytes, a power of two.
+    pub preferred: u64,
+    /// Whether the write cache is on.
+    pub write_cache: bool,
+}
+
+impl DeviceConfig {
+    /// Returns the configuration space.
+    pub fn to_bytes(self) -> [u8; CONFIG_BYTES] {
+        let mut bytes = [0; CONFIG_BYTES];
+        let mut put = |at: usize, value: &[u8]| {
+            if let Some(place) = bytes.get_mut(at..at + value.len()) {
+                place.copy_from_slice(value);
+            }
+        };
+        let sectors = |len: u64| u32::try_from(len / SECTOR).unwrap_or(u32::MAX).to_le_bytes();
+        let preferred = self.preferred.max(SECTOR);
+        let exponent = (preferred / SECTOR).checked_ilog2().unwrap_or(0);
+        put(0, &(self.size / SECTOR).to_le_bytes());
+        put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
+        put(12, &SEGMENTS_MAX.to_le_bytes());
+        put(20, &(SECTOR as u32).to_le_bytes());
+        // The topology: the physical block as a power of two of logical ones, no offset of the
+        // alignment, and the least and the best request.
+        put(24, &[exponent as u8, 0]);
+        put(26, &u16::try_from(preferred / SECTOR).unwrap_or(u16::MAX).to_le_bytes());
+        put(28, &sectors(preferred));
+        put(WRITE_CACHE_AT as usize, &[u8::from(self.write_cache)]);
+        put(34, &QUEUES_MAX.to_le_bytes());
+        // Discards: most sectors and segments, and the alignment. Write-zeroes: most sectors and
+        // segments, and whether they may deallocate.
+        put(36, &sectors(ZEROED_MAX));
+        put(40, &1_u32.to_le_bytes());
+        put(44, &sectors(preferred));
+        put(48, &sectors(ZEROED_MAX));
+        put(52, &1_u32.to_le_bytes());
+        put(56, &[1]);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_where_the_guest_looks() {
+        let config = DeviceConfig { size: (3 << 40) + 512, preferred: 4096, write_cache: true };
+        let bytes = config.to_bytes();
+        assert_eq!(bytes[..8], (((3_u64 << 40) + 512) / 512).to_le_bytes());
+        assert_eq!(bytes[24], 3);
+        assert_eq!(bytes[26..28], 8_u16.to_le_bytes());
+        assert_eq!(bytes[32], 1);
+        assert_eq!(bytes[34..36], QUEUES_MAX.to_le_bytes());
+        assert_eq!(bytes[36..40], (2_u32 << 20).to_le_bytes());
+        assert_eq!(bytes[56], 1);
+        assert!(u64::from(SEGMENTS_MAX) * u64::from(SEGMENT_BYTES_MAX) <= REQUEST_MAX);
+    }
+}

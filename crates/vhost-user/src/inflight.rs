@@ -1,0 +1,178 @@
+//! The record of requests in progress, in memory that the client keeps.
+//!
+//! If the daemon dies, the client reconnects to the next one and hands it the same record: requests
+//! that were taken from a queue and not returned are then executed again. The protocol specifies the
+//! layout, so that a record can also come from another program.
+//!
+//! A process that is killed has executed its stores up to some point of the program, in order. So
+//! the stores here need no processor barrier, but the compiler must not reorder them, which
+//! sequentially consistent atomics prevent. Lanes do not share a queue's part of the record.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use forebay_device::{Outside, SharedMemory};
+
+use crate::chain::Head;
+use crate::message::{InflightPlace, QueueIndex};
+use crate::virtqueue::{QueueError, QueueSize};
+
+/// Bytes of the fields before the entries.
+const HEADER: u64 = 16;
+/// Bytes of an entry.
+const ENTRY: u64 = 16;
+/// Parts of different queues are not in one cache line.
+const ALIGN: u64 = 64;
+const VERSION: u16 = 1;
+
+// Places of the fields.
+const AT_VERSION: u64 = 8;
+const AT_SIZE: u64 = 10;
+const AT_LAST: u64 = 12;
+const AT_USED: u64 = 14;
+const ENTRY_IN_FLIGHT: u64 = 0;
+const ENTRY_NEXT: u64 = 6;
+const ENTRY_COUNTER: u64 = 8;
+
+/// Returns the bytes of one queue's part.
+fn part(size: QueueSize) -> u64 {
+    (HEADER + ENTRY * u64::from(size.get())).next_multiple_of(ALIGN)
+}
+
+/// Returns the bytes of a record.
+pub fn record_bytes(queues: u16, size: QueueSize) -> u64 {
+    part(size) * u64::from(queues)
+}
+
+/// The record of all queues.
+#[derive(Clone, Debug)]
+pub struct Record {
+    memory: Arc<SharedMemory>,
+    queues: u16,
+    size: QueueSize,
+}
+
+impl Record {
+    /// Uses `memory` as the record that `place` describes. `None`: it is too small, or its numbers are
+    /// impossible.
+    pub fn new(memory: SharedMemory, place: InflightPlace) -> Option<Self> {
+        let size = QueueSize::new(place.queue_size.into())?;
+        let fits = place.queues > 0 && record_bytes(place.queues, size) <= memory.len();
+        fits.then(|| Record { memory: Arc::new(memory), queues: place.queues, size })
+    }
+
+    /// Returns whether its memory is still there.
+    pub fn is_intact(&self) -> bool {
+        self.memory.is_intact()
+    }
+
+    /// Returns the part of a queue of `size` descriptors. `None`: the record has no room for it.
+    pub fn queue(&self, index: QueueIndex, size: QueueSize) -> Option<Tracker> {
+        let fits = index.0 < self.queues && size.get() <= self.size.get();
+        let start = part(self.size) * u64::from(index.0);
+        let (memory, size) = (self.memory.clone(), self.size);
+        fits.then(|| Tracker { memory, start, size, counter: 0, last: Head(0) })
+    }
+}
+
+/// The part of one queue.
+#[derive(Debug)]
+pub struct Tracker {
+    memory: Arc<SharedMemory>,
+    start: u64,
+    /// The number of entries; the queue may have fewer descriptors.
+    size: QueueSize,
+    /// Orders the requests.
+    counter: u64,
+    /// The request that was returned last.
+    last: Head,
+}
+
+impl Tracker {
+    fn entry(&self, head: Head, field: u64) -> u64 {
+        self.start + HEADER + u64::from(head.0) * ENTRY + field
+    }
+
+    /// Prepares it for a queue of which the guest has seen `used` requests returned. Returns the
+    /// requests in progress, in the order in which they were taken.
+    ///
+    /// # Errors
+    /// It is not one of this queue.
+    pub fn recover(&mut self, used: u16) -> Result<Vec<Head>, QueueError> {
+        let Tracker { start, size, .. } = *self;
+        let memory = self.memory.clone();
+        match memory.load_u16(start + AT_VERSION, SeqCst)? {
+            0 => {
+                memory.store_u16(start + AT_SIZE, size.get(), SeqCst)?;
+                memory.store_u16(start + AT_LAST, 0, SeqCst)?;
+                memory.store_u16(start + AT_USED, used, SeqCst)?;
+                memory.store_u16(start + AT_VERSION, VERSION, SeqCst)?;
+                return Ok(Vec::new());
+            }
+            VERSION if memory.load_u16(start + AT_SIZE, SeqCst)? == size.get() => {}
+            _ => return Err(QueueError::Inflight),
+        }
+        self.last = Head(memory.load_u16(start + AT_LAST, SeqCst)?);
+        // The last batch was returned to the guest, but perhaps not removed here.
+        let batch = used.wrapping_sub(memory.load_u16(start + AT_USED, SeqCst)?);
+        if batch > size.get() {
+            // The guest has reset its queue since: what is recorded concerns the former one.
+            for head in (0..size.get()).map(Head) {
+                memory.store_u8(self.entry(head, ENTRY_IN_FLIGHT), 0, SeqCst)?;
+            }
+            memory.store_u16(start + AT_USED, used, SeqCst)?;
+            return Ok(Vec::new());
+        }
+        let mut head = self.last;
+        for _ in 0..batch {
+            if head.0 >= size.get() {
+                return Err(QueueError::Inflight);
+            }
+            memory.store_u8(self.entry(head, ENTRY_IN_FLIGHT), 0, SeqCst)?;
+            head = Head(memory.load_u16(self.entry(head, ENTRY_NEXT), SeqCst)?);
+        }
+        memory.store_u16(start + AT_USED, used, SeqCst)?;
+        let mut found = Vec::new();
+        for head in (0..size.get()).map(Head) {
+            if memory.load_u8(self.entry(head, ENTRY_IN_FLIGHT), SeqCst)? != 0 {
+                found.push((memory.load_u64(self.entry(head, ENTRY_COUNTER), SeqCst)?, head));
+            }
+        }
+        found.sort_unstable();
+        self.counter = found.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        Ok(found.into_iter().map(|(_, head)| head).collect())
+    }
+
+    /// Notes that a request was taken.
+    ///
+    /// # Errors
+    /// The memory is not as it was.
+    pub fn begin(&mut self, head: Head) -> Result<(), Outside> {
+        self.memory.store_u64(self.entry(head, ENTRY_COUNTER), self.counter, SeqCst)?;
+        self.counter = self.counter.wrapping_add(1);
+        // Last: from here on the entry counts.
+        self.memory.store_u8(self.entry(head, ENTRY_IN_FLIGHT), 1, SeqCst)
+    }
+
+    /// Notes, before the used index covers it, that a request is returned.
+    ///
+    /// # Errors
+    /// The memory is not as it was.
+    pub fn returns(&mut self, head: Head) -> Result<(), Outside> {
+        self.memory.store_u16(self.entry(head, ENTRY_NEXT), self.last.0, SeqCst)?;
+        self.memory.store_u16(self.start + AT_LAST, head.0, SeqCst)?;
+        self.last = head;
+        Ok(())
+    }
+
+    /// Notes that the guest sees these requests as returned, and `used` of them in all.
+    ///
+    /// # Errors
+    /// The memory is not as it was.
+    pub fn returned(&mut self, heads: &[Head], used: u16) -> Result<(), Outside> {
+        for head in heads {
+            self.memory.store_u8(self.entry(*head, ENTRY_IN_FLIGHT), 0, SeqCst)?;
+        }
+        self.memory.store_u16(self.start + AT_USED, used, SeqCst)
+    }
+}

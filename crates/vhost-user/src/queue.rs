@@ -1,0 +1,324 @@
+//! One queue, served by one task of its lane.
+//!
+//! The task takes requests, executes them and publishes the answers of many at once. While it has
+//! anything to do, the guest is not asked for notifications.
+
+mod worker;
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::IoError;
+use forebay_device::IoBuf;
+use forebay_device::ring::Ring;
+use forebay_engine::{BlockService, Completion, CompletionSink};
+use forebay_lane::{MemoryBudget, MemoryUse};
+
+use crate::chain::{Buffers, Head};
+use crate::inflight::Tracker;
+use crate::memory::{GuestMemory, OutOfMemory};
+use crate::message::{QueueIndex, RingAddresses};
+use crate::request::{BlockRequest, Kind, RequestError, Status};
+use crate::session::Session;
+use crate::signal::{Reply, Signal};
+use crate::virtqueue::{QueueError, QueueFeatures, QueueSize, Virtqueue};
+
+pub(crate) use worker::run;
+
+/// Requests of up to this many bytes are executed with memory that the queue always has.
+const SMALL: usize = 128 << 10;
+
+/// What a lane needs to serve a queue.
+pub(crate) struct QueueStart {
+    pub(crate) session: Arc<Session>,
+    pub(crate) index: QueueIndex,
+    pub(crate) size: QueueSize,
+    pub(crate) addresses: RingAddresses,
+    pub(crate) features: QueueFeatures,
+    /// Index of the next request, unless a record of requests in progress says more.
+    pub(crate) base: u16,
+    /// Whether the guest can flush.
+    pub(crate) flushes: bool,
+    pub(crate) kick: Arc<OwnedFd>,
+    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) tracker: Option<Tracker>,
+}
+
+/// Why a queue ends.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("queue {0}: {1}")]
+    Queue(u16, QueueError),
+    #[error("queue {0}: the request with descriptor {1}: {2}")]
+    Request(u16, u16, RequestError),
+    #[error("queue {0}: a buffer is not in the memory any more: {1}")]
+    Memory(u16, OutOfMemory),
+    #[error("queue {0}: the file of the shared memory was truncated")]
+    Truncated(u16),
+    #[error("queue {0}: its eventfd cannot be used: {1}")]
+    Event(u16, std::io::Error),
+    #[error("the volume is not served")]
+    NoVolume,
+    #[error("connections have used up their share of the memory; raise --memory-limit")]
+    NoMemory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Requests are taken.
+    Open,
+    /// No more requests are taken; those in progress are answered.
+    Stopping,
+    /// The guest's memory is not accessed any more.
+    Broken,
+    /// The task has ended.
+    Over,
+}
+
+/// A request in progress in the engine.
+struct InFlight {
+    request: BlockRequest,
+    /// Bytes of memory that it has taken.
+    held: u64,
+}
+
+/// The rings, with what belongs to their state.
+struct Rings {
+    virtqueue: Virtqueue,
+    tracker: Option<Tracker>,
+    /// Requests that were returned and are not published yet.
+    returned: Vec<Head>,
+}
+
+/// Memory that the queue holds as long as it is served; given back on drop.
+struct Held {
+    budget: Arc<MemoryBudget>,
+    bytes: u64,
+}
+
+impl Held {
+    fn take(budget: &Arc<MemoryBudget>, bytes: u64) -> Option<Self> {
+        budget.take_for_connection(bytes, false).then(|| Held { budget: budget.clone(), bytes })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.give(MemoryUse::Connections, self.bytes);
+    }
+}
+
+/// A queue on its lane.
+pub(crate) struct Queue {
+    index: QueueIndex,
+    session: Arc<Session>,
+    ring: Rc<Ring>,
+    target: Rc<dyn BlockService>,
+    /// Whether every write must be durable before it is answered; see [`Queue::is_durable`].
+    survives: bool,
+    flushes: bool,
+    kick: Arc<OwnedFd>,
+    call: RefCell<Option<Arc<OwnedFd>>>,
+    memory: RefCell<Arc<GuestMemory>>,
+    rings: RefCell<Rings>,
+    /// By the first descriptor.
+    requests: RefCell<Vec<Option<InFlight>>>,
+    in_flight: Cell<usize>,
+    /// Requests in progress when the former daemon ended, to be executed first.
+    again: RefCell<Vec<Head>>,
+    spare: RefCell<Vec<Buffers>>,
+    scratch: RefCell<IoBuf>,
+    /// Bytes of memory held by requests.
+    held: Cell<u64>,
+    own: Held,
+    phase: Cell<Phase>,
+    /// The guest may have missed a notification.
+    notify: Cell<bool>,
+    broken: RefCell<Option<Broken>>,
+    stop: RefCell<Option<Reply<u16>>>,
+    /// Tells the task that there is something to do.
+    work: Signal,
+}
+
+impl Queue {
+    /// Opens a queue.
+    ///
+    /// # Errors
+    /// Its rings are invalid, or there is no memory for it.
+    pub(crate) fn open(
+        start: QueueStart,
+        target: Rc<dyn BlockService>,
+        ring: &Rc<Ring>,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Rc<Self>, Broken> {
+        let QueueStart { index, size, memory, mut tracker, .. } = start;
+        let count = usize::from(size.get());
+        let each = size_of::<Option<InFlight>>() + size_of::<Buffers>();
+        let own = Held::take(budget, (SMALL + count * each) as u64).ok_or(Broken::NoMemory)?;
+        let broken = |error| Broken::Queue(index.0, error);
+        let mut virtqueue =
+            Virtqueue::new(size, start.addresses, start.features, start.base, &memory)
+                .map_err(broken)?;
+        let mut again = Vec::new();
+        if let Some(tracker) = &mut tracker {
+            let used = virtqueue.used_index();
+            again = tracker.recover(used).map_err(broken)?;
+            if again.iter().any(|head| head.0 >= size.get()) {
+                return Err(broken(QueueError::Inflight));
+            }
+            // What was taken is what was returned and what is in progress. The client's own number
+            // does not count requests that its former back end had taken.
+            virtqueue.set_base(used.wrapping_add(again.len() as u16));
+        }
+        if !again.is_empty() {
+            tracing::info!(
+                volume = start.session.volume,
+                queue = index.0,
+                requests = again.len(),
+                "requests in progress are executed again"
+            );
+        }
+        Ok(Rc::new(Queue {
+            index,
+            session: start.session,
+            ring: ring.clone(),
+            target,
+            survives: tracker.is_some(),
+            flushes: start.flushes,
+            kick: start.kick,
+            call: RefCell::new(start.call),
+            memory: RefCell::new(memory),
+            rings: RefCell::new(Rings { virtqueue, tracker, returned: Vec::new() }),
+            requests: RefCell::new((0..count).map(|_| None).collect()),
+            in_flight: Cell::new(0),
+            again: RefCell::new(again),
+            spare: RefCell::default(),
+            scratch: RefCell::new(IoBuf::zeroed(SMALL)),
+            held: Cell::new(0),
+            own,
+            phase: Cell::new(Phase::Open),
+            // The former back end may have published answers without a notification.
+            notify: Cell::new(true),
+            broken: RefCell::default(),
+            stop: RefCell::default(),
+            work: Signal::default(),
+        }))
+    }
+
+    /// Takes no more requests, answers those in progress, and then tells the index of the next one.
+    pub(crate) fn stop(&self, reply: Reply<u16>) {
+        match self.phase.get() {
+            Phase::Over => return reply.give(self.rings.borrow().virtqueue.base()),
+            Phase::Open => self.phase.set(Phase::Stopping),
+            Phase::Stopping | Phase::Broken => {}
+        }
+        self.stop.replace(Some(reply));
+        self.work.raise();
+    }
+
+    /// Uses another eventfd to notify the guest. Answers that are published already may have been
+    /// announced with the former one, so the guest is notified once more.
+    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) {
+        self.call.replace(call);
+        self.notify.set(true);
+        self.work.raise();
+    }
+
+    /// Uses changed memory from now on.
+    ///
+    /// # Errors
+    /// The rings are not in it.
+    pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        let mut rings = self.rings.borrow_mut();
+        rings.virtqueue.move_to(&memory)?;
+        self.memory.replace(memory);
+        Ok(())
+    }
+
+    /// Returns whether a write must be durable before it is answered: if the guest cannot flush or has
+    /// switched the write cache off, and if it outlives this daemon. Such a guest does not notice a
+    /// crash of the daemon, so it cannot know that answered writes were lost, and would take its next
+    /// flush as proof that they were not.
+    fn is_durable(&self) -> bool {
+        self.survives || !self.flushes || !self.session.has_write_cache()
+    }
+
+    /// Ends the queue after an error of the guest. Its memory is not accessed any more.
+    fn break_with(&self, error: Broken) {
+        self.phase.set(Phase::Broken);
+        self.broken.borrow_mut().get_or_insert(error);
+        self.work.raise();
+    }
+
+    /// Answers a request; published by the task.
+    fn finish(&self, request: BlockRequest, data: &[u8], status: Status) {
+        let head = request.head;
+        let answered = request.answer(&self.memory.borrow(), data, status);
+        self.spare.borrow_mut().push(request.into_buffers());
+        let put = answered.map_err(|error| Broken::Memory(self.index.0, error)).and_then(|len| {
+            let rings = &mut *self.rings.borrow_mut();
+            if let Some(tracker) = &mut rings.tracker {
+                tracker.returns(head).map_err(|error| self.queue_error(error.into()))?;
+            }
+            rings.returned.push(head);
+            rings.virtqueue.put(head, len).map_err(|error| self.queue_error(error))
+        });
+        if let Err(error) = put {
+            self.break_with(error);
+        }
+    }
+
+    fn queue_error(&self, error: QueueError) -> Broken {
+        Broken::Queue(self.index.0, error)
+    }
+
+    fn release(&self, bytes: u64) {
+        if bytes > 0 {
+            self.held.set(self.held.get() - bytes);
+            self.own.budget.give(MemoryUse::Requests, bytes);
+        }
+    }
+}
+
+/// Returns what the guest is told about a result.
+fn status(result: Result<(), IoError>) -> Status {
+    match result {
+        Ok(()) => Status::Ok,
+        Err(IoError::NotSupported) => Status::Unsupported,
+        Err(_) => Status::Failed,
+    }
+}
+
+impl CompletionSink for Queue {
+    fn complete(&self, completion: Completion) {
+        let Completion { tag, result, data } = completion;
+        let place = usize::try_from(tag).unwrap_or(usize::MAX);
+        let found = self.requests.borrow_mut().get_mut(place).and_then(Option::take);
+        let Some(InFlight { request, held }) = found else {
+            debug_assert!(false, "a request completes twice");
+            return;
+        };
+        self.in_flight.set(self.in_flight.get() - 1);
+        if self.phase.get() != Phase::Broken {
+            let (data, result) = match (request.kind, result, &data) {
+                (Kind::Read { len, .. }, Ok(()), data) => {
+                    let data = data.as_deref().and_then(|data| data.get(..len as usize));
+                    (data.unwrap_or_default(), data.map(|_| ()).ok_or(IoError::Io))
+                }
+                (_, result, _) => (&[][..], result),
+            };
+            self.finish(request, data, status(result));
+        }
+        self.release(held);
+        self.work.raise();
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.release(self.held.get());
+    }
+}

@@ -1,0 +1,395 @@
+//! The task of a queue.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use forebay_core::Op;
+use forebay_device::IoBuf;
+use forebay_device::ring::{RingOp, RingRun};
+use forebay_engine::{Coming, CompletionSink, Request};
+use forebay_lane::yield_now;
+
+use super::{Broken, InFlight, Phase, Queue, SMALL, status};
+use crate::chain::Head;
+use crate::request::{BlockRequest, ID_BYTES, Kind, Status};
+use crate::virtqueue::QueueError;
+
+/// Requests that are taken at a time.
+const BATCH: usize = 16;
+/// Batches after which other tasks of the lane get their turn.
+const BATCHES: usize = 4;
+
+/// How the task goes on.
+enum Next {
+    /// There may be more requests.
+    Again,
+    /// There is nothing to do.
+    Wait,
+    /// There is no memory for the next request.
+    Memory,
+}
+
+struct Worker {
+    queue: Rc<Queue>,
+    sink: Rc<dyn CompletionSink>,
+    /// Requests that were taken and not executed yet.
+    taken: VecDeque<BlockRequest>,
+    /// Waits for a notification of the guest.
+    kick: Option<RingRun>,
+    /// The kernel does not wait for notifications by itself: wait until there is one first.
+    polls: bool,
+    /// Notifies the guest.
+    call: Option<RingRun>,
+    /// More was published since.
+    call_again: bool,
+}
+
+/// Serves a queue until it is stopped or broken.
+pub(crate) async fn run(queue: Rc<Queue>) {
+    let mut worker = Worker {
+        sink: queue.clone(),
+        queue: queue.clone(),
+        taken: VecDeque::new(),
+        kick: None,
+        polls: false,
+        call: None,
+        call_again: false,
+    };
+    if let Err(error) = worker.serve().await {
+        queue.break_with(error);
+    }
+    if let Some(error) = queue.broken.take() {
+        // A file that was truncated reads as zeroes, which may be the reason for any other error.
+        let intact = queue.memory.borrow().is_intact();
+        let error = if intact { error } else { Broken::Truncated(queue.index.0) };
+        queue.session.fail(&error);
+        worker.taken.clear();
+    }
+    while queue.in_flight.get() > 0 {
+        poll_fn(|context| queue.work.poll(context)).await;
+    }
+    queue.phase.set(Phase::Over);
+    let base = queue.rings.borrow().virtqueue.base();
+    let stop = queue.stop.take();
+    drop(worker);
+    drop(queue);
+    if let Some(stop) = stop {
+        stop.give(base);
+    }
+}
+
+impl Worker {
+    async fn serve(&mut self) -> Result<(), Broken> {
+        loop {
+            match self.advance()? {
+                Next::Again => yield_now().await,
+                Next::Wait if self.is_done() => return Ok(()),
+                Next::Wait => {
+                    if self.queue.phase.get() == Phase::Open && self.ask()? {
+                        continue;
+                    }
+                    self.wait(std::future::pending()).await?;
+                    let needed = self.queue.rings.borrow_mut().virtqueue.need_no_notification();
+                    needed.map_err(|error| self.queue.queue_error(error))?;
+                }
+                Next::Memory => {
+                    let budget = self.queue.own.budget.clone();
+                    let listening = budget.listen();
+                    if matches!(self.advance()?, Next::Memory) {
+                        self.wait(listening.freed()).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a stopped queue has answered everything.
+    fn is_done(&self) -> bool {
+        let stopping = self.queue.phase.get() == Phase::Stopping;
+        let idle = self.queue.in_flight.get() == 0 && self.taken.is_empty();
+        stopping && idle && self.call.is_none() && !self.call_again
+    }
+
+    /// Asks the guest for a notification. Returns whether there are requests already.
+    fn ask(&self) -> Result<bool, Broken> {
+        let asked = self.queue.rings.borrow_mut().virtqueue.ask_for_notification();
+        asked.map_err(|error| self.queue.queue_error(error))
+    }
+
+    /// Takes and executes requests, and publishes answers, without waiting.
+    fn advance(&mut self) -> Result<Next, Broken> {
+        let queue = self.queue.clone();
+        if queue.notify.take() {
+            self.call_again = true;
+            self.start_call();
+        }
+        for _ in 0..BATCHES {
+            if let Some(error) = queue.broken.take() {
+                return Err(error);
+            }
+            if !queue.memory.borrow().is_intact() {
+                return Err(Broken::Truncated(queue.index.0));
+            }
+            if self.taken.is_empty() {
+                self.take()?;
+            }
+            let any = !self.taken.is_empty();
+            while let Some(request) = self.taken.pop_front() {
+                self.announce();
+                if let Err(request) = self.execute(request) {
+                    self.taken.push_front(request);
+                    self.publish()?;
+                    return Ok(Next::Memory);
+                }
+            }
+            self.publish()?;
+            if !any {
+                return Ok(Next::Wait);
+            }
+        }
+        Ok(Next::Again)
+    }
+
+    /// Takes the next requests.
+    fn take(&mut self) -> Result<(), Broken> {
+        let queue = self.queue.clone();
+        // Requests of the time before are in the record already.
+        let again: Vec<Head> = std::mem::take(&mut *queue.again.borrow_mut());
+        for head in again {
+            self.parse(head)?;
+        }
+        if queue.phase.get() != Phase::Open {
+            return Ok(());
+        }
+        let broken = |error| queue.queue_error(error);
+        let available = queue.rings.borrow().virtqueue.available().map_err(broken)?;
+        for _ in 0..usize::from(available).min(BATCH) {
+            let head = {
+                let rings = &mut *queue.rings.borrow_mut();
+                let head = rings.virtqueue.take().map_err(broken)?;
+                if let Some(tracker) = &mut rings.tracker {
+                    tracker.begin(head).map_err(|error| broken(error.into()))?;
+                }
+                head
+            };
+            self.parse(head)?;
+        }
+        Ok(())
+    }
+
+    fn parse(&mut self, head: Head) -> Result<(), Broken> {
+        let queue = &self.queue;
+        let broken = |error| queue.queue_error(error);
+        let busy = queue.requests.borrow().get(usize::from(head.0)).is_none_or(Option::is_some);
+        if busy || self.taken.iter().any(|other| other.head == head) {
+            return Err(broken(QueueError::Twice(head.0)));
+        }
+        let mut buffers = queue.spare.borrow_mut().pop().unwrap_or_default();
+        let memory = queue.memory.borrow();
+        let rings = queue.rings.borrow();
+        rings.virtqueue.walk(head, &memory, &mut buffers).map_err(broken)?;
+        let request = BlockRequest::parse(head, buffers, &memory)
+            .map_err(|error| Broken::Request(queue.index.0, head.0, error))?;
+        self.taken.push_back(request);
+        Ok(())
+    }
+
+    /// Announces the next two requests to the volume.
+    fn announce(&self) {
+        let hints = [Coming::Next, Coming::Later];
+        for (request, coming) in self.taken.iter().zip(hints) {
+            match request.kind {
+                Kind::Read { offset, .. } => self.queue.target.expect(Op::Read, offset, coming),
+                Kind::Write { offset, .. } => self.queue.target.expect(Op::Write, offset, coming),
+                _ => {}
+            }
+        }
+    }
+
+    /// Executes a request, or returns it if there is no memory for it.
+    fn execute(&self, request: BlockRequest) -> Result<(), BlockRequest> {
+        let queue = &*self.queue;
+        let (op, offset, len, no_hole) = match request.kind {
+            Kind::Refused(status) => return self.answer(request, &[], status),
+            Kind::Id => return self.answer(request, &name(&queue.session.volume), Status::Ok),
+            Kind::Flush => (Op::Flush, 0, 0, false),
+            Kind::Read { offset, len } => (Op::Read, offset, len, false),
+            Kind::Write { offset, len } => (Op::Write, offset, len, false),
+            Kind::Discard { offset, len } => (Op::Discard, offset, len, false),
+            Kind::WriteZeroes { offset, len, no_hole } => (Op::WriteZeroes, offset, len, no_hole),
+        };
+        let inside = offset.checked_add(len).is_some_and(|end| end <= queue.target.size());
+        let writes = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
+        if !inside || (writes && queue.target.read_only()) {
+            return self.answer(request, &[], Status::Failed);
+        }
+        if len == 0 && op != Op::Flush {
+            return self.answer(request, &[], Status::Ok);
+        }
+        let bytes = len as usize;
+        if op == Op::Read && bytes <= SMALL {
+            let mut scratch = queue.scratch.borrow_mut();
+            let place = scratch.get_mut(..bytes).unwrap_or_default();
+            // Not directly into the guest's memory: the volume verifies what it has read there, and
+            // must not take a change by the guest for a damaged block.
+            if let Some(result) = queue.target.read_now(offset, place) {
+                let data = if result.is_ok() { &*place } else { &[] };
+                return self.answer(request, data, status(result));
+            }
+        }
+        let fua = writes && queue.is_durable();
+        let small = bytes <= SMALL;
+        let mut data = None;
+        if op == Op::Write && small {
+            let buf = self.copy(&request, bytes);
+            if !fua && let Some(result) = queue.target.write_now(offset, &buf) {
+                return self.answer(request, &[], status(result));
+            }
+            data = Some(buf);
+        }
+        let held = queue.target.memory(op, offset, len);
+        if !queue.own.budget.take_for_request(held, queue.held.get()) {
+            return Err(request);
+        }
+        queue.held.set(queue.held.get() + held);
+        if op == Op::Write && !small {
+            data = Some(self.copy(&request, bytes));
+        }
+        let tag = u64::from(request.head.0);
+        let place = usize::from(request.head.0);
+        if let Some(place) = queue.requests.borrow_mut().get_mut(place) {
+            *place = Some(InFlight { request, held });
+        }
+        queue.in_flight.set(queue.in_flight.get() + 1);
+        let submitted = Request { tag, op, offset, len, fua, fast: false, no_hole, data };
+        queue.target.submit(submitted, &self.sink);
+        Ok(())
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the result of `execute`")]
+    fn answer(
+        &self,
+        request: BlockRequest,
+        data: &[u8],
+        status: Status,
+    ) -> Result<(), BlockRequest> {
+        self.queue.finish(request, data, status);
+        Ok(())
+    }
+
+    /// Copies the data of a write out of the guest's memory, which may change at any time.
+    fn copy(&self, request: &BlockRequest, len: usize) -> IoBuf {
+        let mut buf = IoBuf::for_overwrite(len);
+        if let Err(error) = request.copy_data(&self.queue.memory.borrow(), &mut buf) {
+            self.queue.break_with(Broken::Memory(self.queue.index.0, error));
+        }
+        buf
+    }
+
+    /// Publishes answers, and notifies the guest if it asks for that.
+    fn publish(&mut self) -> Result<(), Broken> {
+        let queue = &self.queue;
+        let notify = {
+            let rings = &mut *queue.rings.borrow_mut();
+            let notify = rings.virtqueue.publish().map_err(|error| queue.queue_error(error))?;
+            let used = rings.virtqueue.used_index();
+            if let Some(tracker) = &mut rings.tracker
+                && !rings.returned.is_empty()
+            {
+                tracker
+                    .returned(&rings.returned, used)
+                    .map_err(|error| queue.queue_error(error.into()))?;
+            }
+            rings.returned.clear();
+            notify
+        };
+        if notify && queue.call.borrow().is_some() {
+            self.call_again = true;
+            self.start_call();
+        }
+        Ok(())
+    }
+
+    /// Starts to notify the guest, unless that is under way: then it is done once more later.
+    fn start_call(&mut self) {
+        if self.call.is_some() || !std::mem::take(&mut self.call_again) {
+            return;
+        }
+        let Some(fd) = self.queue.call.borrow().clone() else { return };
+        let buf = IoBuf::copy_from(&1_u64.to_ne_bytes());
+        let mut run = self.queue.ring.run(RingOp::RaiseEvent { fd, buf });
+        // The first poll starts it. There is no waker yet, so the task polls it again before it waits.
+        let ended = Pin::new(&mut run).poll(&mut Context::from_waker(std::task::Waker::noop()));
+        if ended.is_pending() {
+            self.call = Some(run);
+        }
+    }
+
+    /// Waits until there may be something to do.
+    async fn wait(&mut self, memory: impl Future<Output = ()>) -> Result<(), Broken> {
+        let mut memory = pin!(memory);
+        poll_fn(|context| {
+            let mut ready = self.queue.work.poll(context).is_ready();
+            ready |= memory.as_mut().poll(context).is_ready();
+            ready |= self.poll_call(context);
+            match self.poll_kick(context) {
+                Err(error) => Poll::Ready(Err(error)),
+                Ok(kicked) if kicked || ready => Poll::Ready(Ok(())),
+                Ok(_) => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Returns whether a notification of the guest has ended.
+    fn poll_call(&mut self, context: &mut Context<'_>) -> bool {
+        let mut ended = false;
+        while let Some(call) = &mut self.call {
+            let Poll::Ready(done) = Pin::new(call).poll(context) else { break };
+            if let Err(error) = done.result {
+                tracing::debug!(%error, "a guest cannot be notified");
+            }
+            self.call = None;
+            ended = true;
+            self.start_call();
+        }
+        ended
+    }
+
+    /// Returns whether the guest has sent a notification.
+    fn poll_kick(&mut self, context: &mut Context<'_>) -> Result<bool, Broken> {
+        let broken = |error| Broken::Event(self.queue.index.0, error);
+        loop {
+            let fd = || self.queue.kick.clone();
+            let run = self.kick.get_or_insert_with(|| {
+                let op = match self.polls {
+                    true => RingOp::Readable { fd: fd() },
+                    false => RingOp::TakeEvent { fd: fd(), buf: IoBuf::zeroed(size_of::<u64>()) },
+                };
+                self.queue.ring.run(op)
+            });
+            let Poll::Ready(done) = Pin::new(run).poll(context) else { return Ok(false) };
+            self.kick = None;
+            match done.result {
+                Ok(_) if std::mem::take(&mut self.polls) => {}
+                Ok(8) => return Ok(true),
+                Ok(_) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.polls = true,
+                Err(error) => return Err(broken(error)),
+            }
+        }
+    }
+}
+
+/// Returns a volume's name as the guest reads it.
+fn name(volume: &str) -> [u8; ID_BYTES] {
+    let mut bytes = [0; ID_BYTES];
+    for (place, byte) in bytes.iter_mut().zip(volume.bytes()) {
+        *place = byte;
+    }
+    bytes
+}
