@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admin::{ApiError, ErrorKind};
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_engine::FrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
+use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
 use super::afterlife::outlasting;
 
@@ -22,6 +23,18 @@ pub(crate) struct FrontEndOptions {
     /// [default: nbd.sock beside the admin socket]
     #[arg(long, value_name = "PATH|HOST:PORT")]
     pub(crate) nbd: Vec<ListenAddress>,
+
+    /// Serve a volume to a virtual machine by vhost-user-blk at a unix socket; repeatable
+    #[arg(long, value_name = "NAME=PATH", value_parser = parse_export)]
+    pub(crate) vhost_user: Vec<Export>,
+}
+
+/// Parses `NAME=PATH`.
+fn parse_export(text: &str) -> Result<Export, String> {
+    let (volume, path) = text.split_once('=').ok_or("it must be NAME=PATH")?;
+    let volume: VolumeName = volume.parse().map_err(|error| format!("{error}"))?;
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    Ok(Export { volume: volume.to_string(), path })
 }
 
 impl FrontEndOptions {
@@ -44,6 +57,14 @@ impl FrontEndOptions {
                 return refused(format!("{address} is the admin socket"));
             }
         }
+        for (index, Export { path, .. }) in self.vhost_user.iter().enumerate() {
+            let nbd = |address: &ListenAddress| matches!(address, ListenAddress::Unix(other) if other == path);
+            let twice = self.vhost_user[..index].iter().any(|other| other.path == *path);
+            if twice || path == admin || self.nbd.iter().any(nbd) {
+                let message = format!("{} is given twice, or is another socket", path.display());
+                return Err(ApiError::invalid("--vhost-user", message));
+            }
+        }
         Ok(self)
     }
 }
@@ -61,7 +82,24 @@ pub(crate) fn claim(
         || NbdFrontEnd::claim(&options.nbd, limits, memory.clone()),
         |error| matches!(error, ListenError::InUse(_)),
     );
-    Ok(vec![Arc::new(nbd.map_err(|error| listen_error(&error))?)])
+    let nbd = nbd.map_err(|error| listen_error(&error))?;
+    let vhost_user = outlasting(
+        || VhostUserFrontEnd::claim(&options.vhost_user, DISMISSAL, memory.clone()),
+        |error| matches!(error, forebay_vhost_user::ListenError::InUse(_)),
+    );
+    let vhost_user = vhost_user.map_err(|error| vhost_user_error(&error))?;
+    Ok(vec![Arc::new(nbd), Arc::new(vhost_user)])
+}
+
+/// Converts an error of the sockets of vhost-user.
+fn vhost_user_error(error: &forebay_vhost_user::ListenError) -> ApiError {
+    use forebay_vhost_user::ListenError;
+    let kind = match error {
+        ListenError::InUse(_) => ErrorKind::Refused,
+        ListenError::PathTooLong(_) | ListenError::Occupied(_) => ErrorKind::Invalid,
+        ListenError::System { .. } => ErrorKind::Failed,
+    };
+    ApiError::new(kind, format!("--vhost-user: {error}")).about("--vhost-user")
 }
 
 /// Converts an error of NBD's listeners.
