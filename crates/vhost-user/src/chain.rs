@@ -234,3 +234,6 @@ pub fn scatter(
         None => Ok(()),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -176,3 +176,6 @@ impl Tracker {
         self.memory.store_u16(self.start + AT_USED, used, SeqCst)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,8 @@ mod queue;
 pub mod request;
 mod session;
 mod signal;
+#[cfg(test)]
+mod testing;
 pub mod virtqueue;
 mod wire;
 

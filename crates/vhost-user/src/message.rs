@@ -320,3 +320,6 @@ impl Message {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

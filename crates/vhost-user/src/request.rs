@@ -204,3 +204,6 @@ fn zeroing(
         _ => Kind::Refused(Status::Failed),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -288,3 +288,6 @@ impl Virtqueue {
         Ok(self.rings.used.store(0, NO_NOTIFICATION, Ordering::Relaxed)?)
     }
 }
+
+#[cfg(test)]
+mod tests;
