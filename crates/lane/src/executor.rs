@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -118,6 +118,17 @@ struct Task {
     std_waker: Waker,
 }
 
+/// Something that others leave in memory for a lane, as the requests in a guest's queue. A lane that is
+/// awake looks for it by itself; only one that is about to sleep asks to be woken.
+pub trait Watched {
+    /// Looks. Returns whether there is anything, and wakes the task that is waiting for it then.
+    fn look(&self) -> bool;
+
+    /// Asks the others to wake this lane, through its ring, when there is something. Returns whether
+    /// there is something already.
+    fn ask(&self) -> bool;
+}
+
 /// One thread's executor, timers and clock.
 pub struct Lane {
     id: LaneId,
@@ -128,6 +139,7 @@ pub struct Lane {
     live: Cell<usize>,
     timers: RefCell<Timers>,
     batch: RefCell<Vec<u32>>,
+    watched: RefCell<Vec<Weak<dyn Watched>>>,
     panics: Cell<usize>,
 }
 
@@ -154,6 +166,7 @@ impl Lane {
             live: Cell::new(0),
             timers: RefCell::default(),
             batch: RefCell::default(),
+            watched: RefCell::default(),
             panics: Cell::new(0),
         })
     }
@@ -304,6 +317,30 @@ impl Lane {
     /// Declares that the lane is awake again.
     pub fn woke(&self) {
         self.mailbox.asleep.swap(false, Ordering::SeqCst);
+    }
+
+    /// Looks at `watched` for as long as someone holds it.
+    pub fn watch(&self, watched: &Rc<dyn Watched>) {
+        let mut all = self.watched.borrow_mut();
+        all.retain(|watched| watched.strong_count() > 0);
+        all.push(Rc::downgrade(watched));
+    }
+
+    /// Looks at everything that is watched. Returns whether there was anything.
+    pub fn look(&self) -> bool {
+        self.of_watched(|watched| watched.look())
+    }
+
+    /// Asks to be woken when there is something to see. Returns whether there is something already.
+    pub fn ask(&self) -> bool {
+        self.of_watched(|watched| watched.ask())
+    }
+
+    fn of_watched(&self, each: impl Fn(&dyn Watched) -> bool) -> bool {
+        // Neither looking nor asking runs tasks, which could watch more. None is left out: those behind
+        // a busy one would not be noticed.
+        let watched = self.watched.borrow();
+        watched.iter().filter_map(Weak::upgrade).filter(|watched| each(&**watched)).count() > 0
     }
 
     /// Returns the deadline of the next sleeper.

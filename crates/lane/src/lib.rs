@@ -23,7 +23,7 @@ pub mod sleep;
 pub mod thread;
 mod timer;
 
-pub use executor::{Lane, LaneId, LaneRemote, Pool, yield_now};
+pub use executor::{Lane, LaneId, LaneRemote, Pool, Watched, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, either, join_all};
 pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit, TooLow};
 pub use notify::{Notified, Notify};

@@ -159,7 +159,8 @@ impl LaneLoop {
             let ran = self.run_tasks();
             let event = self.drive_queues();
             let noticed = self.ring.drive() > 0;
-            if ran || noticed {
+            let seen = self.lane.look();
+            if ran || noticed || seen {
                 spin.found_work();
                 continue;
             }
@@ -168,7 +169,8 @@ impl LaneLoop {
                 std::thread::yield_now();
                 continue;
             }
-            if !self.lane.may_sleep() {
+            // Asked before the last look at what tasks and other threads have left.
+            if self.lane.ask() || !self.lane.may_sleep() {
                 continue;
             }
             let now = self.lane.now();

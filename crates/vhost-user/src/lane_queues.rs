@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_device::ring::Ring;
 use forebay_engine::Exports;
-use forebay_lane::{Lane, MemoryBudget, Notify};
+use forebay_lane::{Lane, MemoryBudget, Notify, Watched};
 use parking_lot::Mutex;
 
 use crate::memory::GuestMemory;
@@ -135,6 +135,8 @@ impl LaneQueues {
         let target = self.exports.open(&start.session.volume).ok_or(Broken::NoVolume)?;
         let queue = Queue::open(start, target, &self.ring, &self.memory)?;
         self.queues.borrow_mut().insert(key, queue.clone());
+        let watched: Rc<dyn Watched> = queue.clone();
+        self.lane.watch(&watched);
         self.lane.spawn(queue::run(queue));
         Ok(())
     }

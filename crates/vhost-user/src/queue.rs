@@ -1,7 +1,7 @@
 //! One queue, served by one task of its lane.
 //!
-//! The task takes requests, executes them and publishes the answers of many at once. While it has
-//! anything to do, the guest is not asked for notifications.
+//! The task takes requests, executes them and publishes the answers of many at once. While the lane is
+//! awake it looks for requests by itself, and the guest is not asked for notifications.
 
 mod worker;
 
@@ -14,7 +14,7 @@ use forebay_core::IoError;
 use forebay_device::IoBuf;
 use forebay_device::ring::Ring;
 use forebay_engine::{BlockService, Completion, CompletionSink};
-use forebay_lane::{MemoryBudget, MemoryUse};
+use forebay_lane::{MemoryBudget, MemoryUse, Watched};
 
 use crate::chain::{Buffers, Head};
 use crate::inflight::Tracker;
@@ -137,6 +137,8 @@ pub(crate) struct Queue {
     phase: Cell<Phase>,
     /// The guest may have missed a notification.
     notify: Cell<bool>,
+    /// The task waits for memory, and takes no more requests before that.
+    short: Cell<bool>,
     broken: RefCell<Option<Broken>>,
     stop: RefCell<Option<Reply<u16>>>,
     /// Tells the task that there is something to do.
@@ -202,6 +204,7 @@ impl Queue {
             phase: Cell::new(Phase::Open),
             // The former back end may have published answers without a notification.
             notify: Cell::new(true),
+            short: Cell::new(false),
             broken: RefCell::default(),
             stop: RefCell::default(),
             work: Signal::default(),
@@ -244,6 +247,19 @@ impl Queue {
     /// flush as proof that they were not.
     fn is_durable(&self) -> bool {
         self.survives || !self.flushes || !self.session.has_write_cache()
+    }
+
+    /// Returns whether the guest has made requests available, and wakes the task then. The task notices
+    /// errors.
+    fn notice(&self, available: impl Fn(&mut Virtqueue) -> Result<bool, QueueError>) -> bool {
+        if self.phase.get() != Phase::Open || self.short.get() {
+            return false;
+        }
+        let found = available(&mut self.rings.borrow_mut().virtqueue).unwrap_or(true);
+        if found {
+            self.work.raise();
+        }
+        found
     }
 
     /// Ends the queue after an error of the guest. Its memory is not accessed any more.
@@ -314,6 +330,20 @@ impl CompletionSink for Queue {
         }
         self.release(held);
         self.work.raise();
+    }
+}
+
+impl Watched for Queue {
+    #[inline]
+    fn look(&self) -> bool {
+        self.notice(|virtqueue| {
+            virtqueue.need_no_notification()?;
+            Ok(virtqueue.available()? > 0)
+        })
+    }
+
+    fn ask(&self) -> bool {
+        self.notice(Virtqueue::ask_for_notification)
     }
 }
 

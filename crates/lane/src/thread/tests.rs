@@ -1,9 +1,11 @@
+use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll, Waker};
 
 use forebay_device::Access;
 use forebay_device::{DeviceDone, DeviceOp, FileDevice, IoBuf, OpId, RamDevice};
 
 use super::*;
+use crate::executor::Watched;
 
 fn spawn<T: 'static>(setup: impl FnOnce(&LaneLoop) -> T + Send + 'static) -> LaneThread {
     let clock = Arc::new(MonotonicClock::new());
@@ -202,4 +204,47 @@ fn looking_for_work_stops_when_it_is_in_vain() {
     }
     assert_eq!(spin.now.get(), most);
     assert!(!Spin::new(Duration::ZERO).goes_on(Nanos(0)));
+}
+
+/// Letters that others drop without a word, unless they are asked to ring.
+struct Letters {
+    dropped: Arc<AtomicUsize>,
+    ring: Arc<AtomicBool>,
+    found: Cell<usize>,
+    tell: mpsc::Sender<usize>,
+}
+
+impl Watched for Letters {
+    fn look(&self) -> bool {
+        let dropped = self.dropped.load(Ordering::SeqCst);
+        let found = self.found.replace(dropped);
+        (found..dropped).for_each(|letter| self.tell.send(letter).expect("heard"));
+        dropped > found
+    }
+
+    fn ask(&self) -> bool {
+        self.ring.store(true, Ordering::SeqCst);
+        self.look()
+    }
+}
+
+#[test]
+fn what_is_watched_is_noticed_awake_and_asleep() {
+    let (dropped, ring) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (tell, hear) = mpsc::channel();
+    let (inner, asked) = (dropped.clone(), ring.clone());
+    let lane = spawn(move |this| {
+        let letters = Letters { dropped: inner, ring: asked, found: Cell::new(0), tell };
+        let letters: Rc<dyn Watched> = Rc::new(letters);
+        this.lane().watch(&letters);
+        letters
+    });
+    for letter in 0..200 {
+        std::thread::sleep(Duration::from_micros(letter as u64 % 20 * 20));
+        dropped.fetch_add(1, Ordering::SeqCst);
+        if ring.swap(false, Ordering::SeqCst) {
+            lane.remote().run(|_| ());
+        }
+        assert_eq!(hear.recv(), Ok(letter));
+    }
 }

@@ -88,19 +88,14 @@ impl Worker {
             match self.advance()? {
                 Next::Again => yield_now().await,
                 Next::Wait if self.is_done() => return Ok(()),
-                Next::Wait => {
-                    if self.queue.phase.get() == Phase::Open && self.ask()? {
-                        continue;
-                    }
-                    self.wait(std::future::pending()).await?;
-                    let needed = self.queue.rings.borrow_mut().virtqueue.need_no_notification();
-                    needed.map_err(|error| self.queue.queue_error(error))?;
-                }
+                Next::Wait => self.wait(std::future::pending()).await?,
                 Next::Memory => {
                     let budget = self.queue.own.budget.clone();
                     let listening = budget.listen();
                     if matches!(self.advance()?, Next::Memory) {
+                        self.queue.short.set(true);
                         self.wait(listening.freed()).await?;
+                        self.queue.short.set(false);
                     }
                 }
             }
@@ -112,12 +107,6 @@ impl Worker {
         let stopping = self.queue.phase.get() == Phase::Stopping;
         let idle = self.queue.in_flight.get() == 0 && self.taken.is_empty();
         stopping && idle && self.call.is_none() && !self.call_again
-    }
-
-    /// Asks the guest for a notification. Returns whether there are requests already.
-    fn ask(&self) -> Result<bool, Broken> {
-        let asked = self.queue.rings.borrow_mut().virtqueue.ask_for_notification();
-        asked.map_err(|error| self.queue.queue_error(error))
     }
 
     /// Takes and executes requests, and publishes answers, without waiting.
