@@ -15,3 +15,4 @@ pub(crate) mod memory;
 pub(crate) mod nbd;
 pub(crate) mod pattern;
 pub(crate) mod recovery;
+pub(crate) mod vhost_user;

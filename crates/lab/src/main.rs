@@ -65,6 +65,8 @@ enum Command {
     Nbd(bench::nbd::Args),
     /// Serve one cached volume in RAM over NBD until killed
     NbdServer(bench::nbd::server::Args),
+    /// Serve one volume in RAM by vhost-user-blk until killed
+    VhostUserServer(bench::vhost_user::Args),
     /// Other caches on real devices, side by side with this one
     Peers(peers::Args),
     /// Bytes written to the cache device per byte of user data
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(&args, json),
         Command::Nbd(args) => bench::nbd::run(&args, json),
         Command::NbdServer(args) => bench::nbd::server::run(&args),
+        Command::VhostUserServer(args) => bench::vhost_user::run(&args),
         Command::Peers(args) => peers::run(&args, json),
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),

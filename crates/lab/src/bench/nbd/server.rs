@@ -31,17 +31,10 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
     let address: ListenAddress =
         args.listen.parse().map_err(|error: ListenError| other(error.to_string()))?;
-    let mut settings = no_writeback();
-    // The volume is filled from its start to its end, and that must stay in the cache.
-    settings.sequential_cutoff = 0;
-    let plan = Plan {
-        touched: true,
-        ..Plan::new(
-            RamDevice::new("cache", 2 * size + (64 << 20))?,
-            RamDevice::new("origin", size)?,
-            settings,
-        )
-    };
+    let plan = everything_stays((
+        RamDevice::new("cache", 2 * size + (64 << 20))?,
+        RamDevice::new("origin", size)?,
+    ));
     let (tell, hear) = mpsc::channel();
     let thread = serve(plan, Vec::new(), address, move |served| {
         let _ = tell.send(served.map(|served| println!("{}", served.uri)));
@@ -49,6 +42,14 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     hear.recv().map_err(|_| other("the server has ended"))??;
     thread.join()?;
     Ok(())
+}
+
+/// Plans a cache on the first device for the second one, in which everything stays.
+pub(crate) fn everything_stays((cache, origin): (Arc<RamDevice>, Arc<RamDevice>)) -> Plan {
+    let mut settings = no_writeback();
+    // The volume is filled from its start to its end, and that must stay in the cache.
+    settings.sequential_cutoff = 0;
+    Plan { touched: true, ..Plan::new(cache, origin, settings) }
 }
 
 /// A volume that is served.
@@ -104,12 +105,12 @@ impl Exports for Tiered {
     }
 }
 
-async fn start(
+/// Makes a cache as planned.
+pub(crate) async fn cached(
     lane: &LaneLoop,
     plan: Plan,
     memory: Vec<Arc<dyn Device>>,
-    address: &ListenAddress,
-) -> LabResult<(Served, Server)> {
+) -> LabResult<(Arc<Cache>, Rc<dyn Exports>)> {
     let driven = lane.clone();
     let context = LaneContext {
         lane: lane.lane().clone(),
@@ -130,6 +131,16 @@ async fn start(
             Rc::new(Tiered { engine, tier, lane: lane.lane().clone() })
         }
     };
+    Ok((cache, exports))
+}
+
+async fn start(
+    lane: &LaneLoop,
+    plan: Plan,
+    memory: Vec<Arc<dyn Device>>,
+    address: &ListenAddress,
+) -> LabResult<(Served, Server)> {
+    let (cache, exports) = cached(lane, plan, memory).await?;
     let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
     let uri = listener.address().uri(VOLUME);
     let (limits, count) = (Limits::default(), ConnectionCount::default());

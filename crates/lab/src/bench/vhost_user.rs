@@ -1,0 +1,72 @@
+//! `forebay-lab vhost-user-server`: one volume by vhost-user-blk, with the cache and the origin in RAM, or
+//! without both. A client such as `blkio-bench` of libblkio measures it, and other servers with it.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use forebay_core::parse_size;
+use forebay_device::RamDevice;
+use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
+use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
+use forebay_nbd::null::{ExportList, NullTarget};
+use forebay_vhost_user::{Export, VhostUserFrontEnd};
+
+use super::nbd::server::cached;
+use crate::error::{LabResult, other};
+use crate::rig::VOLUME;
+
+/// What is served.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where the client connects: the path of a socket
+    #[arg(long, value_name = "PATH")]
+    listen: PathBuf,
+    /// Size of the volume; everything stays cached
+    #[arg(long, default_value = "512M", value_name = "SIZE")]
+    size: String,
+    /// No cache and no origin: what is written is forgotten
+    #[arg(long)]
+    null: bool,
+}
+
+pub(crate) fn run(args: &Args) -> LabResult<()> {
+    let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
+    let export = Export { volume: VOLUME.to_owned(), path: args.listen.clone() };
+    let memory = Arc::<MemoryBudget>::default();
+    let front_end = VhostUserFrontEnd::claim(&[export], Duration::from_secs(5), memory)
+        .map_err(|error| other(error.to_string()))?;
+    let null = args.null;
+    let (tell, hear) = mpsc::channel();
+    let setup = move |lane: &LaneLoop| {
+        let kept: Rc<std::cell::RefCell<Option<Box<dyn LaneFrontEnd>>>> = Rc::default();
+        let (inner, lane_loop) = (kept.clone(), lane.clone());
+        lane.lane().spawn(async move {
+            let exports = exports(&lane_loop, size, null).await;
+            let _ = tell.send(exports.map(|exports| {
+                let served = front_end.serve(lane_loop.lane(), lane_loop.ring(), exports);
+                inner.replace(Some(served));
+            }));
+        });
+        kept
+    };
+    let clock = Arc::new(MonotonicClock::new());
+    let thread = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?;
+    hear.recv().map_err(|_| other("the server has ended"))??;
+    println!("{}", args.listen.display());
+    thread.join()?;
+    Ok(())
+}
+
+async fn exports(lane: &LaneLoop, size: u64, null: bool) -> LabResult<Rc<dyn Exports>> {
+    if null {
+        let volume = Rc::new(NullTarget::new(size, false));
+        return Ok(Rc::new(ExportList::new(vec![(VOLUME.to_owned(), volume)])));
+    }
+    let devices =
+        (RamDevice::new("cache", 2 * size + (64 << 20))?, RamDevice::new("origin", size)?);
+    let (_, exports) =
+        cached(lane, super::nbd::server::everything_stays(devices), Vec::new()).await?;
+    Ok(exports)
+}
