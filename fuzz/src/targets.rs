@@ -8,6 +8,7 @@ pub(crate) mod record;
 pub(crate) mod recover_image;
 pub(crate) mod superblock;
 pub(crate) mod text;
+pub(crate) mod vhost_user;
 pub(crate) mod volume_table;
 
 use libfuzzer_sys::fuzzer_mutate;
@@ -27,7 +28,7 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 9] = [
+pub(crate) const TARGETS: [Target; 10] = [
     Target { name: "admin_request", run: admin_request::run, mutate: plain },
     Target { name: "checkpoint", run: checkpoint::run, mutate: checkpoint::mutate },
     Target { name: "nbd_handshake", run: nbd_handshake::run, mutate: nbd_handshake::mutate },
@@ -40,6 +41,7 @@ pub(crate) const TARGETS: [Target; 9] = [
     Target { name: "recover_image", run: recover_image::run, mutate: recover_image::mutate },
     Target { name: "superblock", run: superblock::run, mutate: superblock::mutate },
     Target { name: "text", run: text::run, mutate: plain },
+    Target { name: "vhost_user", run: vhost_user::run, mutate: vhost_user::mutate },
     Target { name: "volume_table", run: volume_table::run, mutate: volume_table::mutate },
 ];
 
