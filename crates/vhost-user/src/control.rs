@@ -1,7 +1,7 @@
 //! A client's control messages: what the client has set up so far, and the answers.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -38,6 +38,8 @@ pub(crate) enum ControlError {
     Running(u16),
     #[error("the client starts queue {0} without an eventfd, its size or its addresses")]
     Incomplete(u16),
+    #[error("the client notifies of queue {0} by something else than an eventfd")]
+    NoEventfd(u16),
     #[error(transparent)]
     Queue(#[from] Broken),
     #[error("queue {0} cannot use the changed memory: {1}")]
@@ -239,7 +241,7 @@ impl Control {
             Message::GetQueueBase(index) => return self.stop_queue(index).await,
             Message::SetKick(index) => {
                 let kick = descriptors.next().ok_or(ControlError::Incomplete(index.0))?;
-                self.idle(index)?.kick = Some(Arc::new(kick));
+                self.idle(index)?.kick = Some(eventfd(index, kick)?);
                 self.start_queue(index).await?;
             }
             Message::SetCall(index) => self.set_call(index, descriptors.next()).await?,
@@ -364,7 +366,7 @@ impl Control {
         call: Option<OwnedFd>,
     ) -> Result<(), ControlError> {
         let key = self.key(index);
-        let call = call.map(Arc::new);
+        let call = call.map(|call| eventfd(index, call)).transpose()?;
         let queue = self.queue(index)?;
         queue.call.clone_from(&call);
         let Some(lane) = queue.lane.clone() else { return Ok(()) };
@@ -438,6 +440,19 @@ impl Control {
             SharedMemory::map(file, place.offset, place.len).map_err(ControlError::RecordMemory)?;
         self.record = Some(Record::new(memory, place).ok_or(ControlError::Record)?);
         Ok(())
+    }
+}
+
+/// Checks that a descriptor is an eventfd. Of a file that is always readable a lane would be told again and
+/// again that it was notified.
+fn eventfd(index: QueueIndex, file: OwnedFd) -> Result<Arc<OwnedFd>, ControlError> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match std::fs::read_link(link) {
+        Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => {
+            Err(ControlError::NoEventfd(index.0))
+        }
+        // Without /proc it cannot be told.
+        Ok(_) | Err(_) => Ok(Arc::new(file)),
     }
 }
 

@@ -61,11 +61,6 @@ impl Record {
         fits.then(|| Record { memory: Arc::new(memory), queues: place.queues, size })
     }
 
-    /// Returns whether its memory is still there.
-    pub fn is_intact(&self) -> bool {
-        self.memory.is_intact()
-    }
-
     /// Returns the part of a queue of `size` descriptors. `None`: the record has no room for it.
     pub fn queue(&self, index: QueueIndex, size: QueueSize) -> Option<Tracker> {
         let fits = index.0 < self.queues && size.get() <= self.size.get();
@@ -89,6 +84,11 @@ pub struct Tracker {
 }
 
 impl Tracker {
+    /// Returns whether its memory is still there.
+    pub fn is_intact(&self) -> bool {
+        self.memory.is_intact()
+    }
+
     fn entry(&self, head: Head, field: u64) -> u64 {
         self.start + HEADER + u64::from(head.0) * ENTRY + field
     }

@@ -222,6 +222,12 @@ impl Queue {
         self.work.raise();
     }
 
+    /// Returns whether no file behind its memory was truncated.
+    fn is_intact(&self) -> bool {
+        let tracker = |rings: &Rings| rings.tracker.as_ref().is_none_or(Tracker::is_intact);
+        self.memory.borrow().is_intact() && tracker(&self.rings.borrow())
+    }
+
     /// Uses another eventfd to notify the guest. Answers that are published already may have been
     /// announced with the former one, so the guest is notified once more.
     pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) {

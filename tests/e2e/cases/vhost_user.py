@@ -295,6 +295,8 @@ def broken_messages_cost_their_own_connection(box):
         "a size that is no power of two": message(SET_VRING_NUM, struct.pack("=II", 1, 65)),
         "a kick without a descriptor": message(SET_VRING_KICK, struct.pack("=Q", 1)),
         "a kick that promises no descriptor": message(SET_VRING_KICK, struct.pack("=Q", 1 | 256)),
+        "a kick that is no eventfd": message(SET_VRING_KICK, struct.pack("=Q", 1), [null]),
+        "a call that is no eventfd": message(SET_VRING_CALL, struct.pack("=Q", 0), [null]),
         "a change of a queue that is served": message(SET_VRING_BASE, struct.pack("=II", 0, 0)),
         "memory without descriptors": message(SET_MEM_TABLE, struct.pack("=II", 1, 0) + region),
         "memory of a device": message(SET_MEM_TABLE, struct.pack("=II", 1, 0) + region, [null]),

@@ -64,8 +64,7 @@ pub(crate) async fn run(queue: Rc<Queue>) {
     }
     if let Some(error) = queue.broken.take() {
         // A file that was truncated reads as zeroes, which may be the reason for any other error.
-        let intact = queue.memory.borrow().is_intact();
-        let error = if intact { error } else { Broken::Truncated(queue.index.0) };
+        let error = if queue.is_intact() { error } else { Broken::Truncated(queue.index.0) };
         queue.session.fail(&error);
         worker.taken.clear();
     }
@@ -120,7 +119,7 @@ impl Worker {
             if let Some(error) = queue.broken.take() {
                 return Err(error);
             }
-            if !queue.memory.borrow().is_intact() {
+            if !queue.is_intact() {
                 return Err(Broken::Truncated(queue.index.0));
             }
             if self.taken.is_empty() {
