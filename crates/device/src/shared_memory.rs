@@ -201,7 +201,8 @@ fn page_size(file: impl AsFd) -> io::Result<usize> {
     Ok(rustix::param::page_size())
 }
 
-#[cfg(test)]
+// The interpreter has no shared mappings.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use std::os::fd::OwnedFd;
 

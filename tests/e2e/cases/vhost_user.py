@@ -1,5 +1,7 @@
 """vhost-user-blk: requests of a guest, restarts that it does not notice, and guests that break the rules."""
 
+import ctypes
+import ctypes.util
 import os
 import random
 import struct
@@ -42,6 +44,77 @@ def a_guest_and_a_client_of_nbd_see_the_same_volume(box):
     check_equal(driver.read(MIB, 12288), b"\x01" * 4096 + bytes(4096) + b"\x01" * 4096, "zeroes")
     discard = struct.pack("<QII", MIB // SECTOR, 128, 0)
     check_equal(driver.one(DISCARD, data=discard)[0], 0, "the status of a discard")
+
+
+class Region(ctypes.Structure):
+    """struct blkio_mem_region"""
+
+    _fields_ = [
+        ("addr", ctypes.c_void_p), ("len", ctypes.c_size_t), ("iova", ctypes.c_uint64),
+        ("fd_offset", ctypes.c_int64), ("fd", ctypes.c_int), ("flags", ctypes.c_uint32),
+    ]  # fmt: skip
+
+
+class Completion(ctypes.Structure):
+    """struct blkio_completion"""
+
+    _fields_ = [
+        ("user_data", ctypes.c_void_p), ("error_msg", ctypes.c_char_p), ("ret", ctypes.c_int),
+        ("reserved", ctypes.c_uint8 * 12),
+    ]  # fmt: skip
+
+
+@test
+def libblkio_writes_and_reads(box):
+    name = ctypes.util.find_library("blkio") or "libblkio.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError:
+        skip("libblkio is missing (Debian has it from trixie on)")
+    library.blkio_get_error_msg.restype = ctypes.c_char_p
+    library.blkio_get_queue.restype = ctypes.c_void_p
+
+    def call(function, *arguments):
+        done = getattr(library, function)(*arguments)
+        check(done >= 0, f"{function}: {library.blkio_get_error_msg()}")
+        return done
+
+    daemon, path, uri = served(box)
+    disk, region = ctypes.c_void_p(), Region()
+    call("blkio_create", b"virtio-blk-vhost-user", ctypes.byref(disk))
+    call("blkio_set_str", disk, b"path", path.encode())
+    call("blkio_connect", disk)
+    call("blkio_set_int", disk, b"num-queues", 2)
+    call("blkio_start", disk)
+    call("blkio_alloc_mem_region", disk, ctypes.byref(region), ctypes.c_size_t(4 * MIB))
+    call("blkio_map_mem_region", disk, ctypes.byref(region))
+    size, parts = 65536, 16
+    ended = (Completion * parts)()
+
+    def done(queue, what, count):
+        waited = call("blkioq_do_io", queue, ended, count, count, None)
+        check_equal([ended[part].ret for part in range(waited)], [0] * count, f"results of {what}")
+
+    for index in range(2):
+        queue = ctypes.c_void_p(library.blkio_get_queue(disk, index))
+        data = random_bytes(index, size * parts)
+        ctypes.memmove(region.addr, data, len(data))
+
+        def all_parts(function, base):
+            for part in range(parts):
+                getattr(library, function)(
+                    queue, ctypes.c_uint64(index * MIB + part * size),
+                    ctypes.c_void_p(region.addr + base + part * size), ctypes.c_size_t(size), None, 0,
+                )  # fmt: skip
+            done(queue, function, parts)
+
+        all_parts("blkioq_write", 0)
+        library.blkioq_flush(queue, None, 0)
+        done(queue, "a flush", 1)
+        all_parts("blkioq_read", 2 * MIB)
+        check_equal(ctypes.string_at(region.addr + 2 * MIB, len(data)), data, "what was written")
+        check_equal(bytes(connect(uri).pread(len(data), index * MIB)), data, "what NBD reads")
+    library.blkio_destroy(ctypes.byref(disk))
 
 
 @test
