@@ -140,7 +140,8 @@ impl Control {
                 Ok(Outcome::Done) => {}
                 Err(error) => {
                     if confirm {
-                        self.wire.reply(header, &1_u64.to_ne_bytes(), None)?;
+                        // The client is dropped for the error, whether it hears of it or not.
+                        let _ = self.wire.reply(header, &1_u64.to_ne_bytes(), None);
                     }
                     return Err(error);
                 }

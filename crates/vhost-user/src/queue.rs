@@ -324,7 +324,7 @@ impl CompletionSink for Queue {
             return;
         };
         self.in_flight.set(self.in_flight.get() - 1);
-        if self.phase.get() != Phase::Broken {
+        if matches!(self.phase.get(), Phase::Open | Phase::Stopping) {
             let (data, result) = match (request.kind, result, &data) {
                 (Kind::Read { len, .. }, Ok(()), data) => {
                     let data = data.as_deref().and_then(|data| data.get(..len as usize));

@@ -48,8 +48,21 @@ struct Worker {
     call_again: bool,
 }
 
+/// Drops the client if the task panics: nobody would answer it any more.
+struct Panics(Rc<Queue>);
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.phase.set(Phase::Over);
+            self.0.session.fail(&"the task of its queue has panicked");
+        }
+    }
+}
+
 /// Serves a queue until it is stopped or broken.
 pub(crate) async fn run(queue: Rc<Queue>) {
+    let panics = Panics(queue.clone());
     let mut worker = Worker {
         sink: queue.clone(),
         queue: queue.clone(),
@@ -74,8 +87,7 @@ pub(crate) async fn run(queue: Rc<Queue>) {
     queue.phase.set(Phase::Over);
     let base = queue.rings.borrow().virtqueue.base();
     let stop = queue.stop.take();
-    drop(worker);
-    drop(queue);
+    drop((worker, panics, queue));
     if let Some(stop) = stop {
         stop.give(base);
     }
