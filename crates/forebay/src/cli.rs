@@ -92,6 +92,8 @@ pub(crate) enum Verb {
     Dump(DumpArgs),
     /// Show the effect of a cache on modelled disks, and that a crash loses nothing
     Demo(DemoArgs),
+    /// Say what this host lacks, and which front end suits it
+    Doctor(DoctorArgs),
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
     /// Print a completion script for a shell
@@ -238,6 +240,14 @@ pub(crate) struct ListArgs {
     /// Only volumes with data that is not on the origin, or of which that is not known
     #[arg(long)]
     pub(crate) dirty: bool,
+}
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `profiles`.

@@ -44,6 +44,11 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     }
 }
 
+/// Returns the default of [`limit`] on this machine.
+pub(crate) fn usual_limit() -> u64 {
+    usual(&System::new()).max(MemoryBudget::LEAST)
+}
+
 /// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or more
 /// than the `most` bytes that there are.
 fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {

@@ -22,7 +22,7 @@ pub(crate) mod host_api;
 pub(crate) mod http;
 pub(crate) mod known;
 pub(crate) mod ledger;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;

@@ -8,6 +8,7 @@ mod create;
 mod daemon;
 mod delete;
 mod demo;
+mod doctor;
 mod drop;
 mod dump;
 mod flush;
@@ -54,6 +55,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(socket, &args),
         Verb::Completions { shell } => completions::run(shell),

@@ -1,0 +1,121 @@
+//! `forebay doctor`: says in plain words what this host lacks, and through which front end a volume is
+//! best used here. Changes nothing, and needs no daemon.
+//!
+//! `doctor::checks` looks at the host; here the results are shown.
+
+mod checks;
+mod host;
+
+use serde::Serialize;
+
+use crate::cli::DoctorArgs;
+use crate::client::Client;
+use crate::exit::Outcome;
+use crate::output::table::{Column, Table};
+use crate::output::{json, print_text};
+use host::Host;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Level {
+    /// As it should be.
+    Good,
+    /// It works, and could be better.
+    Note,
+    /// Something does not work.
+    Missing,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Level::Good => "ok",
+            Level::Note => "note",
+            Level::Missing => "missing",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Check {
+    /// What it is about; stable.
+    name: &'static str,
+    level: Level,
+    /// What was found.
+    found: String,
+    /// What to do about it; empty if nothing is to be done.
+    remedy: String,
+}
+
+/// One way to use a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Way {
+    /// The front end, or the client of one; stable.
+    name: &'static str,
+    /// Whether it works on this host.
+    works: bool,
+    /// Whether it makes a block device of the host.
+    block_device: bool,
+    /// How to use it, or what it lacks.
+    words: String,
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Findings {
+    checks: Vec<Check>,
+    front_ends: Vec<Way>,
+    /// The front end that makes the best block device here; `null`: none does.
+    best: Option<&'static str>,
+}
+
+impl Findings {
+    fn of(host: &Host, daemon: Result<String, String>) -> Self {
+        let mut checks = checks::all(host);
+        checks.push(checks::daemon(daemon));
+        let front_ends = checks::ways(host);
+        // In the order of preference.
+        let best = front_ends.iter().find(|way| way.works && way.block_device);
+        Findings { best: best.map(|way| way.name), checks, front_ends }
+    }
+
+    fn render(&self) -> String {
+        let mut table =
+            Table::new(&[Column::left("CHECK"), Column::left("RESULT"), Column::left("FOUND")]);
+        for check in &self.checks {
+            let row = [check.name, check.level.word(), &check.found];
+            table.row(row.map(str::to_owned));
+            if !check.remedy.is_empty() {
+                table.row(["", "", &check.remedy].map(str::to_owned));
+            }
+        }
+        let mut ways =
+            Table::new(&[Column::left("FRONT END"), Column::left("HERE"), Column::left("HOW")]);
+        for way in &self.front_ends {
+            let works = if way.works { "works" } else { "does not" };
+            ways.row([way.name, works, &way.words].map(str::to_owned));
+        }
+        let best = match self.best {
+            Some(best) => format!("Best for a block device on this host: {best}.\n"),
+            None => {
+                "No front end makes a block device on this host; use a client that speaks NBD, \
+                     or run it in a virtual machine.\n"
+                    .to_owned()
+            }
+        };
+        format!("{}\n{}\n{best}", table.render(), ways.render())
+    }
+}
+
+/// Looks at this host, and at the daemon if there is one.
+pub(super) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
+    let daemon = client.get::<forebay_admin::DaemonReport>("/daemon");
+    let daemon = daemon.map(|report| report.version).map_err(|error| error.to_string());
+    let findings = Findings::of(&Host::look(), daemon);
+    if args.json { json::print(&findings) } else { print_text(&findings.render()) }
+}
+
+#[cfg(test)]
+mod tests;

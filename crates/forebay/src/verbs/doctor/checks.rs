@@ -1,0 +1,167 @@
+//! What the facts about a host mean.
+
+use forebay_core::units::format_size;
+
+use super::host::{Device, Host};
+use super::{Check, Level, Way};
+
+/// Bytes of the index for each cached block, rounded up; see `docs/performance.md`.
+const BYTES_PER_BLOCK: u64 = 11;
+const BLOCK: u64 = 4096;
+/// Files that a daemon with a thousand clients has open.
+const FILES: u64 = 4096;
+
+/// Returns the checks of the host.
+pub(super) fn all(host: &Host) -> Vec<Check> {
+    vec![io_uring(host), idle(host), memory(host), files(host), service(host)]
+}
+
+fn io_uring(host: &Host) -> Check {
+    let name = "io_uring";
+    let Err(error) = &host.ring else {
+        let found = format!("works, Linux {}", host.release);
+        return Check { name, level: Level::Good, found, remedy: String::new() };
+    };
+    let remedy = if host.ring_disabled > 0 {
+        "allow it: sysctl kernel.io_uring_disabled=0"
+    } else {
+        "it takes Linux 5.11 or later; in a container, a seccomp profile that allows io_uring_setup"
+    };
+    let found = format!("does not work here (Linux {}): {error}", host.release);
+    Check { name, level: Level::Missing, found, remedy: remedy.to_owned() }
+}
+
+/// Returns the major and minor number of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn idle(host: &Host) -> Check {
+    let name = "monitoring";
+    if version(&host.release).is_some_and(|version| version >= (6, 15)) {
+        let found = "an idle daemon counts as idle".to_owned();
+        return Check { name, level: Level::Good, found, remedy: String::new() };
+    }
+    let found = "before Linux 6.15 an idle daemon shows up as I/O wait".to_owned();
+    let remedy = "ignore that of its lanes; their CPUs are idle".to_owned();
+    Check { name, level: Level::Note, found, remedy }
+}
+
+fn memory(host: &Host) -> Check {
+    // Three quarters of the limit are for caches.
+    let cache = host.memory / 4 * 3 / BYTES_PER_BLOCK * BLOCK;
+    let found = format!(
+        "the daemon takes at most {}, enough for a cache of {} with blocks of 4K",
+        format_size(host.memory >> 20 << 20),
+        format_size(cache >> 30 << 30)
+    );
+    let remedy = "larger ones take 'forebay daemon --memory-limit' or larger blocks".to_owned();
+    Check { name: "memory", level: Level::Good, found, remedy }
+}
+
+fn files(host: &Host) -> Check {
+    let name = "open files";
+    if host.files >= FILES {
+        let found = "enough may be open for a thousand clients".to_owned();
+        return Check { name, level: Level::Good, found, remedy: String::new() };
+    }
+    let found = format!("at most {} may be open", host.files);
+    let remedy = "raise it for many clients: LimitNOFILE= of the service, or ulimit -n".to_owned();
+    Check { name, level: Level::Note, found, remedy }
+}
+
+fn service(host: &Host) -> Check {
+    let (level, found, remedy) = match host.service {
+        Some(true) => (Level::Good, "starts at boot", ""),
+        Some(false) => (Level::Note, "does not start at boot", "systemctl enable --now forebay"),
+        None => {
+            (Level::Note, "there is no systemd", "start 'forebay daemon' at boot by other means")
+        }
+    };
+    Check { name: "service", level, found: found.to_owned(), remedy: remedy.to_owned() }
+}
+
+/// Judges the daemon's answer: its version, or why it cannot be asked.
+pub(super) fn daemon(answer: Result<String, String>) -> Check {
+    let name = "daemon";
+    let own = env!("CARGO_PKG_VERSION");
+    match answer {
+        Ok(version) if version == own => {
+            let found = format!("runs, version {version}");
+            Check { name, level: Level::Good, found, remedy: String::new() }
+        }
+        Ok(version) => {
+            let found = format!("runs version {version}, while this is {own}");
+            let remedy = "restart it when no client is connected".to_owned();
+            Check { name, level: Level::Note, found, remedy }
+        }
+        Err(error) => Check { name, level: Level::Note, found: error, remedy: String::new() },
+    }
+}
+
+/// Returns the ways to use a volume, those that make the best block devices first.
+pub(super) fn ways(host: &Host) -> Vec<Way> {
+    vec![fuse(host), nbd_kernel(host), nbd(host), vhost_user(host), ublk(host)]
+}
+
+fn fuse(host: &Host) -> Way {
+    let lack = |device: Device, name: &str| match device {
+        Device::Usable => None,
+        Device::Loadable => Some(format!("modprobe {name}")),
+        Device::Forbidden => Some("it takes root".to_owned()),
+        Device::Absent => Some(format!("this kernel has no {name}")),
+    };
+    let lacks = lack(host.fuse, "fuse").or_else(|| lack(host.loops, "loop"));
+    let lacks = lacks.or_else(|| (!host.admin).then(|| "it takes CAP_SYS_ADMIN".to_owned()));
+    let words = "forebay create ... --export fuse, then /dev/forebay/NAME".to_owned();
+    Way { name: "fuse", works: lacks.is_none(), block_device: true, words: lacks.unwrap_or(words) }
+}
+
+fn nbd_kernel(host: &Host) -> Way {
+    let lacks = match (host.nbd, host.nbd_client) {
+        (Device::Absent, _) => Some("this kernel has no nbd"),
+        (Device::Loadable, _) => Some("modprobe nbd"),
+        (Device::Forbidden, _) => Some("it takes root"),
+        (Device::Usable, false) => Some("apt install nbd-client"),
+        (Device::Usable, true) => None,
+    };
+    let words = lacks.unwrap_or("nbd-client -unix SOCKET -N NAME -b 4096 -persist /dev/nbd0");
+    Way { name: "nbd, kernel", works: lacks.is_none(), block_device: true, words: words.to_owned() }
+}
+
+fn nbd(host: &Host) -> Way {
+    let words = "qemu, nbdcopy, fio and others, at the URI that 'forebay create' prints".to_owned();
+    Way { name: "nbd", works: host.ring.is_ok(), block_device: false, words }
+}
+
+fn vhost_user(host: &Host) -> Way {
+    let words = if host.qemu {
+        "for virtual machines: forebay daemon --vhost-user NAME=PATH"
+    } else {
+        "for virtual machines, of which there is no monitor here"
+    };
+    let works = host.ring.is_ok() && host.qemu;
+    Way { name: "vhost-user", works, block_device: false, words: words.to_owned() }
+}
+
+fn ublk(host: &Host) -> Way {
+    let words = match host.ublk {
+        Device::Absent => "this kernel has no ublk",
+        _ => "this kernel has ublk; this version of Forebay does not use it yet",
+    };
+    Way { name: "ublk", works: false, block_device: true, words: words.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn releases_have_two_numbers() {
+        assert_eq!(version("6.12.9-amd64"), Some((6, 12)));
+        assert_eq!(version("6.1-rc3"), Some((6, 1)));
+        assert_eq!(version("6"), None);
+        assert_eq!(version(""), None);
+    }
+}

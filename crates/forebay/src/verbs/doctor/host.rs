@@ -1,0 +1,120 @@
+//! What can be seen of this host.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::Path;
+
+use forebay_device::ring::Ring;
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::daemon::memory::usual_limit;
+
+/// The facts that decide what works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    /// The kernel's release, as `6.12.9-amd64`.
+    pub(super) release: String,
+    /// Why a ring cannot be made.
+    pub(super) ring: Result<(), String>,
+    /// The setting of the kernel that forbids io_uring; 0: nobody.
+    pub(super) ring_disabled: u64,
+    /// Most files that a process may have open.
+    pub(super) files: u64,
+    /// The daemon's memory limit, unless it is given another.
+    pub(super) memory: u64,
+    /// May mount file systems and attach loop devices.
+    pub(super) admin: bool,
+    /// Runs under systemd; and whether the service starts at boot.
+    pub(super) service: Option<bool>,
+    pub(super) fuse: Device,
+    pub(super) loops: Device,
+    pub(super) ublk: Device,
+    pub(super) nbd: Device,
+    /// The program that sets up the kernel's NBD client.
+    pub(super) nbd_client: bool,
+    /// A virtual machine monitor.
+    pub(super) qemu: bool,
+}
+
+/// A driver of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Device {
+    /// Its device can be opened.
+    Usable,
+    /// Its device is there, but not for this user.
+    Forbidden,
+    /// It is a module that can be loaded.
+    Loadable,
+    /// The kernel does not have it.
+    Absent,
+}
+
+impl Device {
+    fn look(path: &str, module: &str, modules: &str) -> Self {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        match opened.map(drop).map_err(|error| error.kind()) {
+            Ok(()) => Device::Usable,
+            Err(io::ErrorKind::PermissionDenied) => Device::Forbidden,
+            Err(_) => Self::of_module(module, modules),
+        }
+    }
+
+    /// Whether a module is among those that `modules.dep` or `modules.builtin` list.
+    pub(super) fn of_module(module: &str, modules: &str) -> Self {
+        let file = format!("/{module}.ko");
+        let listed = modules.lines().any(|line| {
+            let path = line.split(':').next().unwrap_or_default();
+            path.rfind(&file).is_some_and(|at| !path[at + file.len()..].contains('/'))
+        });
+        if listed { Device::Loadable } else { Device::Absent }
+    }
+}
+
+fn number(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn has_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Programs for root are not in everybody's path.
+    let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    dirs.into_iter().any(|dir| dir.join(name).is_file())
+}
+
+impl Host {
+    /// Looks at this host.
+    pub(super) fn look() -> Self {
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let release = release.trim().to_owned();
+        let listed = |file: &str| {
+            fs::read_to_string(format!("/lib/modules/{release}/{file}")).unwrap_or_default()
+        };
+        let modules = listed("modules.dep") + &listed("modules.builtin");
+        let service = Path::new("/run/systemd/system").exists().then(|| {
+            Path::new("/etc/systemd/system/multi-user.target.wants/forebay.service").exists()
+        });
+        Host {
+            ring: Ring::new().map(drop).map_err(|error| error.to_string()),
+            ring_disabled: number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0),
+            files: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
+            memory: usual_limit(),
+            admin: capabilities(None)
+                .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)),
+            service,
+            fuse: Device::look("/dev/fuse", "fuse", &modules),
+            loops: Device::look("/dev/loop-control", "loop", &modules),
+            ublk: Device::look("/dev/ublk-control", "ublk_drv", &modules),
+            nbd: match File::open("/dev/nbd0").map_err(|error| error.kind()) {
+                Ok(_) => Device::Usable,
+                Err(io::ErrorKind::PermissionDenied) => Device::Forbidden,
+                Err(_) => Device::of_module("nbd", &modules),
+            },
+            nbd_client: has_program("nbd-client"),
+            qemu: ["qemu-system-x86_64", "qemu-system-aarch64", "cloud-hypervisor"]
+                .into_iter()
+                .any(has_program),
+            release,
+        }
+    }
+}

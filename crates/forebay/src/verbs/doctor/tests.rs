@@ -1,0 +1,87 @@
+use super::host::{Device, Host};
+use super::*;
+
+fn host() -> Host {
+    Host {
+        release: "6.12.9-amd64".to_owned(),
+        ring: Ok(()),
+        ring_disabled: 0,
+        files: 1 << 20,
+        memory: 4 << 30,
+        admin: true,
+        service: Some(true),
+        fuse: Device::Usable,
+        loops: Device::Usable,
+        ublk: Device::Absent,
+        nbd: Device::Absent,
+        nbd_client: false,
+        qemu: true,
+    }
+}
+
+fn best(host: &Host) -> Option<&'static str> {
+    Findings::of(host, Ok("0".to_owned())).best
+}
+
+#[test]
+fn the_best_front_end_is_one_that_makes_a_block_device_here() {
+    assert_eq!(best(&host()), Some("fuse"));
+    assert_eq!(best(&Host { admin: false, ..host() }), None);
+    for lacking in [Device::Absent, Device::Loadable, Device::Forbidden] {
+        let without = Host { fuse: lacking, ..host() };
+        assert_eq!(best(&without), None);
+        assert_eq!(best(&Host { loops: lacking, ..host() }), None);
+        let kernel = Host { nbd: Device::Usable, nbd_client: true, ..without };
+        assert_eq!(best(&kernel), Some("nbd, kernel"));
+        assert_eq!(best(&Host { nbd_client: false, ..kernel }), None);
+    }
+}
+
+#[test]
+fn each_lack_has_a_remedy() {
+    let worst = Host {
+        ring: Err("Operation not permitted".to_owned()),
+        ring_disabled: 2,
+        files: 256,
+        service: Some(false),
+        fuse: Device::Loadable,
+        ..host()
+    };
+    let findings = Findings::of(&worst, Err("no daemon".to_owned()));
+    let lacking = |name: &str| {
+        let check = findings.checks.iter().find(|check| check.name == name).expect("it is checked");
+        (check.level, check.remedy.clone())
+    };
+    let io_uring = lacking("io_uring");
+    assert_eq!(io_uring.0, Level::Missing);
+    assert!(io_uring.1.contains("io_uring_disabled=0"));
+    for (name, remedy) in [("open files", "LimitNOFILE"), ("service", "systemctl enable")] {
+        let (level, words) = lacking(name);
+        assert_eq!(level, Level::Note);
+        assert!(words.contains(remedy), "{words}");
+    }
+    let text = findings.render();
+    assert!(text.contains("modprobe fuse") && text.contains("no daemon"), "{text}");
+}
+
+#[test]
+fn modules_are_found_by_their_whole_name() {
+    let listed =
+        "kernel/drivers/block/nbd.ko.xz: \nkernel/fs/fuse/fuse.ko:\nkernel/x/ublk_drv.ko\n";
+    for (module, device) in [
+        ("nbd", Device::Loadable),
+        ("fuse", Device::Loadable),
+        ("ublk_drv", Device::Loadable),
+        ("loop", Device::Absent),
+        ("drv", Device::Absent),
+        ("bd", Device::Absent),
+    ] {
+        assert_eq!(Device::of_module(module, listed), device, "{module}");
+    }
+}
+
+#[test]
+fn this_host_can_be_looked_at() {
+    let host = Host::look();
+    assert!(host.memory > 0 && !host.release.is_empty());
+}
