@@ -99,6 +99,15 @@ pub struct ExportReport {
     /// Every URI.
     #[serde(default)]
     pub all: Vec<String>,
+    /// The block device; `null` if there is none.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// A link to it with the volume's name; `null` if there is none.
+    #[serde(default)]
+    pub link: Option<String>,
+    /// Why the volume is not exported as its settings say; `null`: it is.
+    #[serde(default)]
+    pub error: Option<String>,
 }
 
 /// Blocks of a volume in the cache.

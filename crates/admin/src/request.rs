@@ -65,6 +65,15 @@ pub struct StartRequest {
     pub force: bool,
 }
 
+/// Stops serving a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopRequest {
+    /// Cut off the users of its block device.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// Discards clean cached blocks of a volume; without any tier, from both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

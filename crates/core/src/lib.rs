@@ -5,6 +5,7 @@
 //! - [`mask`]: which sectors of a block are valid
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day
+//! - [`export`]: front ends of a volume
 //! - [`op`]: a client's operations and their errors
 //! - [`sync`]: atomics and locks that loom can replace in tests
 //! - [`text`]: one-line messages for operators
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod counters;
+pub mod export;
 pub mod identity;
 pub mod mask;
 pub mod op;
@@ -25,6 +27,7 @@ pub mod units;
 pub mod why;
 
 pub use counters::CounterTotals;
+pub use export::{ExportSet, ExportSetError, FrontEndKind};
 pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};

@@ -4,9 +4,11 @@
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
+//! - [`fuse`]: the kernel's side of a file that this process serves
 //! - [`hint`]: hints to the CPU about future memory accesses
 //! - `holes`: whether a file or block device can discard a range
 //! - `identity`: the identity of a file or block device, stable across restarts
+//! - [`loop_device`]: loop devices of the kernel
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
 //! - [`model`]: modelled disks
@@ -21,12 +23,14 @@ pub mod buffer;
 mod bus_error;
 mod faulty;
 pub mod file;
+pub mod fuse;
 pub mod hint;
 mod holes;
 mod identity;
 pub mod log_buffer;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
+pub mod loop_device;
 mod memory;
 pub mod model;
 pub mod open;

@@ -105,6 +105,12 @@ impl Ring {
         RingRun { ring: self.clone(), op: Some(op), token: None }
     }
 
+    /// As [`Ring::run`], but starts `op` now: several can be submitted together.
+    pub fn begin(self: &Rc<Self>, op: RingOp) -> RingRun {
+        let token = self.start(op);
+        RingRun { ring: self.clone(), op: None, token: Some(token) }
+    }
+
     /// Submits started operations and collects completions, without waiting. Makes no system call
     /// if there is nothing to submit and the kernel has nothing to report. Returns the number of
     /// completions.

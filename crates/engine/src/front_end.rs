@@ -1,12 +1,15 @@
 //! How the daemon manages front ends, whatever their protocol.
 //!
 //! A front end claims its addresses when it is created. It then serves on every lane, reports the
-//! URIs of a volume, disconnects the clients of a stopped volume, and drains when the daemon ends.
+//! URIs of a volume, disconnects the clients of a stopped volume, and drains when the daemon ends. One
+//! that makes devices of volumes publishes and withdraws them.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_lane::Lane;
 
@@ -15,6 +18,11 @@ use crate::api::Exports;
 /// A protocol through which clients reach volumes, on all lanes. Dropping it releases its
 /// addresses.
 pub trait FrontEnd: Send + Sync {
+    /// Returns which one of the setting `export` it is; `None`: volumes do not choose it.
+    fn kind(&self) -> Option<FrontEndKind> {
+        None
+    }
+
     /// Returns the addresses as an operator writes them.
     fn addresses(&self) -> Vec<String>;
 
@@ -29,6 +37,37 @@ pub trait FrontEnd: Send + Sync {
         exports: Rc<dyn Exports>,
     ) -> Box<dyn LaneFrontEnd>;
 
+    /// Checks whether [`FrontEnd::publish`] is possible at all on this machine.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn check(&self) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    /// Exports a volume that the lanes serve, if that takes more than its name; no effect if it is
+    /// exported already. Called off the lanes, and waits for them.
+    ///
+    /// # Errors
+    /// The volume is not exported, and nothing is left of the attempt.
+    fn publish(&self, _volume: &str) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    /// Ends what [`FrontEnd::publish`] began; no effect on a volume that is not exported. Called off
+    /// the lanes while they serve the volume. With `force` clients that still use it get errors.
+    ///
+    /// # Errors
+    /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
+    fn withdraw(&self, _volume: &str, _force: bool) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    /// Returns the block device of a published volume, if it has one.
+    fn device(&self, _volume: &str) -> Option<ExportedDevice> {
+        None
+    }
+
     /// Releases the addresses so that another process can claim them. Called after all lanes have
     /// drained.
     fn release(&self);
@@ -42,4 +81,39 @@ pub trait LaneFrontEnd {
     /// Stops accepting clients on every lane. Ends when this lane's requests in flight have been
     /// answered and its clients have disconnected; the time is bounded.
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>>;
+}
+
+/// A block device of the kernel that exports a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportedDevice {
+    /// Its path.
+    pub path: PathBuf,
+    /// A link to it that has the volume's name.
+    pub link: Option<PathBuf>,
+}
+
+/// The kind of an [`ExportError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportErrorKind {
+    /// Something uses the export.
+    InUse,
+    /// The daemon has not the privileges.
+    NotPermitted,
+    /// The machine lacks something.
+    Unavailable,
+    /// Anything else.
+    Failed,
+}
+
+/// Why a volume is not exported, or its export is not removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ExportError {
+    /// The kind of error.
+    pub kind: ExportErrorKind,
+    /// A sentence for the operator, with the remedy.
+    pub message: String,
+    /// The error of the system.
+    #[source]
+    pub cause: Option<std::io::Error>,
 }

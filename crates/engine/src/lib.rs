@@ -12,6 +12,7 @@
 //! - `lane`: a volume and a cache as seen from one lane
 //! - `state`: what lanes share: the cache, its volumes and their parts
 //! - `plan` (pure): what to do with a block; the only branches on the mode
+//! - `tags`: what a front end knows of its requests in flight
 //! - [`api`], `front_end`, [`settings`], [`stats`], `error`: the interface to other crates
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ mod serve;
 pub mod settings;
 mod state;
 pub mod stats;
+mod tags;
 
 pub use api::{BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request};
 pub use control::VolumeSpec;
@@ -37,7 +39,7 @@ pub use control::recognise::{Verdict, recognise};
 pub use control::samples::SampledOrigin;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
-pub use front_end::{FrontEnd, LaneFrontEnd};
+pub use front_end::{ExportError, ExportErrorKind, ExportedDevice, FrontEnd, LaneFrontEnd};
 pub use lane::LaneVolume;
 pub use lane::engine::{EngineLane, LaneContext};
 pub use settings::settings_of;
@@ -47,3 +49,4 @@ pub use state::ledger::{Ledger, Note, Noted};
 pub use state::occupancy::Occupancy;
 pub use state::replacement::segments_kept_free;
 pub use state::volume::{Volume, VolumeState};
+pub use tags::Tags;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::{ProfileName, VolumeName};
-use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
+use forebay_core::{BlockSize, Durability, ExportSet, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
 
 use crate::daemon::front_ends::FrontEndOptions;
@@ -81,7 +81,7 @@ pub(crate) enum Verb {
     /// Show the daemon's memory, or change its limit
     Memory(MemoryArgs),
     /// Stop serving a volume; its cache stays warm
-    Stop(NameArgs),
+    Stop(StopArgs),
     /// Serve a stopped volume again
     Start(StartArgs),
     /// Remove a volume from its cache; dirty blocks are written to the origin first
@@ -96,6 +96,13 @@ pub(crate) enum Verb {
     Doctor(DoctorArgs),
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
+    /// Attach and detach loop devices for a daemon
+    #[command(name = forebay_fuse::helper::VERB, hide = true)]
+    BlockDevice {
+        /// The task
+        #[arg(allow_hyphen_values = true)]
+        task: Vec<std::ffi::OsString>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -203,6 +210,11 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) ordered: bool,
 
+    /// Front ends of the volume, separated by commas: nbd (always among them), fuse (a block device of
+    /// this machine) [default: nbd]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) export: Option<ExportSet>,
+
     /// Value of a setting, as for 'forebay set'; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -218,7 +230,7 @@ pub(crate) struct CreateArgs {
 
     /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
     /// after the daemon's state was lost, on another machine, or when a device has a new path
-    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "export", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
@@ -320,6 +332,18 @@ pub(crate) struct MemoryArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `stop`.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Stop it although its block device is in use: its users get I/O errors, and a file system
+    /// mounted on it loses what it has not written yet
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
 }
 
 /// Arguments of `start`.

@@ -8,7 +8,9 @@
 //! - [`gate`]: one task at a time, or many tasks within one
 //! - [`sleep`], `timer`: sleeping on the lane's clock
 //! - [`memory`]: the daemon's memory limit, and its use
+//! - [`request_memory`]: the part of it that the clients of one lane use
 //! - [`notify`]: waiting for events of other lanes
+//! - [`signal`]: a flag between two tasks
 //! - [`thread`]: a lane on a thread of its own
 #![forbid(unsafe_code)]
 
@@ -18,6 +20,8 @@ pub mod gate;
 mod loom_tests;
 pub mod memory;
 pub mod notify;
+pub mod request_memory;
+pub mod signal;
 pub mod sleep;
 #[cfg(target_os = "linux")]
 pub mod thread;
@@ -27,5 +31,7 @@ pub use executor::{Lane, LaneId, LaneRemote, Pool, Watched, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, either, join_all};
 pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit, TooLow};
 pub use notify::{Notified, Notify};
+pub use request_memory::LaneMemory;
+pub use signal::Signal;
 #[cfg(target_os = "linux")]
 pub use thread::{LaneLoop, LaneOptions, LaneThread, MonotonicClock};

@@ -14,14 +14,12 @@ use std::task::Poll;
 
 use forebay_core::{IoError, Nanos, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request};
-use forebay_lane::{Lane, yield_now};
+use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
+use forebay_lane::{Lane, LaneMemory, Signal, yield_now};
 
 use crate::inbox;
 use crate::limits::{Limits, Place};
-use crate::memory::LaneMemory;
 use crate::outbox::{self, Batch, Finished, STATUS_MAX};
-use crate::signal::Signal;
 use crate::socket::Socket;
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
 use crate::wire::SMALL_REPLY_MAX;
@@ -46,42 +44,6 @@ struct InFlight {
     held: u64,
 }
 
-/// Requests in flight by tag. A tag is the slot's index and, in the upper bits, the slot's use
-/// count, so that stale tags are recognised.
-#[derive(Default)]
-struct InFlightTable {
-    places: Vec<(u32, Option<InFlight>)>,
-    free: Vec<u32>,
-}
-
-impl InFlightTable {
-    fn len(&self) -> usize {
-        self.places.len() - self.free.len()
-    }
-
-    fn add(&mut self, request: InFlight) -> u64 {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push((0, None));
-            self.places.len() as u32 - 1
-        });
-        let Some((uses, entry)) = self.places.get_mut(place as usize) else { return u64::MAX };
-        *entry = Some(request);
-        u64::from(*uses) << 32 | u64::from(place)
-    }
-
-    fn remove(&mut self, tag: u64) -> Option<InFlight> {
-        let place = tag as u32;
-        let (uses, entry) = self.places.get_mut(place as usize)?;
-        if u64::from(*uses) != tag >> 32 {
-            return None;
-        }
-        let request = entry.take()?;
-        *uses = uses.wrapping_add(1);
-        self.free.push(place);
-        Some(request)
-    }
-}
-
 /// One client in the transmission phase.
 pub(crate) struct Connection {
     pub(crate) socket: Rc<Socket>,
@@ -96,7 +58,7 @@ pub(crate) struct Connection {
     phase: Cell<Phase>,
     batch: RefCell<Batch>,
     finished: RefCell<VecDeque<Finished>>,
-    in_flight: RefCell<InFlightTable>,
+    in_flight: RefCell<Tags<InFlight>>,
     /// Bytes of memory held by its requests.
     held: Cell<u64>,
     /// The part of `held` reserved for the next request, which has not begun.
@@ -172,7 +134,7 @@ impl Connection {
 
     /// Whether every request has been answered.
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_flight.borrow().len() == 0
+        self.in_flight.borrow().is_empty()
             && self.finished.borrow().is_empty()
             && self.batch.borrow().is_empty()
     }
@@ -466,27 +428,5 @@ impl CompletionSink for Connection {
         };
         self.finished.borrow_mut().push_back(Finished { cookie, offset, result, data, held });
         self.to_send.raise();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tags_are_not_mistaken_for_later_ones() {
-        let entry = || InFlight { cookie: 1, offset: 0, len: 0, read: false, held: 0 };
-        let mut table = InFlightTable::default();
-        let first = table.add(entry());
-        let second = table.add(entry());
-        assert!(table.remove(first).is_some());
-        assert!(table.remove(first).is_none());
-        let third = table.add(entry());
-        assert_eq!(third as u32, first as u32);
-        assert!(table.remove(first).is_none());
-        assert!(table.remove(u64::MAX).is_none());
-        assert_eq!(table.len(), 2);
-        assert!(table.remove(second).is_some() && table.remove(third).is_some());
-        assert_eq!(table.len(), 0);
     }
 }

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
 use forebay_lane::{Lane, MemoryBudget};
@@ -48,6 +49,10 @@ impl NbdFrontEnd {
 }
 
 impl FrontEnd for NbdFrontEnd {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::Nbd)
+    }
+
     fn addresses(&self) -> Vec<String> {
         self.addresses.iter().map(ListenAddress::to_string).collect()
     }

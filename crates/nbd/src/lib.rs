@@ -24,7 +24,6 @@ mod outbox;
 mod receive;
 mod send;
 pub mod server;
-mod signal;
 mod socket;
 pub mod transmission;
 pub mod wire;

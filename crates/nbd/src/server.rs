@@ -12,18 +12,16 @@ use forebay_core::Nanos;
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_engine::Exports;
-use forebay_lane::Lane;
+use forebay_lane::{Lane, LaneMemory, Signal};
 
 use crate::connection::Connection;
 use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
 use crate::inbox::{self, Inbox};
 use crate::limits::{ConnectionCount, Limits, Place};
 use crate::listener::Listener;
-use crate::memory::LaneMemory;
 use crate::outbox;
 use crate::receive::receive_requests;
 use crate::send::send_replies;
-use crate::signal::Signal;
 use crate::socket::Socket;
 
 /// Pause of an accept loop after an error, such as too many open files.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use forebay_core::units::format_size;
 use forebay_core::{
-    Admission, Caching, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown,
-    parse_size,
+    Admission, Caching, Durability, ExportSet, Mode, QuietHours, RamStrategy, ReplacementKind,
+    WriteDown, parse_size,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -31,6 +31,11 @@ pub enum SettingKind {
         min: u64,
         /// The largest number.
         max: u64,
+    },
+    /// Some words, separated by commas.
+    List {
+        /// The words.
+        words: &'static [&'static str],
     },
     /// A number of bytes.
     Bytes {
@@ -82,6 +87,7 @@ impl SettingKind {
     pub fn range(&self) -> String {
         match *self {
             SettingKind::Choice { words } => words.join(", "),
+            SettingKind::List { words } => format!("a list of {}", words.join(", ")),
             SettingKind::CountedChoice { words, counted, min, max } => {
                 format!("{}, {counted}:{min} to {counted}:{max}", words.join(", "))
             }
@@ -109,7 +115,9 @@ impl SettingKind {
     /// Returns the values that can be listed, without short forms; empty for numbers.
     pub fn listed(&self) -> Vec<&'static str> {
         match *self {
-            SettingKind::Choice { words } | SettingKind::CountedChoice { words, .. } => {
+            SettingKind::Choice { words }
+            | SettingKind::List { words }
+            | SettingKind::CountedChoice { words, .. } => {
                 words.iter().filter_map(|word| word.split(' ').next()).collect()
             }
             SettingKind::Switch => vec!["on", "off"],
@@ -126,6 +134,7 @@ impl SettingKind {
     pub fn word(&self) -> &'static str {
         match self {
             SettingKind::Choice { .. } | SettingKind::CountedChoice { .. } => "choice",
+            SettingKind::List { .. } => "list",
             SettingKind::Bytes { .. } | SettingKind::PowerOfTwo { .. } => "bytes",
             SettingKind::Percent { .. } => "percent",
             SettingKind::Duration { .. } => "duration",
@@ -147,6 +156,7 @@ impl SettingKind {
             SettingKind::PowerOfTwo { .. } if !number.is_power_of_two() => (1, 0),
             SettingKind::PowerOfTwo { min, max, .. } => (min, max),
             SettingKind::Choice { .. }
+            | SettingKind::List { .. }
             | SettingKind::CountedChoice { .. }
             | SettingKind::Switch
             | SettingKind::Hours => (0, u64::MAX),
@@ -215,6 +225,24 @@ impl SettingValue for Admission {
 
     fn from_number(number: u64, _: &SettingKind) -> Option<Self> {
         Admission::from_times(number)
+    }
+}
+
+impl SettingValue for ExportSet {
+    fn read(text: &str, _: &SettingKind) -> Result<Self, String> {
+        text.parse().map_err(|error: forebay_core::ExportSetError| error.to_string())
+    }
+
+    fn text(&self, _: &SettingKind) -> String {
+        self.to_string()
+    }
+
+    fn to_number(&self) -> u64 {
+        ExportSet::to_number(*self)
+    }
+
+    fn from_number(number: u64, _: &SettingKind) -> Option<Self> {
+        Some(ExportSet::from_number(number))
     }
 }
 

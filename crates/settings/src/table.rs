@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use forebay_core::{
-    Admission, Caching, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown,
+    Admission, Caching, Durability, ExportSet, FrontEndKind, Mode, QuietHours, RamStrategy,
+    ReplacementKind, WriteDown,
 };
 use serde_json::Value;
 
@@ -101,6 +102,9 @@ operator {
     caching: Caching = Caching::On, Volume, Some(49),
         SettingKind::Choice { words: Caching::WORDS },
         "Whether the volume caches as its mode says (on), serves and updates what is cached but lets nothing else enter (frozen), or passes all requests through to the origin after everything that only the cache has was written there (paused); see resume, freeze and pause.";
+    export: ExportSet = ExportSet::default(), Volume, Some(52),
+        SettingKind::List { words: FrontEndKind::WORDS },
+        "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them), and a block device of this machine by way of FUSE and a loop device (fuse).";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen for eviction; shared by all volumes of a cache device.";

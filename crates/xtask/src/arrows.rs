@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ram", &["core", "device", "lane", "policy", "store", "engine"]),
     ("nbd", &["core", "device", "lane", "engine"]),
     ("vhost-user", &["core", "device", "lane", "engine"]),
+    ("fuse", &["core", "device", "lane", "engine"]),
     ("admin", &["core", "settings"]),
     (
         "forebay",
@@ -37,6 +38,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ram",
             "nbd",
             "vhost-user",
+            "fuse",
             "admin",
             "trace",
         ],

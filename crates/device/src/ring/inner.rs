@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use io_uring::{EnterFlags, IoUring, opcode, types};
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::op::{RingDone, RingOp};
@@ -19,12 +19,18 @@ const SUBMISSIONS: u32 = 256;
 pub(super) const COMPLETIONS: u32 = 4096;
 /// Marks completions without a slot.
 const NO_SLOT: u64 = 1 << 63;
+/// Marks those of [`RingOp::prelude`], with the token of the operation.
+const PRELUDE: u64 = 1 << 62;
+/// Use counts of slots.
+const GENERATIONS: u32 = u32::MAX >> 2;
+/// How often the end of a ring asks again for operations that were about to begin when it asked.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Identifies one operation on one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RingToken {
     index: u32,
-    /// 31 bits: use count of the slot.
+    /// 30 bits: use count of the slot.
     generation: u32,
 }
 
@@ -165,7 +171,7 @@ impl Inner {
     /// Makes the slot of an ended operation available again.
     pub(super) fn release(&mut self, token: RingToken) {
         if let Some(slot) = self.slots.get_mut(token.index as usize) {
-            slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
+            slot.generation = (slot.generation + 1) & GENERATIONS;
             self.free.push(token.index);
         }
     }
@@ -199,13 +205,28 @@ impl Inner {
                 return true;
             }
         };
-        // SAFETY: the addresses in the entry point into the buffer that `work` owns (log buffers:
-        // shares, and their published bytes are not written) and the descriptor is one that it
-        // shares. `work` stays in its slot, which frees it in `end` and there only after the
-        // kernel has completed the entry: `end` is called from here before an entry is pushed,
-        // and from `complete`. If this value goes away first, `Drop` waits for the kernel or leaks
-        // the slots.
-        let pushed = unsafe { uring.submission().push(&entry) }.is_ok();
+        let prelude = match work {
+            Work::Op(op) => op.prelude(),
+            Work::Rouse { .. } => None,
+        };
+        let pushed = match prelude {
+            // SAFETY: the addresses in the entry point into the buffer that `work` owns (log buffers:
+            // shares, and their published bytes are not written) and the descriptor is one that it
+            // shares. `work` stays in its slot, which frees it in `end` and there only after the
+            // kernel has completed the entry: `end` is called from here before an entry is pushed,
+            // and from `complete`. If this value goes away first, `Drop` waits for the kernel or leaks
+            // the slots.
+            None => unsafe { uring.submission().push(&entry) },
+            Some(first) => {
+                let first = first.user_data(PRELUDE | token.to_user_data());
+                let first = first.flags(squeue::Flags::IO_LINK);
+                // SAFETY: as above; the first entry has no buffer, and the kernel takes a share of its
+                // descriptor when both are submitted. It is not counted: its completion precedes that
+                // of the second one, which comes in any case.
+                unsafe { uring.submission().push_multiple(&[first, entry]) }
+            }
+        }
+        .is_ok();
         *with_kernel = pushed;
         *outstanding += usize::from(pushed);
         *on_devices += usize::from(pushed && !work.is_endless());
@@ -213,14 +234,20 @@ impl Inner {
     }
 
     fn push_cancel(&mut self, token: RingToken) -> bool {
-        match self.state(token) {
-            Some(State::Running { with_kernel: true, .. }) => {}
+        let has_prelude = match self.state(token) {
+            Some(State::Running { with_kernel: true, work: Work::Op(op), .. }) => {
+                op.prelude().is_some()
+            }
+            Some(State::Running { with_kernel: true, .. }) => false,
             _ => return true,
-        }
-        let entry = opcode::AsyncCancel::new(token.to_user_data()).build().user_data(NO_SLOT);
-        // SAFETY: this entry has neither a buffer nor a descriptor.
-        let pushed = unsafe { self.uring.submission().push(&entry) }.is_ok();
-        self.outstanding += usize::from(pushed);
+        };
+        let cancel = |data| opcode::AsyncCancel::new(data).build().user_data(NO_SLOT);
+        let own = cancel(token.to_user_data());
+        let both = [cancel(PRELUDE | token.to_user_data()), own.clone()];
+        let entries = if has_prelude { &both[..] } else { std::slice::from_ref(&own) };
+        // SAFETY: these entries have neither buffers nor descriptors.
+        let pushed = unsafe { self.uring.submission().push_multiple(entries) }.is_ok();
+        self.outstanding += if pushed { entries.len() } else { 0 };
         pushed
     }
 
@@ -304,6 +331,10 @@ impl Inner {
         loop {
             let Some(completion) = self.uring.completion().next() else { return count };
             count += 1;
+            let data = completion.user_data();
+            if data & NO_SLOT == 0 && data & PRELUDE != 0 {
+                continue;
+            }
             self.outstanding = self.outstanding.saturating_sub(1);
             if let Some(token) = RingToken::from_user_data(completion.user_data()) {
                 self.complete(token, completion.result());
@@ -398,6 +429,25 @@ impl Inner {
 
     /// Ends every operation and waits until the kernel has completed all of them.
     fn close(&mut self) {
+        self.cancel_all();
+        while self.outstanding > 0 || !self.queued.is_empty() {
+            let entered =
+                if self.outstanding > 0 { self.wait(Some(ASK_AGAIN)) } else { self.enter() };
+            let noticed = self.reap();
+            if noticed == 0 && !entered && self.complained {
+                // The kernel may still write to these buffers: never free them.
+                tracing::error!("a ring is closed with operations in flight; memory is leaked");
+                std::mem::forget(std::mem::take(&mut self.slots));
+                return;
+            }
+            if noticed == 0 {
+                self.cancel_all();
+            }
+        }
+    }
+
+    /// Abandons every operation, and cancels those that may wait for ever.
+    fn cancel_all(&mut self) {
         let mut cancels = Vec::new();
         for (index, slot) in self.slots.iter_mut().enumerate() {
             if let State::Running { work, with_kernel, orphan, waker, .. } = &mut slot.state {
@@ -410,15 +460,6 @@ impl Inner {
             }
         }
         self.queued.extend(cancels);
-        while self.outstanding > 0 || !self.queued.is_empty() {
-            let entered = if self.outstanding > 0 { self.wait(None) } else { self.enter() };
-            if self.reap() == 0 && !entered && self.complained {
-                // The kernel may still write to these buffers: never free them.
-                tracing::error!("a ring is closed with operations in flight; memory is leaked");
-                std::mem::forget(std::mem::take(&mut self.slots));
-                return;
-            }
-        }
     }
 }
 

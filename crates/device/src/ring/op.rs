@@ -17,6 +17,12 @@ use crate::buffer::IoBuf;
 /// The most bytes in one request to the kernel; longer operations continue where it ended.
 const CHUNK: usize = 1 << 30;
 
+/// The offset of files without positions.
+const CURRENT: u64 = u64::MAX;
+
+/// Wakes one of several waiters (`EPOLLEXCLUSIVE`).
+const EXCLUSIVE: u32 = 1 << 28;
+
 /// A change to the storage of a range of a file or block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FallocateMode {
@@ -126,6 +132,25 @@ pub enum RingOp {
         /// The number to add, 8 bytes.
         buf: IoBuf,
     },
+    /// Waits for a message and takes it into `buf[range]`, all of it. Of several rings that wait, one
+    /// is woken for each message.
+    TakeMessage {
+        /// A character device that delivers whole messages, in non-blocking mode.
+        fd: Arc<OwnedFd>,
+        /// The destination.
+        buf: IoBuf,
+        /// The part of `buf` to use.
+        range: Range<usize>,
+    },
+    /// Writes `buf[range]` as one message.
+    GiveMessage {
+        /// As for [`RingOp::TakeMessage`].
+        fd: Arc<OwnedFd>,
+        /// The message.
+        buf: IoBuf,
+        /// The part of `buf` to use.
+        range: Range<usize>,
+    },
 }
 
 impl RingOp {
@@ -136,10 +161,12 @@ impl RingOp {
             RingOp::Read { .. }
             | RingOp::Write { .. }
             | RingOp::Fdatasync { .. }
-            | RingOp::Fallocate { .. } => false,
+            | RingOp::Fallocate { .. }
+            | RingOp::GiveMessage { .. } => false,
             RingOp::Recv { .. }
             | RingOp::Send { .. }
             | RingOp::Accept { .. }
+            | RingOp::TakeMessage { .. }
             | RingOp::Readable { .. }
             | RingOp::TakeEvent { .. }
             | RingOp::RaiseEvent { .. } => true,
@@ -163,10 +190,22 @@ impl RingOp {
             | RingOp::Recv { buf, .. }
             | RingOp::Send { buf, .. }
             | RingOp::TakeEvent { buf, .. }
-            | RingOp::RaiseEvent { buf, .. } => Some(buf),
+            | RingOp::RaiseEvent { buf, .. }
+            | RingOp::TakeMessage { buf, .. }
+            | RingOp::GiveMessage { buf, .. } => Some(buf),
             RingOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
             _ => None,
         }
+    }
+
+    /// Returns the request that has to succeed before that of [`RingOp::prepare`] begins.
+    ///
+    /// A message is waited for first: a read would wait as well, but every message would then wake all
+    /// rings that wait for one.
+    pub(super) fn prelude(&self) -> Option<squeue::Entry> {
+        let RingOp::TakeMessage { fd, .. } = self else { return None };
+        let events = u32::from(PollFlags::IN.bits()) | EXCLUSIVE;
+        Some(opcode::PollAdd::new(target(fd), events).build())
     }
 
     /// Returns the request for the kernel, after `done` bytes.
@@ -209,16 +248,12 @@ impl RingOp {
                 opcode::Fallocate::new(target(fd), *len).offset(*offset).mode(mode.bits()).build()
             }
             RingOp::Recv { fd, buf, range, fill } => {
-                buf.get(range.clone()).ok_or_else(invalid)?;
-                let len = step(range.len())?;
-                let place = buf.as_io_ptr().wrapping_add(range.start + done.min(range.len()));
+                let (place, len) = (part(buf, range, done)?, step(range.len())?);
                 let flags = if *fill { RecvFlags::WAITALL } else { RecvFlags::empty() };
                 opcode::Recv::new(target(fd), place, len).flags(flags.bits().cast_signed()).build()
             }
             RingOp::Send { fd, buf, range } => {
-                buf.get(range.clone()).ok_or_else(invalid)?;
-                let len = step(range.len())?;
-                let place = buf.as_io_ptr().wrapping_add(range.start).cast_const();
+                let (place, len) = (part(buf, range, done)?.cast_const(), step(range.len())?);
                 let flags = SendFlags::NOSIGNAL.bits().cast_signed();
                 opcode::Send::new(target(fd), place, len).flags(flags).build()
             }
@@ -239,9 +274,26 @@ impl RingOp {
                 let len = step(buf.len())?;
                 opcode::Write::new(target(fd), buf.as_io_ptr().cast_const(), len).build()
             }
+            RingOp::TakeMessage { fd, buf, range } => {
+                let (place, len) = (part(buf, range, done)?, step(range.len())?);
+                opcode::Read::new(target(fd), place, len).offset(CURRENT).build()
+            }
+            RingOp::GiveMessage { fd, buf, range } => {
+                let (place, len) = (part(buf, range, done)?.cast_const(), step(range.len())?);
+                opcode::Write::new(target(fd), place, len).offset(CURRENT).build()
+            }
         };
         Ok(entry)
     }
+}
+
+/// Returns the address of `buf[range]`, after `done` bytes of that.
+///
+/// # Errors
+/// `InvalidInput` if the range is not inside the buffer.
+fn part(buf: &mut IoBuf, range: &Range<usize>, done: usize) -> io::Result<*mut u8> {
+    buf.get(range.clone()).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    Ok(buf.as_io_ptr().wrapping_add(range.start + done.min(range.len())))
 }
 
 fn target(fd: &Arc<OwnedFd>) -> types::Fd {

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use forebay_admin::{
     API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, MemoryRequest, OperationId,
-    OperationState, PROFILES, SetRequest, StartRequest, VolumeList, VolumeName, VolumeReport,
+    OperationState, PROFILES, SetRequest, StartRequest, StopRequest, VolumeList, VolumeName,
+    VolumeReport,
 };
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
@@ -86,7 +87,10 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
                 "prefetch" => {
                     begun(volumes, no_body(request).and_then(|()| volumes.prefetch(&name)))
                 }
-                "stop" => begun(volumes, no_body(request).and_then(|()| volumes.stop(&name))),
+                "stop" => {
+                    let StopRequest { force } = body_or_nothing(request)?;
+                    begun(volumes, volumes.stop(&name, force))
+                }
                 "start" => {
                     let StartRequest { force } = body_or_nothing(request)?;
                     begun(volumes, volumes.start(&name, force))

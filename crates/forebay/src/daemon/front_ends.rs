@@ -1,12 +1,13 @@
 //! The daemon's front ends: their options, and how they are claimed. A new front end gets its
 //! options in [`FrontEndOptions`] and a line in [`claim`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
-use forebay_engine::FrontEnd;
+use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
+use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
@@ -27,6 +28,11 @@ pub(crate) struct FrontEndOptions {
     /// Serve a volume to a virtual machine by vhost-user-blk at a unix socket; repeatable
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_export)]
     pub(crate) vhost_user: Vec<Export>,
+
+    /// Directory of the files below the block devices of export=fuse [default: export beside the
+    /// admin socket]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) export_dir: Option<PathBuf>,
 }
 
 /// Parses `NAME=PATH`.
@@ -49,6 +55,10 @@ impl FrontEndOptions {
                 .map_err(|error| ApiError::invalid("--nbd", error))?;
             self.nbd.push(ListenAddress::unix(path).map_err(|error| listen_error(&error))?);
         }
+        let dir = self.export_dir.take().unwrap_or_else(|| admin.with_file_name("export"));
+        let dir =
+            std::path::absolute(&dir).map_err(|error| ApiError::invalid("--export-dir", error))?;
+        self.export_dir = Some(dir);
         for (index, address) in self.nbd.iter().enumerate() {
             if self.nbd[..index].contains(address) {
                 return refused(format!("{address} is given twice"));
@@ -88,7 +98,11 @@ pub(crate) fn claim(
         |error| matches!(error, forebay_vhost_user::ListenError::InUse(_)),
     );
     let vhost_user = vhost_user.map_err(|error| vhost_user_error(&error))?;
-    Ok(vec![Arc::new(nbd), Arc::new(vhost_user)])
+    let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
+    if let Some(dir) = &options.export_dir {
+        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone())));
+    }
+    Ok(all)
 }
 
 /// Converts an error of the sockets of vhost-user.
@@ -100,6 +114,16 @@ fn vhost_user_error(error: &forebay_vhost_user::ListenError) -> ApiError {
         ListenError::System { .. } => ErrorKind::Failed,
     };
     ApiError::new(kind, format!("--vhost-user: {error}")).about("--vhost-user")
+}
+
+/// Converts an error of an export.
+pub(crate) fn export_error(error: &ExportError) -> ApiError {
+    let kind = match error.kind {
+        ExportErrorKind::InUse => ErrorKind::Refused,
+        ExportErrorKind::NotPermitted | ExportErrorKind::Unavailable => ErrorKind::Invalid,
+        ExportErrorKind::Failed => ErrorKind::Failed,
+    };
+    ApiError::new(kind, error.message.clone()).about("export")
 }
 
 /// Converts an error of NBD's listeners.

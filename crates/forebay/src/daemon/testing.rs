@@ -13,6 +13,7 @@ use forebay_admin::report::{LostRange, WaitReport};
 use forebay_admin::{
     ApiError, DropRequest, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState,
 };
+use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
 use forebay_format::Uuid;
@@ -26,6 +27,10 @@ use crate::curve::{Sizes, ram_row};
 pub(crate) struct FakeFrontEnd;
 
 impl FrontEnd for FakeFrontEnd {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::Nbd)
+    }
+
     fn addresses(&self) -> Vec<String> {
         vec!["fake".into()]
     }

@@ -11,7 +11,7 @@ use forebay_admin::{
     ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, OperationState, SetRequest,
     VolumeName, VolumeReport, VolumeState,
 };
-use forebay_core::Caching;
+use forebay_core::{Caching, ExportSet};
 use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
@@ -46,6 +46,7 @@ fn is_served(state: VolumeState) -> bool {
 }
 
 mod creation;
+mod exporting;
 mod starting;
 
 /// The volumes of a daemon.
@@ -56,6 +57,8 @@ pub(crate) struct Volumes {
     operations: Arc<Operations>,
     /// Why volumes that an operator or the daemon tried to start are not served.
     failures: Mutex<BTreeMap<VolumeName, String>>,
+    /// Why served volumes are not exported as their settings say.
+    unexported: Mutex<BTreeMap<VolumeName, String>>,
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
 }
@@ -76,6 +79,7 @@ impl Volumes {
             front_ends,
             operations,
             failures: Mutex::default(),
+            unexported: Mutex::default(),
             waiting,
         })
     }
@@ -166,12 +170,7 @@ impl Volumes {
             report.cache = forebay_admin::report::CacheReport::default();
         }
         report.cache.path.clone_from(&volume.cache);
-        if is_served(report.state) {
-            let name = volume.name.as_str();
-            let uris = self.front_ends.iter().flat_map(|front_end| front_end.describe(name));
-            report.export.all = uris.collect();
-            report.export.nbd = report.export.all.first().cloned();
-        }
+        self.report_exports(&mut report);
         report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);
         report
     }
@@ -244,7 +243,9 @@ impl Volumes {
         preflight::check_mode(&volume.cache, &volume.settings)?;
         self.operate("set", name, move |this, mut entry, work| {
             let was_paused = entry.volume.settings.caching == Caching::Paused;
+            let old = entry.volume.clone();
             request.settings.apply(&mut entry.volume.settings)?;
+            this.check_exports(&entry.volume.settings)?;
             if entry.volume.settings.caching == Caching::Paused && !was_paused {
                 // Its dirty blocks are written to the origin first.
                 this.check_served(&entry.volume.name, "pause")?;
@@ -261,7 +262,7 @@ impl Volumes {
             if !this.is_served(&volume.name) {
                 return Ok(());
             }
-            this.host.set(&volume, work).inspect_err(|_| {
+            this.apply(&volume, &old, work).inspect_err(|_| {
                 this.undo(|volumes| {
                     // The version stays incremented.
                     for old in before {
@@ -382,15 +383,20 @@ impl Volumes {
     }
 
     /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
-    /// start in progress is cancelled.
+    /// start in progress is cancelled. With `force` the users of its block device are cut off.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy.
-    pub(crate) fn stop(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+    /// There is no such volume, or it is busy, or its block device is in use.
+    pub(crate) fn stop(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        force: bool,
+    ) -> Result<OperationId, ApiError> {
         self.supersede(name);
-        self.operate("stop", name, |this, mut entry, work| {
+        self.operate("stop", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let name = entry.volume.name.clone();
+            this.withdraw(&name, ExportSet::NONE, force)?;
             this.waiting().remove(&name);
             if entry.started {
                 // Stored first: a daemon that dies in between must not serve it again by itself.
@@ -404,6 +410,7 @@ impl Volumes {
             }
             let stopped = this.host.stop(&entry.volume, work);
             if stopped.is_err() && this.is_served(&name) {
+                this.publish_again(&entry.volume);
                 this.undo(|volumes| {
                     entry.started = true;
                     put(volumes, entry);
@@ -461,6 +468,7 @@ impl Volumes {
         self.operate("delete", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let volume = entry.volume.clone();
+            this.withdraw(&volume.name, ExportSet::NONE, false)?;
             if discard_dirty {
                 work.limit(PARTING_PATIENCE);
                 return this.delete_whatever_happens(&volume, work);
@@ -469,6 +477,7 @@ impl Volumes {
             entry.deleting = true;
             this.state.put(entry.clone())?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
+                this.publish_again(&volume);
                 this.undo(|volumes| {
                     entry.deleting = false;
                     put(volumes, entry);
@@ -556,6 +565,7 @@ impl Volumes {
     pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
+        self.withdraw_all();
         let ended = self.host.shut_down();
         self.note_positions();
         ended?;

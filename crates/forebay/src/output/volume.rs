@@ -59,6 +59,13 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     for (index, uri) in report.export.all.iter().enumerate() {
         line(if index == 0 { "nbd" } else { "" }, uri.clone());
     }
+    if let Some(device) = &report.export.device {
+        let link = report.export.link.as_ref();
+        line("device", link.map_or(device.clone(), |link| format!("{device}, {link}")));
+    }
+    if let Some(error) = &report.export.error {
+        line("not exported", error.clone());
+    }
     errors(report, &mut line);
 
     text.push('\n');

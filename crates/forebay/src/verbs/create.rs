@@ -1,4 +1,4 @@
-//! `forebay create`: creates a volume, serves it, prints its NBD URI.
+//! `forebay create`: creates a volume, serves it, prints its block device or its NBD URI.
 
 use forebay_admin::{ApiError, Assignments, CreateRequest, Operation, VolumeReport};
 use forebay_core::units::format_size;
@@ -24,7 +24,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     if as_json {
         return json::print(&report);
     }
-    match report.export.nbd {
+    match report.export.device.or(report.export.nbd) {
         Some(uri) => print_line(&uri),
         None => Err(ApiError::failed(format!("volume '{name}' was created, but is not served"))),
     }
@@ -32,6 +32,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
 
 fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
     let mut settings = Assignments::parse(&args.set)?;
+    let export = args.export.map(|set| set.to_string());
     let ram = args.ram.map(|bytes| bytes.to_string());
     for (name, value) in [
         ("mode", args.mode.map(|mode| mode.name())),
@@ -41,6 +42,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         ("defer", args.defer.as_deref()),
         ("ignore_flush", args.ignore_flush.then_some("on")),
         ("ordered", args.ordered.then_some("on")),
+        ("export", export.as_deref()),
     ] {
         if let Some(value) = value {
             settings.push(name, value)?;

@@ -1,6 +1,7 @@
 //! One file per verb; those that set `caching` share one.
 
 mod advise;
+mod block_device;
 mod caching;
 mod check;
 mod completions;
@@ -58,6 +59,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(socket, &args),
+        Verb::BlockDevice { task } => block_device::run(&task),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),
     }

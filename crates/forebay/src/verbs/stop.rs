@@ -1,11 +1,13 @@
 //! `forebay stop`: stops serving a volume.
 
-use super::{nothing, operate};
-use crate::cli::NameArgs;
+use forebay_admin::StopRequest;
+
+use super::operate;
+use crate::cli::StopArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 
 /// Stops serving a volume.
-pub(super) fn run(client: &Client, args: &NameArgs) -> Outcome {
-    operate(client, &args.name, "stop", &nothing(), "Stopping")
+pub(super) fn run(client: &Client, args: &StopArgs) -> Outcome {
+    operate(client, &args.name, "stop", &StopRequest { force: args.force }, "Stopping")
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind};
+use forebay_core::ExportSet;
 use forebay_format::Uuid;
 
 use super::{ANSWER_PATIENCE, Volumes, share};
@@ -29,6 +30,7 @@ impl Volumes {
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
         preflight::check_devices(&volume, &others, force)?;
+        self.check_exports(&volume.settings)?;
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Force never overwrites the data of other volumes.
             Some(other) => {
@@ -60,6 +62,10 @@ impl Volumes {
             }
             return Err(error);
         }
+        if let Err(error) = self.publish(&volume) {
+            self.delete_unfinished(&volume, uuid, work);
+            return Err(error);
+        }
         let sharing = self.sharing(&volume);
         self.host.note_positions();
         let entry = self.remembered(volume.clone());
@@ -70,10 +76,22 @@ impl Volumes {
         });
         kept.inspect_err(|_| {
             // A volume that would not come back after a restart must not be served.
+            let _ = self.withdraw(&name, ExportSet::NONE, true);
             if let Err(error) = self.host.delete(&volume, true, work) {
                 tracing::error!(volume = %name, "cannot delete the volume that could not be stored: {error}");
             }
         })
+    }
+
+    /// Deletes a new volume that could not be exported.
+    fn delete_unfinished(&self, volume: &Definition, uuid: Uuid, work: &Arc<Work>) {
+        let _ = self.withdraw(&volume.name, ExportSet::NONE, true);
+        match self.host.delete(volume, true, work) {
+            Ok(_) => self.forget_deleted(uuid),
+            Err(error) => {
+                tracing::error!(volume = %volume.name, "cannot delete the volume that could not be exported: {error}");
+            }
+        }
     }
 
     /// Adopts a volume that a cache device holds. The volume may be stored already if it is not
@@ -107,10 +125,11 @@ impl Volumes {
         self.host.note_positions();
         let entry = self.remembered(volume);
         let volume = entry.volume.clone();
-        self.state.put(entry).inspect_err(|_| {
+        let stored = self.state.put(entry).inspect_err(|_| {
             if let Err(error) = self.host.stop(&volume, work) {
                 tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
             }
-        })
+        });
+        stored.and_then(|()| self.publish(&volume))
     }
 }

@@ -111,7 +111,7 @@ impl Volumes {
     ) -> Result<(), ApiError> {
         let name = entry.volume.name.clone();
         if self.is_served(&name) {
-            return Ok(());
+            return self.publish(&entry.volume);
         }
         if entry.behind && !force {
             let message = format!(
@@ -134,12 +134,13 @@ impl Volumes {
             Ok(()) => {
                 self.note_failure(&name, None);
                 let entry = self.remembered(entry.volume.clone());
+                let exported = self.publish(&entry.volume);
                 if self.state.volume(&name)? != entry
                     && let Err(error) = self.state.put(entry)
                 {
                     tracing::warn!(volume = %name, "it is served, but the state cannot be written: {error}");
                 }
-                Ok(())
+                exported
             }
             Err(StartError::Unknown(_)) if entry.deleting => {
                 tracing::info!(volume = %name, "its deletion had been completed");

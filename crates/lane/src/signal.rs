@@ -5,14 +5,14 @@ use std::task::{Poll, Waker};
 
 /// A flag with at most one waiter. Raising it twice before it is seen counts once.
 #[derive(Default)]
-pub(crate) struct Signal {
+pub struct Signal {
     raised: Cell<bool>,
     waiter: RefCell<Option<Waker>>,
 }
 
 impl Signal {
     /// Raises the flag and wakes the waiter.
-    pub(crate) fn raise(&self) {
+    pub fn raise(&self) {
         self.raised.set(true);
         if let Some(waker) = self.waiter.take() {
             waker.wake();
@@ -20,7 +20,7 @@ impl Signal {
     }
 
     /// Waits until the flag is raised, and clears it.
-    pub(crate) async fn wait(&self) {
+    pub async fn wait(&self) {
         std::future::poll_fn(|context| {
             if self.raised.replace(false) {
                 return Poll::Ready(());

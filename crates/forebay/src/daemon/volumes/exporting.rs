@@ -1,0 +1,149 @@
+//! Exports of volumes that are more than a name at the daemon's addresses: block devices.
+
+use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
+use forebay_core::ExportSet;
+use forebay_engine::FrontEnd;
+
+use super::{Volumes, is_served};
+use crate::daemon::front_ends::export_error;
+use crate::daemon::host_api::Definition;
+use crate::daemon::operations::Work;
+
+/// How long the end of the daemon waits for the removal of exports.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Volumes {
+    /// Returns the front ends in a set.
+    fn front_ends_of(&self, set: ExportSet) -> impl Iterator<Item = &Arc<dyn FrontEnd>> {
+        let chosen = move |front_end: &&Arc<dyn FrontEnd>| {
+            front_end.kind().is_some_and(|kind| set.has(kind))
+        };
+        self.front_ends.iter().filter(chosen)
+    }
+
+    /// Checks whether volumes with these settings can be exported at all.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(super) fn check_exports(&self, settings: &Settings) -> Result<(), ApiError> {
+        let mut all = self.front_ends_of(settings.export);
+        all.try_for_each(|front_end| front_end.check()).map_err(|error| export_error(&error))
+    }
+
+    /// Exports a served volume as its settings say. Until that succeeds, reports say why it did not.
+    ///
+    /// # Errors
+    /// A front end did not export it; it stays served.
+    pub(super) fn publish(&self, volume: &Definition) -> Result<(), ApiError> {
+        let name = &volume.name;
+        let mut all = self.front_ends_of(volume.settings.export);
+        let result = all.try_for_each(|front_end| front_end.publish(name.as_str()));
+        let mut failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.remove(name);
+        result.map_err(|error| {
+            tracing::error!(volume = %name, "served, but not exported: {error}");
+            failures.insert(name.clone(), error.to_string());
+            let mut error = export_error(&error);
+            error.message = format!("'{name}' is served, but not exported: {}", error.message);
+            error
+        })
+    }
+
+    /// Removes the exports of a volume, except those in `keep`.
+    ///
+    /// # Errors
+    /// One of them is in use, never with `force`.
+    pub(super) fn withdraw(
+        &self,
+        name: &VolumeName,
+        keep: ExportSet,
+        force: bool,
+    ) -> Result<(), ApiError> {
+        let kept =
+            |front_end: &Arc<dyn FrontEnd>| front_end.kind().is_some_and(|kind| keep.has(kind));
+        let mut others = self.front_ends.iter().filter(|front_end| !kept(front_end));
+        let result = others.try_for_each(|front_end| front_end.withdraw(name.as_str(), force));
+        result.map_err(|error| export_error(&error))?;
+        self.unexported.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        Ok(())
+    }
+
+    /// Exports a volume again whose stop or change has failed.
+    pub(super) fn publish_again(&self, volume: &Definition) {
+        if self.is_served(&volume.name) {
+            let _ = self.publish(volume);
+        }
+    }
+
+    /// Applies settings to a served volume, and exports it as they say. If that fails, the volume is
+    /// left as it was.
+    ///
+    /// # Errors
+    /// The settings cannot be applied, or an export that they remove is in use.
+    pub(super) fn apply(
+        &self,
+        volume: &Definition,
+        before: &Definition,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.withdraw(&volume.name, volume.settings.export, false)?;
+        let applied = self.host.set(volume, work);
+        let exported = applied.clone().and_then(|()| self.publish(volume));
+        if exported.is_err() {
+            if applied.is_ok()
+                && let Err(error) = self.host.set(before, work)
+            {
+                tracing::error!(volume = %volume.name, "cannot restore its settings: {error}");
+            }
+            self.publish_again(before);
+        }
+        exported
+    }
+
+    /// Removes all exports because the daemon ends, whether they are in use or not.
+    pub(super) fn withdraw_all(&self) {
+        let (done, ended) = channel::<()>();
+        for entry in self.state.volumes() {
+            for front_end in &self.front_ends {
+                let (front_end, name) = (front_end.clone(), entry.volume.name.clone());
+                let done = done.clone();
+                let named = std::thread::Builder::new().name("withdraw".to_owned());
+                let spawned = named.spawn(move || {
+                    let withdrawn = front_end.withdraw(name.as_str(), true);
+                    if let Err(error) = withdrawn {
+                        tracing::error!(volume = %name, "its export is left behind: {error}");
+                    }
+                    drop(done);
+                });
+                if let Err(error) = spawned {
+                    tracing::error!("no thread to remove an export: {error}");
+                }
+            }
+        }
+        drop(done);
+        let end = Instant::now() + PATIENCE;
+        // Nothing is sent: the channel closes when the last thread has ended.
+        let _ = ended.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+
+    /// Adds where the volume is exported to its report.
+    pub(super) fn report_exports(&self, report: &mut VolumeReport) {
+        if !is_served(report.state) {
+            return;
+        }
+        let name = report.name.as_str();
+        let uris = self.front_ends.iter().flat_map(|front_end| front_end.describe(name));
+        report.export.all = uris.collect();
+        report.export.nbd = report.export.all.first().cloned();
+        if let Some(device) = self.front_ends.iter().find_map(|front_end| front_end.device(name)) {
+            report.export.device = Some(device.path.display().to_string());
+            report.export.link = device.link.map(|link| link.display().to_string());
+        }
+        let failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
+        report.export.error = failures.get(&report.name).cloned();
+    }
+}

@@ -1,0 +1,18 @@
+//! `forebay block-device`: a step of an export that the daemon cannot take itself. Hidden.
+
+use std::ffi::OsString;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_fuse::helper::{Task, answer};
+
+use crate::exit::Outcome;
+use crate::output::print_line;
+
+/// Does a task of the daemon, and prints the result for it.
+pub(super) fn run(task: &[OsString]) -> Outcome {
+    let Some(task) = Task::parse(task) else {
+        let message = "this verb is for daemons only; see 'forebay help'";
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    };
+    print_line(&answer(&task.execute()))
+}

@@ -1,0 +1,288 @@
+//! Decides what becomes of a request: answered at once, passed to the volume, or ignored. Pure.
+
+use forebay_core::{IoError, Op, SECTOR_SIZE};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::request::{Message, Request};
+use crate::wire::{
+    Attr, AttrOut, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, ROOT, StatFsOut, WriteOut,
+    fallocate_mode, init_flag, open_flag,
+};
+
+/// Most bytes of a read or write.
+pub const MAX_TRANSFER: u32 = 256 << 10;
+/// Bytes of a page of memory.
+const PAGE: u32 = 4096;
+/// Most requests in flight that the kernel sends without a thread that waits for each.
+const MAX_BACKGROUND: u16 = 256;
+/// Seconds for which the kernel may remember attributes, which do not change.
+const REMEMBERED: u64 = 24 * 3600;
+
+/// The volume behind the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileFacts {
+    /// Bytes, a multiple of 512.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Bytes of a cached block.
+    pub block: u64,
+    /// The file's owner.
+    pub uid: u32,
+    /// The file's group.
+    pub gid: u32,
+}
+
+/// A request to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeRequest {
+    /// The operation.
+    pub op: Op,
+    /// First byte, a multiple of 512.
+    pub offset: u64,
+    /// Bytes, a multiple of 512.
+    pub len: u64,
+    /// Must be durable before the reply.
+    pub durable: bool,
+    /// The range should be deallocated (`WriteZeroes` only).
+    pub punch: bool,
+}
+
+/// The content of a reply.
+#[derive(Clone, Copy, Debug)]
+pub enum Content {
+    /// Nothing but success.
+    Nothing,
+    /// To `INIT`.
+    Init(InitOut),
+    /// To `GETATTR` and `SETATTR`.
+    Attr(AttrOut),
+    /// To `OPEN`.
+    Open(OpenOut),
+    /// To `WRITE`.
+    Written(WriteOut),
+    /// To `STATFS`.
+    StatFs(StatFsOut),
+}
+
+impl Content {
+    /// Returns the bytes behind the header.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Content::Nothing => &[],
+            Content::Init(out) => out.as_bytes(),
+            Content::Attr(out) => out.as_bytes(),
+            Content::Open(out) => out.as_bytes(),
+            Content::Written(out) => out.as_bytes(),
+            Content::StatFs(out) => out.as_bytes(),
+        }
+    }
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Action {
+    /// It has no reply.
+    Ignore,
+    /// It is answered.
+    Reply(Result<Content, Errno>),
+    /// The volume is read, and `skip..skip + len` of that is the reply.
+    Read {
+        /// Covers the sectors that the kernel wants a part of.
+        request: VolumeRequest,
+        /// Bytes before those that the kernel wants.
+        skip: u32,
+        /// Bytes that the kernel wants.
+        len: u32,
+    },
+    /// The volume does this, and the reply has only its result.
+    Volume(VolumeRequest),
+}
+
+/// Decides about a request.
+pub fn decide(message: &Message, file: &FileFacts) -> Action {
+    if let Request::Notice = message.request {
+        return Action::Ignore;
+    }
+    let about_file = !matches!(message.request, Request::Init { .. } | Request::Destroy);
+    if about_file && message.node != ROOT && !matches!(message.request, Request::Unknown) {
+        return Action::Reply(Err(Errno::STALE));
+    }
+    match message.request {
+        Request::Notice => Action::Ignore,
+        Request::Init { major, minor, max_readahead, flags } => {
+            Action::Reply(negotiate(major, minor, max_readahead, flags))
+        }
+        Request::Lookup => Action::Reply(Err(Errno::NOTDIR)),
+        Request::GetAttr => Action::Reply(Ok(Content::Attr(attributes(file)))),
+        // A file of the size that a file has already is what tools ask for that copy onto a device.
+        Request::SetAttr { size: Some(size) } if size == file.size => {
+            Action::Reply(Ok(Content::Attr(attributes(file))))
+        }
+        Request::SetAttr { .. } => Action::Reply(Err(Errno::PERM)),
+        Request::Open { writes } if writes && file.read_only => Action::Reply(Err(Errno::ROFS)),
+        Request::Open { .. } => Action::Reply(Ok(Content::Open(OpenOut {
+            handle: 0,
+            open_flags: open_flag::DIRECT_IO
+                | open_flag::NOFLUSH
+                | open_flag::PARALLEL_DIRECT_WRITES,
+            padding: 0,
+        }))),
+        Request::Read { offset, len } => read(offset, len, file),
+        Request::Write { offset, len, durable } => write(offset, len, durable, file),
+        Request::StatFs => Action::Reply(Ok(Content::StatFs(space(file)))),
+        Request::Fsync => Action::Volume(VolumeRequest {
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            durable: false,
+            punch: false,
+        }),
+        Request::Fallocate { offset, len, mode } => fallocate(offset, len, mode, file),
+        Request::Release | Request::Flush | Request::Destroy => Action::Reply(Ok(Content::Nothing)),
+        Request::Unknown => Action::Reply(Err(Errno::NOSYS)),
+    }
+}
+
+fn negotiate(major: u32, minor: u32, readahead: u32, flags: u32) -> Result<Content, Errno> {
+    use init_flag::{ASYNC_DIO, ASYNC_READ, BIG_WRITES, MAX_PAGES};
+
+    if major < MAJOR || (major == MAJOR && minor < OLDEST_MINOR) {
+        return Err(Errno::PROTO);
+    }
+    Ok(Content::Init(InitOut {
+        major: MAJOR,
+        minor: MINOR,
+        max_readahead: readahead,
+        flags: flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES),
+        max_background: MAX_BACKGROUND,
+        congestion_threshold: MAX_BACKGROUND,
+        max_write: MAX_TRANSFER,
+        time_granularity: 1,
+        max_pages: (MAX_TRANSFER / PAGE) as u16,
+        map_alignment: 0,
+        flags2: 0,
+        unused: [0; 7],
+    }))
+}
+
+fn attributes(file: &FileFacts) -> AttrOut {
+    const REGULAR: u32 = 0o100_000;
+    let attr = Attr {
+        inode: ROOT,
+        size: file.size,
+        blocks: file.size / SECTOR_SIZE,
+        times: [0; 3],
+        fractions: [0; 3],
+        mode: REGULAR | if file.read_only { 0o400 } else { 0o600 },
+        links: 1,
+        uid: file.uid,
+        gid: file.gid,
+        rdev: 0,
+        block_size: PAGE,
+        flags: 0,
+    };
+    AttrOut { valid: REMEMBERED, valid_fraction: 0, padding: 0, attr }
+}
+
+/// A loop device takes its unit of discards from here.
+fn space(file: &FileFacts) -> StatFsOut {
+    StatFsOut {
+        blocks: [file.size / u64::from(PAGE), 0, 0],
+        files: 1,
+        free_files: 0,
+        block_size: PAGE,
+        name_len: 255,
+        fragment_size: PAGE,
+        padding: 0,
+        spare: [0; 6],
+    }
+}
+
+/// Reads may begin and end anywhere, so that every tool can read the file.
+fn read(offset: u64, len: u32, file: &FileFacts) -> Action {
+    if len > MAX_TRANSFER {
+        return Action::Reply(Err(Errno::INVAL));
+    }
+    let end = offset.saturating_add(len.into()).min(file.size);
+    if offset >= end {
+        return Action::Reply(Ok(Content::Nothing));
+    }
+    let start = offset / SECTOR_SIZE * SECTOR_SIZE;
+    let request = VolumeRequest {
+        op: Op::Read,
+        offset: start,
+        // The size is a multiple of 512, so this does not go beyond it.
+        len: end.next_multiple_of(SECTOR_SIZE) - start,
+        durable: false,
+        punch: false,
+    };
+    Action::Read { request, skip: (offset - start) as u32, len: (end - offset) as u32 }
+}
+
+fn write(offset: u64, len: u32, durable: bool, file: &FileFacts) -> Action {
+    if let Err(refused) = check(offset, len.into(), file) {
+        return Action::Reply(Err(refused));
+    }
+    if len > MAX_TRANSFER {
+        return Action::Reply(Err(Errno::INVAL));
+    }
+    if len == 0 {
+        return Action::Reply(Ok(written(0)));
+    }
+    Action::Volume(VolumeRequest { op: Op::Write, offset, len: len.into(), durable, punch: false })
+}
+
+/// Returns the reply to a write of `len` bytes.
+pub fn written(len: u32) -> Content {
+    Content::Written(WriteOut { size: len, padding: 0 })
+}
+
+fn fallocate(offset: u64, len: u64, mode: u32, file: &FileFacts) -> Action {
+    use fallocate_mode::{KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE};
+
+    let punch = match mode & !KEEP_SIZE {
+        PUNCH_HOLE => true,
+        ZERO_RANGE => false,
+        _ => return Action::Reply(Err(Errno::OPNOTSUPP)),
+    };
+    match check(offset, len, file) {
+        Err(refused) => Action::Reply(Err(refused)),
+        Ok(()) if len == 0 => Action::Reply(Ok(Content::Nothing)),
+        Ok(()) => Action::Volume(VolumeRequest {
+            op: Op::WriteZeroes,
+            offset,
+            len,
+            durable: false,
+            punch,
+        }),
+    }
+}
+
+/// Checks a range that is to be changed.
+fn check(offset: u64, len: u64, file: &FileFacts) -> Result<(), Errno> {
+    if file.read_only {
+        return Err(Errno::ROFS);
+    }
+    if !offset.is_multiple_of(SECTOR_SIZE) || !len.is_multiple_of(SECTOR_SIZE) {
+        return Err(Errno::INVAL);
+    }
+    match offset.checked_add(len) {
+        Some(end) if end <= file.size => Ok(()),
+        _ => Err(Errno::NOSPC),
+    }
+}
+
+/// Converts an error of the volume.
+pub fn errno(error: IoError) -> Errno {
+    match error {
+        IoError::Invalid => Errno::INVAL,
+        IoError::NoSpace => Errno::NOSPC,
+        IoError::Io | IoError::ShuttingDown => Errno::IO,
+        IoError::NotSupported => Errno::OPNOTSUPP,
+    }
+}
+
+#[cfg(test)]
+mod tests;

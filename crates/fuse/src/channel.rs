@@ -1,0 +1,464 @@
+//! One lane's part of the connection for one file: takes requests, executes them, gives replies.
+//!
+//! A request that the volume answers at once is answered before the next one is looked at; every other
+//! one is submitted, and answered when it completes. Nothing waits for a reply to be taken: the kernel
+//! copies it at once.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::Poll;
+
+use forebay_core::{IoError, Op};
+use forebay_device::IoBuf;
+use forebay_device::ring::{Ring, RingOp, RingRun};
+use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
+use forebay_lane::{Lane, LaneMemory, Signal};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::answer::{
+    Action, Content, FileFacts, MAX_TRANSFER, VolumeRequest, decide, errno, written,
+};
+use crate::request::{RequestId, coming, parse};
+use crate::wire::{OUT_HEADER, OutHeader, WRITE_HEADER};
+
+/// Where data begin in a buffer, so that they are aligned for direct I/O; headers are before that.
+const DATA: usize = 4096;
+/// Bytes of a buffer for a request.
+const BUFFER: usize = DATA + MAX_TRANSFER as usize;
+/// Where a request begins in its buffer: so the data of a write begin at [`DATA`].
+const START: usize = DATA - WRITE_HEADER;
+/// Most requests that are taken together.
+const TOGETHER: usize = 4;
+/// Bytes of memory of a channel, without its requests.
+pub(crate) const CHANNEL_BYTES: u64 = (TOGETHER * BUFFER.next_power_of_two() + (16 << 10)) as u64;
+/// Most requests in flight.
+const IN_FLIGHT: usize = 256;
+/// Most bytes of memory for them. A single request is accepted even if it needs more.
+const HELD: u64 = 64 << 20;
+/// Data of a write up to this length are copied, so that their buffer can take the next request.
+const COPIED: usize = 64 << 10;
+
+/// A request that the volume has.
+struct InFlight {
+    id: RequestId,
+    held: u64,
+    kind: Kind,
+}
+
+enum Kind {
+    /// The part of the data that the kernel wants, and the space before the data.
+    Read { head: IoBuf, wanted: Range<usize> },
+    /// The bytes.
+    Write(u32),
+    /// Zeroes that need not be allocated, unless that has been refused already.
+    Punch(VolumeRequest),
+    /// Anything else.
+    Other,
+}
+
+/// See the module.
+pub(crate) struct Channel {
+    name: String,
+    fd: Arc<OwnedFd>,
+    file: FileFacts,
+    /// `None`: the volume is gone, and every request fails.
+    target: RefCell<Option<Rc<dyn BlockService>>>,
+    lane: Rc<Lane>,
+    ring: Rc<Ring>,
+    memory: Rc<LaneMemory>,
+    in_flight: RefCell<Tags<InFlight>>,
+    /// Bytes of memory held by its requests.
+    held: Cell<u64>,
+    /// A request has ended, or the volume is gone.
+    room: Signal,
+    closed: Cell<bool>,
+    closing: Signal,
+    this: Weak<Channel>,
+}
+
+/// A message as it was taken.
+struct Taken {
+    buf: IoBuf,
+    len: usize,
+}
+
+impl Taken {
+    fn bytes(&self) -> &[u8] {
+        self.buf.get(START..START + self.len).unwrap_or_default()
+    }
+}
+
+impl Channel {
+    pub(crate) fn new(
+        name: &str,
+        fd: OwnedFd,
+        (target, file): (Rc<dyn BlockService>, FileFacts),
+        (lane, ring, memory): (Rc<Lane>, Rc<Ring>, Rc<LaneMemory>),
+    ) -> Rc<Self> {
+        Rc::new_cyclic(|this| Channel {
+            name: name.to_owned(),
+            fd: Arc::new(fd),
+            file,
+            target: RefCell::new(Some(target)),
+            lane,
+            ring,
+            memory,
+            in_flight: RefCell::default(),
+            held: Cell::new(0),
+            room: Signal::default(),
+            closed: Cell::new(false),
+            closing: Signal::default(),
+            this: this.clone(),
+        })
+    }
+
+    /// Returns the volume's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Lets go of the volume: from now on every request fails, except those in flight.
+    pub(crate) fn let_go(&self) {
+        drop(self.target.take());
+        self.room.raise();
+    }
+
+    /// Stops serving, whether the file is in use or not. When every lane has done so, its users get
+    /// errors.
+    pub(crate) fn close(&self) {
+        self.closed.set(true);
+        self.closing.raise();
+    }
+
+    /// Serves until the file is unmounted, or the channel is closed.
+    pub(crate) async fn serve(self: &Rc<Self>) {
+        let sink: Rc<dyn CompletionSink> = self.clone();
+        let mut takes: [_; TOGETHER] = std::array::from_fn(|_| Some(self.begin_take(None)));
+        let mut taken: Vec<Taken> = Vec::new();
+        loop {
+            let end = self.take(&mut takes, &mut taken).await;
+            for index in 0..taken.len() {
+                if let Some(next) = taken.get(index + 1) {
+                    self.expect(next.bytes());
+                }
+                let Some(place) = taken.get_mut(index) else { break };
+                let message = Taken { buf: std::mem::take(&mut place.buf), len: place.len };
+                let buf = self.execute(message, &sink).await;
+                if let Some(free) = takes.iter_mut().find(|take| take.is_none()) {
+                    *free = Some(self.begin_take(buf));
+                }
+            }
+            taken.clear();
+            match end {
+                None => {}
+                Some(Errno::NODEV) => return,
+                Some(error) => {
+                    tracing::error!(volume = self.name, %error, "the kernel's requests for its file cannot be read; the file is not served any more");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Begins to wait for a message.
+    fn begin_take(&self, buf: Option<IoBuf>) -> RingRun {
+        let buf = buf.unwrap_or_else(|| IoBuf::for_overwrite(BUFFER));
+        let range = START..buf.len();
+        self.ring.begin(RingOp::TakeMessage { fd: self.fd.clone(), buf, range })
+    }
+
+    /// Waits until messages have been taken, or there will be none any more: because of an error, or of
+    /// the end of this channel, which counts as [`Errno::NODEV`].
+    async fn take(&self, takes: &mut [Option<RingRun>], taken: &mut Vec<Taken>) -> Option<Errno> {
+        let mut closing = pin!(self.closing.wait());
+        let mut end = None;
+        std::future::poll_fn(|context| {
+            if self.closed.get() || closing.as_mut().poll(context).is_ready() {
+                end = Some(Errno::NODEV);
+            }
+            for take in &mut *takes {
+                let Some(running) = take else { continue };
+                let Poll::Ready(done) = Pin::new(running).poll(context) else { continue };
+                *take = None;
+                match (done.result, done.buf) {
+                    (Ok(len), Some(buf)) => taken.push(Taken { buf, len: len as usize }),
+                    (result, buf) => {
+                        let error = result.err().and_then(|error| Errno::from_io_error(&error));
+                        match error.unwrap_or(Errno::IO) {
+                            // A request was cancelled while it was taken.
+                            Errno::NOENT | Errno::INTR | Errno::AGAIN => {
+                                let mut again = self.begin_take(buf);
+                                let _ = Pin::new(&mut again).poll(context);
+                                *take = Some(again);
+                            }
+                            error => end = Some(error),
+                        }
+                    }
+                }
+            }
+            if end.is_some() || !taken.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        end
+    }
+
+    /// Announces a request to the volume.
+    fn expect(&self, message: &[u8]) {
+        if let (Some((writes, offset)), Some(target)) = (coming(message), &*self.target.borrow()) {
+            target.expect(if writes { Op::Write } else { Op::Read }, offset, Coming::Next);
+        }
+    }
+
+    /// Executes one request. Returns its buffer, unless it is still in use.
+    async fn execute(
+        self: &Rc<Self>,
+        taken: Taken,
+        sink: &Rc<dyn CompletionSink>,
+    ) -> Option<IoBuf> {
+        let message = match parse(taken.bytes()) {
+            Ok(message) => message,
+            Err(malformed) => {
+                tracing::error!(volume = self.name, "the kernel's request is refused: {malformed}");
+                if let Some(id) = malformed.id() {
+                    self.reply(id, Err(Errno::INVAL));
+                }
+                return Some(taken.buf);
+            }
+        };
+        match decide(&message, &self.file) {
+            Action::Ignore => Some(taken.buf),
+            Action::Reply(result) => {
+                self.reply(message.id, result);
+                Some(taken.buf)
+            }
+            Action::Read { request, skip, len } => {
+                let wanted = skip as usize..skip as usize + len as usize;
+                match self.admit(&request).await {
+                    Some((target, held)) => {
+                        self.read(message.id, &request, wanted, (target, held), sink)
+                    }
+                    None => self.reply(message.id, Err(Errno::IO)),
+                }
+                Some(taken.buf)
+            }
+            Action::Volume(request) => match self.admit(&request).await {
+                Some((target, held)) => {
+                    self.change(message.id, request, taken.buf, (target, held), sink)
+                }
+                None => {
+                    self.reply(message.id, Err(Errno::IO));
+                    Some(taken.buf)
+                }
+            },
+        }
+    }
+
+    /// Waits until a request may be executed, and takes its memory. `None`: the volume is gone.
+    async fn admit(&self, request: &VolumeRequest) -> Option<(Rc<dyn BlockService>, u64)> {
+        loop {
+            let target = self.target.borrow().clone()?;
+            let bytes = target.memory(request.op, request.offset, request.len) + DATA as u64;
+            let held = self.held.get();
+            let fits = self.in_flight.borrow().len() < IN_FLIGHT
+                && (held == 0 || held.saturating_add(bytes) <= HELD);
+            if !fits {
+                self.room.wait().await;
+            } else if self.memory.take(bytes, held) || self.wait_for_memory(bytes).await {
+                self.held.set(self.held.get() + bytes);
+                return Some((target, bytes));
+            }
+        }
+    }
+
+    /// Waits until there may be memory for a request: for its own requests if they hold some, otherwise
+    /// in the queue for that of others. Returns whether it has got it.
+    async fn wait_for_memory(&self, bytes: u64) -> bool {
+        if self.held.get() > 0 {
+            self.room.wait().await;
+            return false;
+        }
+        let mut memory = pin!(self.memory.wait(bytes));
+        let mut room = pin!(self.room.wait());
+        std::future::poll_fn(|context| {
+            if memory.as_mut().poll(context).is_ready() {
+                return Poll::Ready(true);
+            }
+            room.as_mut().poll(context).map(|()| false)
+        })
+        .await
+    }
+
+    fn release(&self, held: u64) {
+        self.held.set(self.held.get() - held);
+        self.memory.give(held);
+        self.room.raise();
+    }
+
+    fn read(
+        &self,
+        id: RequestId,
+        request: &VolumeRequest,
+        wanted: Range<usize>,
+        (target, held): (Rc<dyn BlockService>, u64),
+        sink: &Rc<dyn CompletionSink>,
+    ) {
+        let mut head = IoBuf::for_overwrite(DATA + request.len as usize);
+        let now = head.get_mut(DATA..).and_then(|into| target.read_now(request.offset, into));
+        match now {
+            Some(Ok(())) => {
+                self.reply_data(id, head, wanted);
+                self.release(held);
+            }
+            Some(Err(error)) => {
+                self.reply(id, Err(errno(error)));
+                self.release(held);
+            }
+            None => {
+                let data = head.split_off(DATA);
+                let kind = Kind::Read { head, wanted };
+                self.submit(&target, request, Some(data), InFlight { id, held, kind }, sink);
+            }
+        }
+    }
+
+    /// Executes a request that changes the volume, or a flush. Returns `buf`, unless it is in use.
+    fn change(
+        &self,
+        id: RequestId,
+        request: VolumeRequest,
+        mut buf: IoBuf,
+        (target, held): (Rc<dyn BlockService>, u64),
+        sink: &Rc<dyn CompletionSink>,
+    ) -> Option<IoBuf> {
+        let kind = match request.op {
+            Op::Write => Kind::Write(request.len as u32),
+            Op::WriteZeroes if request.punch => Kind::Punch(request),
+            _ => Kind::Other,
+        };
+        if request.op != Op::Write {
+            self.submit(&target, &request, None, InFlight { id, held, kind }, sink);
+            return Some(buf);
+        }
+        let len = request.len as usize;
+        let data = buf.get(DATA..DATA + len).unwrap_or_default();
+        if !request.durable
+            && let Some(result) = target.write_now(request.offset, data)
+        {
+            self.reply(id, result.map(|()| written(request.len as u32)).map_err(errno));
+            self.release(held);
+            return Some(buf);
+        }
+        let (data, buf) = if len <= COPIED {
+            (IoBuf::copy_from(data), Some(buf))
+        } else {
+            let mut data = buf.split_off(DATA);
+            data.truncate(len);
+            (data, None)
+        };
+        self.submit(&target, &request, Some(data), InFlight { id, held, kind }, sink);
+        buf
+    }
+
+    fn submit(
+        &self,
+        target: &Rc<dyn BlockService>,
+        request: &VolumeRequest,
+        data: Option<IoBuf>,
+        in_flight: InFlight,
+        sink: &Rc<dyn CompletionSink>,
+    ) {
+        let VolumeRequest { op, offset, len, durable, punch } = *request;
+        let tag = self.in_flight.borrow_mut().add(in_flight);
+        let (fast, no_hole) = (punch, op == Op::WriteZeroes && !punch);
+        target.submit(Request { tag, op, offset, len, fua: durable, fast, no_hole, data }, sink);
+    }
+
+    /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a file
+    /// that refuses one, so a range is refused only if it is large enough to have been possible.
+    fn punch_refused(self: Rc<Self>, in_flight: InFlight, request: VolumeRequest) {
+        let target = self.target.borrow().clone();
+        let small = |target: &Rc<dyn BlockService>| {
+            request.len < 2 * target.preferred_block().max(DATA as u64)
+        };
+        let Some(target) = target.filter(small) else {
+            self.reply(in_flight.id, Err(Errno::OPNOTSUPP));
+            self.release(in_flight.held);
+            return;
+        };
+        let lane = self.lane.clone();
+        lane.spawn(async move {
+            let tag = self.in_flight.borrow_mut().add(InFlight { kind: Kind::Other, ..in_flight });
+            let VolumeRequest { op, offset, len, durable: fua, .. } = request;
+            let request =
+                Request { tag, op, offset, len, fua, fast: false, no_hole: false, data: None };
+            let sink: Rc<dyn CompletionSink> = self;
+            target.submit(request, &sink);
+        });
+    }
+
+    /// Gives a reply without data of the volume.
+    fn reply(&self, id: RequestId, result: Result<Content, Errno>) {
+        let (error, content) = match &result {
+            Ok(content) => (0, content.bytes()),
+            Err(errno) => (-errno.raw_os_error(), &[][..]),
+        };
+        let len = OUT_HEADER + content.len();
+        let header = OutHeader { len: len as u32, error, unique: id.0 };
+        let mut buf = IoBuf::for_overwrite(len);
+        buf[..OUT_HEADER].copy_from_slice(header.as_bytes());
+        buf[OUT_HEADER..].copy_from_slice(content);
+        self.give(buf, 0..len);
+    }
+
+    /// Gives the part `wanted` of the data in `buf`; the header is put right before that.
+    fn reply_data(&self, id: RequestId, mut buf: IoBuf, wanted: Range<usize>) {
+        let range = DATA + wanted.start - OUT_HEADER..DATA + wanted.end;
+        let header = OutHeader { len: range.len() as u32, error: 0, unique: id.0 };
+        let whole = range.end <= buf.len();
+        match buf.get_mut(range.start..range.start + OUT_HEADER) {
+            Some(place) if whole => {
+                place.copy_from_slice(header.as_bytes());
+                self.give(buf, range);
+            }
+            _ => self.reply(id, Err(Errno::IO)),
+        }
+    }
+
+    /// Has the kernel take a reply. That fails only if nobody waits for it any more.
+    fn give(&self, buf: IoBuf, range: Range<usize>) {
+        let fd = self.fd.clone();
+        self.ring.forget(self.ring.start(RingOp::GiveMessage { fd, buf, range }));
+    }
+}
+
+impl CompletionSink for Channel {
+    fn complete(&self, completion: Completion) {
+        let Completion { tag, result, data } = completion;
+        let Some(in_flight) = self.in_flight.borrow_mut().remove(tag) else {
+            debug_assert!(false, "a request completes twice");
+            return;
+        };
+        let InFlight { id, held, kind } = in_flight;
+        match (kind, result) {
+            (Kind::Read { head, wanted }, Ok(())) => match data {
+                Some(data) => self.reply_data(id, head.join(data), wanted),
+                None => self.reply(id, Err(Errno::IO)),
+            },
+            (Kind::Write(len), Ok(())) => self.reply(id, Ok(written(len))),
+            (Kind::Punch(request), Err(IoError::NotSupported)) => {
+                if let Some(this) = self.this.upgrade() {
+                    return this.punch_refused(InFlight { id, held, kind: Kind::Other }, request);
+                }
+            }
+            (_, Ok(())) => self.reply(id, Ok(Content::Nothing)),
+            (_, Err(error)) => self.reply(id, Err(errno(error))),
+        }
+        self.release(held);
+    }
+}

@@ -1,0 +1,254 @@
+//! One exported volume: the mounted file, the loop device on top, and the link to that. Everything here
+//! runs off the lanes, because it makes requests that these answer.
+#![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
+
+use std::ffi::CString;
+use std::fs::{self, OpenOptions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use forebay_core::SECTOR_SIZE;
+use forebay_device::fuse::{clone_connection, open_connection};
+use forebay_device::loop_device::LoopNumber;
+use forebay_engine::{ExportError, ExportErrorKind};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{getegid, geteuid};
+
+use crate::answer::FileFacts;
+use crate::board::Board;
+use crate::errors::{busy, failed, refused};
+use crate::helper::Task;
+use crate::link;
+use crate::users::Users;
+
+/// The type of the file systems, by which they are recognised.
+pub(crate) const FS_TYPE: &str = "fuse.forebay";
+
+/// How long attaching a loop device may take; nothing in it waits for a device.
+const ATTACHING: Duration = Duration::from_secs(30);
+/// How long a process may look at a device that is to be removed.
+const LOOKING: Duration = Duration::from_secs(2);
+/// How long the kernel and the lanes may take to let go of what is removed.
+const LETTING_GO: Duration = Duration::from_secs(5);
+/// How often that is checked.
+const STEP: Duration = Duration::from_millis(10);
+
+/// An exported volume.
+pub(crate) struct Export {
+    volume: String,
+    file: PathBuf,
+    number: LoopNumber,
+    link: Option<PathBuf>,
+    /// Disconnected when no lane serves the file any more.
+    ended: Mutex<Receiver<()>>,
+}
+
+/// A mounted file. It is unmounted on drop.
+struct Mounted {
+    file: PathBuf,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.file, UnmountFlags::DETACH);
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+impl Export {
+    /// Mounts the file of a volume in `dir`, has the lanes serve it, and attaches a loop device.
+    ///
+    /// # Errors
+    /// Any step failed; the others are undone.
+    pub(crate) fn begin(dir: &Path, volume: &str, board: &Board) -> Result<Self, ExportError> {
+        let connection = open_connection().map_err(|error| refused("/dev/fuse", error))?;
+        let file = dir.join(volume);
+        let mounted = mount_file(&connection, file.clone())?;
+        let mut fds = vec![connection];
+        for _ in 1..board.lanes() {
+            let cloned = fds.first().map(clone_connection);
+            fds.extend(cloned.transpose().map_err(|error| failed("/dev/fuse", error))?);
+        }
+        let (lanes, (begun, beginnings), (ending, ended)) = (fds.len(), channel(), channel());
+        board.post(volume, fds, &begun, &ending);
+        drop((begun, ending));
+        let facts: Vec<FileFacts> = beginnings.iter().collect();
+        let Some(facts) = facts.first().filter(|_| facts.len() == lanes) else {
+            let message = format!("not every lane can serve the file of '{volume}'; see the log");
+            let kind = ExportErrorKind::Failed;
+            board.close(volume);
+            return Err(ExportError { kind, message, cause: None });
+        };
+        let attached = attach(&file, facts);
+        let number = match attached {
+            Ok(number) => number,
+            Err(error) => {
+                board.close(volume);
+                return Err(error);
+            }
+        };
+        std::mem::forget(mounted);
+        let link = link::make(volume, number);
+        let ended = Mutex::new(ended);
+        let export = Export { volume: volume.to_owned(), file, number, link, ended };
+        if let Err(error) = export.check(facts) {
+            let _ = export.end(board, true);
+            return Err(error);
+        }
+        Ok(export)
+    }
+
+    /// Returns its loop device.
+    pub(crate) fn number(&self) -> LoopNumber {
+        self.number
+    }
+
+    /// Returns the link to it.
+    pub(crate) fn link(&self) -> Option<&Path> {
+        self.link.as_deref()
+    }
+
+    /// Checks the device against the volume.
+    fn check(&self, facts: &FileFacts) -> Result<(), ExportError> {
+        let read = |name: &str| {
+            let text = fs::read_to_string(self.number.sysfs().join(name)).unwrap_or_default();
+            text.trim().parse::<u64>().ok()
+        };
+        if read("loop/dio") != Some(1) {
+            tracing::warn!(volume = self.volume, device = %self.number.path().display(), "the loop device has no direct I/O: what it writes is kept in memory twice");
+        }
+        match read("size").map(|sectors| sectors * SECTOR_SIZE) {
+            Some(size) if size == facts.size => Ok(()),
+            size => {
+                let device = self.number.path();
+                let message = format!(
+                    "{} has {size:?} bytes instead of the volume's {}",
+                    device.display(),
+                    facts.size
+                );
+                Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
+            }
+        }
+    }
+
+    /// Returns who uses it, after processes had the time to look at it.
+    fn users(&self) -> Users {
+        let end = Instant::now() + LOOKING;
+        loop {
+            let users = Users::of(self.number, &self.file);
+            if !users.may_pass() || users.is_empty() || Instant::now() >= end {
+                return users;
+            }
+            std::thread::sleep(STEP * 10);
+        }
+    }
+
+    /// Removes it all. With `force` its users get errors from now on.
+    ///
+    /// # Errors
+    /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
+    pub(crate) fn end(&self, board: &Board, force: bool) -> Result<(), ExportError> {
+        let device = self.number.path();
+        let users = if force { Users::of(self.number, &self.file) } else { self.users() };
+        if !users.is_empty() && !force {
+            return Err(busy(&self.volume, &device, &users.to_string()));
+        }
+        if !users.is_empty() {
+            tracing::warn!(volume = self.volume, device = %device.display(), "the device is removed although it is {users}: they get I/O errors");
+            sync(&users);
+        }
+        let task = Task::Detach { number: self.number, force };
+        match task.run(LETTING_GO) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+                let elsewhere = "mounted or held where the daemon cannot see it";
+                return Err(busy(&self.volume, &device, elsewhere));
+            }
+            Err(error) => {
+                tracing::warn!(volume = self.volume, device = %device.display(), "the loop device cannot be detached now: {error}");
+            }
+            Ok(_) => {}
+        }
+        let end = Instant::now() + LETTING_GO;
+        while users.is_empty() && is_attached(self.number) && Instant::now() < end {
+            std::thread::sleep(STEP);
+        }
+        self.unmount(end, force || !users.is_empty());
+        board.close(&self.volume);
+        let left = end.saturating_duration_since(Instant::now()).max(STEP);
+        if self.ended.lock().recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                volume = self.volume,
+                "its file is unmounted, but requests are still in flight"
+            );
+        }
+        if let Some(link) = &self.link {
+            link::remove(link, self.number);
+        }
+        Ok(())
+    }
+
+    fn unmount(&self, end: Instant, force: bool) {
+        while !force && unmount(&self.file, UnmountFlags::empty()) == Err(Errno::BUSY) {
+            if Instant::now() >= end {
+                break;
+            }
+            std::thread::sleep(STEP);
+        }
+        // Not mounted any more, unless it is still in use.
+        let _ = unmount(&self.file, UnmountFlags::DETACH);
+        if let Err(error) = fs::remove_file(&self.file) {
+            tracing::warn!(file = %self.file.display(), %error, "the file of a volume cannot be removed");
+        }
+    }
+}
+
+/// Mounts a file system whose root is a regular file, on a regular file.
+fn mount_file(connection: &OwnedFd, file: PathBuf) -> Result<Mounted, ExportError> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&file)
+        .map_err(|error| failed(file.display(), error))?;
+    let data = format!(
+        "fd={},rootmode=100600,user_id={},group_id={},default_permissions,allow_other",
+        connection.as_raw_fd(),
+        geteuid().as_raw(),
+        getegid().as_raw()
+    );
+    let data = CString::new(data).map_err(|error| failed("mount", error.into()))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    match mount("forebay", &file, FS_TYPE, flags, &*data) {
+        Ok(()) => Ok(Mounted { file }),
+        Err(error) => {
+            let _ = fs::remove_file(&file);
+            Err(refused("mount", error.into()))
+        }
+    }
+}
+
+/// Attaches a loop device to the mounted file.
+fn attach(file: &Path, facts: &FileFacts) -> Result<LoopNumber, ExportError> {
+    let task = Task::Attach { file: file.to_owned(), read_only: facts.read_only };
+    task.run(ATTACHING).map_err(|error| refused("/dev/loop-control", error))
+}
+
+/// Returns whether a loop device has a file.
+fn is_attached(number: LoopNumber) -> bool {
+    number.sysfs().join("loop/backing_file").exists()
+}
+
+/// Has the file systems on a device write what they keep in memory, as far as that is quick.
+fn sync(users: &Users) {
+    for point in &users.mounts {
+        if let Err(error) = (Task::Sync { point: point.clone() }).run(LETTING_GO) {
+            tracing::warn!(point = %point.display(), %error, "a file system cannot write what it has in memory");
+        }
+    }
+}

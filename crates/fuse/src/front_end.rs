@@ -1,0 +1,155 @@
+//! FUSE and loop devices as one of the daemon's front ends.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::FrontEndKind;
+use forebay_device::ring::Ring;
+use forebay_engine::{
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
+};
+use forebay_lane::{Lane, MemoryBudget};
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::board::Board;
+use crate::errors::{failed, refused};
+use crate::export::Export;
+use crate::server::Server;
+use crate::stale;
+
+/// See the module.
+pub struct FuseFrontEnd {
+    dir: PathBuf,
+    memory: Arc<MemoryBudget>,
+    board: Arc<Board>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The directory, locked, if it has been needed.
+    lock: Option<File>,
+    exports: BTreeMap<String, Arc<Export>>,
+}
+
+impl FuseFrontEnd {
+    /// Starts without exports, and removes those in `dir` that a killed daemon has left. Requests share
+    /// `memory`.
+    pub fn claim(dir: &Path, memory: Arc<MemoryBudget>) -> Self {
+        let front_end = FuseFrontEnd {
+            dir: dir.to_owned(),
+            memory,
+            board: Arc::default(),
+            state: Mutex::default(),
+        };
+        // A directory that another daemon uses is reported when a volume is to be exported there.
+        if dir.exists() && front_end.lock(&mut front_end.state.lock()).is_ok() {
+            stale::clean(dir);
+        }
+        front_end
+    }
+
+    /// Makes sure that no other daemon uses the directory.
+    fn lock(&self, state: &mut State) -> Result<(), ExportError> {
+        if state.lock.is_some() {
+            return Ok(());
+        }
+        let dir = File::open(&self.dir).map_err(|error| failed(self.dir.display(), error))?;
+        if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let message = format!(
+                "another daemon exports volumes in {}; give --export-dir",
+                self.dir.display()
+            );
+            return Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None });
+        }
+        state.lock = Some(dir);
+        Ok(())
+    }
+
+    /// Makes the directory, and makes sure that no other daemon uses it.
+    fn prepare(&self, state: &mut State) -> Result<(), ExportError> {
+        if state.lock.is_some() {
+            return Ok(());
+        }
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
+        made.map_err(|error| failed(self.dir.display(), error))?;
+        self.lock(state)
+    }
+}
+
+impl FrontEnd for FuseFrontEnd {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::Fuse)
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn describe(&self, _volume: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn serve(
+        &self,
+        lane: &Rc<Lane>,
+        ring: &Rc<Ring>,
+        exports: Rc<dyn Exports>,
+    ) -> Box<dyn LaneFrontEnd> {
+        Box::new(Server::serve(lane, ring, exports, &self.board, &self.memory))
+    }
+
+    fn check(&self) -> Result<(), ExportError> {
+        forebay_device::fuse::open_connection().map_err(|error| refused("/dev/fuse", error))?;
+        let control = fs::OpenOptions::new().read(true).write(true).open("/dev/loop-control");
+        control.map_err(|error| refused("/dev/loop-control", error))?;
+        let able = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
+        if able { Ok(()) } else { Err(refused("mount", rustix::io::Errno::PERM.into())) }
+    }
+
+    fn publish(&self, volume: &str) -> Result<(), ExportError> {
+        {
+            let mut state = self.state.lock();
+            if state.exports.contains_key(volume) {
+                return Ok(());
+            }
+            self.prepare(&mut state)?;
+        }
+        // Not under the lock: reports must not wait for it.
+        let export = Export::begin(&self.dir, volume, &self.board)?;
+        tracing::info!(volume, device = %export.number().path().display(), "exported");
+        self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
+        Ok(())
+    }
+
+    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        let known = self.state.lock().exports.get(volume).cloned();
+        if let Some(export) = known {
+            export.end(&self.board, force)?;
+            self.state.lock().exports.remove(volume);
+        }
+        Ok(())
+    }
+
+    fn device(&self, volume: &str) -> Option<ExportedDevice> {
+        let state = self.state.lock();
+        let export = state.exports.get(volume)?;
+        Some(ExportedDevice {
+            path: export.number().path(),
+            link: export.link().map(Path::to_owned),
+        })
+    }
+
+    fn release(&self) {
+        let mut state = self.state.lock();
+        if state.lock.take().is_some() {
+            let _ = fs::remove_dir(&self.dir);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! FUSE front end: each volume as a file that the lanes serve, with a loop device of the kernel on top:
+//! a block device for machines without ublk.
+//!
+//! - [`wire`]: numbers and structures of the protocol
+//! - [`request`], [`answer`]: parses a request; decides what becomes of it. Both are pure
+//! - `channel`: serves a file on a lane; `server`: begins and ends channels
+//! - `board`: messages to the lanes
+//! - `export`: the file, the loop device and the link of a volume; `link`, `users`: parts of that
+//! - [`helper`]: the steps of that in a process of their own
+//! - `stale`: the remains of a killed daemon
+//! - [`front_end`]: the interface to the daemon; `errors`: what operators read
+#![forbid(unsafe_code)]
+
+pub mod answer;
+mod board;
+mod channel;
+mod errors;
+mod export;
+pub mod front_end;
+pub mod helper;
+mod link;
+pub mod request;
+mod server;
+mod stale;
+mod users;
+pub mod wire;
+
+pub use front_end::FuseFrontEnd;

@@ -1,0 +1,215 @@
+//! Parses requests of the kernel: bytes to a [`Request`], with every length checked. Pure.
+
+use rustix::fs::OFlags;
+use zerocopy::FromBytes;
+
+use crate::wire::{
+    self, FallocateIn, IN_HEADER, InHeader, InitIn, OpenIn, ReadIn, SetAttrIn, WriteIn, opcode,
+};
+
+/// Identifies a request to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId(pub u64);
+
+/// What the kernel asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Negotiate.
+    Init {
+        /// The kernel's version.
+        major: u32,
+        /// See `major`.
+        minor: u32,
+        /// Bytes.
+        max_readahead: u32,
+        /// See [`wire::init_flag`].
+        flags: u32,
+    },
+    /// Find a name; there is none.
+    Lookup,
+    /// Report the attributes.
+    GetAttr,
+    /// Change attributes.
+    SetAttr {
+        /// The new size in bytes, if that is to be changed, and nothing else.
+        size: Option<u64>,
+    },
+    /// Open the file.
+    Open {
+        /// For writes too.
+        writes: bool,
+    },
+    /// Read.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Write; the data are behind [`wire::WRITE_HEADER`].
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Bytes; the message has as many.
+        len: u32,
+        /// Must be durable before the reply.
+        durable: bool,
+    },
+    /// Report the size of the file system.
+    StatFs,
+    /// Close the file.
+    Release,
+    /// Make writes durable.
+    Fsync,
+    /// Report errors of earlier writes.
+    Flush,
+    /// Change how a range is stored.
+    Fallocate {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// See [`wire::fallocate_mode`].
+        mode: u32,
+    },
+    /// End the connection.
+    Destroy,
+    /// Needs no reply.
+    Notice,
+    /// Anything else.
+    Unknown,
+}
+
+/// A request with its identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Returned in the reply.
+    pub id: RequestId,
+    /// The node that it is about.
+    pub node: u64,
+    /// What it asks for.
+    pub request: Request,
+}
+
+/// Why bytes are not a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Not even a header: no reply is possible.
+    #[error("a message of {0} bytes has no header")]
+    NoHeader(usize),
+    /// The header says another length than the message has.
+    #[error("a message of {found} bytes says that it has {said}")]
+    Length {
+        /// The request.
+        id: RequestId,
+        /// Bytes of the message.
+        found: usize,
+        /// Bytes according to its header.
+        said: u32,
+    },
+    /// Its parameters are incomplete, or it has no data or too many.
+    #[error("a request with opcode {opcode} has {found} bytes")]
+    Body {
+        /// The request.
+        id: RequestId,
+        /// Its opcode.
+        opcode: u32,
+        /// Bytes of the message.
+        found: usize,
+    },
+}
+
+impl Malformed {
+    /// Returns the request, if it can be answered.
+    pub fn id(&self) -> Option<RequestId> {
+        match *self {
+            Malformed::NoHeader(_) => None,
+            Malformed::Length { id, .. } | Malformed::Body { id, .. } => Some(id),
+        }
+    }
+}
+
+/// Parses one message.
+///
+/// # Errors
+/// See [`Malformed`].
+pub fn parse(message: &[u8]) -> Result<Message, Malformed> {
+    let found = message.len();
+    let Ok((header, body)) = InHeader::read_from_prefix(message) else {
+        return Err(Malformed::NoHeader(found));
+    };
+    let id = RequestId(header.unique);
+    if usize::try_from(header.len) != Ok(found) {
+        return Err(Malformed::Length { id, found, said: header.len });
+    }
+    let request =
+        request(header.opcode, body).ok_or(Malformed::Body { id, opcode: header.opcode, found })?;
+    Ok(Message { id, node: header.node, request })
+}
+
+/// Parses the part behind the header; `None`: it is too short, or has data of another length than it
+/// says.
+fn request(number: u32, body: &[u8]) -> Option<Request> {
+    Some(match number {
+        opcode::INIT => {
+            let (init, _) = InitIn::read_from_prefix(body).ok()?;
+            let InitIn { major, minor, max_readahead, flags } = init;
+            Request::Init { major, minor, max_readahead, flags }
+        }
+        opcode::LOOKUP => Request::Lookup,
+        opcode::GETATTR => Request::GetAttr,
+        opcode::SETATTR => {
+            let (set, _) = SetAttrIn::read_from_prefix(body).ok()?;
+            // Handle and lock owner say who asks; they are not attributes.
+            const WHO: u32 = 1 << 6 | 1 << 9;
+            let size_alone = set.valid & !WHO == wire::SETATTR_SIZE;
+            Request::SetAttr { size: size_alone.then_some(set.size) }
+        }
+        opcode::OPEN => {
+            let (open, _) = OpenIn::read_from_prefix(body).ok()?;
+            let access = OFlags::from_bits_retain(open.flags) & OFlags::RWMODE;
+            Request::Open { writes: access != OFlags::RDONLY }
+        }
+        opcode::READ => {
+            let (read, _) = ReadIn::read_from_prefix(body).ok()?;
+            Request::Read { offset: read.offset, len: read.size }
+        }
+        opcode::WRITE => {
+            let (write, data) = WriteIn::read_from_prefix(body).ok()?;
+            if usize::try_from(write.size) != Ok(data.len()) {
+                return None;
+            }
+            let durable = write.flags & OFlags::DSYNC.bits() != 0;
+            Request::Write { offset: write.offset, len: write.size, durable }
+        }
+        opcode::STATFS => Request::StatFs,
+        opcode::RELEASE => Request::Release,
+        opcode::FSYNC => Request::Fsync,
+        opcode::FLUSH => Request::Flush,
+        opcode::FALLOCATE => {
+            let (change, _) = FallocateIn::read_from_prefix(body).ok()?;
+            let FallocateIn { offset, len, mode, .. } = change;
+            Request::Fallocate { offset, len, mode }
+        }
+        opcode::DESTROY => Request::Destroy,
+        opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY => Request::Notice,
+        _ => Request::Unknown,
+    })
+}
+
+/// Returns the range of a read or write at the start of `message`, as a hint: whether it is a write, and
+/// its first byte. Nothing is checked.
+pub fn coming(message: &[u8]) -> Option<(bool, u64)> {
+    let (header, body) = InHeader::read_from_prefix(message).ok()?;
+    let (read, _) = ReadIn::read_from_prefix(body).ok()?;
+    match header.opcode {
+        opcode::READ => Some((false, read.offset)),
+        opcode::WRITE => Some((true, read.offset)),
+        _ => None,
+    }
+}
+
+const _: () = assert!(IN_HEADER == size_of::<InHeader>());
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Requests of every kind, whole, cut and too long.
+
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::wire::{WRITE_HEADER, opcode::*};
+
+/// Returns a message with a header that fits.
+pub(crate) fn message(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
+    let len = (IN_HEADER + body.len()) as u32;
+    let header = InHeader {
+        len,
+        opcode,
+        unique: 7,
+        node,
+        uid: 1,
+        gid: 2,
+        pid: 3,
+        extensions: 0,
+        padding: 0,
+    };
+    [header.as_bytes(), body].concat()
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// Every opcode with parameters that count, the shortest valid parameters, and the request.
+fn kinds() -> Vec<(u32, Vec<u8>, Request)> {
+    let long = |number: u64| [number as u32, (number >> 32) as u32];
+    let at = 5 << 32 | 512;
+    let [low, high] = long(at);
+    let dsync = OFlags::DSYNC.bits();
+    vec![
+        (
+            INIT,
+            words(&[7, 44, 4096, 9]),
+            Request::Init { major: 7, minor: 44, max_readahead: 4096, flags: 9 },
+        ),
+        (SETATTR, words(&[[1 << 3, 0, 0, 0, low, high].as_slice(), &[0; 16]].concat()), {
+            Request::SetAttr { size: Some(at) }
+        }),
+        (OPEN, words(&[OFlags::RDWR.bits(), 0]), Request::Open { writes: true }),
+        (
+            READ,
+            words(&[0, 0, low, high, 100, 0, 0, 0, 0, 0]),
+            Request::Read { offset: at, len: 100 },
+        ),
+        (
+            WRITE,
+            words(&[0, 0, low, high, 0, 0, 0, 0, dsync, 0]),
+            Request::Write { offset: at, len: 0, durable: true },
+        ),
+        (
+            FALLOCATE,
+            words(&[0, 0, low, high, 1024, 0, 3, 0]),
+            Request::Fallocate { offset: at, len: 1024, mode: 3 },
+        ),
+    ]
+}
+
+#[test]
+fn every_request_is_parsed_and_no_shorter_one() {
+    for (opcode, body, request) in kinds() {
+        let whole = message(opcode, ROOT, &body);
+        let parsed = parse(&whole).expect("valid");
+        assert_eq!(parsed, Message { id: RequestId(7), node: ROOT, request }, "{opcode}");
+        for len in 0..body.len() {
+            let cut = message(opcode, ROOT, &body[..len]);
+            let malformed = parse(&cut).expect_err("cut");
+            assert_eq!(malformed.id(), Some(RequestId(7)), "{opcode} with {len} bytes");
+            assert!(matches!(malformed, Malformed::Body { .. }));
+        }
+    }
+}
+
+#[test]
+fn requests_without_parameters_that_count_are_parsed_with_any() {
+    for (opcode, request) in [
+        (LOOKUP, Request::Lookup),
+        (GETATTR, Request::GetAttr),
+        (STATFS, Request::StatFs),
+        (RELEASE, Request::Release),
+        (FSYNC, Request::Fsync),
+        (FLUSH, Request::Flush),
+        (DESTROY, Request::Destroy),
+        (FORGET, Request::Notice),
+        (BATCH_FORGET, Request::Notice),
+        (NOTIFY_REPLY, Request::Notice),
+        (INTERRUPT, Request::Unknown),
+        (0, Request::Unknown),
+        (u32::MAX, Request::Unknown),
+    ] {
+        for len in [0, 1, 8, 40, 5000] {
+            let parsed = parse(&message(opcode, 9, &vec![0xff; len])).expect("valid");
+            assert_eq!(parsed, Message { id: RequestId(7), node: 9, request }, "{opcode} {len}");
+        }
+    }
+}
+
+#[test]
+fn every_opcode_and_every_length_is_parsed_or_refused() {
+    for opcode in 0..=60 {
+        for len in 0..200 {
+            let _ = parse(&message(opcode, ROOT, &vec![0xa5; len]));
+        }
+    }
+}
+
+#[test]
+fn a_header_must_be_whole_and_say_the_length() {
+    let whole = message(GETATTR, ROOT, &[0; 16]);
+    for len in 0..IN_HEADER {
+        assert_eq!(parse(&whole[..len]), Err(Malformed::NoHeader(len)));
+        assert_eq!(Malformed::NoHeader(len).id(), None);
+    }
+    for len in (IN_HEADER..whole.len()).chain([whole.len() + 1]) {
+        let mut other = whole.clone();
+        other.resize(len, 0);
+        let malformed = parse(&other).expect_err("another length");
+        let id = RequestId(7);
+        assert_eq!(malformed, Malformed::Length { id, found: len, said: whole.len() as u32 });
+        assert_eq!(malformed.id(), Some(id));
+    }
+}
+
+#[test]
+fn a_write_has_exactly_the_data_that_it_says() {
+    for (said, has, good) in [(512, 512, true), (512, 511, false), (512, 513, false), (0, 1, false)]
+    {
+        let mut body = words(&[0, 0, 0, 0, said, 0, 0, 0, 0, 0]);
+        body.resize(body.len() + has, 1);
+        let bytes = message(WRITE, ROOT, &body);
+        assert_eq!(bytes.len(), WRITE_HEADER + has);
+        let request = Request::Write { offset: 0, len: said, durable: false };
+        assert_eq!(parse(&bytes).map(|it| it.request).ok(), good.then_some(request));
+    }
+}
+
+#[test]
+fn attributes_other_than_the_size_are_told_apart() {
+    let set = |valid: u32| {
+        let body = words(&[[valid, 0, 0, 0, 512, 0].as_slice(), &[0; 16]].concat());
+        parse(&message(SETATTR, ROOT, &body)).expect("valid").request
+    };
+    assert_eq!(set(1 << 3), Request::SetAttr { size: Some(512) });
+    assert_eq!(set(1 << 3 | 1 << 6 | 1 << 9), Request::SetAttr { size: Some(512) });
+    for valid in [0, 1, 1 << 3 | 1, 1 << 5, u32::MAX] {
+        assert_eq!(set(valid), Request::SetAttr { size: None }, "{valid:#x}");
+    }
+}
+
+#[test]
+fn reads_and_writes_are_recognised_before_they_are_parsed() {
+    let body = words(&[0, 0, 4096, 0, 512, 0, 0, 0, 0, 0]);
+    assert_eq!(coming(&message(READ, ROOT, &body)), Some((false, 4096)));
+    assert_eq!(coming(&message(WRITE, ROOT, &body)), Some((true, 4096)));
+    assert_eq!(coming(&message(STATFS, ROOT, &body)), None);
+    assert_eq!(coming(&message(READ, ROOT, &body)[..IN_HEADER + 39]), None);
+}
+
+const ROOT: u64 = wire::ROOT;

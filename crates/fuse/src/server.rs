@@ -1,0 +1,165 @@
+//! The FUSE server of a lane: begins and ends channels.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_device::ring::Ring;
+use forebay_engine::{BlockService, Exports, LaneFrontEnd};
+use forebay_lane::{Lane, LaneMemory, MemoryBudget, MemoryUse, Signal, either};
+use rustix::process::{getegid, geteuid};
+
+use crate::answer::FileFacts;
+use crate::board::{Board, Connection, Post};
+use crate::channel::{CHANNEL_BYTES, Channel};
+
+/// How long a file that is being unmounted may be in use when the daemon ends.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// What the tasks of a lane share.
+struct Shared {
+    lane: Rc<Lane>,
+    ring: Rc<Ring>,
+    exports: Rc<dyn Exports>,
+    budget: Arc<MemoryBudget>,
+    memory: Rc<LaneMemory>,
+    board: Arc<Board>,
+    number: usize,
+    channels: RefCell<Vec<Rc<Channel>>>,
+    stopping: Cell<bool>,
+    ended: Signal,
+}
+
+impl Shared {
+    fn each_of(&self, volume: &str, each: impl Fn(&Channel)) {
+        let channels = self.channels.borrow();
+        channels.iter().filter(|channel| channel.name() == volume).for_each(|it| each(it));
+    }
+}
+
+/// See the module.
+pub(crate) struct Server {
+    shared: Rc<Shared>,
+}
+
+impl Server {
+    /// Serves what comes through `board` on the calling lane.
+    pub(crate) fn serve(
+        lane: &Rc<Lane>,
+        ring: &Rc<Ring>,
+        exports: Rc<dyn Exports>,
+        board: &Arc<Board>,
+        budget: &Arc<MemoryBudget>,
+    ) -> Self {
+        let shared = Rc::new(Shared {
+            lane: lane.clone(),
+            ring: ring.clone(),
+            exports,
+            budget: budget.clone(),
+            memory: Rc::new(LaneMemory::new(budget.clone())),
+            number: board.join(),
+            board: board.clone(),
+            channels: RefCell::default(),
+            stopping: Cell::new(false),
+            ended: Signal::default(),
+        });
+        lane.spawn(take_posts(shared.clone()));
+        Server { shared }
+    }
+}
+
+async fn take_posts(shared: Rc<Shared>) {
+    loop {
+        let changed = shared.board.changed.listen();
+        while let Some(post) = shared.board.take(shared.number) {
+            match post {
+                Post::Serve(connection) => begin(&shared, connection),
+                Post::Close(volume) => shared.each_of(&volume, |channel| channel.close()),
+            }
+        }
+        if shared.stopping.get() {
+            return;
+        }
+        changed.await;
+    }
+}
+
+fn facts(target: &dyn BlockService) -> FileFacts {
+    FileFacts {
+        size: target.size(),
+        read_only: target.read_only(),
+        block: target.preferred_block(),
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+    }
+}
+
+/// Begins to serve a connection. If that is impossible, it is closed.
+fn begin(shared: &Rc<Shared>, connection: Connection) {
+    let Connection { volume, fd, begun, ended } = connection;
+    let Some(target) = shared.exports.open(&volume) else { return };
+    if !shared.budget.take_for_connection(CHANNEL_BYTES, false) {
+        tracing::warn!(volume, "there is no memory to serve its file; raise --memory-limit");
+        return;
+    }
+    // The kernel may need this thread to write to the file before it gets memory for itself.
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!(%error, "the lane cannot be told from other users of the file");
+    }
+    let file = facts(&*target);
+    let lane = (shared.lane.clone(), shared.ring.clone(), shared.memory.clone());
+    let channel = Channel::new(&volume, fd, (target, file), lane);
+    shared.channels.borrow_mut().push(channel.clone());
+    let shared = shared.clone();
+    shared.lane.clone().spawn(async move {
+        let end = AtEnd { shared: &shared, channel: &channel };
+        channel.serve().await;
+        drop(end);
+        drop(channel);
+        drop(ended);
+    });
+    let _ = begun.send(file);
+}
+
+/// Removes a channel on drop, also when its task panics.
+struct AtEnd<'a> {
+    shared: &'a Shared,
+    channel: &'a Rc<Channel>,
+}
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.channel.let_go();
+        self.shared.channels.borrow_mut().retain(|known| !Rc::ptr_eq(known, self.channel));
+        self.shared.budget.give(MemoryUse::Connections, CHANNEL_BYTES);
+        self.shared.ended.raise();
+    }
+}
+
+impl LaneFrontEnd for Server {
+    fn dismiss(&self, volume: &str) {
+        self.shared.each_of(volume, |channel| channel.let_go());
+    }
+
+    fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let shared = self.shared;
+        shared.stopping.set(true);
+        shared.board.changed.notify_all();
+        Box::pin(async move {
+            // The front end has unmounted the files; here the lane notices it.
+            let unmounted = async {
+                while !shared.channels.borrow().is_empty() {
+                    shared.ended.wait().await;
+                }
+            };
+            either(unmounted, shared.lane.sleep(DRAIN)).await;
+            for channel in shared.channels.borrow().iter() {
+                channel.let_go();
+                channel.close();
+            }
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! Removes what a daemon that was killed has left: mounted files that answer nothing, and the loop
+//! devices on top of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_device::loop_device::{self, LoopNumber};
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::export::FS_TYPE;
+use crate::link;
+use crate::users::{Users, mounts};
+
+/// Cleans a directory of files that no daemon uses any more.
+pub(crate) fn clean(dir: &Path) {
+    // The devices first: they are recognised by the paths of their files.
+    for (number, file) in attached() {
+        if file.parent() != Some(dir) {
+            continue;
+        }
+        let users = Users::of(number, &file);
+        if !users.is_empty() {
+            let device = number.path();
+            tracing::warn!(device = %device.display(), "a device of the previous daemon is still {users}: they get I/O errors until they let go of it, and the volume gets another device");
+        }
+        if let Err(error) = loop_device::detach(number) {
+            tracing::warn!(device = %number.path().display(), %error, "a loop device of the previous daemon cannot be detached");
+        }
+        link::remove_all(number);
+    }
+    for mount in mounts() {
+        let ours = mount.kind == FS_TYPE && mount.point.parent() == Some(dir);
+        if ours && let Err(error) = unmount(&mount.point, UnmountFlags::DETACH) {
+            tracing::warn!(file = %mount.point.display(), %error, "a file of the previous daemon cannot be unmounted");
+        }
+    }
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        // Mount points are empty files; anything else is not ours.
+        if entry.metadata().is_ok_and(|found| found.is_file() && found.len() == 0) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Returns the loop devices that have a file, with its path.
+fn attached() -> Vec<(LoopNumber, PathBuf)> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix("loop")?.parse().ok().map(LoopNumber)
+    });
+    let with_file = numbers.filter_map(|number| {
+        let file = fs::read_to_string(number.sysfs().join("loop/backing_file")).ok()?;
+        Some((number, PathBuf::from(file.trim_end())))
+    });
+    with_file.collect()
+}

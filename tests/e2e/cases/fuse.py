@@ -1,0 +1,373 @@
+"""Volumes as block devices of this machine: export=fuse, a file of the daemon and a loop device on it."""
+
+import os
+import pathlib
+import subprocess
+import time
+
+from harness import *
+
+FILESYSTEMS = {
+    "ext4": (["mkfs.ext4", "-q", "-F"], ["e2fsck", "-f", "-n"]),
+    "xfs": (["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n"]),
+    "btrfs": (["mkfs.btrfs", "-q", "-f"], ["btrfs", "check"]),
+}
+
+
+def exported(box, name="v", *arguments, daemon=None, size=512 * MIB):
+    """A volume with a block device; gives the daemon and the device."""
+    need("losetup", "mount")
+    if os.geteuid() != 0:
+        skip("block devices take root")
+    for path in ("/dev/fuse", "/dev/loop-control"):
+        if not os.path.exists(path):
+            skip(f"there is no {path}")
+    daemon = daemon or box.daemon()
+    cache, origin = box.file(f"cache-{name}", 256 * MIB), box.file(f"origin-{name}", size)
+    box.at_end(clean_up, box, daemon)
+    made = daemon.create_run(name, cache, origin, "--export", "nbd,fuse", *arguments, expect=None)
+    if "CAP_SYS_ADMIN" in made.stderr or "modprobe" in made.stderr:
+        skip(made.stderr.strip())
+    check_equal(made.returncode, 0, f"create: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    check(device.startswith("/dev/loop"), f"create printed {device}")
+    return daemon, device
+
+
+def clean_up(box, daemon):
+    """Unmounts and detaches whatever a test that failed has left."""
+    if daemon.process.poll() is None:
+        daemon.terminate()
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split()[4]
+        if point.startswith(str(box.dir)):
+            box.run("umount", "-l", point, expect=None)
+    for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+        if path.read_text().startswith(str(box.dir)):
+            box.run("losetup", "-d", f"/dev/{path.parts[3]}", expect=None)
+
+
+def backing(device):
+    """The file below a loop device, or nothing."""
+    path = pathlib.Path(f"/sys/block/{os.path.basename(device)}/loop/backing_file")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def queue(device, name):
+    return int(pathlib.Path(f"/sys/block/{os.path.basename(device)}/queue/{name}").read_text())
+
+
+def mount(box, kind, device, name="mnt"):
+    point = box.path(name)
+    os.makedirs(point, exist_ok=True)
+    done = box.run("mount", "-t", kind, device, point, expect=None)
+    if "unknown filesystem" in done.stderr or "permission denied" in done.stderr:
+        skip(f"{kind} cannot be mounted here: {done.stderr.strip()}")
+    check_equal(done.returncode, 0, f"mount: {done.stderr.strip()}")
+    return point
+
+
+def fill(point):
+    """Writes files until there is no room; gives their content by name."""
+    written = {}
+    for number in range(10000):
+        content = random_bytes(number, 4 * MIB + number)
+        try:
+            with open(f"{point}/fill{number}", "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            check_equal(error.errno, 28, "the error of a full filesystem")
+            os.unlink(f"{point}/fill{number}")
+            return written
+        written[f"fill{number}"] = content
+    raise Failure("the filesystem is never full")
+
+
+def compare(point, written):
+    for name, content in written.items():
+        with open(f"{point}/{name}", "rb") as file:
+            check(file.read() == content, f"{name} differs")
+
+
+def stored(path):
+    return os.stat(path).st_blocks * 512
+
+
+def filesystem(box, kind):
+    make, repair = FILESYSTEMS[kind]
+    need(make[0], repair[0], "fio", "fstrim")
+    daemon, device = exported(box)
+    box.run(*make, device)
+    point = mount(box, kind, device)
+    box.run(
+        "fio", "--name=verify", f"--directory={point}", "--rw=randwrite", "--bs=4k", "--size=48m",
+        "--ioengine=libaio", "--iodepth=16", "--direct=1", "--fsync=64", "--verify=crc32c",
+        "--do_verify=1", "--randseed=5", "--output-format=terse", cwd=box.dir,
+    )  # fmt: skip
+    box.run("rm", "-r", *[str(path) for path in pathlib.Path(point).glob("verify*")])
+    written = fill(point)
+    check(len(written) > 20, f"only {len(written)} files fitted")
+    box.run("umount", point)
+    box.run(*repair, device)
+    mount(box, kind, device)
+    compare(point, written)
+    for name in list(written)[::2]:
+        os.unlink(f"{point}/{name}")
+        del written[name]
+    box.run("sync")
+    daemon.cli("flush", "v")
+    before = stored(box.path("origin-v"))
+    trimmed = box.run("fstrim", "-v", point).stdout
+    check("0 B" not in trimmed, f"fstrim: {trimmed.strip()}")
+    after = stored(box.path("origin-v"))
+    check(after < before - 50 * MIB, f"fstrim freed {before - after} bytes of the origin")
+    compare(point, written)
+    check(daemon.show("v")["requests"]["flush"] > 0, "no flush has reached the volume")
+    box.run("umount", point)
+    box.run(*repair, device)
+    daemon.cli("stop", "v")
+    check_equal(backing(device), "", "the file below the device of a stopped volume")
+    daemon.cli("start", "v")
+    device = daemon.show("v")["export"]["device"]
+    mount(box, kind, device)
+    compare(point, written)
+    box.run("umount", point)
+    daemon.cli("flush", "v")
+    daemon.cli("delete", "v")
+    # Without the cache the origin is a whole filesystem as well.
+    origin = box.run("losetup", "--find", "--show", box.path("origin-v")).stdout.strip()
+    box.at_end(box.run, "losetup", "-d", origin)
+    box.run(*repair, origin)
+
+
+@test
+def ext4_is_filled_trimmed_and_found_again(box):
+    filesystem(box, "ext4")
+
+
+@test
+def xfs_is_filled_trimmed_and_found_again(box):
+    filesystem(box, "xfs")
+
+
+@test
+def btrfs_is_filled_trimmed_and_found_again(box):
+    filesystem(box, "btrfs")
+
+
+@test
+def the_device_is_the_volume(box):
+    daemon, device = exported(box, size=64 * MIB + 512)
+    report = daemon.show("v")["export"]
+    check_equal(report["device"], device, "the device in the report")
+    if report["link"]:
+        check_equal(os.path.realpath(report["link"]), device, "the target of the link")
+    check(device in daemon.cli("show", "v").stdout, "show has no device")
+    size = int(box.run("blockdev", "--getsize64", device).stdout)
+    check_equal(size, 64 * MIB + 512, "the size of the device")
+    for name in ("logical_block_size", "physical_block_size"):
+        check_equal(queue(device, name), 512, name)
+    check(queue(device, "discard_max_bytes") > 0, "the device has no discard")
+    check(queue(device, "write_zeroes_max_bytes") > 0, "the device has no write zeroes")
+    data = random_bytes(1, MIB)
+    client = connect(report["nbd"])
+    client.pwrite(data, 4096)
+    file = os.open(device, os.O_RDWR | os.O_DIRECT)
+    try:
+        check_equal(read_direct(file, MIB, 4096), data, "the data of the other front end")
+    finally:
+        os.close(file)
+    # Any part of the file below can be read as well, but only whole sectors written.
+    with open(backing(device), "r+b", buffering=0) as file:
+        file.seek(4097)
+        check_equal(file.read(1000), data[1:1001], "a part of a sector")
+        file.seek(0, os.SEEK_END)
+        check_equal(file.tell(), size, "the size of the file")
+        file.seek(1)
+        try:
+            file.write(b"x" * 512)
+            raise Failure("a part of a sector was written")
+        except OSError as error:
+            check_equal(error.errno, 22, "the error of a part of a sector")
+    flushes = daemon.show("v")["requests"]["flush"]
+    box.run("blkdiscard", "-z", "-o", "0", "-l", str(MIB), device)
+    box.run("dd", "if=/dev/urandom", f"of={device}", "bs=4k", "count=1", "seek=300", "conv=fsync")
+    check(daemon.show("v")["requests"]["flush"] > flushes, "the sync of the device is no flush")
+    zeroes = bytes(client.pread(MIB, 0))
+    check_equal(zeroes, bytes(MIB), "what was overwritten with zeroes")
+    check_equal(bytes(client.pread(4096, MIB)), data[-4096:], "what was not")
+    client.shutdown()
+
+
+def read_direct(file, size, offset):
+    """Reads into memory that is aligned."""
+    import mmap
+
+    with mmap.mmap(-1, size) as memory:
+        check_equal(os.preadv(file, [memory], offset), size, "bytes that were read")
+        return bytes(memory)
+
+
+@test
+def an_export_is_set_and_removed_while_the_volume_is_used(box):
+    daemon, device = exported(box)
+    uri = daemon.uri("v")
+    client = connect(uri)
+    client.pwrite(b"\x11" * 4096, 0)
+    daemon.cli("set", "v", "export=nbd")
+    check_equal(daemon.show("v")["export"]["device"], None, "the device without an export")
+    check_equal(backing(device), "", "the file below the device")
+    check_equal(bytes(client.pread(4096, 0)), b"\x11" * 4096, "the data")
+    daemon.cli("set", "v", "export=fuse")
+    check_equal(daemon.show("v")["settings"]["export"], "nbd,fuse", "the setting")
+    device = daemon.show("v")["export"]["device"]
+    with open(device, "rb") as file:
+        check_equal(file.read(4096), b"\x11" * 4096, "the data of the new device")
+        refused = daemon.cli("set", "v", "export=nbd", expect=3).stderr
+        check(str(os.getpid()) in refused, f"the refusal does not name this process: {refused}")
+    check_equal(daemon.show("v")["settings"]["export"], "nbd,fuse", "the setting after the refusal")
+    daemon.cli("set", "v", "export=ublk", expect=2)
+    daemon.cli("set", "v", "export=nbd")
+    client.shutdown()
+
+
+@test
+def a_device_in_use_is_not_removed_without_force(box):
+    need("mkfs.ext4")
+    daemon, device = exported(box)
+    box.run("mkfs.ext4", "-q", "-F", device)
+    point = mount(box, "ext4", device)
+    for command in (["stop", "v"], ["delete", "v"], ["delete", "--discard-dirty", "v"], ["set", "v", "export=nbd"]):
+        refused = daemon.cli(*command, expect=3).stderr
+        check(point in refused and device in refused, f"{command}: {refused.strip()}")
+        check_equal(daemon.show("v")["state"], "running", "the state after a refusal")
+    with open(f"{point}/file", "wb") as file:
+        file.write(b"x" * MIB)
+    daemon.cli("stop", "--force", "v")
+    check_equal(daemon.show("v")["state"], "stopped", "the state after a stop by force")
+    box.run("umount", "-l", point)
+    daemon.cli("start", "v")
+    device = daemon.show("v")["export"]["device"]
+    mount(box, "ext4", device)
+    # What was in memory was written before the device was cut off.
+    with open(f"{point}/file", "rb") as file:
+        check_equal(file.read(), b"x" * MIB, "the file")
+    box.run("umount", point)
+
+
+@test
+def a_daemon_that_ends_removes_its_devices(box):
+    daemon, device = exported(box)
+    link = daemon.show("v")["export"]["link"]
+    code, _ = daemon.terminate()
+    check_equal(code, 0, "the exit code")
+    check_equal(backing(device), "", "the file below the device")
+    check(not link or not os.path.lexists(link), "the link is left")
+    check("forebay" not in pathlib.Path("/proc/mounts").read_text().replace(str(box.dir), "") or
+          str(box.dir) not in pathlib.Path("/proc/mounts").read_text(), "a mount is left")  # fmt: skip
+    daemon.start()
+    check(backing(daemon.show("v")["export"]["device"]), "no device after a restart")
+
+
+@test
+def a_killed_daemon_brings_the_device_back(box):
+    need("mkfs.ext4", "e2fsck")
+    daemon, device = exported(box)
+    box.run("mkfs.ext4", "-q", "-F", device)
+    point = mount(box, "ext4", device)
+    content = random_bytes(3, 8 * MIB)
+    with open(f"{point}/kept", "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    daemon.kill()
+    # The mounted filesystem gets errors from now on.
+    try:
+        with open(f"{point}/lost", "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        raise Failure("a write without a daemon succeeded")
+    except OSError as error:
+        check(error.errno in (5, 30), f"the error without a daemon: {error}")
+    daemon.start()
+    again = daemon.show("v")["export"]["device"]
+    check(backing(again), "no device after a restart")
+    box.run("umount", "-l", point)
+    box.run("e2fsck", "-f", "-p", again, expect=None)
+    point = mount(box, "ext4", again, "again")
+    with open(f"{point}/kept", "rb") as file:
+        check(file.read() == content, "the file differs")
+    box.run("umount", point)
+    for _ in range(3):
+        daemon.kill()
+        daemon.start()
+    again = daemon.show("v")["export"]["device"]
+    check(backing(again), "no device after three more crashes")
+    ours = [path for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")
+            if path.read_text().startswith(str(box.dir))]  # fmt: skip
+    check_equal(len(ours), 1, "loop devices of this daemon")
+    daemon.cli("stop", "v")
+
+
+@test
+def writes_survive_a_crash_as_soon_as_they_are_synced(box):
+    need("fio")
+    daemon, device = exported(box)
+    load = box.spawn(
+        "fio", "--name=load", f"--filename={device}", "--rw=randrw", "--bs=4k", "--size=64m",
+        "--ioengine=libaio", "--iodepth=32", "--direct=1", "--time_based", "--runtime=60",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=box.dir,
+    )  # fmt: skip
+    time.sleep(2)
+    daemon.kill()
+    load.wait(30)
+    daemon.start()
+    check(backing(daemon.show("v")["export"]["device"]), "no device after a crash under load")
+
+
+@test
+def two_volumes_have_two_devices(box):
+    daemon, one = exported(box, "one")
+    _, two = exported(box, "two", daemon=daemon)
+    check(one != two, "the devices are the same")
+    for number, device in enumerate((one, two)):
+        with open(device, "r+b") as file:
+            file.write(bytes([number + 1]) * MIB)
+            file.flush()
+            os.fsync(file.fileno())
+    for number, name in enumerate(("one", "two")):
+        client = connect(daemon.uri(name))
+        check_equal(bytes(client.pread(MIB, 0)), bytes([number + 1]) * MIB, f"the data of {name}")
+        client.shutdown()
+    daemon.cli("stop", "one")
+    with open(two, "rb") as file:
+        check_equal(file.read(4096), b"\x02" * 4096, "the other volume")
+
+
+@test
+def a_daemon_without_privileges_refuses_and_changes_nothing(box):
+    need("setpriv")
+    if os.geteuid() != 0:
+        skip("privileges can be dropped by root only")
+    daemon = box.daemon()
+    daemon.terminate()
+    command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *daemon.command()]
+    with open(daemon.log_path, "ab") as log:
+        daemon.process = box.spawn(*command, stdout=log, stderr=log)
+    end = time.monotonic() + 20
+    while daemon.cli("list", expect=None).returncode and time.monotonic() < end:
+        time.sleep(0.1)
+    cache, origin = box.file("cache", 64 * MIB), box.file("origin", 16 * MIB)
+    before = digest(cache, origin)
+    refused = daemon.create_run("v", cache, origin, "--export", "fuse", expect=2).stderr
+    check("CAP_SYS_ADMIN" in refused, f"the refusal: {refused.strip()}")
+    check_equal(digest(cache, origin), before, "the devices")
+    daemon.create("v", cache, origin)
+    refused = daemon.cli("set", "v", "export=fuse", expect=2).stderr
+    check("CAP_SYS_ADMIN" in refused, f"the refusal: {refused.strip()}")
+
+
+main()
