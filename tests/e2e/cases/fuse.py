@@ -124,7 +124,7 @@ def filesystem(box, kind):
     after = stored(box.path("origin-v"))
     check(after < before - 50 * MIB, f"fstrim freed {before - after} bytes of the origin")
     compare(point, written)
-    check(daemon.show("v")["requests"]["flush"] > 0, "no flush has reached the volume")
+    check(daemon.show("v")["requests"]["flushes"] > 0, "no flush has reached the volume")
     box.run("umount", point)
     box.run(*repair, device)
     daemon.cli("stop", "v")
@@ -191,10 +191,10 @@ def the_device_is_the_volume(box):
             raise Failure("a part of a sector was written")
         except OSError as error:
             check_equal(error.errno, 22, "the error of a part of a sector")
-    flushes = daemon.show("v")["requests"]["flush"]
+    flushes = daemon.show("v")["requests"]["flushes"]
     box.run("blkdiscard", "-z", "-o", "0", "-l", str(MIB), device)
     box.run("dd", "if=/dev/urandom", f"of={device}", "bs=4k", "count=1", "seek=300", "conv=fsync")
-    check(daemon.show("v")["requests"]["flush"] > flushes, "the sync of the device is no flush")
+    check(daemon.show("v")["requests"]["flushes"] > flushes, "the sync of the device is no flush")
     zeroes = bytes(client.pread(MIB, 0))
     check_equal(zeroes, bytes(MIB), "what was overwritten with zeroes")
     check_equal(bytes(client.pread(4096, MIB)), data[-4096:], "what was not")
