@@ -1,18 +1,21 @@
 //! Loop devices of the kernel: block devices on top of a file.
 
-use std::ffi::c_void;
+use std::ffi::{OsString, c_void};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
+use rustix::ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
 
 /// `LOOP_CTL_GET_FREE`.
 const GET_FREE: Opcode = 0x4c82;
 /// `LOOP_CONFIGURE`, since Linux 5.8.
 const CONFIGURE: Opcode = 0x4c0a;
+/// `LOOP_GET_STATUS64`.
+const GET_STATUS: Opcode = 0x4c05;
 /// `LOOP_CLR_FD`.
 const CLEAR: Opcode = 0x4c01;
 
@@ -155,6 +158,21 @@ pub fn attach(file: impl AsFd, options: LoopOptions<'_>) -> io::Result<LoopNumbe
         }
     }
     Err(Errno::BUSY.into())
+}
+
+/// Returns the path that the file of a loop device had when it was attached; it may be cut.
+///
+/// # Errors
+/// It has no file, or may not be used.
+pub fn name(number: LoopNumber) -> io::Result<PathBuf> {
+    let device = open(number, false)?;
+    // SAFETY: for this opcode the kernel writes a `struct loop_info64`, whose layout `Info` has, and any
+    // bytes are an `Info`.
+    let request = unsafe { Getter::<GET_STATUS, Info>::new() };
+    // SAFETY: the request is made for loop devices, and this is one.
+    let info = unsafe { ioctl(&device, request)? };
+    let name: Vec<u8> = info.file_name.into_iter().take_while(|byte| *byte != 0).collect();
+    Ok(PathBuf::from(OsString::from_vec(name)))
 }
 
 /// Detaches a loop device from its file, or has the kernel do so when its last user is gone.

@@ -14,10 +14,7 @@ use crate::users::{Users, mounts};
 /// Cleans a directory of files that no daemon uses any more.
 pub(crate) fn clean(dir: &Path) {
     // The devices first: they are recognised by the paths of their files.
-    for (number, file) in attached() {
-        if file.parent() != Some(dir) {
-            continue;
-        }
+    for (number, file) in attached(dir) {
         let users = Users::of(number, &file);
         if !users.is_empty() {
             let device = number.path();
@@ -42,8 +39,9 @@ pub(crate) fn clean(dir: &Path) {
     }
 }
 
-/// Returns the loop devices that have a file, with its path.
-fn attached() -> Vec<(LoopNumber, PathBuf)> {
+/// Returns the loop devices on top of files in `dir`. The kernel does not know the path of a file any more
+/// whose mount namespace is gone, as that of a service is; but it knows the path of earlier.
+fn attached(dir: &Path) -> Vec<(LoopNumber, PathBuf)> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
@@ -51,7 +49,9 @@ fn attached() -> Vec<(LoopNumber, PathBuf)> {
     });
     let with_file = numbers.filter_map(|number| {
         let file = fs::read_to_string(number.sysfs().join("loop/backing_file")).ok()?;
-        Some((number, PathBuf::from(file.trim_end())))
+        let paths = [Some(PathBuf::from(file.trim_end())), loop_device::name(number).ok()];
+        let here = |path: &PathBuf| path.parent() == Some(dir);
+        Some((number, paths.into_iter().flatten().find(here)?))
     });
     with_file.collect()
 }
