@@ -187,6 +187,7 @@ impl Channel {
                 let Poll::Ready(done) = Pin::new(running).poll(context) else { continue };
                 *take = None;
                 match (done.result, done.buf) {
+                    (Ok(0), _) => end = Some(Errno::NODEV),
                     (Ok(len), Some(buf)) => taken.push(Taken { buf, len: len as usize }),
                     (result, buf) => {
                         let error = result.err().and_then(|error| Errno::from_io_error(&error));
@@ -462,3 +463,6 @@ impl CompletionSink for Channel {
         self.release(held);
     }
 }
+
+#[cfg(test)]
+mod tests;

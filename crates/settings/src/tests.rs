@@ -152,7 +152,6 @@ fn bad_settings_are_refused_and_named() {
         ("mode=WB", "mode"),
         ("mode=", "mode"),
         ("policy=mru", "policy"),
-        ("export=", "export"),
         ("export=nbd,ublk", "export"),
         ("durability=none", "durability"),
         ("sequential_cutoff=10GB", "sequential_cutoff"),

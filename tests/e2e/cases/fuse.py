@@ -6,6 +6,7 @@ import subprocess
 import time
 
 from harness import *
+from harness.faults import Disk
 
 FILESYSTEMS = {
     "ext4": (["mkfs.ext4", "-q", "-F"], ["e2fsck", "-f", "-n"]),
@@ -38,19 +39,25 @@ def clean_up(box, daemon):
     """Unmounts and detaches whatever a test that failed has left."""
     if daemon.process.poll() is None:
         daemon.terminate()
+    # The kernel forgets the path of a file that is not mounted any more.
+    for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+        if path.read_text().startswith(str(box.dir)):
+            box.run("losetup", "-d", f"/dev/{path.parts[3]}", expect=None)
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         point = line.split()[4]
         if point.startswith(str(box.dir)):
             box.run("umount", "-l", point, expect=None)
-    for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
-        if path.read_text().startswith(str(box.dir)):
-            box.run("losetup", "-d", f"/dev/{path.parts[3]}", expect=None)
 
 
 def backing(device):
     """The file below a loop device, or nothing."""
     path = pathlib.Path(f"/sys/block/{os.path.basename(device)}/loop/backing_file")
     return path.read_text().strip() if path.exists() else ""
+
+
+def attached():
+    """The loop devices of this machine that have a file."""
+    return {path.parts[3] for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")}
 
 
 def queue(device, name):
@@ -265,10 +272,114 @@ def a_daemon_that_ends_removes_its_devices(box):
     check_equal(code, 0, "the exit code")
     check_equal(backing(device), "", "the file below the device")
     check(not link or not os.path.lexists(link), "the link is left")
-    check("forebay" not in pathlib.Path("/proc/mounts").read_text().replace(str(box.dir), "") or
-          str(box.dir) not in pathlib.Path("/proc/mounts").read_text(), "a mount is left")  # fmt: skip
+    check(str(box.dir) not in pathlib.Path("/proc/mounts").read_text(), "a mount is left")
     daemon.start()
     check(backing(daemon.show("v")["export"]["device"]), "no device after a restart")
+
+
+@test
+def a_daemon_that_ends_cuts_off_what_is_mounted(box):
+    need("mkfs.ext4", "e2fsck")
+    daemon, device = exported(box)
+    box.run("mkfs.ext4", "-q", "-F", device)
+    point = mount(box, "ext4", device)
+    with open(f"{point}/file", "wb") as file:
+        file.write(b"x" * MIB)
+    code, seconds = daemon.terminate()
+    check_equal(code, 0, "the exit code")
+    check(seconds < 30, f"the end took {seconds:.0f} s")
+    check(point in daemon.log(), "the log does not name the mount")
+    daemon.start()
+    again = daemon.show("v")["export"]["device"]
+    check(again != device, "the new device is the one that is still mounted")
+    box.run("umount", "-l", point)
+    mount(box, "ext4", again)
+    with open(f"{point}/file", "rb") as file:
+        check_equal(file.read(), b"x" * MIB, "what was in memory when the daemon ended")
+    box.run("umount", point)
+    check_equal(backing(device), "", "the file below the old device")
+
+
+@test
+def the_remains_of_a_service_are_found(box):
+    need("unshare")
+    before = attached()
+    daemon, device = exported(box)
+    daemon.terminate()
+    # A service has a mount namespace of its own, which is gone when it is started again.
+    plain = daemon.command
+    daemon.command = lambda *rest: ["unshare", "--mount", "--propagation", "slave", *plain(*rest)]
+    for _ in range(3):
+        daemon.start()
+        device = daemon.show("v")["export"]["device"]
+        with open(device, "rb") as file:
+            check_equal(len(file.read(4096)), 4096, "bytes of the device")
+        daemon.kill()
+    daemon.start()
+    device = daemon.show("v")["export"]["device"]
+    more = attached() - before - {os.path.basename(device)}
+    check(not more, f"devices of earlier daemons: {more}")
+    daemon.terminate()
+
+
+def hanging(box):
+    """A volume whose origin hangs, with a process that waits for it."""
+    daemon, _ = exported(box, "other")
+    disk = Disk(box, "bad", 64 * MIB)
+    device = daemon.create("h", box.file("cache-h", 64 * MIB), disk.name, "--export", "fuse")
+    disk.faults("hang read")
+    reader = box.spawn(
+        "dd", f"if={device}", "of=/dev/null", "bs=4k", "count=1", "skip=9000", "iflag=direct",
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    time.sleep(1)
+    check(reader.poll() is None, "the read did not wait")
+    refused = daemon.cli("stop", "h", expect=3).stderr
+    check(f"{reader.pid} (dd)" in refused, f"the refusal: {refused.strip()}")
+    daemon.cli("stop", "other")
+    daemon.cli("start", "other")
+    return daemon, disk, reader
+
+
+@test
+def a_reader_of_a_hung_origin_gets_an_error_when_the_daemon_ends(box):
+    daemon, _, reader = hanging(box)
+    _, seconds = daemon.terminate()
+    check(seconds < 70, f"the end took {seconds:.0f} s")
+    check(reader.wait(30) != 0, "the read succeeded")
+
+
+@test
+def a_reader_of_a_hung_origin_gets_an_error_when_the_daemon_is_killed(box):
+    daemon, disk, reader = hanging(box)
+    daemon.kill()
+    check(reader.wait(30) != 0, "the read succeeded")
+    disk.heal()
+    daemon.start()
+    for name in ("h", "other"):
+        with open(daemon.show(name)["export"]["device"], "rb") as file:
+            check_equal(len(file.read(4096)), 4096, f"bytes of {name}")
+
+
+@test
+def kills_at_any_moment_of_publishing_leave_nothing_that_blocks(box):
+    daemon, _ = exported(box)
+    for number in range(25):
+        daemon.cli("set", "v", "export=nbd")
+        setting = box.spawn(
+            daemon.binary, "--socket", daemon.socket, "set", "v", "export=fuse",
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        time.sleep(number * 0.001)
+        daemon.kill()
+        setting.wait(30)
+        daemon.start()
+        daemon.cli("set", "v", "export=fuse")
+        with open(daemon.show("v")["export"]["device"], "rb") as file:
+            check_equal(len(file.read(4096)), 4096, "bytes of the device")
+    ours = [path for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")
+            if path.read_text().startswith(str(box.dir))]  # fmt: skip
+    check_equal(len(ours), 1, "loop devices of this daemon")
 
 
 @test

@@ -291,3 +291,113 @@ fn operations_of_devices_are_told_from_those_of_clients() {
     }
     assert_eq!(on_devices(), 0, "a short read was continued, and nobody waited for it");
 }
+
+/// Two ends of a connection that keeps messages apart; the first one is in non-blocking mode, as the
+/// kernel's devices are.
+fn messages() -> (Arc<OwnedFd>, OwnedFd) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    let kind = SocketType::SEQPACKET;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (mine, theirs) =
+        socketpair(AddressFamily::UNIX, kind, flags, None).expect("a pair of sockets");
+    (Arc::new(mine), theirs)
+}
+
+fn take(fd: &Arc<OwnedFd>) -> RingOp {
+    RingOp::TakeMessage { fd: fd.clone(), buf: IoBuf::zeroed(64), range: 8..64 }
+}
+
+#[test]
+fn messages_are_taken_one_by_one_and_given() {
+    let ring = Ring::new().expect("ring");
+    let (fd, other) = messages();
+    let takes = [ring.begin(take(&fd)), ring.begin(take(&fd)), ring.begin(take(&fd))];
+    ring.drive();
+    for length in [1, 5, 56] {
+        rustix::io::write(&other, &[length; 56][..length as usize]).expect("sent");
+    }
+    block_on(&ring, async {
+        let mut lengths = Vec::new();
+        for taken in takes {
+            let done = taken.await;
+            let length = done.result.expect("taken");
+            let buf = done.buf.expect("given back");
+            assert!(buf[..8].iter().all(|&byte| byte == 0));
+            assert!(buf[8..8 + length as usize].iter().all(|&byte| u32::from(byte) == length));
+            lengths.push(length);
+        }
+        lengths.sort_unstable();
+        assert_eq!(lengths, [1, 5, 56]);
+        let op = RingOp::GiveMessage { fd: fd.clone(), buf: filled(64, 3), range: 10..30 };
+        assert_eq!(ring.run(op).await.result.expect("given"), 20);
+        let mut into = [0; 64];
+        assert_eq!(rustix::io::read(&other, &mut into).expect("received"), 20);
+        assert_eq!(into[..20], [3; 20]);
+        let bad = RingOp::TakeMessage { fd: fd.clone(), buf: IoBuf::zeroed(64), range: 8..65 };
+        assert!(is_invalid(&ring.run(bad).await.result.expect_err("outside of the buffer")));
+    });
+    assert_eq!(ring.in_flight(), 0);
+}
+
+#[test]
+fn a_message_wakes_one_ring_of_two_and_none_is_lost() {
+    const MESSAGES: u8 = 50;
+    let rings = [Ring::new().expect("ring"), Ring::new().expect("ring")];
+    let (fd, other) = messages();
+    let mut takes: Vec<_> = rings.iter().map(|ring| ring.begin(take(&fd))).collect();
+    let mut found = Vec::new();
+    for number in 0..MESSAGES {
+        for ring in &rings {
+            ring.drive();
+        }
+        rustix::io::write(&other, &[number]).expect("sent");
+        let before = found.len();
+        while found.len() == before {
+            for (ring, running) in rings.iter().zip(&mut takes) {
+                ring.drive();
+                let context = &mut Context::from_waker(Waker::noop());
+                if let Poll::Ready(done) = Pin::new(&mut *running).poll(context) {
+                    assert_eq!(done.result.expect("taken"), 1);
+                    found.push(done.buf.expect("given back")[8]);
+                    *running = ring.begin(take(&fd));
+                }
+            }
+        }
+    }
+    assert_eq!(found, (0..MESSAGES).collect::<Vec<_>>());
+}
+
+#[test]
+fn waiting_for_messages_ends_with_its_ring_in_every_state() {
+    for messages_sent in 0..4 {
+        for driven in [false, true] {
+            let ring = Ring::new().expect("ring");
+            let (fd, other) = messages();
+            let mut takes: Vec<_> = (0..3).map(|_| ring.begin(take(&fd))).collect();
+            if driven {
+                ring.drive();
+            }
+            for _ in 0..messages_sent {
+                rustix::io::write(&other, b"x").expect("sent");
+            }
+            // One is abandoned, the others end with the ring.
+            drop(takes.pop());
+            drop(takes);
+            drop(ring);
+            assert_eq!(Arc::strong_count(&fd), 1, "{messages_sent} {driven}");
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_connection_ends_the_wait() {
+    let ring = Ring::new().expect("ring");
+    let (fd, other) = messages();
+    let running = ring.begin(take(&fd));
+    ring.drive();
+    drop(other);
+    block_on(&ring, async {
+        assert_eq!(running.await.result.expect("the end"), 0);
+    });
+}
