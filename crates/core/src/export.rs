@@ -69,6 +69,11 @@ impl ExportSet {
         ExportSet(self.0 | kind.bit())
     }
 
+    /// Returns the front ends of this set that `other` does not have.
+    pub fn without(self, other: ExportSet) -> Self {
+        ExportSet(self.0 & !other.0)
+    }
+
     /// Returns whether a front end is in the set.
     pub fn has(self, kind: FrontEndKind) -> bool {
         self.0 & kind.bit() != 0

@@ -75,6 +75,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "engine",
             "nbd",
             "vhost-user",
+            "fuse",
             "admin",
             "testkit",
         ],

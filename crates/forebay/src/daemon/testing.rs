@@ -1,7 +1,7 @@
 //! Shared by the daemon's own tests: temporary directories, and a host and a front end without a
 //! data path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,9 @@ use forebay_admin::{
 };
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
-use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
+use forebay_engine::{
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
+};
 use forebay_format::Uuid;
 use forebay_lane::{Lane, MemoryBudget};
 
@@ -41,6 +43,74 @@ impl FrontEnd for FakeFrontEnd {
 
     fn serve(&self, _: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
         unreachable!("no test has lanes")
+    }
+
+    fn release(&self) {}
+}
+
+/// A front end that makes devices, and fails where it is told to.
+#[derive(Default)]
+pub(crate) struct FakeDevices {
+    /// The volumes that have one.
+    pub(crate) published: Mutex<BTreeSet<String>>,
+    /// What fails: `check`, `publish`, or `withdraw` without force.
+    pub(crate) failing: Mutex<Option<&'static str>>,
+}
+
+impl FakeDevices {
+    fn answer(&self, what: &str) -> Result<(), ExportError> {
+        if *self.failing.lock().expect("not poisoned") != Some(what) {
+            return Ok(());
+        }
+        let kind = match what {
+            "check" => ExportErrorKind::NotPermitted,
+            "withdraw" => ExportErrorKind::InUse,
+            _ => ExportErrorKind::Failed,
+        };
+        Err(ExportError { kind, message: format!("told to fail: {what}"), cause: None })
+    }
+}
+
+impl FrontEnd for FakeDevices {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::Fuse)
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn describe(&self, _: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn serve(&self, _: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
+        unreachable!("no test has lanes")
+    }
+
+    fn check(&self) -> Result<(), ExportError> {
+        self.answer("check")
+    }
+
+    fn publish(&self, volume: &str) -> Result<(), ExportError> {
+        self.answer("publish")?;
+        self.published.lock().expect("not poisoned").insert(volume.to_owned());
+        Ok(())
+    }
+
+    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        let mut published = self.published.lock().expect("not poisoned");
+        if published.contains(volume) && !force {
+            self.answer("withdraw")?;
+        }
+        published.remove(volume);
+        Ok(())
+    }
+
+    fn device(&self, volume: &str) -> Option<ExportedDevice> {
+        let published = self.published.lock().expect("not poisoned");
+        let path = PathBuf::from("/dev/fake").join(volume);
+        published.contains(volume).then_some(ExportedDevice { path, link: None })
     }
 
     fn release(&self) {}

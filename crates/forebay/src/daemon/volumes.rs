@@ -245,7 +245,7 @@ impl Volumes {
             let was_paused = entry.volume.settings.caching == Caching::Paused;
             let old = entry.volume.clone();
             request.settings.apply(&mut entry.volume.settings)?;
-            this.check_exports(&entry.volume.settings)?;
+            this.check_exports(entry.volume.settings.export.without(old.settings.export))?;
             if entry.volume.settings.caching == Caching::Paused && !was_paused {
                 // Its dirty blocks are written to the origin first.
                 this.check_served(&entry.volume.name, "pause")?;

@@ -30,7 +30,7 @@ impl Volumes {
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
         preflight::check_devices(&volume, &others, force)?;
-        self.check_exports(&volume.settings)?;
+        self.check_exports(volume.settings.export)?;
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Force never overwrites the data of other volumes.
             Some(other) => {

@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
+use forebay_admin::{ApiError, VolumeName, VolumeReport};
 use forebay_core::ExportSet;
 use forebay_engine::FrontEnd;
 
@@ -25,12 +25,12 @@ impl Volumes {
         self.front_ends.iter().filter(chosen)
     }
 
-    /// Checks whether volumes with these settings can be exported at all.
+    /// Checks whether volumes can be exported by these front ends at all.
     ///
     /// # Errors
     /// What is missing.
-    pub(super) fn check_exports(&self, settings: &Settings) -> Result<(), ApiError> {
-        let mut all = self.front_ends_of(settings.export);
+    pub(super) fn check_exports(&self, set: ExportSet) -> Result<(), ApiError> {
+        let mut all = self.front_ends_of(set);
         all.try_for_each(|front_end| front_end.check()).map_err(|error| export_error(&error))
     }
 
@@ -90,6 +90,9 @@ impl Volumes {
         before: &Definition,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
+        if volume.settings.export == before.settings.export {
+            return self.host.set(volume, work);
+        }
         self.withdraw(&volume.name, volume.settings.export, false)?;
         let applied = self.host.set(volume, work);
         let exported = applied.clone().and_then(|()| self.publish(volume));
@@ -147,3 +150,7 @@ impl Volumes {
         report.export.error = failures.get(&report.name).cloned();
     }
 }
+
+#[cfg(test)]
+#[path = "exporting_tests.rs"]
+mod tests;

@@ -1,0 +1,166 @@
+//! Volumes with devices, over a fake host and a fake front end.
+
+use forebay_admin::{Assignments, CreateRequest, ErrorKind, OperationId, SetRequest, VolumeState};
+
+use super::*;
+use crate::daemon::signals::StopRequest;
+use crate::daemon::state::State;
+use crate::daemon::testing::{FakeDevices, FakeFrontEnd, FakeHost, TempDir};
+
+struct Daemon {
+    dir: TempDir,
+    host: Arc<FakeHost>,
+    devices: Arc<FakeDevices>,
+    volumes: Arc<Volumes>,
+}
+
+fn name() -> VolumeName {
+    "v".parse().expect("valid")
+}
+
+impl Daemon {
+    fn new() -> Self {
+        let dir = TempDir::new("exporting");
+        for file in ["cache", "origin"] {
+            std::fs::write(dir.path().join(file), [0; 512]).expect("writable");
+        }
+        Self::open(dir)
+    }
+
+    fn open(dir: TempDir) -> Self {
+        let (host, devices) = (Arc::new(FakeHost::default()), Arc::new(FakeDevices::default()));
+        let state = State::open(&dir.path().join("state")).expect("free");
+        let front_ends: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(FakeFrontEnd), devices.clone()];
+        let volumes = Volumes::new(host.clone(), state, front_ends);
+        Daemon { dir, host, devices, volumes }
+    }
+
+    fn fails(&self, what: Option<&'static str>) {
+        *self.devices.failing.lock().expect("not poisoned") = what;
+    }
+
+    fn end(&self, begun: Result<OperationId, ApiError>) -> Result<(), ApiError> {
+        let ended = self.volumes.operations().wait(begun?, None).expect("just started");
+        ended.error.map_or(Ok(()), Err)
+    }
+
+    fn create(&self, export: &str) -> Result<(), ApiError> {
+        let path = |file: &str| self.dir.path().join(file).display().to_string();
+        let mut settings = Assignments::default();
+        settings.push("export", export).expect("valid");
+        self.end(self.volumes.create(&CreateRequest {
+            name: name(),
+            cache: Some(path("cache")),
+            origin: path("origin"),
+            profile: None,
+            block_size: None,
+            alignment: 0,
+            force: false,
+            adopt: false,
+            settings,
+        }))
+    }
+
+    fn set(&self, text: &str) -> Result<(), ApiError> {
+        let settings = Assignments::parse(text.split(' ')).expect("valid");
+        self.end(self.volumes.set(&name(), SetRequest { settings }))
+    }
+
+    /// Returns the device, the setting, and why there is no device.
+    fn export(&self) -> (Option<String>, String, Option<String>) {
+        let report = self.volumes.show(&name()).expect("known");
+        (report.export.device, report.settings.export.to_string(), report.export.error)
+    }
+
+    fn state(&self) -> VolumeState {
+        self.volumes.show(&name()).expect("known").state
+    }
+}
+
+const DEVICE: &str = "/dev/fake/v";
+
+#[test]
+fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
+    let daemon = Daemon::new();
+    daemon.create("nbd").expect("good");
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+    let there = (Some(DEVICE.to_owned()), "nbd,fuse".to_owned(), None);
+    daemon.set("export=fuse").expect("good");
+    assert_eq!(daemon.export(), there);
+    daemon.set("idle=5s").expect("good");
+    assert_eq!(daemon.export(), there);
+    daemon.end(daemon.volumes.stop(&name(), false)).expect("good");
+    assert_eq!(daemon.export().0, None);
+    assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+    daemon.end(daemon.volumes.start(&name(), false)).expect("good");
+    assert_eq!(daemon.export(), there);
+    daemon.set("export=nbd").expect("good");
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+    daemon.set("export=nbd,fuse").expect("good");
+    daemon.end(daemon.volumes.delete(&name(), false)).expect("good");
+    assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+}
+
+#[test]
+fn a_device_in_use_keeps_its_volume_as_it_is() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    daemon.fails(Some("withdraw"));
+    for refused in [
+        daemon.end(daemon.volumes.stop(&name(), false)),
+        daemon.end(daemon.volumes.delete(&name(), false)),
+        daemon.end(daemon.volumes.delete(&name(), true)),
+        daemon.set("export=nbd idle=7s"),
+    ] {
+        assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);
+        assert_eq!(daemon.state(), VolumeState::Running);
+        assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
+    }
+    let idle = daemon.volumes.show(&name()).expect("known").settings.idle;
+    assert_eq!(idle, Duration::from_secs(10));
+    daemon.end(daemon.volumes.stop(&name(), true)).expect("by force");
+    assert_eq!(daemon.state(), VolumeState::Stopped);
+}
+
+#[test]
+fn what_a_machine_cannot_do_is_refused_before_anything_is_changed() {
+    let daemon = Daemon::new();
+    daemon.fails(Some("check"));
+    assert_eq!(daemon.create("fuse").expect_err("no privileges").kind, ErrorKind::Invalid);
+    assert!(daemon.host.asked.lock().expect("not poisoned").is_empty());
+    daemon.create("nbd").expect("good");
+    assert_eq!(daemon.set("export=fuse").expect_err("no privileges").kind, ErrorKind::Invalid);
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+}
+
+#[test]
+fn a_failed_export_leaves_no_new_volume_and_no_change() {
+    let daemon = Daemon::new();
+    daemon.fails(Some("publish"));
+    daemon.create("fuse").expect_err("told to fail");
+    assert!(daemon.volumes.list().is_empty());
+    daemon.create("nbd").expect("its name and devices are free");
+    daemon.set("export=fuse idle=7s").expect_err("told to fail");
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+    assert_eq!(daemon.state(), VolumeState::Running);
+}
+
+#[test]
+fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    let Daemon { dir, volumes, .. } = daemon;
+    drop(volumes);
+    let daemon = Daemon::open(dir);
+    daemon.fails(Some("publish"));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default()).served, 1);
+    let failed = (None, "nbd,fuse".to_owned(), Some("told to fail: publish".to_owned()));
+    assert_eq!(daemon.export(), failed);
+    // Nothing else depends on it.
+    daemon.set("idle=7s").expect("good");
+    daemon.fails(None);
+    daemon.end(daemon.volumes.start(&name(), false)).expect("a start exports it");
+    assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
+    daemon.volumes.shut_down().expect("good");
+    assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+}
