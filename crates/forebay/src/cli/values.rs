@@ -1,0 +1,71 @@
+//! Parsers of the values on the command line.
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
+use forebay_trace::{BLOCK, Format};
+
+/// Parses one of some words with the type's own parser, which accepts short forms and reports its
+/// own errors; completions offer the words.
+#[derive(Clone, Copy)]
+pub(super) struct Words<T: 'static>(pub(super) &'static [T]);
+
+/// A type whose values have names.
+pub(super) trait Word:
+    Copy + std::str::FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Sync
+{
+    /// Returns the name of this value.
+    fn word(self) -> &'static str;
+}
+
+macro_rules! words {
+    ($($type:ty),*) => {$(
+        impl Word for $type {
+            fn word(self) -> &'static str {
+                self.name()
+            }
+        }
+    )*};
+}
+
+words!(Mode, ReplacementKind, Durability, Format);
+
+impl<T: Word> TypedValueParser for Words<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<T, clap::Error> {
+        StringValueParser::new().try_map(|text| text.parse()).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(|value| PossibleValue::new(value.word()))))
+    }
+}
+
+/// Parses the share of blocks that are sampled.
+pub(super) fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate));
+    rate.ok_or_else(|| "the share must be 0.000001 to 1; 0.01 suits most traces".to_owned())
+}
+
+/// Parses the size of a cache.
+pub(super) fn cache_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < BLOCK { Err("a cache has at least one block, 4K".to_owned()) } else { Ok(bytes) }
+}
+
+/// Parses a number of bytes, with a unit.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+/// Parses the size of a block.
+pub(super) fn block_size(text: &str) -> Result<BlockSize, String> {
+    BlockSize::new(size(text)?).ok_or_else(|| {
+        "a block must be a power of two from 2K to 1M; 4K suits most volumes".to_owned()
+    })
+}
