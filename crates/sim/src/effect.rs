@@ -170,13 +170,15 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Taints every place whose data `patch` contains; `false` if it contains none.
+    /// Taints every place whose data `patch` contains, and loses its record, because it does not arrive
+    /// where it should; `false` if it contains no data.
     fn taint_all(&self, patch: &Patch) -> bool {
         let PatchContent::Data(bytes) = &patch.content else { return false };
         let mut any = false;
         for sector in bytes.as_chunks::<SECTOR>().0 {
             if let Some((place, _)) = stamp::read(sector, self.shared.seed) {
                 self.shared.taint(place);
+                self.shared.lose(place);
                 any = true;
             }
         }

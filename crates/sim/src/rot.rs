@@ -450,7 +450,7 @@ impl World<'_> {
     pub(crate) fn judge_told(&mut self, told: Told) -> Result<(), Violation> {
         let records = told.records();
         let any = self.rot.missed.range(records.clone()).next().is_some();
-        if !any && !self.rot.unreadable {
+        if !any && !self.rot.unreadable && !self.shared.has_lost() {
             return Err(plain(
                 11,
                 format!("volume {} is said to be damaged, and is not: {told:?}", told.volume),

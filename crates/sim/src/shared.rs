@@ -27,6 +27,8 @@ struct Books {
     fuse: Fuse,
     faults: BTreeMap<&'static str, u64>,
     tainted: Vec<Place>,
+    lost: Vec<Place>,
+    doubtful: Vec<Place>,
     forgotten: Vec<(u64, Vec<u64>)>,
     told: Vec<Told>,
     complaints: Vec<String>,
@@ -123,6 +125,27 @@ impl Shared {
     /// Returns the places damaged since the last call.
     pub fn take_tainted(&self) -> Vec<Place> {
         std::mem::take(&mut self.books.lock().tainted)
+    }
+
+    /// Notes that the cache device lost the record of `place`, silently.
+    pub fn lose(&self, place: Place) {
+        self.books.lock().lost.push(place);
+    }
+
+    /// Returns whether the cache device has ever lost a record silently.
+    pub fn has_lost(&self) -> bool {
+        !self.books.lock().lost.is_empty()
+    }
+
+    /// Notes that a cache was opened from its log. What lost records were about is as it was before.
+    pub fn replayed(&self) {
+        let books = &mut *self.books.lock();
+        books.doubtful.extend(&books.lost);
+    }
+
+    /// Returns the places that a replay without their records concerned since the last call.
+    pub fn take_doubtful(&self) -> Vec<Place> {
+        std::mem::take(&mut self.books.lock().doubtful)
     }
 
     /// Notes that a disk failed a sync and may have lost some versions of these sectors.

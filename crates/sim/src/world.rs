@@ -275,6 +275,9 @@ impl<'a> World<'a> {
         for place in self.shared.take_tainted() {
             self.oracle.taint(place);
         }
+        for place in self.shared.take_doubtful() {
+            self.oracle.doubt(place, |_| Vec::new());
+        }
         for (disk, sectors) in self.shared.take_forgotten() {
             if let Some(volume) = disk.checked_sub(1) {
                 self.oracle.reopen(volume as u16, &sectors);
