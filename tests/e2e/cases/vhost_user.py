@@ -304,10 +304,10 @@ def broken_queues_cost_their_own_connection(box):
     neighbour = Neighbour(box)
 
     def chain(change):
+        # A device that is awake takes a request as soon as it can see it.
         def breaks(driver):
             queue = driver.queues[0]
-            queue.submit(IN, 0, length=4096)
-            change(queue)
+            queue.submit(IN, 0, length=4096, change=change)
             queue.notify()
 
         return breaks
@@ -329,7 +329,7 @@ def broken_queues_cost_their_own_connection(box):
         "no header": chain(lambda q: q.descriptor(head, q.buffers, 15, 1, head + 2)),
         "an indirect table that was not negotiated": chain(lambda q: q.descriptor(head, q.buffers, 48, 4, 0)),
         "a head that does not exist": chain(word(lambda q: q.available + 4 + 2 * ((q.next - 1) % q.size), 64)),
-        "more requests than descriptors": chain(word(lambda q: q.available + 2, 5000)),
+        "more requests than descriptors": chain(lambda q: setattr(q, "next", 5000)),
         "a request made available twice": chain(lambda q: [q.offer(head) for _ in range(3)]),
         "a truncated file": lambda driver: [os.ftruncate(driver.file, 0), driver.queues[0].notify()],
         "another record while a queue is served": lambda driver: driver.send(
@@ -411,9 +411,8 @@ def memory_that_changes_under_a_queue_is_followed(box):
     region = bytes(8) + struct.pack("=QQQQ", GUEST + (1 << 30), 1 << 20, OWN + (1 << 30), 0)
     driver.order(ADD_MEM_REG, region, [extra])
     queue = driver.queues[0]
-    head = queue.submit(IN, 0, length=4096)
-    answered = queue
-    queue.descriptor(head + 1, 1 << 30, 4096, 3, head + 2)
+    head = 4 * queue.free[-1]
+    queue.submit(IN, 0, length=4096, change=lambda q: q.descriptor(head + 1, 1 << 30, 4096, 3, head + 2))
     queue.notify()
     queue.wait()
     check_equal(os.pread(extra, 4096, 0), b"\x09" * 4096, "what is read into added memory")

@@ -62,18 +62,21 @@ class Queue:
         place = self.descriptors + 16 * index
         struct.pack_into("<QIHH", self.memory, place, GUEST + at, length, flags, following)
 
-    def offer(self, head):
-        """Makes a chain available."""
+    def offer(self, head, change=None):
+        """Makes a chain available; `change` is called right before the device can see it."""
         self.put_word(self.available + 4 + 2 * (self.next % self.size), head)
         self.next = (self.next + 1) & 0xFFFF
+        if change:
+            change(self)
         self.put_word(self.available + 2, self.next)
 
     def notify(self):
         """Tells the device, whether it asks for that or not."""
         os.eventfd_write(self.kick, 1)
 
-    def submit(self, kind, offset=0, data=b"", length=0):
-        """Starts a request; returns its first descriptor, or None if no slot is free."""
+    def submit(self, kind, offset=0, data=b"", length=0, change=None):
+        """Starts a request, with `change` as for offer(); returns its first descriptor, or None if no
+        slot is free."""
         if not self.free:
             return None
         slot = self.free.pop()
@@ -90,7 +93,7 @@ class Queue:
             self.descriptor(head, header, 16, 1, head + 2)
         self.descriptor(head + 2, status, 1, 2, 0)
         self.pending[head] = (slot, status, body, length)
-        self.offer(head)
+        self.offer(head, change)
         return head
 
     def collect(self):
