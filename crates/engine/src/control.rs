@@ -32,7 +32,7 @@ use crate::io::commit::Commits;
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
-use crate::plan::{keeps_dirty, makes_dirty};
+use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::volume::{Volume, VolumeState};
 
@@ -232,9 +232,8 @@ impl EngineLane {
     }
 
     /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
-    /// blocks that they make dirty do not keep this from ending. So if the mode makes no block dirty,
-    /// only blocks that were written again and again meanwhile may be dirty in the end. `progress` is called with the
-    /// number of dirty blocks left.
+    /// blocks that they make dirty do not keep this from ending. Without such requests none is dirty
+    /// in the end. `progress` is called with the number of dirty blocks left.
     ///
     /// # Errors
     /// The origin cannot be written, or blocks not read back, for a while; or a device hangs.
@@ -245,10 +244,8 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         self.index_loaded().await?;
-        // The sweep under way may have passed a block that is dirty now; the next one has not. If the
-        // mode has just changed, writes that were under way have made others dirty since.
-        let sweeps = if makes_dirty(volume.mode()) { 2 } else { 32 };
-        let enough = volume.sweeps() + sweeps;
+        // The sweep under way may have passed a block that is dirty now; the next one has not.
+        let enough = volume.sweeps() + 2;
         self.drain_volume(&volume, enough, progress).await
     }
 
@@ -289,11 +286,13 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Waits until no block is dirty or `enough` sweeps have been made.
+    /// Waits until no block is dirty, or `enough` sweeps have been made and a further one has left as
+    /// many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
+    /// before makes dirty, while a sweep passes it stays dirty; and some of these are unlucky twice.
     async fn until_clean(
         &self,
         volume: &Arc<Volume>,
-        enough: u64,
+        mut enough: u64,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
         const PATIENCE: u32 = 50;
@@ -301,12 +300,15 @@ impl EngineLane {
         let _draining = Draining::begin(volume);
         volume.try_bad_again();
         volume.writeback_wanted.notify_all();
-        let (name, mut failures) = (&volume.name, 0);
+        let (name, mut failures, mut least) = (&volume.name, 0, u64::MAX);
         loop {
             let changed = volume.progress.listen();
             let left = volume.dirty_blocks();
             progress(left);
-            let swept = volume.sweeps() >= enough;
+            let mut swept = volume.sweeps() >= enough;
+            if swept && left < least {
+                (least, enough, swept) = (left, volume.sweeps() + 1, false);
+            }
             if left == 0 || (swept && !volume.has_bad()) {
                 return Ok(());
             }

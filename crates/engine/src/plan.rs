@@ -148,12 +148,6 @@ pub(crate) fn keeps_dirty(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }
 
-/// Returns whether a write makes absent and clean blocks dirty in this mode, if only until the origin
-/// is synced.
-pub(crate) fn makes_dirty(mode: Mode) -> bool {
-    write_step(mode, BlockState::Clean, None) != WriteStep::Around
-}
-
 /// Returns the mode for writes to an ordered volume: one that keeps dirty blocks, even while the
 /// volume is still leaving order for another mode.
 pub(crate) fn mode_in_order(mode: Mode) -> Mode {
