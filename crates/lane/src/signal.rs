@@ -1,7 +1,7 @@
 //! Signals between tasks of one lane.
 
 use std::cell::{Cell, RefCell};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 /// A flag with at most one waiter. Raising it twice before it is seen counts once.
 #[derive(Default)]
@@ -21,13 +21,15 @@ impl Signal {
 
     /// Waits until the flag is raised, and clears it.
     pub async fn wait(&self) {
-        std::future::poll_fn(|context| {
-            if self.raised.replace(false) {
-                return Poll::Ready(());
-            }
-            self.waiter.replace(Some(context.waker().clone()));
-            Poll::Pending
-        })
-        .await;
+        std::future::poll_fn(|context| self.poll(context)).await;
+    }
+
+    /// Clears the flag, or stores the waker: [`Signal::wait`] for a task that polls other things too.
+    pub fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        if self.raised.replace(false) {
+            return Poll::Ready(());
+        }
+        self.waiter.replace(Some(context.waker().clone()));
+        Poll::Pending
     }
 }

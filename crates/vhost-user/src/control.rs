@@ -9,6 +9,7 @@ use forebay_device::SharedMemory;
 use forebay_engine::{BlockService, Exports};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use crate::answer::answer;
 use crate::config::{CONFIG_BYTES, DeviceConfig, QUEUES_MAX, WRITE_CACHE_AT};
 use crate::features::{device, protocol};
 use crate::inflight::{Record, record_bytes};
@@ -17,7 +18,6 @@ use crate::memory::{GuestMemory, REGIONS_MAX, RegionError, RegionPlace};
 use crate::message::{InflightPlace, Message, MessageError, QueueIndex, RingAddresses};
 use crate::queue::{Broken, QueueStart};
 use crate::session::Session;
-use crate::signal::answer;
 use crate::virtqueue::{QueueError, QueueFeatures, QueueSize};
 use crate::wire::{Received, Wire, WireError};
 

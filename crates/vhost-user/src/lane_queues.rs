@@ -11,10 +11,10 @@ use forebay_engine::Exports;
 use forebay_lane::{Lane, MemoryBudget, Notify, Watched};
 use parking_lot::Mutex;
 
+use crate::answer::Reply;
 use crate::memory::GuestMemory;
 use crate::message::QueueIndex;
 use crate::queue::{self, Broken, Queue, QueueStart};
-use crate::signal::Reply;
 use crate::virtqueue::QueueError;
 
 /// Identifies a queue among those of all clients: the number of the client, and of its queue.

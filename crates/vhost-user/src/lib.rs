@@ -14,6 +14,7 @@
 //! lane, where its requests run to their ends.
 #![forbid(unsafe_code)]
 
+mod answer;
 pub mod chain;
 pub mod config;
 mod control;
@@ -27,7 +28,6 @@ pub mod message;
 mod queue;
 pub mod request;
 mod session;
-mod signal;
 #[cfg(test)]
 mod testing;
 pub mod virtqueue;

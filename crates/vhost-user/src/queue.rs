@@ -14,15 +14,15 @@ use forebay_core::IoError;
 use forebay_device::IoBuf;
 use forebay_device::ring::Ring;
 use forebay_engine::{BlockService, Completion, CompletionSink};
-use forebay_lane::{MemoryBudget, MemoryUse, Watched};
+use forebay_lane::{MemoryBudget, MemoryUse, Signal, Watched};
 
+use crate::answer::Reply;
 use crate::chain::{Buffers, Head};
 use crate::inflight::Tracker;
 use crate::memory::{GuestMemory, OutOfMemory};
 use crate::message::{QueueIndex, RingAddresses};
 use crate::request::{BlockRequest, Kind, RequestError, Status};
 use crate::session::Session;
-use crate::signal::{Reply, Signal};
 use crate::virtqueue::{QueueError, QueueFeatures, QueueSize, Virtqueue};
 
 pub(crate) use worker::run;

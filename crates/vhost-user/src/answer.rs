@@ -1,37 +1,9 @@
-//! Signals between the parts of a lane, and answers from one lane to another.
+//! Answers from one lane to another.
 
-use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use forebay_lane::Notify;
 use parking_lot::Mutex;
-
-/// A flag with at most one waiter. Raising it twice before it is seen counts once.
-#[derive(Default)]
-pub(crate) struct Signal {
-    raised: Cell<bool>,
-    waiter: RefCell<Option<Waker>>,
-}
-
-impl Signal {
-    /// Raises the flag and wakes the waiter.
-    pub(crate) fn raise(&self) {
-        self.raised.set(true);
-        if let Some(waker) = self.waiter.take() {
-            waker.wake();
-        }
-    }
-
-    /// Clears the flag, or waits for it.
-    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
-        if self.raised.replace(false) {
-            return Poll::Ready(());
-        }
-        self.waiter.replace(Some(context.waker().clone()));
-        Poll::Pending
-    }
-}
 
 struct Slot<T> {
     /// The answer; inside, `None` if the other lane has ended without one.
