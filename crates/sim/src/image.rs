@@ -270,8 +270,10 @@ impl Image {
             if let Some(version) = kept {
                 put(&mut self.durable, sector, &version.patch);
             }
+            // Other sectors have no versions, so what is visible there is durable.
+            let bytes = range(sector);
+            self.visible[bytes.clone()].copy_from_slice(&self.durable[bytes]);
         }
-        self.visible.copy_from_slice(&self.durable);
     }
 
     /// Kills the process with the changes `in_flight`, while the disk keeps running: completed

@@ -47,6 +47,13 @@ pub struct OrderOracle {
 /// A span of moments: the first is included, the second is not.
 type Span = (Moment, Moment);
 
+/// The moments at which a sector could have had a value.
+enum Spans {
+    Never,
+    One(Span),
+    Several(Vec<Span>),
+}
+
 impl OrderOracle {
     /// Makes an oracle for volumes with these contents.
     pub fn new(seed: u64, contents: &[Vec<Value>]) -> Self {
@@ -203,14 +210,15 @@ impl OrderOracle {
             let Some(value) = value_of(bytes(sector), self.seed) else {
                 return broken(sector, "bytes of nobody".into(), "it has foreign data".into());
             };
-            let spans = volume.spans(sector, value);
-            match spans[..] {
-                [] => return broken(sector, value.to_string(), "nobody wrote that here".into()),
-                [(start, end)] => {
+            match volume.spans(sector, value) {
+                Spans::Never => {
+                    return broken(sector, value.to_string(), "nobody wrote that here".into());
+                }
+                Spans::One((start, end)) => {
                     from = from.max((start, sector));
                     until = until.min((end, sector));
                 }
-                _ => several.push((sector, spans)),
+                Spans::Several(spans) => several.push((sector, spans)),
             }
         }
         let too_late = |from: (Moment, u64), until: (Moment, u64)| {
@@ -265,36 +273,40 @@ impl Volume {
     }
 
     /// Returns the spans in which a sector could have had a value.
-    fn spans(&self, sector: u64, value: Value) -> Vec<Span> {
-        let initial = (self.initial[sector as usize] == value).then_some(0);
+    fn spans(&self, sector: u64, value: Value) -> Spans {
         let written = &self.sectors[sector as usize];
-        let is_one = |id: &VersionId| {
-            self.writes.get(*id as usize).is_some_and(|write| write.value == value)
-        };
-        // All but zeroes come from one write, which is found without looking at the others.
+        let initial = (self.initial[sector as usize] == value).then_some(0);
         let candidates = match value {
-            Value::Write(id) => match written.binary_search(&id) {
-                Ok(at) => &written[at..=at],
-                Err(_) => &[],
-            },
-            Value::Zero => written,
+            // All but zeroes come from one write, which is found without looking at the others.
+            Value::Write(id) => {
+                let id = initial.or_else(|| written.binary_search(&id).ok().map(|_| id));
+                let span = id.and_then(|id| self.span(written, id, value));
+                return span.map_or(Spans::Never, Spans::One);
+            }
+            Value::Zero => initial.into_iter().chain(written.iter().copied()),
         };
-        let numbers = initial.into_iter().chain(candidates.iter().copied().filter(is_one));
-        let spans = numbers.filter_map(|id| {
-            let own = self.writes.get(id as usize)?;
-            let latest_first = written.iter().rev().filter_map(|id| self.writes.get(*id as usize));
-            let later = latest_first.take_while(|write| own.settled < write.submitted);
-            let until = later.map(|write| write.durable).min().unwrap_or(NEVER);
-            (own.submitted < until).then_some((own.submitted, until))
-        });
         let mut merged: Vec<Span> = Vec::new();
-        for span in spans {
+        for span in candidates.filter_map(|id| self.span(written, id, value)) {
             match merged.last_mut().filter(|last| span.0 <= last.1) {
                 Some(last) => last.1 = last.1.max(span.1),
                 None => merged.push(span),
             }
         }
-        merged
+        match merged[..] {
+            [] => Spans::Never,
+            [only] => Spans::One(only),
+            _ => Spans::Several(merged),
+        }
+    }
+
+    /// Returns the span in which a sector with the writes `written` could have had the content of
+    /// the write `id`, which is to have this value; number 0 is the initial content.
+    fn span(&self, written: &[VersionId], id: VersionId, value: Value) -> Option<Span> {
+        let own = self.writes.get(id as usize).filter(|own| id == 0 || own.value == value)?;
+        let latest_first = written.iter().rev().filter_map(|id| self.writes.get(*id as usize));
+        let later = latest_first.take_while(|write| own.settled < write.submitted);
+        let until = later.map(|write| write.durable).min().unwrap_or(NEVER);
+        (own.submitted < until).then_some((own.submitted, until))
     }
 }
 
