@@ -277,6 +277,12 @@ impl History {
         (self.tainted, self.covered) = (Some(now), false);
     }
 
+    /// Returns whether the data on the device may still be damaged, though a later write, which a RAM tier
+    /// may have, lets no read fail.
+    pub fn is_tainted_below(&self) -> bool {
+        self.tainted.is_some()
+    }
+
     /// Returns whether a read may fail.
     pub fn is_tainted(&self) -> bool {
         self.tainted.is_some() && !self.covered
@@ -496,7 +502,7 @@ mod tests {
         history.submit(1, Value::Write(1), false, 10);
         assert!(history.is_tainted());
         history.end(1, true, false, 20, NEVER);
-        assert!(!history.is_tainted());
+        assert!(!history.is_tainted() && history.is_tainted_below());
         let mut flushed = history.clone();
         history.crash(30);
         assert!(history.is_tainted(), "the crash may have taken the write");

@@ -321,7 +321,8 @@ impl World<'_> {
         let unanswered = self.profile.features.has(Feature::Hang)
             && is_refused(&result, |obstacle| matches!(obstacle, Obstacle::Unanswered(_)));
         // Unreadable blocks cannot be written back.
-        let rotten = (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume));
+        let rotten =
+            (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume, false));
         let excused = match self.profile.fault_profile {
             _ if self.profile.features.has(Feature::Rot) && rotten => true,
             FaultProfile::Crashes => unanswered && !last,

@@ -245,8 +245,10 @@ impl World<'_> {
         // Unreadable blocks cannot be written back, and a volume that may have lost data is not
         // reported as written back.
         let rots = self.profile.features.has(Feature::Rot);
+        // A block that a deferred write covers is unreadable below until that is written down.
+        let defers = self.profile.features.has(Feature::Deferred);
         let rotten = rots
-            && (self.oracle.has_taint(action.volume())
+            && (self.oracle.has_taint(action.volume(), defers)
                 || is_refused(result, |obstacle| matches!(obstacle, Obstacle::Damaged(_))));
         let excused = self.profile.fault_profile != crate::profile::FaultProfile::Crashes
             || at_risk

@@ -50,10 +50,11 @@ impl Oracle {
         self.excuse_underway();
     }
 
-    /// Returns whether anything on a volume may be unreadable.
-    pub fn has_taint(&self, volume: u16) -> bool {
+    /// Returns whether anything on a volume may be unreadable, or, if it `defers` writes, below its RAM tier.
+    pub fn has_taint(&self, volume: u16, defers: bool) -> bool {
+        let of = if defers { History::is_tainted_below } else { History::is_tainted };
         let volume = self.volumes.get(usize::from(volume));
-        volume.is_some_and(|volume| volume.histories.iter().any(History::is_tainted))
+        volume.is_some_and(|volume| volume.histories.iter().any(of))
     }
 
     /// Returns whether a place may be unreadable.
