@@ -26,7 +26,8 @@ pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};
 pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
 pub use request::{
-    CreateRequest, DeleteRequest, DropRequest, MemoryRequest, SetRequest, StartRequest, StopRequest,
+    CreateRequest, DeleteRequest, DropRequest, HandOverRequest, MemoryRequest, SetRequest,
+    StartRequest, StopRequest,
 };
 
 /// Version of the API; the first component of every path.

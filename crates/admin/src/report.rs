@@ -503,6 +503,17 @@ pub struct DaemonReport {
     pub lanes: u32,
     /// NBD addresses it listens on.
     pub nbd: Vec<String>,
+    /// How often its program was replaced without disconnecting clients.
+    #[serde(default)]
+    pub hand_overs: u64,
+    /// Whether every volume is served again that was served when it began.
+    #[serde(default = "always")]
+    pub ready: bool,
+}
+
+/// Daemons that do not say whether they are ready are.
+fn always() -> bool {
+    true
 }
 
 #[cfg(test)]

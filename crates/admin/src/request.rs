@@ -1,5 +1,7 @@
 //! Bodies of requests. Unknown fields are refused.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
@@ -37,6 +39,14 @@ pub struct CreateRequest {
     /// Settings that differ from the profile, or else from the defaults.
     #[serde(default, skip_serializing_if = "Assignments::is_empty")]
     pub settings: Assignments,
+}
+
+/// Replaces the daemon's program without disconnecting clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandOverRequest {
+    /// Absolute path of the program.
+    pub program: PathBuf,
 }
 
 /// Changes the daemon's memory limit until it ends.

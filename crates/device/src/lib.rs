@@ -8,6 +8,7 @@
 //! - [`hint`]: hints to the CPU about future memory accesses
 //! - `holes`: whether a file or block device can discard a range
 //! - `identity`: the identity of a file or block device, stable across restarts
+//! - [`inherited`]: descriptors that the previous program of this process has left open
 //! - [`loop_device`]: loop devices of the kernel
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
@@ -27,6 +28,7 @@ pub mod fuse;
 pub mod hint;
 mod holes;
 mod identity;
+pub mod inherited;
 pub mod log_buffer;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;

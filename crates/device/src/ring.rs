@@ -99,6 +99,21 @@ impl Ring {
         }
     }
 
+    /// Ends an operation early that waits for a client or another thread. It still has a result, which is
+    /// to be collected: what it had received or accepted by then, otherwise the error `ECANCELED`. No
+    /// effect on disk operations.
+    pub fn cancel(&self, token: RingToken) {
+        let mut inner = self.inner.borrow_mut();
+        if let Some(State::Running { work, with_kernel, cancelled, .. }) = inner.state(token)
+            && work.is_endless()
+        {
+            *cancelled = true;
+            if *with_kernel {
+                inner.queued.push_back(Queued::Cancel(token));
+            }
+        }
+    }
+
     /// Starts `op` at the first poll and waits for its end. Dropping the future abandons it like
     /// [`Ring::forget`].
     pub fn run(self: &Rc<Self>, op: RingOp) -> RingRun {
@@ -196,6 +211,20 @@ pub struct RingRun {
     ring: Rc<Ring>,
     op: Option<RingOp>,
     token: Option<RingToken>,
+}
+
+impl RingRun {
+    /// Identifies the operation, once it has begun and until it has ended.
+    pub fn token(&self) -> Option<RingToken> {
+        self.token
+    }
+
+    /// Ends it early if it has begun, see [`Ring::cancel`]; it must still be awaited.
+    pub fn cancel(&self) {
+        if let Some(token) = self.token {
+            self.ring.cancel(token);
+        }
+    }
 }
 
 impl Future for RingRun {

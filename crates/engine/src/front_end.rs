@@ -3,8 +3,12 @@
 //! A front end claims its addresses when it is created. It then serves on every lane, reports the
 //! URIs of a volume, disconnects the clients of a stopped volume, and drains when the daemon ends. One
 //! that makes devices of volumes publishes and withdraws them.
+//!
+//! When the daemon is replaced by another program, a front end hands its clients over instead: as
+//! descriptors, which the next program inherits, each with a label that says what it is.
 
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -71,6 +75,13 @@ pub trait FrontEnd: Send + Sync {
     /// Releases the addresses so that another process can claim them. Called after all lanes have
     /// drained.
     fn release(&self);
+
+    /// Returns what the next program needs to keep the addresses, beside what the lanes have handed
+    /// over, and leaves in place what it names. Called after all lanes have handed over.
+    fn hand_over(&self) -> Vec<HandedOver> {
+        self.release();
+        Vec::new()
+    }
 }
 
 /// A front end on one lane.
@@ -81,6 +92,30 @@ pub trait LaneFrontEnd {
     /// Stops accepting clients on every lane. Ends when this lane's requests in flight have been
     /// answered and its clients have disconnected; the time is bounded.
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>>;
+
+    /// Stops serving on this lane, and returns the clients, connected, for the next program. Ends when
+    /// this lane's requests in flight have been answered; the time is bounded. Clients that cannot be
+    /// handed over are disconnected.
+    fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>>;
+}
+
+/// Part of what a front end hands over to the next program.
+#[derive(Debug, Default)]
+pub struct HandedOver {
+    /// Says what it is: words with a meaning for the front end alone. Another version may read them.
+    pub label: Vec<String>,
+    /// A descriptor that stays open.
+    pub descriptor: Option<OwnedFd>,
+    /// Bytes that belong to it.
+    pub data: Vec<u8>,
+}
+
+impl HandedOver {
+    /// Returns the words behind the first one if that is `word`.
+    pub fn labelled(&self, word: &str) -> Option<&[String]> {
+        let (first, rest) = self.label.split_first()?;
+        (first == word).then_some(rest)
+    }
 }
 
 /// A block device of the kernel that exports a volume.

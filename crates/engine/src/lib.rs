@@ -39,7 +39,9 @@ pub use control::recognise::{Verdict, recognise};
 pub use control::samples::SampledOrigin;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
-pub use front_end::{ExportError, ExportErrorKind, ExportedDevice, FrontEnd, LaneFrontEnd};
+pub use front_end::{
+    ExportError, ExportErrorKind, ExportedDevice, FrontEnd, HandedOver, LaneFrontEnd,
+};
 pub use lane::LaneVolume;
 pub use lane::engine::{EngineLane, LaneContext};
 pub use settings::settings_of;

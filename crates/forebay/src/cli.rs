@@ -105,6 +105,9 @@ pub(crate) enum Verb {
         #[arg(allow_hyphen_values = true)]
         task: Vec<std::ffi::OsString>,
     },
+    /// Print the version of what one program hands over to the next
+    #[command(name = crate::daemon::hand_over::VERB, hide = true)]
+    HandOverVersion,
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -138,6 +141,11 @@ pub(crate) struct DaemonArgs {
     /// of the control group's if that is less]
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
+
+    /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
+    /// keeps the options that it was started with
+    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "vhost_user", "export_dir", "lanes", "memory_limit", "export_raw"])]
+    pub(crate) take_over: bool,
 
     /// Serve a device without a cache, as a baseline for benchmarks; repeatable
     #[arg(long, value_name = "NAME=DEVICE", hide = true)]

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -78,6 +78,9 @@ pub(crate) struct Channel {
     /// A request has ended, or the volume is gone.
     room: Signal,
     closed: Cell<bool>,
+    /// Another program goes on with the connection.
+    leaving: Cell<bool>,
+    /// One of the two has changed.
     closing: Signal,
     this: Weak<Channel>,
 }
@@ -113,6 +116,7 @@ impl Channel {
             held: Cell::new(0),
             room: Signal::default(),
             closed: Cell::new(false),
+            leaving: Cell::new(false),
             closing: Signal::default(),
             this: this.clone(),
         })
@@ -136,7 +140,28 @@ impl Channel {
         self.closing.raise();
     }
 
-    /// Serves until the file is unmounted, or the channel is closed.
+    /// Takes no more requests, so that another program can go on with the connection: [`Channel::serve`]
+    /// ends when those that have been taken are answered.
+    pub(crate) fn leave(&self) {
+        self.leaving.set(true);
+        self.closing.raise();
+    }
+
+    /// Returns a descriptor of the connection for the next program, if the channel was left with every
+    /// request answered.
+    pub(crate) fn left(&self) -> Option<OwnedFd> {
+        if !self.leaving.get() || !self.is_idle() {
+            return None;
+        }
+        let duplicate = self.fd.as_fd().try_clone_to_owned();
+        duplicate.map_err(|error| tracing::error!(volume = self.name, %error, "its file cannot be handed over")).ok()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.get() == 0 && self.in_flight.borrow().is_empty()
+    }
+
+    /// Serves until the file is unmounted, or the channel is closed or left.
     pub(crate) async fn serve(self: &Rc<Self>) {
         let sink: Rc<dyn CompletionSink> = self.clone();
         let mut takes: [_; TOGETHER] = std::array::from_fn(|_| Some(self.begin_take(None)));
@@ -150,19 +175,23 @@ impl Channel {
                 let Some(place) = taken.get_mut(index) else { break };
                 let message = Taken { buf: std::mem::take(&mut place.buf), len: place.len };
                 let buf = self.execute(message, &sink).await;
-                if let Some(free) = takes.iter_mut().find(|take| take.is_none()) {
+                let free = takes.iter_mut().find(|take| take.is_none());
+                if let Some(free) = free.filter(|_| !self.leaving.get()) {
                     *free = Some(self.begin_take(buf));
                 }
             }
             taken.clear();
             match end {
                 None => {}
-                Some(Errno::NODEV) => return,
+                Some(Errno::NODEV) => break,
                 Some(error) => {
                     tracing::error!(volume = self.name, %error, "the kernel's requests for its file cannot be read; the file is not served any more");
                     return;
                 }
             }
+        }
+        while self.leaving.get() && !self.is_idle() {
+            self.room.wait().await;
         }
     }
 
@@ -176,11 +205,15 @@ impl Channel {
     /// Waits until messages have been taken, or there will be none any more: because of an error, or of
     /// the end of this channel, which counts as [`Errno::NODEV`].
     async fn take(&self, takes: &mut [Option<RingRun>], taken: &mut Vec<Taken>) -> Option<Errno> {
-        let mut closing = pin!(self.closing.wait());
         let mut end = None;
         std::future::poll_fn(|context| {
-            if self.closed.get() || closing.as_mut().poll(context).is_ready() {
+            while self.closing.poll(context).is_ready() {}
+            if self.closed.get() {
                 end = Some(Errno::NODEV);
+            }
+            if self.leaving.get() {
+                // What the kernel has given by now is still taken.
+                takes.iter().flatten().for_each(RingRun::cancel);
             }
             for take in &mut *takes {
                 let Some(running) = take else { continue };
@@ -192,6 +225,9 @@ impl Channel {
                     (result, buf) => {
                         let error = result.err().and_then(|error| Errno::from_io_error(&error));
                         match error.unwrap_or(Errno::IO) {
+                            // The next program takes them.
+                            Errno::CANCELED | Errno::NOENT | Errno::INTR | Errno::AGAIN
+                                if self.leaving.get() => {}
                             // A request was cancelled while it was taken.
                             Errno::NOENT | Errno::INTR | Errno::AGAIN => {
                                 let mut again = self.begin_take(buf);
@@ -202,6 +238,9 @@ impl Channel {
                         }
                     }
                 }
+            }
+            if self.leaving.get() && takes.iter().all(Option::is_none) {
+                end = Some(Errno::NODEV);
             }
             if end.is_some() || !taken.is_empty() { Poll::Ready(()) } else { Poll::Pending }
         })

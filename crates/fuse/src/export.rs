@@ -23,6 +23,7 @@ use crate::answer::FileFacts;
 use crate::board::Board;
 use crate::errors::{busy, failed, refused};
 use crate::helper::Task;
+use crate::inherited::LeftExport;
 use crate::link;
 use crate::users::Users;
 
@@ -69,22 +70,8 @@ impl Export {
         let connection = open_connection().map_err(|error| refused("/dev/fuse", error))?;
         let file = dir.join(volume);
         let mounted = mount_file(&connection, file.clone())?;
-        let mut fds = vec![connection];
-        for _ in 1..board.lanes() {
-            let cloned = fds.first().map(clone_connection);
-            fds.extend(cloned.transpose().map_err(|error| failed("/dev/fuse", error))?);
-        }
-        let (lanes, (begun, beginnings), (ending, ended)) = (fds.len(), channel(), channel());
-        board.post(volume, fds, &begun, &ending);
-        drop((begun, ending));
-        let facts: Vec<FileFacts> = beginnings.iter().collect();
-        let Some(facts) = facts.first().filter(|_| facts.len() == lanes) else {
-            let message = format!("not every lane can serve the file of '{volume}'; see the log");
-            let kind = ExportErrorKind::Failed;
-            board.close(volume);
-            return Err(ExportError { kind, message, cause: None });
-        };
-        let attached = attach(&file, facts);
+        let (facts, ended) = serve(volume, vec![connection], board)?;
+        let attached = attach(&file, &facts);
         let number = match attached {
             Ok(number) => number,
             Err(error) => {
@@ -96,11 +83,28 @@ impl Export {
         let link = link::make(volume, number);
         let ended = Mutex::new(ended);
         let export = Export { volume: volume.to_owned(), file, number, link, ended };
-        if let Err(error) = export.check(facts) {
+        if let Err(error) = export.check(&facts) {
             let _ = export.end(board, true);
             return Err(error);
         }
         Ok(export)
+    }
+
+    /// Goes on with an export of the previous program, which has everything but somebody who serves it.
+    ///
+    /// # Errors
+    /// The lanes cannot serve it. Its users get errors.
+    pub(crate) fn resume(
+        dir: &Path,
+        volume: &str,
+        left: LeftExport,
+        board: &Board,
+    ) -> Result<Self, ExportError> {
+        let LeftExport { number, link, connections } = left;
+        let (facts, ended) = serve(volume, connections, board)?;
+        let (file, ended) = (dir.join(volume), Mutex::new(ended));
+        let export = Export { volume: volume.to_owned(), file, number, link, ended };
+        export.check(&facts).map(|()| export)
     }
 
     /// Returns its loop device.
@@ -203,6 +207,33 @@ impl Export {
         let _ = unmount(&self.file, UnmountFlags::DETACH);
         if let Err(error) = fs::remove_file(&self.file) {
             tracing::warn!(file = %self.file.display(), %error, "the file of a volume cannot be removed");
+        }
+    }
+}
+
+/// Has each lane serve a connection, of which there is at least one descriptor. Returns the facts about the
+/// volume, and a channel that is disconnected when no lane serves it any more.
+fn serve(
+    volume: &str,
+    mut fds: Vec<OwnedFd>,
+    board: &Board,
+) -> Result<(FileFacts, Receiver<()>), ExportError> {
+    // A descriptor without requests in flight can be closed while others remain.
+    fds.truncate(board.lanes());
+    for _ in fds.len()..board.lanes() {
+        let cloned = fds.first().map(clone_connection);
+        fds.extend(cloned.transpose().map_err(|error| failed("/dev/fuse", error))?);
+    }
+    let (lanes, (begun, beginnings), (ending, ended)) = (fds.len(), channel(), channel());
+    board.post(volume, fds, &begun, &ending);
+    drop((begun, ending));
+    let facts: Vec<FileFacts> = beginnings.iter().collect();
+    match facts.first().filter(|_| facts.len() == lanes) {
+        Some(facts) => Ok((*facts, ended)),
+        None => {
+            let message = format!("not every lane can serve the file of '{volume}'; see the log");
+            board.close(volume);
+            Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{
-    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
 };
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::board::Board;
 use crate::errors::{failed, refused};
 use crate::export::Export;
+use crate::inherited::{self, Inherited, LeftExport};
 use crate::server::Server;
 use crate::stale;
 
@@ -35,18 +36,25 @@ struct State {
     /// The directory, locked, if it has been needed.
     lock: Option<File>,
     exports: BTreeMap<String, Arc<Export>>,
+    /// Exports of the previous program whose volumes are not served yet.
+    left: BTreeMap<String, LeftExport>,
 }
 
 impl FuseFrontEnd {
-    /// Starts without exports, and removes those in `dir` that a killed daemon has left. Requests share
-    /// `memory`.
-    pub fn claim(dir: &Path, memory: Arc<MemoryBudget>) -> Self {
+    /// Starts with the exports that the previous program has handed over, or without exports: then it
+    /// removes those in `dir` that a killed daemon has left. Requests share `memory`.
+    pub fn claim(dir: &Path, memory: Arc<MemoryBudget>, items: Vec<HandedOver>) -> Self {
+        let Inherited { lock, exports: left } = Inherited::new(dir, items);
+        let inherits = lock.is_some();
         let front_end = FuseFrontEnd {
             dir: dir.to_owned(),
             memory,
             board: Arc::default(),
-            state: Mutex::default(),
+            state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
+        if inherits {
+            return front_end;
+        }
         // A directory that another daemon uses is reported when a volume is to be exported there.
         if dir.exists() && front_end.lock(&mut front_end.state.lock()).is_ok() {
             stale::clean(dir);
@@ -114,6 +122,13 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn publish(&self, volume: &str) -> Result<(), ExportError> {
+        let left = self.state.lock().left.remove(volume);
+        if let Some(left) = left {
+            let export = Export::resume(&self.dir, volume, left, &self.board)?;
+            tracing::info!(volume, device = %export.number().path().display(), "served again");
+            self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
+            return Ok(());
+        }
         {
             let mut state = self.state.lock();
             if state.exports.contains_key(volume) {
@@ -129,6 +144,10 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        if self.state.lock().left.contains_key(volume) {
+            // It can be removed once its requests are answered.
+            self.publish(volume)?;
+        }
         let known = self.state.lock().exports.get(volume).cloned();
         if let Some(export) = known {
             export.end(&self.board, force)?;
@@ -144,6 +163,22 @@ impl FrontEnd for FuseFrontEnd {
             path: export.number().path(),
             link: export.link().map(Path::to_owned),
         })
+    }
+
+    fn hand_over(&self) -> Vec<HandedOver> {
+        let mut state = self.state.lock();
+        let mut items: Vec<HandedOver> = Vec::new();
+        for (volume, export) in &state.exports {
+            items.push(inherited::export(volume, export.number(), export.link()));
+        }
+        // Those that were never served again by this program either.
+        for (volume, left) in std::mem::take(&mut state.left) {
+            items.push(inherited::export(&volume, left.number, left.link.as_deref()));
+            let connections = left.connections.into_iter();
+            items.extend(connections.map(|fd| inherited::connection(&volume, fd)));
+        }
+        items.extend(state.lock.take().map(|lock| inherited::directory(&self.dir, lock.into())));
+        items
     }
 
     fn release(&self) {

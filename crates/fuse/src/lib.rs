@@ -7,7 +7,7 @@
 //! - `board`: messages to the lanes
 //! - `export`: the file, the loop device and the link of a volume; `link`, `users`: parts of that
 //! - [`helper`]: the steps of that in a process of their own
-//! - `stale`: the remains of a killed daemon
+//! - `stale`: the remains of a killed daemon; `inherited`: what the next program goes on with
 //! - [`front_end`]: the interface to the daemon; `errors`: what operators read
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod errors;
 mod export;
 pub mod front_end;
 pub mod helper;
+mod inherited;
 mod link;
 pub mod request;
 mod server;

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::ring::Ring;
-use forebay_engine::{BlockService, Exports, LaneFrontEnd};
+use forebay_engine::{BlockService, Exports, HandedOver, LaneFrontEnd};
 use forebay_lane::{Lane, LaneMemory, MemoryBudget, MemoryUse, Signal, either};
 use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
 use crate::board::{Board, Connection, Post};
 use crate::channel::{CHANNEL_BYTES, Channel};
+use crate::inherited;
 
-/// How long a file that is being unmounted may be in use when the daemon ends.
+/// How long a file that is being unmounted may be in use when the daemon ends, and how long its requests
+/// may take before it is handed over.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// What the tasks of a lane share.
@@ -30,10 +32,26 @@ struct Shared {
     number: usize,
     channels: RefCell<Vec<Rc<Channel>>>,
     stopping: Cell<bool>,
+    /// Connections for the next program.
+    left: RefCell<Vec<HandedOver>>,
     ended: Signal,
 }
 
 impl Shared {
+    /// Waits until no channel is served any more, at most for [`DRAIN`].
+    async fn all_ended(&self) {
+        let ended = async {
+            while !self.channels.borrow().is_empty() {
+                self.ended.wait().await;
+            }
+        };
+        either(ended, self.lane.sleep(DRAIN)).await;
+        for channel in self.channels.borrow().iter() {
+            channel.let_go();
+            channel.close();
+        }
+    }
+
     fn each_of(&self, volume: &str, each: impl Fn(&Channel)) {
         let channels = self.channels.borrow();
         channels.iter().filter(|channel| channel.name() == volume).for_each(|it| each(it));
@@ -64,6 +82,7 @@ impl Server {
             board: board.clone(),
             channels: RefCell::default(),
             stopping: Cell::new(false),
+            left: RefCell::default(),
             ended: Signal::default(),
         });
         lane.spawn(take_posts(shared.clone()));
@@ -117,6 +136,10 @@ fn begin(shared: &Rc<Shared>, connection: Connection) {
     shared.lane.clone().spawn(async move {
         let end = AtEnd { shared: &shared, channel: &channel };
         channel.serve().await;
+        if let Some(descriptor) = channel.left() {
+            let item = inherited::connection(channel.name(), descriptor);
+            shared.left.borrow_mut().push(item);
+        }
         drop(end);
         drop(channel);
         drop(ended);
@@ -148,18 +171,18 @@ impl LaneFrontEnd for Server {
         let shared = self.shared;
         shared.stopping.set(true);
         shared.board.changed.notify_all();
+        // The front end has unmounted the files; here the lane notices it.
+        Box::pin(async move { shared.all_ended().await })
+    }
+
+    fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
+        let shared = self.shared;
+        shared.stopping.set(true);
+        shared.board.changed.notify_all();
         Box::pin(async move {
-            // The front end has unmounted the files; here the lane notices it.
-            let unmounted = async {
-                while !shared.channels.borrow().is_empty() {
-                    shared.ended.wait().await;
-                }
-            };
-            either(unmounted, shared.lane.sleep(DRAIN)).await;
-            for channel in shared.channels.borrow().iter() {
-                channel.let_go();
-                channel.close();
-            }
+            shared.channels.borrow().iter().for_each(|channel| channel.leave());
+            shared.all_ended().await;
+            shared.left.take()
         })
     }
 }

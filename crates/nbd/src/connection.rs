@@ -29,6 +29,8 @@ use crate::wire::SMALL_REPLY_MAX;
 pub(crate) enum Phase {
     /// Requests are accepted.
     Open,
+    /// Requests that have been received are executed; then the connection is handed over.
+    HandingOver,
     /// No more requests are accepted; those in flight are answered.
     Draining,
     /// Nothing is sent any more.
@@ -107,14 +109,22 @@ impl Connection {
         self.phase.get()
     }
 
-    /// Whether requests are accepted.
-    pub(crate) fn is_open(&self) -> bool {
-        self.phase.get() == Phase::Open
+    /// Whether requests are executed.
+    fn is_open(&self) -> bool {
+        matches!(self.phase.get(), Phase::Open | Phase::HandingOver)
+    }
+
+    /// Stops receiving at the end of a request.
+    pub(crate) fn hand_over(&self) {
+        if self.phase.get() == Phase::Open {
+            self.phase.set(Phase::HandingOver);
+            self.socket.cancel_receive();
+        }
     }
 
     /// Stops accepting requests, and answers those in flight.
     pub(crate) fn drain(&self) {
-        if self.phase.get() == Phase::Open {
+        if self.is_open() {
             self.phase.set(Phase::Draining);
         }
         self.to_send.raise();
@@ -181,7 +191,7 @@ impl Connection {
     /// limits of this connection, and they are taken from the daemon's memory. Returns `false` if
     /// the connection is no longer open.
     async fn admit(&self, batch_room: usize, bytes: u64) -> bool {
-        while self.phase.get() == Phase::Open {
+        while self.is_open() {
             if !self.fits(batch_room, bytes) {
                 self.to_send.raise();
                 self.room.wait().await;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
-use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
+use forebay_engine::{Exports, FrontEnd, HandedOver, LaneFrontEnd};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 
 use crate::address::{ListenAddress, ListenError};
+use crate::hand_over::Inherited;
 use crate::limits::{ConnectionCount, Limits};
 use crate::listener::Listener;
 use crate::server::Server;
@@ -23,10 +24,12 @@ pub struct NbdFrontEnd {
     listeners: Mutex<Vec<Arc<Listener>>>,
     limits: Limits,
     connections: ConnectionCount,
+    inherited: Arc<Inherited>,
 }
 
 impl NbdFrontEnd {
-    /// Starts to listen. Clients wait until a lane serves them; their connections share `memory`.
+    /// Starts to listen, or goes on with what the previous program has handed over. Clients wait until
+    /// a lane serves them; their connections share `memory`.
     ///
     /// # Errors
     /// One of the addresses cannot be used; nothing has changed then.
@@ -34,8 +37,13 @@ impl NbdFrontEnd {
         addresses: &[ListenAddress],
         limits: Limits,
         memory: Arc<MemoryBudget>,
+        inherited: &mut Vec<HandedOver>,
     ) -> Result<Self, ListenError> {
-        let listeners: Vec<_> = addresses.iter().map(Listener::bind).collect::<Result<_, _>>()?;
+        let mut listen = |address| match Listener::inherit(address, inherited) {
+            Some(listener) => Ok(listener),
+            None => Listener::bind(address),
+        };
+        let listeners: Vec<_> = addresses.iter().map(&mut listen).collect::<Result<_, _>>()?;
         for address in addresses.iter().filter(|address| !address.is_local()) {
             tracing::warn!(%address, "NBD has no authentication: anyone who can reach this address can read and write the data");
         }
@@ -44,6 +52,7 @@ impl NbdFrontEnd {
             listeners: Mutex::new(listeners),
             limits,
             connections: ConnectionCount::within(memory),
+            inherited: Arc::new(Inherited::new(std::mem::take(inherited))),
         })
     }
 }
@@ -69,11 +78,32 @@ impl FrontEnd for NbdFrontEnd {
     ) -> Box<dyn LaneFrontEnd> {
         let listeners = self.listeners.lock();
         let connections = self.connections.clone();
-        Box::new(Server::serve(lane, ring, &listeners, exports, self.limits, connections))
+        let inherited = &self.inherited;
+        Box::new(Server::serve_on(
+            lane,
+            ring,
+            &listeners,
+            exports,
+            self.limits,
+            connections,
+            inherited,
+        ))
     }
 
     fn release(&self) {
         self.listeners.lock().clear();
+    }
+
+    fn hand_over(&self) -> Vec<HandedOver> {
+        let listeners = std::mem::take(&mut *self.listeners.lock());
+        let mut items = Vec::new();
+        for (listener, asked) in listeners.iter().zip(&self.addresses) {
+            match listener.leave(asked) {
+                Ok(item) => items.push(item),
+                Err(error) => tracing::error!(address = %asked, %error, "cannot be handed over"),
+            }
+        }
+        items
     }
 }
 
@@ -84,5 +114,9 @@ impl LaneFrontEnd for Server {
 
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(self.stop())
+    }
+
+    fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
+        Box::pin(self.leave())
     }
 }

@@ -30,6 +30,14 @@ impl Inbox {
         Inbox { buf: IoBuf::for_overwrite(SMALL), start: 0, end: 0 }
     }
 
+    /// Begins with bytes that were received earlier. `None`: they are more than a receive buffer holds.
+    pub(crate) fn resume(received: &[u8]) -> Option<Self> {
+        let size = if received.len() < SMALL { SMALL } else { LARGE };
+        let mut buf = IoBuf::for_overwrite(size);
+        buf.get_mut(..received.len())?.copy_from_slice(received);
+        Some(Inbox { buf, start: 0, end: received.len() })
+    }
+
     /// Switches to a buffer of [`LARGE`] bytes.
     pub(crate) fn grow(&mut self) {
         let mut buf = IoBuf::for_overwrite(LARGE);
@@ -41,12 +49,25 @@ impl Inbox {
         (self.buf, self.start, self.end) = (buf, 0, len);
     }
 
+    /// Returns the size of the buffer, in bytes.
+    pub(crate) fn capacity(&self) -> usize {
+        self.buf.len()
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.end == self.buf.len()
     }
 
     pub(crate) fn is_large(&self) -> bool {
         self.buf.len() >= LARGE
+    }
+
+    /// Adds bytes that were received elsewhere; together with the unused ones they are at most [`LARGE`].
+    pub(crate) fn extend(&mut self, more: &[u8]) {
+        let all = [self.unused(), more].concat();
+        if let Some(inbox) = Inbox::resume(&all) {
+            *self = inbox;
+        }
     }
 
     /// Returns the bytes not used yet.

@@ -4,7 +4,7 @@
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
 //! - [`address`], [`listener`]: where clients connect
 //! - [`server`]: accepts and dismisses clients on a lane
-//! - [`front_end`]: the interface to the daemon
+//! - [`front_end`]: the interface to the daemon; `hand_over`: what the next program inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline
 //!
 //! A connection is two tasks of a lane, one that receives and executes and one that sends, with the
@@ -14,6 +14,7 @@
 pub mod address;
 mod connection;
 pub mod front_end;
+mod hand_over;
 pub mod handshake;
 mod inbox;
 pub mod limits;

@@ -10,10 +10,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use forebay_engine::HandedOver;
 use rustix::net::{Shutdown, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
+use crate::hand_over::LISTENER;
 
 /// Bytes of each buffer of a TCP socket, as far as the system allows.
 const TCP_BUFFER: usize = 256 << 10;
@@ -26,6 +29,8 @@ pub struct Listener {
     address: ListenAddress,
     /// Device and inode of the socket that we created.
     made: Option<(u64, u64)>,
+    /// The next program has the path.
+    left: AtomicBool,
 }
 
 impl Listener {
@@ -39,6 +44,37 @@ impl Listener {
             ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address)?,
         };
         Ok(Arc::new(listener))
+    }
+
+    /// Goes on with a listening socket of the previous program, if one of `items` is for this address.
+    pub(crate) fn inherit(
+        address: &ListenAddress,
+        items: &mut Vec<HandedOver>,
+    ) -> Option<Arc<Self>> {
+        let own = address.to_string();
+        let is_own = |item: &HandedOver| {
+            item.labelled(LISTENER).is_some_and(|words| words.first() == Some(&own))
+        };
+        let item = items.swap_remove(items.iter().position(is_own)?);
+        let number = |word: Option<&String>| word.and_then(|word| word.parse().ok());
+        let words = item.labelled(LISTENER)?;
+        let made = number(words.get(1)).zip(number(words.get(2)));
+        let fd = Arc::new(item.descriptor?);
+        Some(Arc::new(Listener { fd, address: address.clone(), made, left: AtomicBool::default() }))
+    }
+
+    /// Leaves the socket to the next program; its path is not removed any more.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn leave(&self, asked: &ListenAddress) -> io::Result<HandedOver> {
+        let descriptor = Some(self.fd.as_fd().try_clone_to_owned()?);
+        self.left.store(true, Ordering::Relaxed);
+        let mut label = vec![LISTENER.to_owned(), asked.to_string()];
+        if let Some((device, inode)) = self.made {
+            label.extend([device.to_string(), inode.to_string()]);
+        }
+        Ok(HandedOver { label, descriptor, data: Vec::new() })
     }
 
     /// Returns the address; with the actual port if port 0 was requested.
@@ -76,6 +112,9 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let ListenAddress::Unix(path) = &self.address else { return };
+        if *self.left.get_mut() {
+            return;
+        }
         if identity(path).is_ok_and(|found| Some(found) == self.made) {
             let _ = std::fs::remove_file(path);
         }
@@ -111,7 +150,7 @@ fn bind_unix(path: &Path) -> Result<Listener, ListenError> {
     }
     let listener = UnixListener::bind(path).map_err(system)?;
     let made = identity(path).ok();
-    Ok(Listener { fd: Arc::new(listener.into()), address, made })
+    Ok(Listener { fd: Arc::new(listener.into()), address, made, left: AtomicBool::default() })
 }
 
 fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, ListenError> {
@@ -124,7 +163,7 @@ fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, 
         ListenError::System { address: address.clone(), cause: io::Error::from(error.kind()) }
     })?;
     let address = ListenAddress::Tcp { host: host.to_owned(), port };
-    Ok(Listener { fd: Arc::new(listener.into()), address, made: None })
+    Ok(Listener { fd: Arc::new(listener.into()), address, made: None, left: AtomicBool::default() })
 }
 
 #[cfg(test)]

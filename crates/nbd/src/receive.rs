@@ -5,16 +5,22 @@ use std::rc::Rc;
 
 use forebay_device::IoBuf;
 use forebay_engine::CompletionSink;
+use rustix::io::Errno;
 
-use crate::connection::Connection;
-use crate::inbox::{Inbox, LARGE, SMALL, window};
+use crate::connection::{Connection, Phase};
+use crate::inbox::{Inbox, LARGE, window};
 use crate::socket::STEP;
 use crate::transmission::{BadMagic, Event, Parser, waiting};
+use crate::wire::RequestHeader;
 
 /// After this many requests their replies are sent even if more requests have been received. A
 /// client that gets its replies a few at a time can send more while the rest is processed; if all
 /// its requests were answered at once, client and server would wait for each other in turn.
 const ANSWERED_TOGETHER: u32 = 8;
+
+/// Most bytes of a write's data that are handed over: with the header before them they fit into a receive
+/// buffer.
+const CARRIED: usize = LARGE - RequestHeader::SIZE;
 
 /// Why receiving ends.
 #[derive(Debug, thiserror::Error)]
@@ -25,16 +31,25 @@ pub(crate) enum ReceiveError {
     Io(#[from] io::Error),
 }
 
-/// Executes requests until the client leaves, or the connection is drained or dead.
+/// Why receiving ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The client has left, or is dismissed.
+    Over,
+    /// The connection is to be handed over. The inbox begins with a request, perhaps a part of one.
+    BetweenRequests,
+}
+
+/// Executes requests until the client leaves, or the connection is drained, handed over or dead.
 ///
 /// # Errors
 /// The stream is invalid or cannot be read; the connection is unusable then.
 pub(crate) async fn receive_requests(
     connection: &Rc<Connection>,
-    mut inbox: Inbox,
-) -> Result<(), ReceiveError> {
+    inbox: &mut Inbox,
+) -> Result<Ended, ReceiveError> {
     let sink: Rc<dyn CompletionSink> = connection.clone();
-    let mut parser = Parser::new(connection.session, window(SMALL));
+    let mut parser = Parser::new(connection.session, window(inbox.capacity()));
     let mut taken = 0u32;
     loop {
         loop {
@@ -46,7 +61,7 @@ pub(crate) async fn receive_requests(
                 }
                 Event::Command { command, payload } => {
                     if !connection.admit_command(&command).await {
-                        return Ok(());
+                        return Ok(Ended::Over);
                     }
                     connection.expect(inbox.unused().get(consumed..).unwrap_or_default());
                     connection.execute(&command, payload, &sink);
@@ -59,32 +74,33 @@ pub(crate) async fn receive_requests(
                 }
                 Event::LargeWrite { command, start } => {
                     if !connection.admit_command(&command).await {
-                        return Ok(());
+                        return Ok(Ended::Over);
                     }
                     connection.flush();
                     let len = command.len as usize;
-                    let Some(data) = receive_payload(connection, start, len).await? else {
-                        return Ok(());
+                    let data = match receive_payload(connection, start, len).await? {
+                        Payload::Whole(data) => data,
+                        Payload::Part(more) => {
+                            inbox.extend(&more);
+                            return Ok(Ended::BetweenRequests);
+                        }
+                        Payload::Lost => return Ok(Ended::Over),
                     };
                     connection.execute_write(&command, data, &sink);
                     connection.end_grant();
                 }
                 Event::Refused(refusal) => {
                     if !connection.refuse(&refusal).await {
-                        return Ok(());
+                        return Ok(Ended::Over);
                     }
                 }
-                Event::Disconnect => return Ok(()),
+                Event::Disconnect => return Ok(Ended::Over),
             }
             inbox.consume(consumed);
         }
         connection.flush();
-        if !connection.is_open() {
-            return Ok(());
-        }
-        if inbox.receive(&connection.socket).await? == 0 {
-            // Bytes of an unfinished request are dropped.
-            return Ok(());
+        if let Some(ended) = receive_more(connection, &parser, inbox).await? {
+            return Ok(ended);
         }
         if inbox.is_full() && connection.grow() && !inbox.is_large() {
             inbox.grow();
@@ -93,27 +109,73 @@ pub(crate) async fn receive_requests(
     }
 }
 
-/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own. Returns
-/// `None` if the client has left or is dismissed; its requests in flight are answered.
+/// Receives more, unless the connection is to end here.
+async fn receive_more(
+    connection: &Connection,
+    parser: &Parser,
+    inbox: &mut Inbox,
+) -> Result<Option<Ended>, ReceiveError> {
+    match connection.phase() {
+        Phase::Open => {}
+        Phase::HandingOver if parser.is_between_requests() => {
+            return Ok(Some(Ended::BetweenRequests));
+        }
+        Phase::HandingOver => {}
+        Phase::Draining | Phase::Dead => return Ok(Some(Ended::Over)),
+    }
+    match inbox.receive(&connection.socket).await {
+        // Bytes of an unfinished request are dropped.
+        Ok(0) => Ok(Some(Ended::Over)),
+        Ok(_) => Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::CANCELED) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What has been received of a write's data.
+enum Payload {
+    /// All of it.
+    Whole(IoBuf),
+    /// The bytes behind those that were there at the beginning: the connection is to be handed over.
+    Part(Vec<u8>),
+    /// The client has left, or is dismissed.
+    Lost,
+}
+
+/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own. Requests in
+/// flight are answered in any case.
 async fn receive_payload(
     connection: &Connection,
     start: &[u8],
     len: usize,
-) -> Result<Option<IoBuf>, ReceiveError> {
+) -> Result<Payload, ReceiveError> {
     let mut data = IoBuf::for_overwrite(len);
     let mut received = start.len();
     if let Some(head) = data.get_mut(..received) {
         head.copy_from_slice(start);
     }
     while received < len {
+        // More than the next program can put into a receive buffer is waited for.
+        if connection.phase() == Phase::HandingOver && received <= CARRIED {
+            let more = data.get(start.len()..received).unwrap_or_default();
+            return Ok(Payload::Part(more.to_vec()));
+        }
         let step = received..len.min(received + STEP);
         let (_turn, end) = (connection.client_begins(), step.end);
-        let result;
-        (data, result) = connection.socket.receive(data, step, true).await;
-        received += result?;
-        if received < end || data.len() != len {
-            return Ok(None);
+        let (result, before) = (connection.socket.receive(data, step, true).await, received);
+        data = result.0;
+        let cancelled = match result.1 {
+            Ok(count) => {
+                received += count;
+                false
+            }
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::CANCELED) => true,
+            Err(error) => return Err(error.into()),
+        };
+        let goes_on = connection.phase() == Phase::HandingOver && (cancelled || received > before);
+        if data.len() != len || (received < end && !goes_on) {
+            return Ok(Payload::Lost);
         }
     }
-    Ok(Some(data))
+    Ok(Payload::Whole(data))
 }

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,22 +10,27 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 use forebay_device::IoBuf;
-use forebay_device::ring::{Ring, RingOp};
-use forebay_engine::Exports;
-use forebay_lane::{Lane, LaneMemory, Signal};
+use forebay_device::ring::{Ring, RingDone, RingOp};
+use forebay_engine::{Exports, HandedOver};
+use forebay_lane::{Lane, LaneMemory, Notify, Signal, either};
 
 use crate::connection::Connection;
+use crate::hand_over::{self, Inherited, LeftClient};
 use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
 use crate::inbox::{self, Inbox};
 use crate::limits::{ConnectionCount, Limits, Place};
 use crate::listener::Listener;
 use crate::outbox;
-use crate::receive::receive_requests;
+use crate::receive::{Ended, receive_requests};
 use crate::send::send_replies;
 use crate::socket::Socket;
+use crate::transmission::Session;
 
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long clients may take to end their handshakes before a hand-over.
+const HANDSHAKE_GRACE: Duration = Duration::from_millis(300);
 
 /// Returns the least memory of a client: small receive and batch buffers (two batches), the
 /// handshake's buffer, its tasks' state, and the kernel's socket buffers.
@@ -65,6 +70,17 @@ impl Client {
         }
     }
 
+    /// Has the client's connection handed over, if it has an export.
+    fn hand_over(&self) {
+        if let Phase::Session(_, connection) = &*self.phase.borrow() {
+            connection.hand_over();
+        }
+    }
+
+    fn in_handshake(&self) -> bool {
+        matches!(&*self.phase.borrow(), Phase::Handshake)
+    }
+
     fn holds(&self, export: &str) -> bool {
         match &*self.phase.borrow() {
             Phase::Agreed(name) | Phase::Session(name, _) => name == export,
@@ -90,6 +106,11 @@ struct Shared {
     count: ConnectionCount,
     memory: Rc<LaneMemory>,
     stopping: Cell<bool>,
+    handing_over: Cell<bool>,
+    /// Tells those who accept that the server is handing over.
+    leaving: Notify,
+    /// Clients for the next program.
+    left: RefCell<Vec<HandedOver>>,
     accepting: Cell<usize>,
     clients: RefCell<Vec<Weak<Client>>>,
     live: Cell<usize>,
@@ -113,6 +134,19 @@ impl Server {
         limits: Limits,
         count: ConnectionCount,
     ) -> Self {
+        Self::serve_on(lane, ring, listeners, exports, limits, count, &Arc::default())
+    }
+
+    /// As [`Server::serve`], and goes on with clients of the previous program.
+    pub(crate) fn serve_on(
+        lane: &Rc<Lane>,
+        ring: &Rc<Ring>,
+        listeners: &[Arc<Listener>],
+        exports: Rc<dyn Exports>,
+        limits: Limits,
+        count: ConnectionCount,
+        inherited: &Arc<Inherited>,
+    ) -> Self {
         let shared = Rc::new(Shared {
             lane: lane.clone(),
             ring: ring.clone(),
@@ -121,14 +155,18 @@ impl Server {
             memory: Rc::new(LaneMemory::new(count.memory().clone())),
             count,
             stopping: Cell::new(false),
+            handing_over: Cell::new(false),
+            leaving: Notify::default(),
+            left: RefCell::default(),
             accepting: Cell::new(listeners.len()),
             clients: RefCell::default(),
             live: Cell::new(0),
             ended: Signal::default(),
         });
         for listener in listeners {
-            lane.spawn(accept_clients(shared.clone(), listener.clone()));
+            lane.spawn(accept_clients(shared.clone(), listener.clone(), inherited.clone()));
         }
+        lane.spawn(resume_clients(shared.clone(), inherited.clone()));
         lane.spawn(drop_stalled(Rc::downgrade(&shared)));
         Server { shared, listeners: listeners.to_vec() }
     }
@@ -163,20 +201,65 @@ impl Server {
     }
 }
 
-async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
+impl Server {
+    /// Stops accepting, executes what has been received, and returns the clients, connected, for the
+    /// next program. Ends when the last one is idle, after [`Limits::drain`] at the latest.
+    pub(crate) async fn leave(self) -> Vec<HandedOver> {
+        let shared = self.shared;
+        shared.handing_over.set(true);
+        shared.leaving.notify_all();
+        let clients = || {
+            let clients: Vec<_> =
+                shared.clients.borrow().iter().filter_map(Weak::upgrade).collect();
+            clients
+        };
+        clients().iter().for_each(|client| client.hand_over());
+        let all_left = async || {
+            while shared.live.get() + shared.accepting.get() > 0 {
+                shared.ended.wait().await;
+            }
+        };
+        either(all_left(), shared.lane.sleep(HANDSHAKE_GRACE)).await;
+        clients().iter().filter(|client| client.in_handshake()).for_each(|it| it.dismiss());
+        either(all_left(), shared.lane.sleep(shared.limits.drain)).await;
+        shared.stopping.set(true);
+        clients().iter().for_each(|client| client.dismiss());
+        let mut left = shared.left.take();
+        left.push(hand_over::exports(shared.exports.names()));
+        left
+    }
+}
+
+/// Waits for a client. The server's hand-over ends the wait, and leaves clients to the next program
+/// that have not been accepted.
+async fn accept(shared: &Shared, listener: &Listener) -> RingDone {
+    let mut leaving = pin!(shared.leaving.listen());
+    let mut accepting = shared.ring.begin(RingOp::Accept { fd: listener.fd().clone() });
+    let mut cancelled = false;
+    std::future::poll_fn(|context| {
+        if !cancelled && (shared.handing_over.get() || leaving.as_mut().poll(context).is_ready()) {
+            cancelled = true;
+            accepting.cancel();
+        }
+        Pin::new(&mut accepting).poll(context)
+    })
+    .await
+}
+
+async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: Arc<Inherited>) {
     let _end = AtEnd(|| {
         shared.accepting.set(shared.accepting.get() - 1);
         shared.ended.raise();
     });
-    while !shared.stopping.get() {
-        let op = RingOp::Accept { fd: listener.fd().clone() };
-        let done = shared.ring.run(op).await;
+    inherited.exports_are_back(&shared.lane, &*shared.exports).await;
+    while !shared.stopping.get() && !shared.handing_over.get() {
+        let done = accept(&shared, &listener).await;
         let fd = match (done.result, done.accepted) {
             // A client accepted during a stop would not be dismissed any more.
             (Ok(_), Some(_)) if shared.stopping.get() => break,
             (Ok(_), Some(fd)) => fd,
             (result, _) => {
-                if shared.stopping.get() {
+                if shared.stopping.get() || shared.handing_over.get() {
                     break;
                 }
                 if let Err(error) = result {
@@ -198,15 +281,66 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
                 continue;
             }
         };
-        let socket = Rc::new(Socket::new(fd, shared.ring.clone()));
-        let client = Rc::new(Client { socket, phase: RefCell::new(Phase::Handshake) });
-        {
-            let mut clients = shared.clients.borrow_mut();
-            clients.retain(|client| client.strong_count() > 0);
-            clients.push(Rc::downgrade(&client));
-        }
-        shared.live.set(shared.live.get() + 1);
+        let client = shared.add(fd, Phase::Handshake);
         shared.lane.spawn(serve_client(shared.clone(), client, place));
+    }
+}
+
+impl Shared {
+    /// Leaves a client to the next program.
+    fn leave(&self, socket: &Socket, export: String, session: Session, inbox: &Inbox) {
+        match socket.duplicate() {
+            Ok(descriptor) => {
+                let received = inbox.unused().to_vec();
+                let left = LeftClient { descriptor, export, session, received };
+                self.left.borrow_mut().push(hand_over::client(left));
+            }
+            Err(error) => tracing::error!(export, %error, "a client cannot be handed over"),
+        }
+    }
+
+    fn add(self: &Rc<Self>, fd: std::os::fd::OwnedFd, phase: Phase) -> Rc<Client> {
+        let socket = Rc::new(Socket::new(fd, self.ring.clone()));
+        let client = Rc::new(Client { socket, phase: RefCell::new(phase) });
+        let mut clients = self.clients.borrow_mut();
+        clients.retain(|client| client.strong_count() > 0);
+        clients.push(Rc::downgrade(&client));
+        self.live.set(self.live.get() + 1);
+        client
+    }
+
+    /// Ends a client's place among the others.
+    fn end(&self, client: &Client) {
+        client.socket.close();
+        if let Phase::Session(_, connection) = client.phase.replace(Phase::Over) {
+            connection.kill();
+        }
+        self.live.set(self.live.get() - 1);
+        self.ended.raise();
+    }
+}
+
+/// Goes on with the previous program's clients whose volumes are served, with about as many as any
+/// other lane.
+async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
+    while let Some((client, target)) = inherited.next(&shared.lane, &*shared.exports).await {
+        let LeftClient { descriptor, export, session, received } = client;
+        let bytes = connection_bytes(0);
+        let place = match shared.count.take(shared.limits.connections, bytes) {
+            Ok(place) => place,
+            Err(full) => {
+                tracing::warn!(export, "a client of the previous program is dropped: {full}");
+                continue;
+            }
+        };
+        let client = shared.add(descriptor, Phase::Agreed(export.clone()));
+        let (shared, start) = (shared.clone(), Start { export, target, session });
+        shared.lane.clone().spawn(async move {
+            let _end = AtEnd(|| shared.end(&client));
+            if let Some(inbox) = Inbox::resume(&received) {
+                transmit(&shared, &client, start, inbox, place).await;
+            }
+        });
     }
 }
 
@@ -244,14 +378,7 @@ async fn drop_stalled(shared: Weak<Shared>) {
 }
 
 async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
-    let _end = AtEnd(|| {
-        client.socket.close();
-        if let Phase::Session(_, connection) = client.phase.replace(Phase::Over) {
-            connection.kill();
-        }
-        shared.live.set(shared.live.get() - 1);
-        shared.ended.raise();
-    });
+    let _end = AtEnd(|| shared.end(&client));
     let mut inbox = Inbox::new();
     let agreed = {
         let agree = agree(&client, &*shared.exports, &mut inbox);
@@ -307,7 +434,7 @@ async fn transmit(
     shared: &Rc<Shared>,
     client: &Rc<Client>,
     start: Start,
-    inbox: Inbox,
+    mut inbox: Inbox,
     place: Place,
 ) {
     let Start { export, target, session } = start;
@@ -316,7 +443,13 @@ async fn transmit(
         let lane = (shared.lane.clone(), shared.memory.clone());
         Connection::new(client.socket.clone(), session, target, shared.limits, lane, place)
     };
-    client.phase.replace(Phase::Session(export, connection.clone()));
+    if inbox.is_large() {
+        connection.grow();
+    }
+    client.phase.replace(Phase::Session(export.clone(), connection.clone()));
+    if shared.handing_over.get() {
+        connection.hand_over();
+    }
     let sent = Rc::new(Signal::default());
     {
         let (connection, sent) = (connection.clone(), sent.clone());
@@ -328,19 +461,30 @@ async fn transmit(
             send_replies(&connection).await;
         });
     }
-    match receive_requests(&connection, inbox).await {
-        Ok(()) => connection.drain(),
+    let received = receive_requests(&connection, &mut inbox).await;
+    let left = matches!(received, Ok(Ended::BetweenRequests));
+    match received {
+        Ok(_) => {
+            client.socket.keep(left);
+            connection.drain();
+        }
         Err(error) => {
             tracing::debug!(%error, "a client is dropped");
             connection.kill();
         }
     }
     let late = || {
-        tracing::debug!("a client is dropped: it does not take its replies");
+        tracing::debug!(
+            "a client is dropped: it does not take its replies, or a device does not answer"
+        );
+        client.socket.keep(false);
         connection.kill();
     };
     with_deadline(&shared.lane, shared.limits.drain, sent.wait(), late).await;
     client.phase.replace(Phase::Over);
+    if left && connection.is_idle() && client.socket.is_kept() {
+        shared.leave(&client.socket, export, session, &inbox);
+    }
 }
 
 /// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must make it

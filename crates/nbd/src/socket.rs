@@ -1,13 +1,14 @@
 //! A connected socket on a lane's ring.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_device::IoBuf;
-use forebay_device::ring::{Ring, RingDone, RingOp};
+use forebay_device::ring::{Ring, RingDone, RingOp, RingToken};
 use rustix::net::{Shutdown, shutdown};
 
 /// A client that transfers this many bytes makes progress; see
@@ -18,11 +19,15 @@ pub(crate) const STEP: usize = 1 << 20;
 pub(crate) struct Socket {
     fd: Arc<OwnedFd>,
     ring: Rc<Ring>,
+    /// The receive in flight.
+    receiving: Cell<Option<RingToken>>,
+    /// The next program goes on with it: it is not shut down.
+    kept: Cell<bool>,
 }
 
 impl Socket {
     pub(crate) fn new(fd: OwnedFd, ring: Rc<Ring>) -> Self {
-        Socket { fd: Arc::new(fd), ring }
+        Socket { fd: Arc::new(fd), ring, receiving: Cell::default(), kept: Cell::default() }
     }
 
     /// Receives into `buf[range]`: what is available, or with `fill` the whole range. Returns 0, or
@@ -35,7 +40,35 @@ impl Socket {
         fill: bool,
     ) -> (IoBuf, io::Result<usize>) {
         let op = RingOp::Recv { fd: self.fd.clone(), buf, range, fill };
-        into_parts(self.ring.run(op).await)
+        let run = self.ring.begin(op);
+        self.receiving.set(run.token());
+        let done = run.await;
+        self.receiving.set(None);
+        into_parts(done)
+    }
+
+    /// Ends a pending receive, which returns what has come, or fails with `ECANCELED` if nothing has.
+    pub(crate) fn cancel_receive(&self) {
+        if let Some(token) = self.receiving.get() {
+            self.ring.cancel(token);
+        }
+    }
+
+    /// Whether another program goes on with the connection, so that nothing shuts it down.
+    pub(crate) fn keep(&self, kept: bool) {
+        self.kept.set(kept);
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.get()
+    }
+
+    /// Returns a descriptor of the connection for another program.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.fd.as_fd().try_clone_to_owned()
     }
 
     /// Sends the first `len` bytes of `buf`. Calls `begins` before each [`STEP`] bytes, and drops
@@ -75,7 +108,9 @@ impl Socket {
 
     /// Ends both directions. Operations in flight end soon.
     pub(crate) fn close(&self) {
-        let _ = shutdown(&*self.fd, Shutdown::Both);
+        if !self.kept.get() {
+            let _ = shutdown(&*self.fd, Shutdown::Both);
+        }
     }
 }
 

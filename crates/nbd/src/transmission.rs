@@ -12,7 +12,7 @@ use crate::wire::{ErrorCode, REQUEST_MAGIC, RequestHeader, command, command_flag
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// Result of the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Session {
     /// Size of the export in bytes, a multiple of 512.
     pub size: u64,
@@ -143,6 +143,11 @@ impl Parser {
     /// Returns the session.
     pub fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Whether the bytes that are not consumed begin with a request: another parser can go on there.
+    pub fn is_between_requests(&self) -> bool {
+        self.skip == 0
     }
 
     /// Returns the number of bytes of `input` consumed, and the next event.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use forebay_device::ring::{Ring, RingOp};
-use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
+use forebay_engine::{Exports, FrontEnd, HandedOver, LaneFrontEnd};
 use forebay_lane::{Lane, MemoryBudget, either};
 use parking_lot::Mutex;
 
@@ -158,6 +158,15 @@ impl LaneFrontEnd for VhostLane {
                 }
                 server.lane.sleep(STEP).await;
             }
+        })
+    }
+
+    /// Hands nothing over: a driver connects again by itself, and its record of requests in flight tells
+    /// the next program where to go on.
+    fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
+        Box::pin(async move {
+            self.drain().await;
+            Vec::new()
         })
     }
 }

@@ -72,6 +72,8 @@ pub(super) enum State {
         with_kernel: bool,
         /// Whether the result was abandoned.
         orphan: bool,
+        /// Whether it is to end early, with a result.
+        cancelled: bool,
     },
     Done(RingDone),
 }
@@ -143,8 +145,14 @@ impl Inner {
     }
 
     pub(super) fn add(&mut self, work: Work) -> RingToken {
-        let state =
-            State::Running { work, done: 0, waker: None, with_kernel: false, orphan: false };
+        let state = State::Running {
+            work,
+            done: 0,
+            waker: None,
+            with_kernel: false,
+            orphan: false,
+            cancelled: false,
+        };
         let token = match self.free.pop() {
             Some(index) => {
                 let slot = &mut self.slots[index as usize];
@@ -180,15 +188,17 @@ impl Inner {
     fn push(&mut self, token: RingToken) -> bool {
         let Inner { uring, slots, outstanding, on_devices, .. } = self;
         let Some(slot) = slots.get_mut(token.index as usize) else { return true };
-        let State::Running { work, done, with_kernel, orphan, .. } = &mut slot.state else {
+        let State::Running { work, done, with_kernel, orphan, cancelled, .. } = &mut slot.state
+        else {
             return true;
         };
-        if *orphan && work.is_endless() {
-            self.end(
-                token,
-                Err(io::Error::from_raw_os_error(Errno::CANCELED.raw_os_error())),
-                None,
-            );
+        if (*orphan || *cancelled) && work.is_endless() {
+            // Received bytes must not be lost.
+            let result = match work {
+                Work::Op(RingOp::Recv { .. }) if *done > 0 => Ok(*done as u32),
+                _ => Err(Errno::CANCELED.into()),
+            };
+            self.end(token, result, None);
             return true;
         }
         let prepared = match work {

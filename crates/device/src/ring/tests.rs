@@ -132,6 +132,47 @@ fn sockets_send_and_receive() {
 }
 
 #[test]
+fn a_cancelled_operation_takes_nothing_with_it() {
+    let ring = Ring::new().expect("ring");
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("s");
+    let listener = Arc::new(OwnedFd::from(UnixListener::bind(&path).expect("listener")));
+    let (mine, mut theirs) = pair();
+    let cancelled = |done: RingDone| {
+        let error = done.result.expect_err("nothing had come");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::CANCELED));
+    };
+    block_on(&ring, async {
+        // Both where the kernel has the operation, and where it does not have it yet.
+        for submit in [true, false] {
+            let receive = ring.begin(recv(&mine, 0..16, false));
+            let accept = ring.begin(RingOp::Accept { fd: listener.clone() });
+            if submit {
+                ring.drive();
+            }
+            receive.cancel();
+            accept.cancel();
+            cancelled(receive.await);
+            cancelled(accept.await);
+        }
+        // Whoever comes next gets everything.
+        let _client = UnixStream::connect(&path).expect("connects");
+        theirs.write_all(b"abc").expect("sent");
+        assert_eq!(ring.run(recv(&mine, 0..16, false)).await.result.expect("received"), 3);
+        let accepted = ring.run(RingOp::Accept { fd: listener.clone() }).await;
+        assert!(accepted.accepted.is_some());
+        // Part of what is to be filled has come.
+        let receive = ring.begin(recv(&mine, 0..16, true));
+        theirs.write_all(b"de").expect("sent");
+        ring.drive();
+        receive.cancel();
+        let done = receive.await;
+        assert_eq!(done.result.expect("a part"), 2);
+        assert_eq!(&done.buf.expect("given back")[..2], b"de");
+    });
+}
+
+#[test]
 fn connections_are_accepted() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("socket");

@@ -3,6 +3,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/daemon` | state of the daemon |
+//! | `POST /v1/daemon/hand-over` | the state of the daemon, which replaces its program |
 //! | `GET /v1/memory` | the daemon's memory limit and its use |
 //! | `POST /v1/memory` | the same, with a new limit |
 //! | `GET /v1/knobs` | all settings, with their kinds and defaults |
@@ -24,9 +25,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{
-    API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, MemoryRequest, OperationId,
-    OperationState, PROFILES, SetRequest, StartRequest, StopRequest, VolumeList, VolumeName,
-    VolumeReport,
+    API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, HandOverRequest, MemoryRequest,
+    OperationId, OperationState, PROFILES, SetRequest, StartRequest, StopRequest, VolumeList,
+    VolumeName, VolumeReport,
 };
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
@@ -56,6 +57,7 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
     }
     match (request.method.as_str(), path) {
         ("GET", ["daemon"]) => Ok(HttpAnswer::json(200, &volumes.daemon_report())),
+        ("POST", ["daemon", "hand-over"]) => hand_over(volumes, request),
         ("GET", ["memory"]) => Ok(HttpAnswer::json(200, &memory::report(volumes.memory()))),
         ("POST", ["memory"]) => set_memory(volumes, request),
         ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &forebay_settings::help::json())),
@@ -76,31 +78,7 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
             Ok(HttpAnswer::json(200, &volumes.curve(&named(name)?, &sizes)?))
         }
         ("POST", ["volumes", name, verb]) => {
-            let name = named(name)?;
-            match *verb {
-                "set" => begun(volumes, volumes.set(&name, body::<SetRequest>(request)?)),
-                "flush" => begun(volumes, no_body(request).and_then(|()| volumes.flush(&name))),
-                "drop" => {
-                    let tiers: DropRequest = body_or_nothing(request)?;
-                    begun(volumes, volumes.drop_clean(&name, tiers))
-                }
-                "prefetch" => {
-                    begun(volumes, no_body(request).and_then(|()| volumes.prefetch(&name)))
-                }
-                "stop" => {
-                    let StopRequest { force } = body_or_nothing(request)?;
-                    begun(volumes, volumes.stop(&name, force))
-                }
-                "start" => {
-                    let StartRequest { force } = body_or_nothing(request)?;
-                    begun(volumes, volumes.start(&name, force))
-                }
-                "delete" => {
-                    let DeleteRequest { discard_dirty } = body(request)?;
-                    begun(volumes, volumes.delete(&name, discard_dirty))
-                }
-                _ => Err(unknown()),
-            }
+            operate(volumes, &named(name)?, verb, request).unwrap_or_else(|| Err(unknown()))
         }
         ("GET", ["operations"]) => {
             let all = serde_json::json!({ "operations": volumes.operations().list() });
@@ -115,6 +93,38 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
         }
         _ => Err(unknown()),
     }
+}
+
+/// Begins an operation on a volume; `None`: there is no such verb.
+fn operate(
+    volumes: &Arc<Volumes>,
+    name: &VolumeName,
+    verb: &str,
+    request: &HttpRequest,
+) -> Option<Result<HttpAnswer, ApiError>> {
+    let started =
+        match verb {
+            "set" => body::<SetRequest>(request).and_then(|settings| volumes.set(name, settings)),
+            "flush" => no_body(request).and_then(|()| volumes.flush(name)),
+            "drop" => body_or_nothing(request)
+                .and_then(|tiers: DropRequest| volumes.drop_clean(name, tiers)),
+            "prefetch" => no_body(request).and_then(|()| volumes.prefetch(name)),
+            "stop" => {
+                body_or_nothing(request).and_then(|StopRequest { force }| volumes.stop(name, force))
+            }
+            "start" => body_or_nothing(request)
+                .and_then(|StartRequest { force }| volumes.start(name, force)),
+            "delete" => body(request)
+                .and_then(|DeleteRequest { discard_dirty }| volumes.delete(name, discard_dirty)),
+            _ => return None,
+        };
+    Some(begun(volumes, started))
+}
+
+fn hand_over(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
+    let HandOverRequest { program } = body(request)?;
+    volumes.ask_hand_over(program)?;
+    Ok(HttpAnswer::json(202, &volumes.daemon_report()))
 }
 
 fn set_memory(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
@@ -198,6 +208,7 @@ mod tests {
     use super::*;
     use crate::daemon::state::State;
     use crate::daemon::testing::{FakeHost, TempDir};
+    use crate::daemon::volumes::Programs;
 
     struct Api {
         dir: TempDir,
@@ -210,7 +221,7 @@ mod tests {
             let (dir, host) = (TempDir::new("api"), Arc::new(FakeHost::default()));
             std::fs::write(dir.path().join("origin"), [0; 512]).expect("writable");
             let state = State::open(&dir.path().join("state")).expect("free");
-            let volumes = Volumes::new(host.clone(), state, Vec::new());
+            let volumes = Volumes::new(host.clone(), state, Vec::new(), Programs::default());
             Api { dir, host, volumes }
         }
 
@@ -315,6 +326,25 @@ mod tests {
             assert!(!message.is_empty() && !message.contains('\n'));
         }
         assert_eq!(*api.host.asked.lock().expect("not poisoned"), before);
+    }
+
+    #[test]
+    fn only_a_ready_daemon_hands_over_and_only_to_a_program_that_can_take_over() {
+        let api = Api::new();
+        let ask = |program: &str| {
+            let body = json!({ "program": program }).to_string();
+            let (status, answer) = api.ask("POST", "/v1/daemon/hand-over", &body);
+            (status, answer["error"]["message"].as_str().unwrap_or_default().to_owned())
+        };
+        let (status, message) = ask("/bin/true");
+        assert!(status == 409 && message.contains("still starting"), "{status} {message}");
+        assert_eq!(api.ask("GET", "/v1/daemon", "").1["ready"], json!(false));
+        api.volumes.note_ready();
+        let (status, message) = ask("/bin/true");
+        assert!(status == 409 && message.contains("cannot take over"), "{status} {message}");
+        assert_eq!(ask("forebay").0, 400);
+        let (_, daemon) = api.ask("GET", "/v1/daemon", "");
+        assert_eq!((&daemon["ready"], &daemon["hand_overs"]), (&json!(true), &json!(0)));
     }
 
     #[test]

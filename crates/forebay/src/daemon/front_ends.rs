@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_core::FrontEndKind;
 use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
@@ -13,6 +14,7 @@ use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
 use super::afterlife::outlasting;
+use super::hand_over::Items;
 
 /// Time limit for a dismissed client to take its last replies.
 pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
@@ -79,17 +81,20 @@ impl FrontEndOptions {
     }
 }
 
-/// Claims the addresses of all front ends.
+/// Claims the addresses of all front ends, or goes on with those that the previous program has handed over.
 ///
 /// # Errors
 /// An address is in use or cannot be used; then none is claimed.
 pub(crate) fn claim(
     options: &FrontEndOptions,
     memory: &Arc<MemoryBudget>,
+    inherited: &mut Items,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
+    let mut left = |kind: FrontEndKind| inherited.remove(kind.name()).unwrap_or_default();
+    let mut clients = left(FrontEndKind::Nbd);
     let nbd = outlasting(
-        || NbdFrontEnd::claim(&options.nbd, limits, memory.clone()),
+        || NbdFrontEnd::claim(&options.nbd, limits, memory.clone(), &mut clients),
         |error| matches!(error, ListenError::InUse(_)),
     );
     let nbd = nbd.map_err(|error| listen_error(&error))?;
@@ -100,7 +105,8 @@ pub(crate) fn claim(
     let vhost_user = vhost_user.map_err(|error| vhost_user_error(&error))?;
     let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
     if let Some(dir) = &options.export_dir {
-        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone())));
+        let files = left(FrontEndKind::Fuse);
+        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files)));
     }
     Ok(all)
 }

@@ -11,6 +11,7 @@ use forebay_format::Uuid;
 use forebay_lane::MemoryBudget;
 use serde::{Deserialize, Serialize};
 
+use super::hand_over::Items;
 use super::operations::Work;
 use crate::curve::Sizes;
 
@@ -213,4 +214,8 @@ pub(crate) trait Host: Send + Sync {
     /// Shuts down: front ends first, then every volume as by [`Host::stop`]. Bounded in time. An
     /// error means that something did not stop cleanly.
     fn shut_down(&self) -> Result<(), ApiError>;
+
+    /// As [`Host::shut_down`], but the front ends keep their clients connected; returns what another
+    /// program needs to go on with them. What did not stop cleanly is logged.
+    fn hand_over(&self) -> Items;
 }

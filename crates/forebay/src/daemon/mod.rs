@@ -4,6 +4,7 @@
 //! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
 //!   ones
 //! - [`operations`]: long-running operations
+//! - [`hand_over`]: replaces the program without disconnecting clients
 //! - [`hints`]: lists of what RAM tiers held
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
@@ -16,6 +17,7 @@
 mod afterlife;
 pub(crate) mod api;
 pub(crate) mod front_ends;
+pub(crate) mod hand_over;
 pub(crate) mod hints;
 pub(crate) mod host;
 pub(crate) mod host_api;
@@ -50,10 +52,10 @@ use hints::Hints;
 use ledger::Notes;
 use notify::ServiceManager;
 use server::Server;
-use signals::StopRequest;
+use signals::{End, StopRequest};
 use socket::ClaimedSocket;
 use state::State;
-use volumes::Volumes;
+use volumes::{Programs, Volumes};
 
 /// How often the positions of caches are stored. At most this much can be missing unnoticed if an
 /// older copy replaces a cache device after a crash.
@@ -85,6 +87,7 @@ pub(crate) struct Options {
 /// # Errors
 /// It cannot start, and has changed nothing; or it did not end cleanly.
 pub(crate) fn run(options: Options) -> Result<(), ApiError> {
+    let mut inherited = hand_over::inherited()?;
     // Files created from here on are private to the daemon's user unless stated otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let manager = ServiceManager::from_env();
@@ -99,18 +102,26 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
             .map_err(|error| io_error("cannot make the directory", dir, &error))?;
     }
     // Before anything named by the operator is created: a refused daemon leaves nothing behind.
-    ClaimedSocket::probe("--socket", &options.socket)?;
+    if inherited.socket.is_none() {
+        ClaimedSocket::probe("--socket", &options.socket)?;
+    }
     let state = State::open(&options.state_dir)?;
-    let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
+    let socket = match inherited.socket.take() {
+        Some(descriptors) => ClaimedSocket::inherit(&options.socket, descriptors)?,
+        None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
+    };
+    let left_socket = socket.leave()?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
     let hints = Hints::open(&options.state_dir)?;
     let memory = Arc::new(MemoryBudget::new(memory::limit(options.memory_limit)?));
-    let front_ends = front_ends::claim(&front_ends, &memory)?;
+    let front_ends = front_ends::claim(&front_ends, &memory, &mut inherited.items)?;
     let known = state.known().clone();
     let host = host::open(lanes, &front_ends, &options.raw, known, notes, hints, &memory)?;
-    let volumes = Volumes::new(host, state, front_ends);
     let stop = Arc::new(StopRequest::default());
+    let programs =
+        Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
+    let volumes = Volumes::new(host, state, front_ends, programs);
     let operations = volumes.operations().clone();
     signals::listen(stop.clone(), move || operations.close())?;
     let server = Server::start(socket, volumes.clone())?;
@@ -120,12 +131,23 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let restored = volumes.restore(&stop);
     if !stop.is_asked() {
         tracing::info!("ready, {restored}");
+        volumes.note_ready();
         manager.ready(&restored.to_string());
     }
-    while !stop.wait_for(NOTING) {
-        volumes.note_positions();
-    }
+    let end = loop {
+        match stop.wait_for(NOTING) {
+            Some(end) => break end,
+            None => volumes.note_positions(),
+        }
+    };
 
+    if let End::HandOver(program) = end {
+        manager.status("Handing over to another program");
+        let items = volumes.hand_over();
+        let error = hand_over::execute(&program, inherited.hand_overs, &left_socket, &items);
+        tracing::error!("{error}");
+        return Err(error);
+    }
     manager.stopping();
     let ended = volumes.shut_down();
     drop(server);

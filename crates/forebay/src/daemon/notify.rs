@@ -44,8 +44,11 @@ impl ServiceManager {
 
     fn send(&self, message: &str) {
         let Some(address) = &self.0 else { return };
-        let sent = UnixDatagram::unbound()
-            .and_then(|socket| socket.send_to_addr(message.as_bytes(), address));
+        // A manager that reads nothing does not hold up the daemon.
+        let sent = UnixDatagram::unbound().and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            socket.send_to_addr(message.as_bytes(), address)
+        });
         if let Err(error) = sent {
             tracing::warn!(%error, "cannot notify the service manager");
         }

@@ -174,11 +174,13 @@ mod tests {
     use super::*;
     use crate::daemon::state::State;
     use crate::daemon::testing::{FakeHost, TempDir};
+    use crate::daemon::volumes::Programs;
 
     fn serve_at(dir: &TempDir) -> Server {
         let socket = ClaimedSocket::claim("--socket", &dir.path().join("s"), 0o600).expect("free");
         let state = State::open(&dir.path().join("state")).expect("free");
-        let volumes = Volumes::new(Arc::new(FakeHost::default()), state, Vec::new());
+        let volumes =
+            Volumes::new(Arc::new(FakeHost::default()), state, Vec::new(), Programs::default());
         Server::start(socket, volumes).expect("a thread")
     }
 

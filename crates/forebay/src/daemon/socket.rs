@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind as Io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ pub(crate) struct ClaimedSocket {
     identity: (u64, u64),
     /// Held as long as the socket: its holder may replace a dead owner's socket. The lock file
     /// stays, because removing it would let two owners lock two files of one name.
-    _lock: File,
+    lock: File,
 }
 
 fn identity(metadata: &Metadata) -> (u64, u64) {
@@ -94,7 +95,33 @@ impl ClaimedSocket {
         let own = fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .and_then(|()| fs::symlink_metadata(path))
             .map_err(|error| io_error("cannot set the permissions of", path, &error))?;
-        Ok(ClaimedSocket { listener, path: path.to_owned(), identity: identity(&own), _lock: lock })
+        Ok(ClaimedSocket { listener, path: path.to_owned(), identity: identity(&own), lock })
+    }
+
+    /// Goes on with the socket of the previous program of this process, and its lock.
+    ///
+    /// # Errors
+    /// Its path is gone.
+    pub(crate) fn inherit(
+        path: &Path,
+        (listener, lock): (OwnedFd, OwnedFd),
+    ) -> Result<Self, ApiError> {
+        let own =
+            fs::symlink_metadata(path).map_err(|error| io_error("cannot inspect", path, &error))?;
+        let (listener, lock) = (UnixListener::from(listener), File::from(lock));
+        let identity = identity(&own);
+        Ok(ClaimedSocket { listener, path: path.to_owned(), identity, lock })
+    }
+
+    /// Returns descriptors of the socket and of its lock for another program.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn leave(&self) -> Result<(OwnedFd, OwnedFd), ApiError> {
+        let listener = self.listener.as_fd().try_clone_to_owned();
+        let both =
+            listener.and_then(|listener| Ok((listener, self.lock.as_fd().try_clone_to_owned()?)));
+        both.map_err(|error| io_error("cannot hand over", &self.path, &error))
     }
 
     /// Returns the listening socket.

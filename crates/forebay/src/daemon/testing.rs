@@ -349,4 +349,9 @@ impl Host for FakeHost {
     fn shut_down(&self) -> Result<(), ApiError> {
         self.answer("shut down".to_owned())
     }
+
+    fn hand_over(&self) -> crate::daemon::hand_over::Items {
+        let _ = self.answer("hand over".to_owned());
+        Default::default()
+    }
 }

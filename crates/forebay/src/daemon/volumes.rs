@@ -1,6 +1,7 @@
 //! The volumes of a daemon: keeps the served volumes and the stored ones consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,7 +48,10 @@ fn is_served(state: VolumeState) -> bool {
 
 mod creation;
 mod exporting;
+mod programs;
 mod starting;
+
+pub(crate) use programs::Programs;
 
 /// The volumes of a daemon.
 pub(crate) struct Volumes {
@@ -61,6 +65,7 @@ pub(crate) struct Volumes {
     unexported: Mutex<BTreeMap<VolumeName, String>>,
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
+    programs: Programs,
 }
 
 impl Volumes {
@@ -69,6 +74,7 @@ impl Volumes {
         host: Arc<dyn Host>,
         state: State,
         front_ends: Vec<Arc<dyn FrontEnd>>,
+        programs: Programs,
     ) -> Arc<Self> {
         let operations = Arc::new(Operations::default());
         let started = state.volumes().into_iter().filter(|entry| entry.started);
@@ -81,6 +87,7 @@ impl Volumes {
             failures: Mutex::default(),
             unexported: Mutex::default(),
             waiting,
+            programs,
         })
     }
 
@@ -97,6 +104,8 @@ impl Volumes {
             state_dir: self.state.dir().display().to_string(),
             lanes: self.host.lanes(),
             nbd: self.front_ends.iter().flat_map(|front_end| front_end.addresses()).collect(),
+            hand_overs: self.programs.hand_overs,
+            ready: self.programs.ready.load(Ordering::Relaxed),
         }
     }
 

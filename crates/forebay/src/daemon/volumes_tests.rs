@@ -4,7 +4,7 @@ use forebay_admin::{Assignments, Operation};
 
 use super::starting::Restored;
 use super::*;
-use crate::daemon::signals::StopRequest;
+use crate::daemon::signals::{End, StopRequest};
 use crate::daemon::testing::{FakeFrontEnd, FakeHost, TempDir};
 
 struct Daemon {
@@ -15,7 +15,7 @@ struct Daemon {
 
 fn open(dir: &TempDir, host: &Arc<FakeHost>) -> Arc<Volumes> {
     let state = State::open(&dir.path().join("state")).expect("free");
-    Volumes::new(host.clone(), state, vec![Arc::new(FakeFrontEnd)])
+    Volumes::new(host.clone(), state, vec![Arc::new(FakeFrontEnd)], Programs::default())
 }
 
 impl Daemon {
@@ -200,7 +200,7 @@ fn a_stop_request_ends_the_restore() {
     daemon.create("a", "origin").expect("good");
     let daemon = daemon.restart();
     let stop = StopRequest::default();
-    assert!(stop.ask() && !stop.ask());
+    assert!(stop.ask(End::Stop) && !stop.ask(End::Stop));
     assert_eq!(daemon.volumes.restore(&stop), restored(0, 0, 1));
     assert!(daemon.asked().is_empty());
 }

@@ -23,6 +23,7 @@ mod set;
 mod show;
 mod start;
 mod stop;
+mod take_over;
 
 use forebay_admin::{Operation, VolumeName};
 
@@ -38,6 +39,7 @@ use crate::output::progress;
 pub(crate) fn run(cli: Cli) -> Outcome {
     let Cli { socket, verb } = cli;
     match verb {
+        Verb::Daemon(args) if args.take_over => take_over::run(&Client::new(socket)?),
         Verb::Daemon(args) => daemon::run(socket, args),
         Verb::Create(args) => create::run(&Client::new(socket)?, args),
         Verb::List(args) => list::run(&Client::new(socket)?, &args),
@@ -59,6 +61,10 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(socket, &args),
+        Verb::HandOverVersion => {
+            crate::daemon::hand_over::print_version();
+            Ok(())
+        }
         Verb::BlockDevice { task } => block_device::run(&task),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use forebay_admin::ApiError;
 use forebay_core::Clock;
 use forebay_device::Device;
-use forebay_engine::{BlockService, EngineLane, Exports, FrontEnd, LaneContext, LaneFrontEnd};
+use forebay_engine::{
+    BlockService, EngineLane, Exports, FrontEnd, HandedOver, LaneContext, LaneFrontEnd,
+};
 use forebay_lane::{
     LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
 };
@@ -141,6 +143,12 @@ impl LaneState {
             }
             lane.sleep(STEP).await;
         }
+    }
+
+    /// Returns what each front end hands over.
+    async fn hand_over(&self) -> Vec<Vec<HandedOver>> {
+        let front_ends = self.front_ends.take();
+        join_all(front_ends.into_iter().map(LaneFrontEnd::hand_over)).await
     }
 
     async fn stop_serving(&self) {
@@ -309,6 +317,26 @@ impl Lanes {
         for stopped in stopping {
             let _ = stopped.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
+    }
+
+    /// Stops serving, within bounded time, with the clients connected. Returns what each front end hands
+    /// over, in the order of front ends.
+    pub(super) fn hand_over(&self) -> Vec<Vec<HandedOver>> {
+        let leaving: Vec<Receiver<Vec<Vec<HandedOver>>>> = self
+            .all()
+            .map(|lane| self.begin(lane, |state| async move { state.hand_over().await }))
+            .collect();
+        let deadline = Instant::now() + DISMISSAL * 3;
+        let mut all: Vec<Vec<HandedOver>> = Vec::new();
+        for left in leaving {
+            let left = left.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            let left = left.unwrap_or_default();
+            all.resize_with(all.len().max(left.len()), Vec::new);
+            for (own, more) in all.iter_mut().zip(left) {
+                own.extend(more);
+            }
+        }
+        all
     }
 
     /// Ends the lanes. Waits for them only if they are `idle`: an operation on a lost device may

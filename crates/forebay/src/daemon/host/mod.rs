@@ -47,6 +47,7 @@ use forebay_engine::FrontEnd;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 
 use super::afterlife::outlasting;
+use super::hand_over::Items;
 use super::hints::Hints;
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::known::Known;
@@ -222,5 +223,9 @@ impl Host for Arc<EngineHost> {
 
     fn shut_down(&self) -> Result<(), ApiError> {
         self.shut_down_all()
+    }
+
+    fn hand_over(&self) -> Items {
+        self.hand_over_all()
     }
 }

@@ -11,6 +11,7 @@ use forebay_engine::Cache;
 use super::caches::Place;
 use super::report::Running;
 use super::{CLOSE_PATIENCE, EngineHost, faults};
+use crate::daemon::hand_over::Items;
 use crate::daemon::host_api::Definition;
 use crate::daemon::operations::Work;
 
@@ -28,11 +29,33 @@ impl EngineHost {
     /// [`CLOSE_PATIENCE`].
     pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
         self.lanes.stop_serving();
+        let closed = self.close_everything();
+        self.front_ends.iter().for_each(|front_end| front_end.release());
+        closed
+    }
+
+    /// See [`crate::daemon::host_api::Host::hand_over`].
+    pub(super) fn hand_over_all(self: &Arc<Self>) -> Items {
+        let from_lanes = self.lanes.hand_over();
+        if let Err(error) = self.close_everything() {
+            tracing::error!("not everything stopped in order before the hand-over: {error}");
+        }
+        let mut items = Items::new();
+        for (front_end, left) in self.front_ends.iter().zip(from_lanes) {
+            let all = left.into_iter().chain(front_end.hand_over());
+            if let Some(kind) = front_end.kind() {
+                items.entry(kind.to_string()).or_default().extend(all);
+            }
+        }
+        items
+    }
+
+    /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
+    fn close_everything(self: &Arc<Self>) -> Result<(), ApiError> {
         let drained = self.drain_ram();
         let stopped = self.stop_all();
         let closed = self.close_all();
         self.lanes.end(stopped.is_ok() && closed.is_ok());
-        self.front_ends.iter().for_each(|front_end| front_end.release());
         drained.and(stopped).and(closed)
     }
 

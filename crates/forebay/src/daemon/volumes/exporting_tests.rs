@@ -6,6 +6,7 @@ use super::*;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::State;
 use crate::daemon::testing::{FakeDevices, FakeFrontEnd, FakeHost, TempDir};
+use crate::daemon::volumes::Programs;
 
 struct Daemon {
     dir: TempDir,
@@ -31,7 +32,7 @@ impl Daemon {
         let (host, devices) = (Arc::new(FakeHost::default()), Arc::new(FakeDevices::default()));
         let state = State::open(&dir.path().join("state")).expect("free");
         let front_ends: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(FakeFrontEnd), devices.clone()];
-        let volumes = Volumes::new(host.clone(), state, front_ends);
+        let volumes = Volumes::new(host.clone(), state, front_ends, Programs::default());
         Daemon { dir, host, devices, volumes }
     }
 

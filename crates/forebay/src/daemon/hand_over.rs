@@ -1,0 +1,260 @@
+//! Replaces the program of the daemon's process without disconnecting clients.
+//!
+//! The process executes the new program itself: process, privileges, control group and service stay as they
+//! are, and whatever is not closed stays open. The front ends pass their clients on as descriptors with
+//! labels (see [`HandedOver`]); the caches are closed in order and opened again. The list of descriptors is in
+//! a file in memory, whose descriptor is named by [`VARIABLE`].
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_device::inherited::inherit;
+use forebay_engine::HandedOver;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_setfd};
+use serde::{Deserialize, Serialize};
+
+/// The version of the list. A program that reads another one cannot take over.
+const VERSION: u32 = 1;
+
+/// The environment variable with the number of the descriptor of the list.
+const VARIABLE: &str = "FOREBAY_HAND_OVER";
+
+/// The hidden verb with which a program prints the version of the list that it reads.
+pub(crate) const VERB: &str = "hand-over-version";
+
+/// How long a program may take to print that.
+const ANSWERING: Duration = Duration::from_secs(10);
+
+/// What each front end hands over, by its name.
+pub(crate) type Items = BTreeMap<String, Vec<HandedOver>>;
+
+/// What the previous program of this process has handed over.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    /// How many programs this process has had before; 0: nothing was handed over.
+    pub(crate) hand_overs: u64,
+    /// The admin socket and the lock of its path.
+    pub(crate) socket: Option<(OwnedFd, OwnedFd)>,
+    /// The front ends' descriptors.
+    pub(crate) items: Items,
+}
+
+/// The list.
+#[derive(Serialize, Deserialize)]
+struct List {
+    version: u32,
+    hand_overs: u64,
+    socket: [RawFd; 2],
+    front_ends: BTreeMap<String, Vec<Item>>,
+}
+
+/// See [`HandedOver`].
+#[derive(Serialize, Deserialize)]
+struct Item {
+    label: Vec<String>,
+    descriptor: Option<RawFd>,
+    data: Vec<u8>,
+}
+
+/// Prints the version of the list that this program reads.
+pub(crate) fn print_version() {
+    println!("{VERSION}");
+}
+
+/// Takes what the previous program has handed over, if it has. Must be called before this process opens
+/// anything.
+///
+/// # Errors
+/// The list cannot be read: clients are disconnected, and nothing else is lost.
+pub(crate) fn inherited() -> Result<Inherited, ApiError> {
+    let Some(number) = std::env::var_os(VARIABLE) else { return Ok(Inherited::default()) };
+    read(&number).map_err(|error| {
+        ApiError::failed(format!("what the previous program handed over cannot be read: {error}"))
+    })
+}
+
+fn read(number: &OsStr) -> io::Result<Inherited> {
+    let number = number.to_str().and_then(|number| number.parse().ok());
+    let mut file = File::from(inherit(number.unwrap_or(-1))?);
+    let mut text = String::new();
+    file.rewind()?;
+    file.read_to_string(&mut text)?;
+    let list: List = serde_json::from_str(&text)?;
+    if list.version != VERSION {
+        let message = format!("it has version {} and not {VERSION}", list.version);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    let [socket, lock] = list.socket;
+    let socket = Some((inherit(socket)?, inherit(lock)?));
+    let mut items = Items::new();
+    for (name, list) in list.front_ends {
+        let own = items.entry(name).or_default();
+        for Item { label, descriptor, data } in list {
+            let descriptor = descriptor.map(inherit).transpose()?;
+            own.push(HandedOver { label, descriptor, data });
+        }
+    }
+    Ok(Inherited { hand_overs: list.hand_overs, socket, items })
+}
+
+/// Checks that a program can go on with the descriptors of this one.
+///
+/// # Errors
+/// It cannot, or it is no program.
+pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
+    let refused = |reason: String| {
+        let message = format!("{} cannot take over: {reason}", program.display());
+        Err(ApiError::new(ErrorKind::Refused, message))
+    };
+    if !program.is_absolute() {
+        return Err(ApiError::invalid("program", "it must be an absolute path"));
+    }
+    let asked = Command::new(program)
+        .arg(VERB)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = match asked {
+        Ok(child) => child,
+        Err(error) => return refused(error.to_string()),
+    };
+    let end = Instant::now() + ANSWERING;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() >= end {
+            let _ = child.kill();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut answer = String::new();
+    if let Some(out) = child.stdout.take() {
+        let _ = out.take(64).read_to_string(&mut answer);
+    }
+    match answer.trim().parse::<u32>() {
+        Ok(VERSION) => Ok(()),
+        Ok(other) => refused(format!(
+            "it reads version {other} of the list of descriptors, this daemon writes {VERSION}; restart the daemon instead"
+        )),
+        Err(_) => refused(
+            "it is not a forebay that can take over from another; restart the daemon instead"
+                .into(),
+        ),
+    }
+}
+
+/// Returns the path of the program that this process was started with, where a package upgrade puts the next.
+///
+/// # Errors
+/// The system does not tell.
+pub(crate) fn own_program() -> io::Result<PathBuf> {
+    let path = std::fs::read_link("/proc/self/exe")?;
+    let text = path.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
+}
+
+/// Executes `program` in this process, with the arguments of the present one. Returns only if that is
+/// impossible; this program is executed anew then, if that is possible.
+pub(crate) fn execute(
+    program: &Path,
+    hand_overs: u64,
+    socket: &(OwnedFd, OwnedFd),
+    items: &Items,
+) -> ApiError {
+    let list = match write(hand_overs, socket, items) {
+        Ok(list) => list,
+        Err(error) => return ApiError::failed(format!("nothing can be handed over: {error}")),
+    };
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "forebay".into());
+    let arguments: Vec<_> = arguments.collect();
+    let execute = |program: &Path| {
+        let number = list.as_raw_fd().to_string();
+        Command::new(program).arg0(&name).args(&arguments).env(VARIABLE, number).exec()
+    };
+    let error = execute(program);
+    tracing::error!(program = %program.display(), "cannot be executed: {error}; the daemon goes on with the program that it had");
+    let error = execute(Path::new("/proc/self/exe"));
+    ApiError::failed(format!("neither program can be executed: {error}; clients are disconnected"))
+}
+
+/// Writes the list, and has everything in it left open.
+fn write(hand_overs: u64, socket: &(OwnedFd, OwnedFd), items: &Items) -> io::Result<OwnedFd> {
+    let leave = |descriptor: &OwnedFd| -> io::Result<RawFd> {
+        fcntl_setfd(descriptor, FdFlags::empty())?;
+        Ok(descriptor.as_raw_fd())
+    };
+    let mut front_ends = BTreeMap::new();
+    for (name, own) in items {
+        let mut list = Vec::new();
+        for HandedOver { label, descriptor, data } in own {
+            let descriptor = descriptor.as_ref().map(leave).transpose()?;
+            list.push(Item { label: label.clone(), descriptor, data: data.clone() });
+        }
+        front_ends.insert(name.clone(), list);
+    }
+    let socket = [leave(&socket.0)?, leave(&socket.1)?];
+    let list = List { version: VERSION, hand_overs: hand_overs + 1, socket, front_ends };
+    let mut file = File::from(memfd_create("forebay-hand-over", MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(&list)?)?;
+    fcntl_setfd(file.as_fd(), FdFlags::empty())?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_once() {
+        let pair = || UnixStream::pair().expect("sockets");
+        let (mine, mut theirs) = pair();
+        let (socket, lock) = pair();
+        let label = vec!["client".to_owned(), "v".to_owned()];
+        let item =
+            HandedOver { label: label.clone(), descriptor: Some(mine.into()), data: vec![7] };
+        let bare = HandedOver { label: vec!["exports".into()], ..HandedOver::default() };
+        let items = Items::from([("nbd".to_owned(), vec![item, bare])]);
+        let sockets = (socket.into(), lock.into());
+        let list = write(4, &sockets, &items).expect("writable");
+        let number = list.as_raw_fd().to_string();
+        // As if `execve` had taken them away without closing them.
+        std::mem::forget((items, sockets, list));
+        let inherited = read(OsStr::new(&number)).expect("readable");
+        assert_eq!(inherited.hand_overs, 5);
+        assert!(inherited.socket.is_some());
+        let nbd = &inherited.items["nbd"];
+        assert_eq!((&nbd[0].label, &nbd[0].data, nbd.len()), (&label, &vec![7], 2));
+        assert!(nbd[1].descriptor.is_none());
+        theirs.write_all(b"x").expect("still connected");
+        let descriptor = nbd[0].descriptor.as_ref().expect("one").try_clone().expect("possible");
+        let mut byte = [0];
+        UnixStream::from(descriptor).read_exact(&mut byte).expect("connected");
+        assert_eq!(&byte, b"x");
+        read(OsStr::new(&number)).err().expect("it was read");
+        read(OsStr::new("x")).err().expect("no number");
+    }
+
+    #[test]
+    fn other_programs_are_refused_by_name() {
+        for (program, reason) in [
+            ("/bin/true", "not a forebay"),
+            ("/etc/hostname", "cannot take over"),
+            ("/does/not/exist", "cannot take over"),
+            ("forebay", "absolute"),
+        ] {
+            let error = check(Path::new(program)).expect_err(program).to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}

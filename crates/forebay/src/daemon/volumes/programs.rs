@@ -1,0 +1,68 @@
+//! The programs of the daemon's process: how one hands the volumes over to the next.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_admin::{ApiError, ErrorKind, Operation, OperationState};
+
+use super::{PATIENCE, PREFETCH, Volumes};
+use crate::daemon::hand_over::{self, Items};
+use crate::daemon::signals::{End, StopRequest};
+
+/// The programs of this process, present, past and next.
+#[derive(Default)]
+pub(crate) struct Programs {
+    /// How many there were before the present one.
+    pub(crate) hand_overs: u64,
+    /// Takes the request for the next one.
+    pub(crate) end: Arc<StopRequest>,
+    /// Whether all volumes have been started again that are to be.
+    pub(crate) ready: AtomicBool,
+}
+
+impl Volumes {
+    /// Notes that all volumes have been started again that are to be.
+    pub(crate) fn note_ready(&self) {
+        self.programs.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks for a hand-over to a program.
+    ///
+    /// # Errors
+    /// The program cannot take over, or the daemon is not ready, or an operation is in progress.
+    pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
+        let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
+        if !self.programs.ready.load(Ordering::Relaxed) {
+            return busy("the daemon is still starting its volumes; try again");
+        }
+        let running = |operation: &Operation| {
+            operation.state == OperationState::Running && operation.verb != PREFETCH
+        };
+        if let Some(operation) = self.operations.list().into_iter().find(running) {
+            return busy(&format!(
+                "'{}' of '{}' is in progress; try again when it has ended",
+                operation.verb, operation.volume
+            ));
+        }
+        hand_over::check(&program)?;
+        tracing::info!(program = %program.display(), "handing over");
+        if self.programs.end.ask(End::HandOver(program)) {
+            Ok(())
+        } else {
+            busy("the daemon is ending already")
+        }
+    }
+
+    /// Stops serving and closes the caches, so that another program can go on; returns what it goes on
+    /// with. What did not stop in order is logged, and recovered by the next program as after a crash.
+    pub(crate) fn hand_over(&self) -> Items {
+        self.operations.close();
+        if !self.operations.wait_all(PATIENCE) {
+            tracing::error!("a cancelled operation did not end in time");
+        }
+        let items = self.host.hand_over();
+        self.note_positions();
+        items
+    }
+}

@@ -1,0 +1,138 @@
+//! What the next program inherits: the directory with its lock, the connections of mounted files, and the
+//! loop devices on top of them, which stay as they are.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use forebay_device::loop_device::LoopNumber;
+use forebay_engine::HandedOver;
+
+/// Label of the directory's lock: its path.
+const DIRECTORY: &str = "directory";
+/// Label of one lane's connection for a file: the volume.
+const CONNECTION: &str = "connection";
+/// Label of an export: the volume, the number of the loop device, and the link to that, if there is one.
+const EXPORT: &str = "export";
+
+/// Labels a connection.
+pub(crate) fn connection(volume: &str, descriptor: OwnedFd) -> HandedOver {
+    let label = vec![CONNECTION.to_owned(), volume.to_owned()];
+    HandedOver { label, descriptor: Some(descriptor), data: Vec::new() }
+}
+
+/// Labels an export.
+pub(crate) fn export(volume: &str, number: LoopNumber, link: Option<&Path>) -> HandedOver {
+    let mut label = vec![EXPORT.to_owned(), volume.to_owned(), number.0.to_string()];
+    label.extend(link.map(|link| link.to_string_lossy().into_owned()));
+    HandedOver { label, ..HandedOver::default() }
+}
+
+/// Labels the lock of a directory.
+pub(crate) fn directory(dir: &Path, lock: OwnedFd) -> HandedOver {
+    let label = vec![DIRECTORY.to_owned(), dir.to_string_lossy().into_owned()];
+    HandedOver { label, descriptor: Some(lock), data: Vec::new() }
+}
+
+/// A file with its loop device that the previous program has served.
+#[derive(Debug)]
+pub(crate) struct LeftExport {
+    pub(crate) number: LoopNumber,
+    pub(crate) link: Option<PathBuf>,
+    /// Descriptors of the connection, at least one, with no request in flight.
+    pub(crate) connections: Vec<OwnedFd>,
+}
+
+/// Everything that the previous program has left.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    /// The lock of the directory.
+    pub(crate) lock: Option<File>,
+    /// By volume, until each is served again.
+    pub(crate) exports: BTreeMap<String, LeftExport>,
+}
+
+impl Inherited {
+    /// Takes what belongs to `dir` out of what was handed over. Anything else is closed: its users get
+    /// errors.
+    pub(crate) fn new(dir: &Path, items: Vec<HandedOver>) -> Self {
+        let mut inherited = Inherited::default();
+        let mut connections: BTreeMap<String, Vec<OwnedFd>> = BTreeMap::new();
+        let own = dir.to_string_lossy();
+        for item in items {
+            let label = item.label.clone();
+            let words: Vec<&str> = label.iter().map(String::as_str).collect();
+            match (words.as_slice(), item.descriptor) {
+                ([DIRECTORY, path], Some(lock)) if *path == own => {
+                    inherited.lock = Some(File::from(lock));
+                }
+                ([CONNECTION, volume], Some(descriptor)) => {
+                    connections.entry((*volume).to_owned()).or_default().push(descriptor);
+                }
+                ([EXPORT, volume, number, link @ ..], None) => {
+                    let Ok(number) = number.parse().map(LoopNumber) else { continue };
+                    let link = link.first().map(PathBuf::from);
+                    let left = LeftExport { number, link, connections: Vec::new() };
+                    inherited.exports.insert((*volume).to_owned(), left);
+                }
+                _ => {
+                    tracing::warn!(
+                        ?label,
+                        "the previous program left something that this version does not understand; it is closed"
+                    );
+                }
+            }
+        }
+        for (volume, descriptors) in connections {
+            if let Some(export) = inherited.exports.get_mut(&volume) {
+                export.connections = descriptors;
+            }
+        }
+        inherited.exports.retain(|volume, export| {
+            let whole = !export.connections.is_empty() && inherited.lock.is_some();
+            if !whole {
+                tracing::error!(
+                    volume,
+                    "the previous program could not hand its file over; its users get errors"
+                );
+            }
+            whole
+        });
+        inherited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor() -> OwnedFd {
+        File::open("/dev/null").expect("there is one").into()
+    }
+
+    #[test]
+    fn exports_read_back_if_they_are_whole() {
+        let dir = Path::new("/run/forebay/export");
+        let link = Path::new("/dev/forebay/v");
+        let items = vec![
+            connection("v", descriptor()),
+            connection("v", descriptor()),
+            export("v", LoopNumber(3), Some(link)),
+            export("no-connection", LoopNumber(4), None),
+            connection("no-export", descriptor()),
+            directory(dir, descriptor()),
+            HandedOver { label: vec!["of-tomorrow".into()], ..HandedOver::default() },
+        ];
+        let inherited = Inherited::new(dir, items);
+        assert!(inherited.lock.is_some());
+        let names: Vec<_> = inherited.exports.keys().map(String::as_str).collect();
+        assert_eq!(names, ["v"]);
+        let left = &inherited.exports["v"];
+        assert_eq!((left.number, left.link.as_deref()), (LoopNumber(3), Some(link)));
+        assert_eq!(left.connections.len(), 2);
+        // Without the lock another daemon may use the directory.
+        let items = vec![connection("v", descriptor()), export("v", LoopNumber(3), None)];
+        assert!(Inherited::new(dir, items).exports.is_empty());
+    }
+}

@@ -1,0 +1,206 @@
+//! What the next program inherits: listening sockets, and clients between two requests.
+//!
+//! Labels are lists of words, so that other versions can read those that they know: a program that does
+//! not know a label, or misses a word, disconnects that client.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_engine::{BlockService, Exports, HandedOver};
+use forebay_lane::Lane;
+use parking_lot::Mutex;
+
+use crate::transmission::Session;
+
+/// Label of a listening socket: its address, then device and inode of its path, if it has one.
+pub(crate) const LISTENER: &str = "listener";
+/// Label of a client: its export, the size of that, and the flags of its session.
+const CLIENT: &str = "client";
+/// Label of the names of the exports that were served.
+const EXPORTS: &str = "exports";
+
+/// How long clients wait for their volumes to be served again.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often that is checked.
+const STEP: Duration = Duration::from_millis(2);
+
+/// A client that the previous program has left.
+#[derive(Debug)]
+pub(crate) struct LeftClient {
+    pub(crate) descriptor: OwnedFd,
+    pub(crate) export: String,
+    pub(crate) session: Session,
+    /// Bytes that have been received and not been executed: the beginning of a request, if any.
+    pub(crate) received: Vec<u8>,
+}
+
+/// The flags of a session, by name.
+fn flags(session: &Session) -> [(&'static str, bool); 3] {
+    let Session { size: _, read_only, structured, allocation } = *session;
+    [("read-only", read_only), ("structured", structured), ("allocation", allocation)]
+}
+
+/// Labels a client.
+pub(crate) fn client(client: LeftClient) -> HandedOver {
+    let LeftClient { descriptor, export, session, received } = client;
+    let mut label = vec![CLIENT.to_owned(), export, session.size.to_string()];
+    let set = flags(&session).into_iter().filter(|(_, set)| *set);
+    label.extend(set.map(|(name, _)| name.to_owned()));
+    HandedOver { label, descriptor: Some(descriptor), data: received }
+}
+
+/// The inverse of [`client`]. `None`: it is not one, or one that this version does not understand.
+fn read_client(item: HandedOver) -> Option<LeftClient> {
+    let [export, size, words @ ..] = item.labelled(CLIENT)? else { return None };
+    let mut session = Session { size: size.parse().ok()?, ..Session::default() };
+    for word in words {
+        match word.as_str() {
+            "read-only" => session.read_only = true,
+            "structured" => session.structured = true,
+            "allocation" => session.allocation = true,
+            _ => return None,
+        }
+    }
+    let export = export.clone();
+    Some(LeftClient { descriptor: item.descriptor?, export, session, received: item.data })
+}
+
+/// Labels the names of what a lane serves.
+pub(crate) fn exports(names: Vec<String>) -> HandedOver {
+    let label = std::iter::once(EXPORTS.to_owned()).chain(names).collect();
+    HandedOver { label, ..HandedOver::default() }
+}
+
+/// The previous program's clients, until lanes go on with them.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    clients: Mutex<Vec<LeftClient>>,
+    /// The exports that it served.
+    exports: Vec<String>,
+}
+
+impl Inherited {
+    /// Takes clients and names out of what was handed over.
+    pub(crate) fn new(items: Vec<HandedOver>) -> Self {
+        let mut clients = Vec::new();
+        let mut exports = Vec::new();
+        for item in items {
+            if let Some(names) = item.labelled(EXPORTS) {
+                exports.extend_from_slice(names);
+                continue;
+            }
+            let label = item.label.clone();
+            match read_client(item) {
+                Some(client) => clients.push(client),
+                None => {
+                    tracing::warn!(
+                        ?label,
+                        "the previous program left something that this version does not understand; it is closed"
+                    );
+                }
+            }
+        }
+        exports.sort();
+        exports.dedup();
+        Inherited { clients: Mutex::new(clients), exports }
+    }
+
+    /// Waits until what was served is served again, so that no client finds less than before.
+    pub(crate) async fn exports_are_back(&self, lane: &Rc<Lane>, served: &dyn Exports) {
+        let end = lane.now() + PATIENCE;
+        while self.exports.iter().any(|name| served.open(name).is_none()) && lane.now() < end {
+            lane.sleep(STEP).await;
+        }
+    }
+
+    /// Returns the next client whose volume is served, with the volume, once it is; `None` if there is
+    /// none any more. Clients whose volumes are not served in time are disconnected.
+    pub(crate) async fn next(
+        &self,
+        lane: &Rc<Lane>,
+        served: &dyn Exports,
+    ) -> Option<(LeftClient, Rc<dyn BlockService>)> {
+        let end = lane.now() + PATIENCE;
+        loop {
+            if self.clients.lock().is_empty() {
+                return None;
+            }
+            // Also after a client, so that other lanes have their turn.
+            lane.sleep(STEP).await;
+            if let Some(found) = self.take_one(served) {
+                return Some(found);
+            }
+            if lane.now() >= end {
+                self.give_up();
+            }
+        }
+    }
+
+    fn take_one(&self, served: &dyn Exports) -> Option<(LeftClient, Rc<dyn BlockService>)> {
+        let mut clients = self.clients.lock();
+        let mut found = None;
+        for (index, client) in clients.iter().enumerate() {
+            if let Some(target) = served.open(&client.export) {
+                found = Some((index, target));
+                break;
+            }
+        }
+        let (index, target) = found?;
+        let client = clients.swap_remove(index);
+        // A volume that has grown meanwhile keeps its size for this client, as it would have.
+        if target.size() < client.session.size {
+            tracing::error!(
+                export = client.export,
+                "a client is disconnected: its volume is smaller than before"
+            );
+            return None;
+        }
+        Some((client, target))
+    }
+
+    fn give_up(&self) {
+        for client in std::mem::take(&mut *self.clients.lock()) {
+            tracing::error!(
+                export = client.export,
+                "a client is disconnected: its volume has not been served again for {} s",
+                PATIENCE.as_secs()
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_client_reads_back_and_one_that_is_not_understood_is_closed() {
+        let left = |export: &str, session| {
+            let descriptor = UnixStream::pair().expect("sockets").0.into();
+            client(LeftClient { descriptor, export: export.into(), session, received: vec![1, 2] })
+        };
+        for flags in 0..8u8 {
+            let session = Session {
+                size: 1 << 40,
+                read_only: flags & 1 != 0,
+                structured: flags & 2 != 0,
+                allocation: flags & 4 != 0,
+            };
+            let read = read_client(left("a b", session)).expect("it is one");
+            assert_eq!((read.export.as_str(), read.session), ("a b", session));
+            assert_eq!(read.received, [1, 2]);
+        }
+        let session = Session { size: 512, ..Session::default() };
+        let mut unknown = left("v", session);
+        unknown.label.push("of-tomorrow".into());
+        let mut nameless = left("v", session);
+        nameless.descriptor = None;
+        let items = vec![left("v", session), unknown, nameless, exports(vec!["v".into()])];
+        let inherited = Inherited::new(items);
+        assert_eq!(inherited.clients.lock().len(), 1);
+        assert_eq!(inherited.exports, ["v"]);
+    }
+}

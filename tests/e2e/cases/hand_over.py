@@ -1,0 +1,255 @@
+"""Another program takes over from the daemon: clients stay connected and see a pause, never an error."""
+
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+from harness import *
+
+TIMES = 10
+PATIENCE = 60
+# What a busy machine may add to a pause; the figures in docs/performance.md are of a quiet one.
+LONGEST = 10
+
+
+def take_over(daemon):
+    said = daemon.cli("daemon", "--take-over").stdout
+    check("has taken over" in said, f"it said {said.strip()}")
+
+
+def state(daemon):
+    return request(daemon, "GET", "/v1/daemon")[1]
+
+
+def request(daemon, method, path, body=None):
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(daemon.socket)
+    connection.request(method, path, json.dumps(body) if body is not None else None)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Reader(threading.Thread):
+    """Reads one sector after the other, and notes how long each took."""
+
+    def __init__(self, uri):
+        super().__init__(daemon=True)
+        self.client, self.times, self.error, self.ended = connect(uri), [], None, False
+
+    def run(self):
+        try:
+            while not self.ended:
+                start = time.monotonic()
+                self.client.pread(4096, 4096 * (len(self.times) % 1000))
+                self.times.append(time.monotonic() - start)
+        except Exception as error:
+            self.error = error
+
+    def end(self):
+        self.ended = True
+        self.join(PATIENCE)
+        check(self.error is None, f"a read failed: {self.error}")
+        return max(self.times)
+
+
+@test
+def clients_of_nbd_stay_connected(box):
+    need("fio")
+    daemon = box.daemon("--nbd", box.path("nbd"), "--nbd", f"127.0.0.1:{free_port()}")
+    uri = daemon.create("v", box.file("cache", 128 * MIB), box.file("origin", 256 * MIB))
+    idle = connect(uri)
+    idle.pwrite(b"x" * 4096, 200 * MIB)
+    reader = Reader(uri)
+    reader.start()
+    pid = daemon.process.pid
+    load = box.start_fio(
+        uri, "--rw=randrw", "--iodepth=16", "--bsrange=512-256k", "--verify=crc32c", "--verify_backlog=64",
+        "--verify_fatal=1", "--fsync=32", "--time_based", "--runtime=3600",
+    )  # fmt: skip
+    for round in range(TIMES):
+        time.sleep(0.3)
+        take_over(daemon)
+        check_equal(state(daemon)["hand_overs"], round + 1, "the number of programs before")
+        check(load.poll() is None, "fio has ended")
+    check_equal(state(daemon)["pid"], pid, "the process")
+    check(reader.end() < LONGEST, f"a read took {max(reader.times):.1f} s")
+    check_equal(bytes(idle.pread(4096, 200 * MIB)), b"x" * 4096, "what an idle client had written")
+    load.send_signal(signal.SIGTERM)
+    load.wait(PATIENCE)
+    check("verify" not in daemon.log(), "fio found wrong data")
+    # Whoever comes later is served too, and the admin API and an orderly end work as ever.
+    check_equal(bytes(connect(uri).pread(4096, 200 * MIB)), b"x" * 4096, "what a new client reads")
+    code, _ = daemon.terminate()
+    check_equal(code, 0, "the exit code")
+    check(not os.path.exists(box.path("nbd")), "the socket is left behind")
+    daemon.start("--nbd", box.path("nbd"))
+    check_equal(bytes(connect(daemon.uri("v")).pread(4096, 200 * MIB)), b"x" * 4096, "after a restart")
+
+
+@test
+def fio_verifies_what_it_wrote_meanwhile(box):
+    need("fio")
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 256 * MIB))
+    load = box.start_fio(
+        uri, "--rw=randwrite", "--iodepth=32", "--bs=4k", "--verify=crc32c", "--verify_fatal=1",
+        "--do_verify=1", "--loops=3", "--number_ios=30000", size="192m",
+    )  # fmt: skip
+    times = 0
+    while load.poll() is None:
+        take_over(daemon)
+        times += 1
+    check_equal(load.wait(), 0, "the exit code of fio")
+    check(times >= 3, f"only {times} hand-overs while fio ran")
+
+
+@test
+def a_request_that_has_come_in_part_is_executed_by_the_next_program(box):
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB))
+    address = uri.split("socket=")[1]
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(address)
+    handshake(raw, b"v")
+    payload = random_bytes("part", 20000 // 512 * 512)
+    header = (0x25609513).to_bytes(4, "big") + (0).to_bytes(2, "big") + (1).to_bytes(2, "big")
+    header += (7).to_bytes(8, "big") + (4096).to_bytes(8, "big") + len(payload).to_bytes(4, "big")
+    for cut in (3, 27, 28, 1000, 9000, 19000):
+        raw.sendall((header + payload)[:cut])
+        time.sleep(0.1)
+        take_over(daemon)
+        raw.sendall((header + payload)[cut:])
+        answer = receive(raw, 16)
+        check_equal(answer, (0x67446698).to_bytes(4, "big") + bytes(4) + (7).to_bytes(8, "big"), f"cut at {cut}")
+    check(bytes(connect(uri).pread(len(payload), 4096)) == payload, "the data differs")
+
+
+def receive(raw, count):
+    raw.settimeout(PATIENCE)
+    data = b""
+    while len(data) < count:
+        more = raw.recv(count - len(data))
+        check(more, "the daemon has closed the connection")
+        data += more
+    return data
+
+
+def handshake(raw, name):
+    """Negotiates as a client that wants simple replies."""
+    receive(raw, 18)
+    raw.sendall((3).to_bytes(4, "big"))
+    raw.sendall(b"IHAVEOPT" + (1).to_bytes(4, "big") + len(name).to_bytes(4, "big") + name)
+    receive(raw, 10)
+
+
+@test
+def dirty_and_deferred_data_stays(box):
+    daemon = box.daemon()
+    uri = daemon.create(
+        "v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB),
+        "--ram", "32M", "--durability", "deferred", "--defer", "1h",
+    )  # fmt: skip
+    daemon.cli("set", "v", "writeback_running=off")
+    client, content = connect(uri), random_bytes("kept", 4 * MIB)
+    for start in range(0, len(content), MIB):
+        client.pwrite(content[start : start + MIB], start)
+    take_over(daemon)
+    found = b"".join(bytes(client.pread(MIB, start)) for start in range(0, len(content), MIB))
+    check_equal(first_difference(found, content), None, "the first difference")
+    check(daemon.dirty("v") >= len(content) // 4096, "dirty blocks became clean by themselves")
+
+
+@test
+def a_program_that_cannot_take_over_is_refused_and_nothing_changes(box):
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB))
+    client = connect(uri)
+    for program, reason in (("/bin/true", "not a forebay"), ("forebay", "absolute"), ("/nowhere", "cannot take over")):
+        status, body = request(daemon, "POST", "/v1/daemon/hand-over", {"program": program})
+        check(status >= 400 and reason in body["error"]["message"], f"{program}: {status} {body}")
+    bad = daemon.cli("daemon", "--take-over", "--lanes", "2", expect=2).stderr
+    check("cannot be used with" in bad, f"it said {bad.strip()}")
+    client.pwrite(bytes(4096), 0)
+    check_equal(state(daemon)["hand_overs"], 0, "hand-overs")
+
+
+@test
+def sighup_hands_over_to_the_program_at_the_same_path(box):
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB))
+    client = connect(uri)
+    client.pwrite(b"y" * 4096, 0)
+    daemon.process.send_signal(signal.SIGHUP)
+    end = time.monotonic() + PATIENCE
+    while state(daemon)["hand_overs"] != 1 or not state(daemon)["ready"]:
+        check(time.monotonic() < end, "SIGHUP has no effect")
+        time.sleep(0.05)
+    check_equal(bytes(client.pread(4096, 0)), b"y" * 4096, "what a client reads afterwards")
+
+
+@test
+def a_mounted_filesystem_stays_mounted(box):
+    need("fio", "losetup", "mount", "mkfs.ext4", "e2fsck")
+    if os.geteuid() != 0:
+        skip("block devices take root")
+    for path in ("/dev/fuse", "/dev/loop-control"):
+        if not os.path.exists(path):
+            skip(f"there is no {path}")
+    daemon = box.daemon()
+    made = daemon.create_run(
+        "v", box.file("cache", 256 * MIB), box.file("origin", 512 * MIB), "--export", "nbd,fuse", expect=None
+    )  # fmt: skip
+    if "CAP_SYS_ADMIN" in made.stderr or "modprobe" in made.stderr:
+        skip(made.stderr.strip())
+    check_equal(made.returncode, 0, f"create: {made.stderr.strip()}")
+    device, point = made.stdout.strip(), box.path("mnt")
+    box.at_end(unmount, box, daemon, point)
+    box.run("mkfs.ext4", "-q", "-F", device)
+    os.makedirs(point)
+    box.run("mount", device, point)
+    load = box.spawn(
+        "fio", "--name=verify", f"--directory={point}", "--rw=randrw", "--bs=4k", "--size=48m",
+        "--ioengine=libaio", "--iodepth=16", "--direct=1", "--fsync=32", "--verify=crc32c",
+        "--verify_backlog=128", "--verify_fatal=1", "--time_based", "--runtime=3600",
+        stdout=subprocess.DEVNULL, stderr=open(box.path("fio.err"), "wb"), cwd=box.dir,
+    )  # fmt: skip
+    time.sleep(1)
+    longest = 0
+    for _ in range(TIMES):
+        take_over(daemon)
+        start = time.monotonic()
+        with open(f"{point}/probe", "wb") as file:
+            file.write(b"z" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+        longest = max(longest, time.monotonic() - start)
+        check(load.poll() is None, f"fio has ended: {pathlib.Path(box.path('fio.err')).read_text()}")
+        check_equal(daemon.show("v")["export"]["device"], device, "the device")
+    load.send_signal(signal.SIGTERM)
+    load.wait(PATIENCE)
+    box.run("umount", point)
+    box.run("e2fsck", "-f", "-n", device)
+    daemon.cli("stop", "v")
+    check(not os.path.exists(f"/sys/block/{os.path.basename(device)}/loop/backing_file"), "the device is left behind")
+
+
+def unmount(box, daemon, point):
+    box.run("umount", "-l", point, expect=None)
+    if daemon.process.poll() is None:
+        daemon.terminate()
+
+
+main()
