@@ -99,7 +99,7 @@ pub(crate) enum Verb {
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
     /// Attach and detach loop devices for a daemon
-    #[command(name = forebay_fuse::helper::VERB, hide = true)]
+    #[command(name = forebay_export::helper::VERB, hide = true)]
     BlockDevice {
         /// The task
         #[arg(allow_hyphen_values = true)]
