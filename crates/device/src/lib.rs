@@ -18,6 +18,7 @@
 //! - [`shared_memory`]: memory shared with another process
 //! - [`signature`]: existing content of a device
 //! - [`spec`]: the syntax of device specifications
+//! - [`ublk`]: the kernel's side of block devices that this process serves
 pub mod api;
 pub mod buffer;
 mod bus_error;
@@ -42,6 +43,7 @@ pub mod spec;
 mod table;
 #[cfg(test)]
 mod testing;
+pub mod ublk;
 pub mod watch;
 
 pub use api::{

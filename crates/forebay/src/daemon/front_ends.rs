@@ -2,17 +2,21 @@
 //! options in [`FrontEndOptions`] and a line in [`claim`].
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_core::FrontEndKind;
 use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
+use forebay_ublk::UblkFrontEnd;
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
 use super::afterlife::outlasting;
+use super::host_api::Host;
+use super::state::State;
 
 /// Time limit for a dismissed client to take its last replies.
 pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
@@ -79,13 +83,34 @@ impl FrontEndOptions {
     }
 }
 
-/// Claims the addresses of all front ends.
+/// Tells served volumes from others of the same name, for front ends that are claimed before there is a
+/// data path.
+#[derive(Clone, Default)]
+pub(crate) struct Identities(Arc<OnceLock<Weak<dyn Host>>>);
+
+impl Identities {
+    /// From now on answers with what the data path says.
+    pub(crate) fn bind(&self, host: &Arc<dyn Host>) {
+        let _ = self.0.set(Arc::downgrade(host));
+    }
+
+    /// Returns the UUIDs of a served volume and its cache; `None` if its cache is lost with the daemon.
+    fn of(&self, volume: &str) -> Option<String> {
+        let identity = self.0.get()?.upgrade()?.identity(&volume.parse().ok()?)?;
+        Some(format!("{} {}", identity.volume, identity.cache))
+    }
+}
+
+/// Claims the addresses of all front ends. Those that leave devices to the next daemon find them by
+/// `state` and `identities`.
 ///
 /// # Errors
 /// An address is in use or cannot be used; then none is claimed.
 pub(crate) fn claim(
     options: &FrontEndOptions,
     memory: &Arc<MemoryBudget>,
+    state: &State,
+    identities: Identities,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
     let nbd = outlasting(
@@ -102,6 +127,14 @@ pub(crate) fn claim(
     if let Some(dir) = &options.export_dir {
         all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone())));
     }
+    let wanted = |name: &str| {
+        let volumes = state.volumes();
+        let mut named = volumes.iter().filter(|entry| entry.volume.name.as_str() == name);
+        named.any(|entry| entry.volume.settings.export.has(FrontEndKind::Ublk))
+    };
+    let dir = state.dir().join("ublk");
+    let identify = Box::new(move |volume: &str| identities.of(volume));
+    all.push(Arc::new(UblkFrontEnd::claim(&dir, wanted, identify, memory.clone())));
     Ok(all)
 }
 

@@ -14,6 +14,8 @@ pub(super) fn run(task: &[OsString]) -> Outcome {
         sync::execute(&point)
     } else if let Some(task) = forebay_fuse::helper::Task::parse(task) {
         task.execute()
+    } else if let Some(task) = forebay_ublk::helper::Task::parse(task) {
+        task.execute()
     } else {
         let message = "this verb is for daemons only; see 'forebay help'";
         return Err(ApiError::new(ErrorKind::Invalid, message));
