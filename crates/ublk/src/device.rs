@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -38,6 +39,8 @@ const STEP: Duration = Duration::from_millis(20);
 /// What devices are made with.
 pub(crate) struct Shop {
     pub(crate) notes: Notes,
+    /// Where the names of volumes are found by the names of devices.
+    pub(crate) names: PathBuf,
     pub(crate) board: Arc<Board>,
 }
 
@@ -91,6 +94,7 @@ impl Shop {
         let queues = u16::try_from(self.board.lanes()).unwrap_or(u16::MAX);
         let new = NewDevice { mark, queues, size, read_only, preferred, survives };
         let info = control::add(&new).map_err(|error| refused("/dev/ublk-control", error))?;
+        self.name(volume, info.number);
         let started = self.serve(volume, info).and_then(|ended| {
             let started = Task::run(Step::Start, info.number);
             started.map(|()| ended).map_err(|error| failed(path(info.number).display(), error))
@@ -100,6 +104,7 @@ impl Shop {
             Err(error) => {
                 self.fail(volume);
                 let _ = Task::run(Step::Cut, info.number);
+                let _ = fs::remove_file(self.name_of(info.number));
                 let _ = control::delete(info.number);
                 Err(error)
             }
@@ -127,6 +132,7 @@ impl Shop {
         let failed = |error| failed(device.display(), error);
         let begun = Instant::now();
         self.recover(number, begun + TAKEOVER).map_err(failed)?;
+        self.name(volume, number);
         let ended = self.serve(volume, found)?;
         Task::run(Step::Resume, number).map_err(failed)?;
         tracing::info!(volume, device = %device.display(), seconds = begun.elapsed().as_secs_f32(), "its device is served again");
@@ -188,6 +194,20 @@ impl Shop {
         Device { volume: volume.to_owned(), info, link, ended }
     }
 
+    /// Tells udev whose device this is.
+    fn name(&self, volume: &str, number: u32) {
+        let name = self.name_of(number);
+        let _ = fs::create_dir(&self.names);
+        let _ = fs::remove_file(&name);
+        if let Err(error) = symlink(volume, &name) {
+            tracing::warn!(volume, %error, "udev will not know its device by name");
+        }
+    }
+
+    fn name_of(&self, number: u32) -> PathBuf {
+        self.names.join(path(number).file_name().unwrap_or_default())
+    }
+
     /// Has the lanes answer everything with errors.
     fn fail(&self, volume: &str) {
         self.board.post_to_all(|| Post::Fail(volume.to_owned()));
@@ -231,6 +251,9 @@ impl Shop {
     /// Deletes a device without a block device, and all traces of it.
     fn forget(&self, volume: &str, number: u32) {
         link::remove_all(&path(number));
+        let _ = fs::remove_file(self.name_of(number));
+        // Only the last one succeeds.
+        let _ = fs::remove_dir(&self.names);
         match control::delete(number) {
             Ok(()) => self.notes.remove(volume),
             // The note stays: it leads to the device.

@@ -34,16 +34,18 @@ pub struct UblkFrontEnd {
 }
 
 impl UblkFrontEnd {
-    /// Starts without exports. Notes about devices are in `dir`. Devices that a former daemon has left are
-    /// taken over when their volumes are published; those of volumes that are not `wanted` are removed.
-    /// Requests share `memory`.
+    /// Starts without exports. Notes about devices are in `dir`; in `names` is a link for each device, with
+    /// the name of its volume, for udev. Devices that a former daemon has left are taken over when their
+    /// volumes are published; those of volumes that are not `wanted` are removed. Requests share `memory`.
     pub fn claim(
         dir: &Path,
+        names: &Path,
         wanted: impl Fn(&str) -> bool,
         identify: Identify,
         memory: Arc<MemoryBudget>,
     ) -> Self {
-        let shop = Shop { notes: Notes::new(dir), board: Arc::default() };
+        let names = names.to_owned();
+        let shop = Shop { notes: Notes::new(dir), names, board: Arc::default() };
         for volume in shop.notes.volumes() {
             let found = shop.notes.read(&volume).and_then(|note| find(note.mark));
             let device = found.map(|found| path(found.number));

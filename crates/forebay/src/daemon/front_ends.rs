@@ -37,6 +37,10 @@ pub(crate) struct FrontEndOptions {
     /// admin socket]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) export_dir: Option<PathBuf>,
+
+    /// Directory in which udev finds the volumes of ublk devices.
+    #[arg(skip)]
+    ublk_names: PathBuf,
 }
 
 /// Parses `NAME=PATH`.
@@ -63,6 +67,7 @@ impl FrontEndOptions {
         let dir =
             std::path::absolute(&dir).map_err(|error| ApiError::invalid("--export-dir", error))?;
         self.export_dir = Some(dir);
+        self.ublk_names = admin.with_file_name("ublk");
         for (index, address) in self.nbd.iter().enumerate() {
             if self.nbd[..index].contains(address) {
                 return refused(format!("{address} is given twice"));
@@ -134,7 +139,13 @@ pub(crate) fn claim(
     };
     let dir = state.dir().join("ublk");
     let identify = Box::new(move |volume: &str| identities.of(volume));
-    all.push(Arc::new(UblkFrontEnd::claim(&dir, wanted, identify, memory.clone())));
+    all.push(Arc::new(UblkFrontEnd::claim(
+        &dir,
+        &options.ublk_names,
+        wanted,
+        identify,
+        memory.clone(),
+    )));
     Ok(all)
 }
 
