@@ -71,9 +71,20 @@ impl Shop {
         {
             let ours = identity.as_ref().is_some_and(|identity| *identity == note.identity);
             if ours && survives(&found) && found.state != state::DEAD {
-                return self.take_over(volume, found, &facts);
+                match self.take_over(volume, found, &facts) {
+                    // The former daemon was killed while the kernel read its partitions.
+                    Err(error) if is_stuck(&error, found.number) => {
+                        tracing::error!(
+                            volume,
+                            number = found.number,
+                            "its ublk device is stuck until the machine starts again, and is given up: {error}"
+                        );
+                    }
+                    result => return result,
+                }
+            } else {
+                self.remove_left(volume, true)?;
             }
-            self.remove_left(volume, true)?;
         }
         let mark = fastrand::u64(1..);
         let survives = identity.is_some();
@@ -103,9 +114,8 @@ impl Shop {
             Ok(ended) => Ok(self.started(volume, info, ended)),
             Err(error) => {
                 self.fail(volume);
-                let _ = Task::run(Step::Cut, info.number);
-                let _ = fs::remove_file(self.name_of(info.number));
-                let _ = control::delete(info.number);
+                let cut = Task::run(Step::Cut, info.number).is_ok();
+                self.forget(volume, info.number, cut);
                 Err(error)
             }
         }
@@ -224,11 +234,11 @@ impl Shop {
                 self.fail(volume);
             }
         };
-        cut(volume, number, force, served)?;
+        let cut = cut(volume, number, force, served)?;
         if device.ended.lock().recv_timeout(LANES) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(volume, "its device is removed, but requests are still in flight");
         }
-        self.forget(volume, number);
+        self.forget(volume, number, cut);
         Ok(())
     }
 
@@ -240,26 +250,28 @@ impl Shop {
         let Some(note) = self.notes.read(volume) else { return Ok(()) };
         match find(note.mark) {
             Some(found) => {
-                cut(volume, found.number, force, || ())?;
-                self.forget(volume, found.number);
+                let cut = cut(volume, found.number, force, || ())?;
+                self.forget(volume, found.number, cut);
             }
             None => self.notes.remove(volume),
         }
         Ok(())
     }
 
-    /// Deletes a device without a block device, and all traces of it.
-    fn forget(&self, volume: &str, number: u32) {
+    /// Removes all traces of a device. It is deleted too if it is `cut`: without a block device.
+    fn forget(&self, volume: &str, number: u32, cut: bool) {
         link::remove_all(&path(number));
         let _ = fs::remove_file(self.name_of(number));
         // Only the last one succeeds.
         let _ = fs::remove_dir(&self.names);
-        match control::delete(number) {
-            Ok(()) => self.notes.remove(volume),
+        // Deleting a device that the kernel cannot remove would keep it from adding others.
+        let deleted = if cut { Task::run(Step::Delete, number) } else { Ok(()) };
+        match deleted {
             // The note stays: it leads to the device.
-            Err(error) => {
+            Err(error) if Errno::from_io_error(&error) != Some(Errno::NODEV) => {
                 tracing::warn!(volume, number, %error, "its ublk device cannot be deleted");
             }
+            _ => self.notes.remove(volume),
         }
     }
 }
@@ -281,8 +293,21 @@ impl Device {
     }
 }
 
-/// Removes a block device. `cutting` is called before its users are cut off.
-fn cut(volume: &str, number: u32, force: bool, cutting: impl FnOnce()) -> Result<(), ExportError> {
+/// Returns whether a device that cannot be taken over is of no use to anybody.
+fn is_stuck(error: &ExportError, number: u32) -> bool {
+    let busy = error.cause.as_ref().and_then(Errno::from_io_error);
+    let waits = matches!(busy, Some(Errno::BUSY | Errno::TIMEDOUT));
+    waits && Users::of(&path(number), None).is_empty()
+}
+
+/// Removes a block device. `cutting` is called before its users are cut off. Returns whether it is gone; it
+/// always is without `force`.
+fn cut(
+    volume: &str,
+    number: u32,
+    force: bool,
+    cutting: impl FnOnce(),
+) -> Result<bool, ExportError> {
     let device = path(number);
     let users = if force { Users::of(&device, None) } else { Users::remaining(&device, None) };
     if !users.is_empty() && !force {
@@ -299,10 +324,17 @@ fn cut(volume: &str, number: u32, force: bool, cutting: impl FnOnce()) -> Result
             let elsewhere = "mounted or held where the daemon cannot see it";
             Err(busy(volume, &device, elsewhere))
         }
-        Err(error) if Errno::from_io_error(&error) != Some(Errno::NODEV) => {
+        Err(error) if !force && Errno::from_io_error(&error) != Some(Errno::NODEV) => {
             Err(failed(device.display(), error))
         }
-        _ => Ok(()),
+        Err(error) => {
+            let gone = Errno::from_io_error(&error) == Some(Errno::NODEV);
+            if !gone {
+                tracing::warn!(volume, device = %device.display(), %error, "the device cannot be removed");
+            }
+            Ok(gone)
+        }
+        Ok(()) => Ok(true),
     }
 }
 

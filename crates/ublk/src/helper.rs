@@ -36,15 +36,18 @@ pub(crate) enum Step {
     Stop,
     /// Remove the block device.
     Cut,
+    /// Delete a device without a block device.
+    Delete,
 }
 
 impl Step {
-    const ALL: [(Step, &str); 5] = [
+    const ALL: [(Step, &str); 6] = [
         (Step::Start, "ublk-start"),
         (Step::Recover, "ublk-recover"),
         (Step::Resume, "ublk-resume"),
         (Step::Stop, "ublk-stop"),
         (Step::Cut, "ublk-cut"),
+        (Step::Delete, "ublk-delete"),
     ];
 
     fn word(self) -> &'static str {
@@ -88,6 +91,7 @@ impl Task {
             Step::Recover => ControlCommand::StartRecovery,
             Step::Resume => ControlCommand::EndRecovery(self.pid),
             Step::Stop | Step::Cut => ControlCommand::Stop,
+            Step::Delete => return control::delete(self.number).map(|()| self.number),
         };
         // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because it
         // is in another namespace, is found here.
