@@ -127,6 +127,21 @@ pub(crate) fn delete(number: u32) -> io::Result<()> {
     })
 }
 
+/// Returns whether the kernel makes a device as new when its server has ended.
+pub(crate) fn resets(info: &DeviceInfo) -> bool {
+    info.flags & flag::PER_IO_DAEMON != 0
+}
+
+/// Makes a device ready for a new server. Waits for nothing.
+pub(crate) fn start_recovery(number: u32) -> io::Result<()> {
+    plain(ControlCommand::StartRecovery, number, QUICK)
+}
+
+/// Has requests served again. Waits until all tags are fetched, unless the process is killed.
+pub(crate) fn end_recovery(number: u32) -> io::Result<()> {
+    plain(ControlCommand::EndRecovery(std::process::id()), number, QUICK)
+}
+
 /// Gives a command without data.
 pub(crate) fn plain(command: ControlCommand, number: u32, patience: Duration) -> io::Result<()> {
     control(command, number, IoBuf::empty(), patience).map(drop)

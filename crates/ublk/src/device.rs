@@ -16,11 +16,12 @@ use forebay_engine::{ExportError, ExportErrorKind};
 use forebay_export::errors::{busy, failed};
 use forebay_export::sync::sync;
 use forebay_export::{Users, link};
+use forebay_lane::MemoryBudget;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::board::{Board, NewQueue, Post, VolumeFacts};
-use crate::control::{self, NewDevice, survives};
+use crate::board::{Board, NewQueue, Post, QueueMemory, VolumeFacts};
+use crate::control::{self, NewDevice, resets, survives};
 use crate::errors::refused;
 use crate::helper::{Step, Task, path};
 use crate::notes::{Note, Notes};
@@ -42,6 +43,7 @@ pub(crate) struct Shop {
     /// Where the names of volumes are found by the names of devices.
     pub(crate) names: PathBuf,
     pub(crate) board: Arc<Board>,
+    pub(crate) memory: Arc<MemoryBudget>,
 }
 
 /// The device of a volume that the lanes serve.
@@ -70,8 +72,15 @@ impl Shop {
             && let Some(found) = find(note.mark)
         {
             let ours = identity.as_ref().is_some_and(|identity| *identity == note.identity);
-            if ours && survives(&found) && found.state != state::DEAD {
-                match self.take_over(volume, found, &facts) {
+            if note.half && !resets(&found) {
+                tracing::error!(
+                    volume,
+                    number = found.number,
+                    "the daemon was killed while it took over its ublk device, with which this kernel can do nothing any more; users of it get I/O errors"
+                );
+                self.remove_left(volume, true)?;
+            } else if ours && survives(&found) && found.state != state::DEAD {
+                match self.take_over(volume, found, &note, &facts) {
                     // The former daemon was killed while the kernel read its partitions.
                     Err(error) if is_stuck(&error, found.number) => {
                         tracing::error!(
@@ -88,7 +97,7 @@ impl Shop {
         }
         let mark = fastrand::u64(1..);
         let survives = identity.is_some();
-        let note = Note { mark, identity: identity.unwrap_or_default() };
+        let note = Note { mark, identity: identity.unwrap_or_default(), half: false };
         self.notes.write(volume, &note).map_err(|error| failed("the state directory", error))?;
         self.make(volume, mark, survives, &facts).inspect_err(|_| self.notes.remove(volume))
     }
@@ -106,7 +115,9 @@ impl Shop {
         let new = NewDevice { mark, queues, size, read_only, preferred, survives };
         let info = control::add(&new).map_err(|error| refused("/dev/ublk-control", error))?;
         self.name(volume, info.number);
-        let started = self.serve(volume, info).and_then(|ended| {
+        let memory = self.prepare(volume, &info);
+        let started = memory.and_then(|memory| self.serve(volume, info, memory));
+        let started = started.and_then(|ended| {
             let started = Task::run(Step::Start, info.number);
             started.map(|()| ended).map_err(|error| failed(path(info.number).display(), error))
         });
@@ -126,6 +137,7 @@ impl Shop {
         &self,
         volume: &str,
         found: DeviceInfo,
+        note: &Note,
         facts: &VolumeFacts,
     ) -> Result<Device, ExportError> {
         let number = found.number;
@@ -141,29 +153,18 @@ impl Shop {
         }
         let failed = |error| failed(device.display(), error);
         let begun = Instant::now();
-        self.recover(number, begun + TAKEOVER).map_err(failed)?;
         self.name(volume, number);
-        let ended = self.serve(volume, found)?;
-        Task::run(Step::Resume, number).map_err(failed)?;
+        let memory = self.prepare(volume, &found)?;
+        wait_until_left(number, begun + TAKEOVER).map_err(failed)?;
+        // From here to the end, a kernel before 6.16 must not lose this process: so nothing in between waits
+        // for anything else, and no other process is needed.
+        let half = |half| self.notes.write(volume, &Note { half, ..note.clone() }).map_err(failed);
+        recover(number, begun + TAKEOVER, half)?;
+        let ended = self.serve(volume, found, memory)?;
+        control::end_recovery(number).map_err(failed)?;
+        half(false)?;
         tracing::info!(volume, device = %device.display(), seconds = begun.elapsed().as_secs_f32(), "its device is served again");
         Ok(self.started(volume, found, ended))
-    }
-
-    /// Waits until the kernel has noticed that the former server is gone, and resets the device.
-    fn recover(&self, number: u32, end: Instant) -> io::Result<()> {
-        loop {
-            let info = control::info(number)?;
-            let result = match info.state {
-                state::QUIESCED | state::FAIL_IO => Task::run(Step::Recover, number),
-                _ => Err(Errno::BUSY.into()),
-            };
-            match result.map_err(|error| (Errno::from_io_error(&error), error)) {
-                // A daemon that was killed in the middle of this has reset it already.
-                Ok(()) | Err((Some(Errno::INVAL), _)) => return Ok(()),
-                Err((Some(Errno::BUSY), _)) if Instant::now() < end => std::thread::sleep(STEP),
-                Err((_, error)) => return Err(error),
-            }
-        }
     }
 
     /// Asks a lane about a volume.
@@ -173,15 +174,30 @@ impl Shop {
         hear.recv_timeout(LANES).map_err(|_| unserved(volume))
     }
 
+    /// Takes the memory for all queues of a device.
+    fn prepare(&self, volume: &str, info: &DeviceInfo) -> Result<Vec<QueueMemory>, ExportError> {
+        let all = (0..info.queues).map(|_| QueueMemory::take(&self.memory, info)).collect();
+        let message = || {
+            format!("there is no memory to serve the device of '{volume}'; raise --memory-limit")
+        };
+        let kind = ExportErrorKind::Failed;
+        Option::ok_or_else(all, || ExportError { kind, message: message(), cause: None })
+    }
+
     /// Has the lanes serve all queues of a device.
-    fn serve(&self, volume: &str, info: DeviceInfo) -> Result<Mutex<Receiver<()>>, ExportError> {
+    fn serve(
+        &self,
+        volume: &str,
+        info: DeviceInfo,
+        memory: Vec<QueueMemory>,
+    ) -> Result<Mutex<Receiver<()>>, ExportError> {
         let fd = ublk::open(info.number).map_err(|error| failed("/dev/ublkc", error))?;
         let (fd, lanes) = (Arc::new(fd), self.board.lanes().max(1));
         let ((begun, beginnings), (ending, ended)) = (channel(), channel());
-        let posts = (0..info.queues).map(|number| {
+        let posts = (0..info.queues).zip(memory).map(|(number, memory)| {
             let (begun, ended) = (begun.clone(), ending.clone());
             let (volume, fd) = (volume.to_owned(), fd.clone());
-            let queue = NewQueue { volume, fd, info, number, begun, ended };
+            let queue = NewQueue { volume, fd, info, number, memory, begun, ended };
             (usize::from(number) % lanes, Post::Serve(queue))
         });
         self.board.post(posts.collect::<Vec<_>>());
@@ -290,6 +306,35 @@ impl Device {
     /// Returns whether another daemon can serve it later.
     pub(crate) fn survives(&self) -> bool {
         survives(&self.info)
+    }
+}
+
+/// Waits until the kernel has noticed that the former server of a device has ended.
+fn wait_until_left(number: u32, end: Instant) -> io::Result<()> {
+    loop {
+        match control::info(number)?.state {
+            state::QUIESCED | state::FAIL_IO => return Ok(()),
+            _ if Instant::now() < end => std::thread::sleep(STEP),
+            _ => return Err(Errno::BUSY.into()),
+        }
+    }
+}
+
+/// Makes a device ready for its next server, when the kernel has let go of the former one. From then on
+/// `half` is noted.
+fn recover(
+    number: u32,
+    end: Instant,
+    half: impl Fn(bool) -> Result<(), ExportError>,
+) -> Result<(), ExportError> {
+    loop {
+        half(true)?;
+        let Err(error) = control::start_recovery(number) else { return Ok(()) };
+        half(false)?;
+        if Errno::from_io_error(&error) != Some(Errno::BUSY) || Instant::now() >= end {
+            return Err(failed(path(number).display(), error));
+        }
+        std::thread::sleep(STEP);
     }
 }
 

@@ -29,7 +29,6 @@ pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 pub struct UblkFrontEnd {
     shop: Shop,
     identify: Identify,
-    memory: Arc<MemoryBudget>,
     devices: Mutex<BTreeMap<String, Arc<Device>>>,
 }
 
@@ -45,7 +44,8 @@ impl UblkFrontEnd {
         memory: Arc<MemoryBudget>,
     ) -> Self {
         let names = names.to_owned();
-        let shop = Shop { notes: Notes::new(dir), names, board: Arc::default() };
+        let notes = Notes::new(dir);
+        let shop = Shop { notes, names, board: Arc::default(), memory };
         for volume in shop.notes.volumes() {
             let found = shop.notes.read(&volume).and_then(|note| find(note.mark));
             let device = found.map(|found| path(found.number));
@@ -62,7 +62,7 @@ impl UblkFrontEnd {
                 (None, _) => shop.notes.remove(&volume),
             }
         }
-        UblkFrontEnd { shop, identify, memory, devices: Mutex::default() }
+        UblkFrontEnd { shop, identify, devices: Mutex::default() }
     }
 
     fn board(&self) -> &Arc<Board> {
@@ -93,7 +93,7 @@ impl FrontEnd for UblkFrontEnd {
         ring: &Rc<Ring>,
         exports: Rc<dyn Exports>,
     ) -> Box<dyn LaneFrontEnd> {
-        Box::new(Server::serve(lane, ring, exports, self.board(), &self.memory))
+        Box::new(Server::serve(lane, ring, exports, self.board(), &self.shop.memory))
     }
 
     fn check(&self) -> Result<(), ExportError> {

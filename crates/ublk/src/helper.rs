@@ -28,10 +28,6 @@ pub(crate) fn path(number: u32) -> PathBuf {
 pub(crate) enum Step {
     /// Make the block device, whose partitions the kernel looks for at once.
     Start,
-    /// Take the device over from a server that has ended.
-    Recover,
-    /// Have requests served again.
-    Resume,
     /// Remove the block device, unless it is in use.
     Stop,
     /// Remove the block device.
@@ -41,10 +37,8 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    const ALL: [(Step, &str); 6] = [
+    const ALL: [(Step, &str); 4] = [
         (Step::Start, "ublk-start"),
-        (Step::Recover, "ublk-recover"),
-        (Step::Resume, "ublk-resume"),
         (Step::Stop, "ublk-stop"),
         (Step::Cut, "ublk-cut"),
         (Step::Delete, "ublk-delete"),
@@ -88,8 +82,6 @@ impl Task {
     pub fn execute(&self) -> io::Result<u32> {
         let command = match self.step {
             Step::Start => ControlCommand::Start(self.pid),
-            Step::Recover => ControlCommand::StartRecovery,
-            Step::Resume => ControlCommand::EndRecovery(self.pid),
             Step::Stop | Step::Cut => ControlCommand::Stop,
             Step::Delete => return control::delete(self.number).map(|()| self.number),
         };

@@ -19,7 +19,12 @@ pub(crate) struct Note {
     pub(crate) mark: u64,
     /// Tells the volume from others of that name; empty if nothing does.
     pub(crate) identity: String,
+    /// A daemon is about to take the device over, or was killed while it did.
+    pub(crate) half: bool,
 }
+
+/// The second line of a note with [`Note::half`].
+const HALF: &str = "half\n";
 
 /// The notes of a daemon.
 #[derive(Debug)]
@@ -47,7 +52,8 @@ impl Notes {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         // No volume's name begins with a dot.
         let new = self.dir.join(".new");
-        fs::write(&new, format!("{:016x} {}\n", note.mark, note.identity))?;
+        let half = if note.half { HALF } else { "" };
+        fs::write(&new, format!("{:016x} {}\n{half}", note.mark, note.identity))?;
         fs::rename(&new, self.dir.join(volume))
     }
 
@@ -70,9 +76,15 @@ impl Notes {
 }
 
 fn parse(text: &str) -> Option<Note> {
-    let (mark, identity) = text.strip_suffix('\n')?.split_once(' ')?;
+    let (line, rest) = text.split_once('\n')?;
+    let half = match rest {
+        "" => false,
+        HALF => true,
+        _ => return None,
+    };
+    let (mark, identity) = line.split_once(' ')?;
     let mark = u64::from_str_radix(mark, 16).ok().filter(|mark| *mark != 0)?;
-    Some(Note { mark, identity: identity.to_owned() })
+    Some(Note { mark, identity: identity.to_owned(), half })
 }
 
 #[cfg(test)]
@@ -85,8 +97,8 @@ mod tests {
         let notes = Notes::new(&dir.path().join("ublk"));
         assert_eq!(notes.read("v"), None);
         assert_eq!(notes.volumes(), Vec::<String>::new());
-        let first = Note { mark: 0xabc, identity: "1-2".to_owned() };
-        let second = Note { mark: u64::MAX, identity: String::new() };
+        let first = Note { mark: 0xabc, identity: "1 2".to_owned(), half: true };
+        let second = Note { mark: u64::MAX, identity: String::new(), half: false };
         notes.write("v", &first).expect("written");
         notes.write("w", &second).expect("written");
         assert_eq!((notes.read("v"), notes.read("w")), (Some(first), Some(second.clone())));
@@ -102,7 +114,9 @@ mod tests {
 
     #[test]
     fn anything_else_is_no_note() {
-        for bad in ["", "\n", "12", "12 a", "x a\n", "0 a\n", "12\n", "11112222333344445 a\n"] {
+        for bad in
+            ["", "\n", "12", "12 a", "x a\n", "0 a\n", "12\n", "11112222333344445 a\n", "1 a\nb\n"]
+        {
             assert_eq!(parse(bad), None, "{bad:?}");
         }
     }

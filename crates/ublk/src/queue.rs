@@ -100,28 +100,27 @@ impl Queue {
         self.in_flight.borrow().is_empty()
     }
 
-    /// Begins to serve all tags. `at_end` is called when none is served any more.
+    /// Begins to serve all tags, of each of which there is a buffer. `at_end` is called when none is served any more.
     pub(crate) fn serve(
         self: &Rc<Self>,
         lane: &Lane,
-        tags: u16,
+        buffers: Vec<IoBuf>,
         source: Source,
         at_end: impl FnOnce() + 'static,
     ) {
         let (source, end) = (Rc::new(source), Rc::new(AtEnd(Some(at_end))));
-        self.outcomes.replace((0..tags).map(|_| Rc::default()).collect());
-        for tag in 0..tags {
+        self.outcomes.replace(buffers.iter().map(|_| Rc::default()).collect());
+        for (tag, buf) in (0..).zip(buffers) {
             let (queue, source, end) = (self.clone(), source.clone(), end.clone());
             lane.spawn(async move {
-                queue.serve_tag(tag, source).await;
+                queue.serve_tag(tag, buf, source).await;
                 drop(end);
             });
         }
     }
 
-    async fn serve_tag(self: &Rc<Self>, tag: u16, source: Rc<Source>) {
+    async fn serve_tag(self: &Rc<Self>, tag: u16, mut buf: IoBuf, source: Rc<Source>) {
         let sink: Rc<dyn CompletionSink> = self.clone();
-        let mut buf = self.buffer();
         let mut result = None;
         loop {
             let command = QueueCommand { queue: self.number, tag, result };

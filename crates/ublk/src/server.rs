@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_device::ring::Ring;
 use forebay_device::ublk::Descriptors;
 use forebay_engine::{Exports, LaneFrontEnd};
-use forebay_lane::{Lane, LaneMemory, MemoryBudget, MemoryUse, either};
+use forebay_lane::{Lane, LaneMemory, MemoryBudget, either};
 
 use crate::board::{Board, NewQueue, Post, VolumeFacts};
 use crate::control::survives;
@@ -19,15 +19,12 @@ use crate::request::DeviceFacts;
 
 /// How long requests in flight may take when the daemon ends; the next server gets the others.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Bytes of memory of a queue, without its buffers and requests.
-const QUEUE_BYTES: u64 = 64 << 10;
 
 /// What the tasks of a lane share.
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
     exports: Rc<dyn Exports>,
-    budget: Arc<MemoryBudget>,
     memory: Rc<LaneMemory>,
     board: Arc<Board>,
     number: usize,
@@ -60,7 +57,6 @@ impl Server {
             lane: lane.clone(),
             ring: ring.clone(),
             exports,
-            budget: budget.clone(),
             memory: Rc::new(LaneMemory::new(budget.clone())),
             number: board.join(),
             board: board.clone(),
@@ -97,7 +93,7 @@ async fn take_posts(shared: Rc<Shared>) {
 
 /// Begins to serve a queue. If that is impossible, its end of the channels is closed.
 fn begin(shared: &Rc<Shared>, new: NewQueue) {
-    let NewQueue { volume, fd, info, number, begun, ended } = new;
+    let NewQueue { volume, fd, info, number, mut memory, begun, ended } = new;
     let Some(target) = shared.exports.open(&volume) else { return };
     let descriptors = match Descriptors::map(&*fd, number, info.depth) {
         Ok(descriptors) => descriptors,
@@ -106,11 +102,6 @@ fn begin(shared: &Rc<Shared>, new: NewQueue) {
             return;
         }
     };
-    let bytes = QUEUE_BYTES + u64::from(info.depth) * u64::from(info.max_io_bytes);
-    if !shared.budget.take_for_connection(bytes, false) {
-        tracing::warn!(volume, "there is no memory to serve its device; raise --memory-limit");
-        return;
-    }
     // The kernel may need this thread to write to the device before it gets memory for itself.
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "the lane cannot be told from other users of the device");
@@ -125,10 +116,10 @@ fn begin(shared: &Rc<Shared>, new: NewQueue) {
     let queue = Queue::new((&volume, number), (target, facts), own);
     shared.queues.borrow_mut().push(queue.clone());
     let (those, this) = (shared.clone(), Rc::downgrade(&queue));
-    queue.serve(&shared.lane, info.depth, Source { fd, descriptors }, move || {
+    let buffers = std::mem::take(&mut memory.buffers);
+    queue.serve(&shared.lane, buffers, Source { fd, descriptors }, move || {
         those.queues.borrow_mut().retain(|known| Rc::as_ptr(known) != this.as_ptr());
-        those.budget.give(MemoryUse::Connections, bytes);
-        drop(ended);
+        drop((memory, ended));
     });
     let _ = begun.send(number);
 }

@@ -11,6 +11,8 @@ pub mod flag {
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands have the numbers of ioctls.
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+    /// Each tag may have a thread of its own. Granted without being asked for, since Linux 6.16.
+    pub const PER_IO_DAEMON: u64 = 1 << 13;
 }
 
 /// Values of [`DeviceInfo::state`].
