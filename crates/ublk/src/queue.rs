@@ -280,3 +280,6 @@ impl<F: FnOnce()> Drop for AtEnd<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
