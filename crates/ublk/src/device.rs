@@ -245,12 +245,13 @@ impl Shop {
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
     pub(crate) fn end(&self, device: &Device, force: bool) -> Result<(), ExportError> {
         let (volume, number) = (&device.volume, device.info.number);
-        let served = || {
+        let first = |users: &Users| {
             if force {
+                sync(users);
                 self.fail(volume);
             }
         };
-        let cut = cut(volume, number, force, served)?;
+        let cut = cut(volume, number, force, first)?;
         if device.ended.lock().recv_timeout(LANES) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(volume, "its device is removed, but requests are still in flight");
         }
@@ -266,7 +267,7 @@ impl Shop {
         let Some(note) = self.notes.read(volume) else { return Ok(()) };
         match find(note.mark) {
             Some(found) => {
-                let cut = cut(volume, found.number, force, || ())?;
+                let cut = cut(volume, found.number, force, |_| ())?;
                 self.forget(volume, found.number, cut);
             }
             None => self.notes.remove(volume),
@@ -345,13 +346,13 @@ fn is_stuck(error: &ExportError, number: u32) -> bool {
     waits && Users::of(&path(number), None).is_empty()
 }
 
-/// Removes a block device. `cutting` is called before its users are cut off. Returns whether it is gone; it
-/// always is without `force`.
+/// Removes a block device. `first` is called with its users before they are cut off. Returns whether it is
+/// gone; it always is without `force`.
 fn cut(
     volume: &str,
     number: u32,
     force: bool,
-    cutting: impl FnOnce(),
+    first: impl FnOnce(&Users),
 ) -> Result<bool, ExportError> {
     let device = path(number);
     let users = if force { Users::of(&device, None) } else { Users::remaining(&device, None) };
@@ -360,9 +361,8 @@ fn cut(
     }
     if !users.is_empty() {
         tracing::warn!(volume, device = %device.display(), "the device is removed although it is {users}: they get I/O errors");
-        sync(&users);
     }
-    cutting();
+    first(&users);
     let step = if force { Step::Cut } else { Step::Stop };
     match Task::run(step, number) {
         Err(error) if !force && Errno::from_io_error(&error) == Some(Errno::BUSY) => {
