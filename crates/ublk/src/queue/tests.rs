@@ -154,7 +154,7 @@ fn what_must_be_durable_is_submitted_with_its_data() {
 }
 
 #[test]
-fn a_queue_that_fails_answers_at_once_and_swallows_late_completions() {
+fn a_queue_that_fails_answers_at_once_and_ignores_late_completions() {
     let bench = Bench::new(false);
     bench.execute(0, Op::Read, 4096, false);
     bench.execute(1, Op::Write, 4096, true);
