@@ -9,6 +9,7 @@ pub(crate) mod record;
 pub(crate) mod recover_image;
 pub(crate) mod superblock;
 pub(crate) mod text;
+pub(crate) mod ublk_request;
 pub(crate) mod vhost_user;
 pub(crate) mod volume_table;
 
@@ -29,7 +30,7 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 11] = [
+pub(crate) const TARGETS: [Target; 12] = [
     Target { name: "admin_request", run: admin_request::run, mutate: plain },
     Target { name: "checkpoint", run: checkpoint::run, mutate: checkpoint::mutate },
     Target { name: "fuse_request", run: fuse_request::run, mutate: fuse_request::mutate },
@@ -43,6 +44,7 @@ pub(crate) const TARGETS: [Target; 11] = [
     Target { name: "recover_image", run: recover_image::run, mutate: recover_image::mutate },
     Target { name: "superblock", run: superblock::run, mutate: superblock::mutate },
     Target { name: "text", run: text::run, mutate: plain },
+    Target { name: "ublk_request", run: ublk_request::run, mutate: ublk_request::mutate },
     Target { name: "vhost_user", run: vhost_user::run, mutate: vhost_user::mutate },
     Target { name: "volume_table", run: volume_table::run, mutate: volume_table::mutate },
 ];

@@ -11,20 +11,24 @@ pub enum FrontEndKind {
     Nbd,
     /// A file of the daemon, with a loop device on top.
     Fuse,
+    /// A block device of the kernel that the daemon serves.
+    Ublk,
 }
 
 impl FrontEndKind {
     /// Every kind, in the order in which they are printed.
-    pub const ALL: &'static [FrontEndKind] = &[FrontEndKind::Nbd, FrontEndKind::Fuse];
+    pub const ALL: &'static [FrontEndKind] =
+        &[FrontEndKind::Nbd, FrontEndKind::Fuse, FrontEndKind::Ublk];
 
     /// The words of [`FrontEndKind::ALL`].
-    pub const WORDS: &'static [&'static str] = &["nbd", "fuse"];
+    pub const WORDS: &'static [&'static str] = &["nbd", "fuse", "ublk"];
 
     /// Returns its word.
     pub fn name(self) -> &'static str {
         match self {
             FrontEndKind::Nbd => "nbd",
             FrontEndKind::Fuse => "fuse",
+            FrontEndKind::Ublk => "ublk",
         }
     }
 
@@ -32,6 +36,7 @@ impl FrontEndKind {
         match self {
             FrontEndKind::Nbd => 1,
             FrontEndKind::Fuse => 2,
+            FrontEndKind::Ublk => 4,
         }
     }
 }
@@ -125,7 +130,10 @@ mod tests {
     #[test]
     fn every_list_reads_back_and_has_nbd() {
         let both = ExportSet::default().with(FrontEndKind::Fuse);
+        let all = both.with(FrontEndKind::Ublk);
         for (text, set, printed) in [
+            ("ublk", ExportSet::default().with(FrontEndKind::Ublk), "nbd,ublk"),
+            ("ublk,fuse", all, "nbd,fuse,ublk"),
             ("nbd", ExportSet::default(), "nbd"),
             ("fuse", both, "nbd,fuse"),
             ("fuse,nbd", both, "nbd,fuse"),
@@ -143,10 +151,11 @@ mod tests {
 
     #[test]
     fn other_words_are_refused_and_later_front_ends_left_out() {
-        for bad in ["", ",", "nbd,", "NBD", "nbd, fuse", "ublk", "auto", "nbd;fuse"] {
+        for bad in ["", ",", "nbd,", "NBD", "nbd, fuse", "ublk2", "auto", "nbd;fuse"] {
             assert!(bad.parse::<ExportSet>().is_err(), "{bad:?} was read");
         }
         assert_eq!(ExportSet::from_number(0), ExportSet::default());
-        assert_eq!(ExportSet::from_number(u64::MAX), ExportSet::default().with(FrontEndKind::Fuse));
+        let all = FrontEndKind::ALL.iter().fold(ExportSet::default(), |set, kind| set.with(*kind));
+        assert_eq!(ExportSet::from_number(u64::MAX), all);
     }
 }

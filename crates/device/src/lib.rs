@@ -19,6 +19,7 @@
 //! - [`shared_memory`]: memory shared with another process
 //! - [`signature`]: existing content of a device
 //! - [`spec`]: the syntax of device specifications
+//! - [`ublk`]: the kernel's side of block devices that this process serves
 pub mod api;
 pub mod buffer;
 mod bus_error;
@@ -44,6 +45,7 @@ pub mod spec;
 mod table;
 #[cfg(test)]
 mod testing;
+pub mod ublk;
 pub mod watch;
 
 pub use api::{

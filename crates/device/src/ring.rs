@@ -80,14 +80,14 @@ impl Ring {
     }
 
     /// Abandons an operation. Receives, sends and accepts are cancelled; disk operations complete,
-    /// and their results are dropped.
+    /// and their results are dropped. A [`RingOp::Serve`] stays until its device or this thread ends.
     pub fn forget(&self, token: RingToken) {
         let mut inner = self.inner.borrow_mut();
         match inner.state(token) {
             Some(State::Running { work, waker, with_kernel, orphan, .. }) => {
                 *orphan = true;
                 *waker = None;
-                if work.is_endless() && *with_kernel {
+                if work.is_endless() && !work.is_bound() && *with_kernel {
                     inner.queued.push_back(Queued::Cancel(token));
                 }
             }

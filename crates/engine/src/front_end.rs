@@ -67,6 +67,16 @@ pub trait FrontEnd: Send + Sync {
         Ok(())
     }
 
+    /// Ends what [`FrontEnd::publish`] began, because the daemon ends: as [`FrontEnd::withdraw`] with force,
+    /// unless the next daemon can go on with it, unnoticed by clients. Called off the lanes while they
+    /// serve the volume.
+    ///
+    /// # Errors
+    /// Something is left behind that the next daemon does not go on with.
+    fn leave(&self, volume: &str) -> Result<(), ExportError> {
+        self.withdraw(volume, true)
+    }
+
     /// Returns the block device of a published volume, if it has one.
     fn device(&self, _volume: &str) -> Option<ExportedDevice> {
         None

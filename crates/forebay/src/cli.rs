@@ -99,7 +99,7 @@ pub(crate) enum Verb {
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
     /// Attach and detach loop devices for a daemon
-    #[command(name = forebay_fuse::helper::VERB, hide = true)]
+    #[command(name = forebay_export::helper::VERB, hide = true)]
     BlockDevice {
         /// The task
         #[arg(allow_hyphen_values = true)]
@@ -220,8 +220,8 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) ordered: bool,
 
-    /// Front ends of the volume, separated by commas: nbd (always among them), fuse (a block device of
-    /// this machine) [default: nbd]
+    /// Front ends of the volume, separated by commas: nbd (always among them), ublk and fuse (block
+    /// devices of this machine) [default: nbd]
     #[arg(long, value_name = "LIST")]
     pub(crate) export: Option<ExportSet>,
 

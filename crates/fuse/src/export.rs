@@ -14,26 +14,25 @@ use forebay_core::SECTOR_SIZE;
 use forebay_device::fuse::{clone_connection, open_connection};
 use forebay_device::loop_device::LoopNumber;
 use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_export::errors::{busy, failed};
+use forebay_export::sync::sync;
+use forebay_export::{Users, link};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
-use crate::board::Board;
-use crate::errors::{busy, failed, refused};
+use crate::board::{Board, Connection, Post};
+use crate::errors::refused;
 use crate::helper::Task;
 use crate::inherited::LeftExport;
-use crate::link;
-use crate::users::Users;
 
 /// The type of the file systems, by which they are recognised.
 pub(crate) const FS_TYPE: &str = "fuse.forebay";
 
 /// How long attaching a loop device may take; nothing in it waits for a device.
 const ATTACHING: Duration = Duration::from_secs(30);
-/// How long a process may look at a device that is to be removed.
-const LOOKING: Duration = Duration::from_secs(2);
 /// How long the kernel and the lanes may take to let go of what is removed.
 const LETTING_GO: Duration = Duration::from_secs(5);
 /// How often that is checked.
@@ -75,12 +74,12 @@ impl Export {
         let number = match attached {
             Ok(number) => number,
             Err(error) => {
-                board.close(volume);
+                close(board, volume);
                 return Err(error);
             }
         };
         std::mem::forget(mounted);
-        let link = link::make(volume, number);
+        let link = link::make(volume, &number.path());
         let ended = Mutex::new(ended);
         let export = Export { volume: volume.to_owned(), file, number, link, ended };
         if let Err(error) = export.check(&facts) {
@@ -140,25 +139,14 @@ impl Export {
         }
     }
 
-    /// Returns who uses it, after processes had the time to look at it.
-    fn users(&self) -> Users {
-        let end = Instant::now() + LOOKING;
-        loop {
-            let users = Users::of(self.number, &self.file);
-            if !users.may_pass() || users.is_empty() || Instant::now() >= end {
-                return users;
-            }
-            std::thread::sleep(STEP * 10);
-        }
-    }
-
     /// Removes it all. With `force` its users get errors from now on.
     ///
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
     pub(crate) fn end(&self, board: &Board, force: bool) -> Result<(), ExportError> {
         let device = self.number.path();
-        let users = if force { Users::of(self.number, &self.file) } else { self.users() };
+        let file = Some(&*self.file);
+        let users = if force { Users::of(&device, file) } else { Users::remaining(&device, file) };
         if !users.is_empty() && !force {
             return Err(busy(&self.volume, &device, &users.to_string()));
         }
@@ -182,7 +170,7 @@ impl Export {
             std::thread::sleep(STEP);
         }
         self.unmount(end, force || !users.is_empty());
-        board.close(&self.volume);
+        close(board, &self.volume);
         let left = end.saturating_duration_since(Instant::now()).max(STEP);
         if self.ended.lock().recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
@@ -191,7 +179,7 @@ impl Export {
             );
         }
         if let Some(link) = &self.link {
-            link::remove(link, self.number);
+            link::remove(link, &device);
         }
         Ok(())
     }
@@ -225,17 +213,26 @@ fn serve(
         fds.extend(cloned.transpose().map_err(|error| failed("/dev/fuse", error))?);
     }
     let (lanes, (begun, beginnings), (ending, ended)) = (fds.len(), channel(), channel());
-    board.post(volume, fds, &begun, &ending);
+    let posts = fds.into_iter().enumerate().map(|(lane, fd)| {
+        let (begun, ended) = (begun.clone(), ending.clone());
+        (lane, Post::Serve(Connection { volume: volume.to_owned(), fd, begun, ended }))
+    });
+    board.post(posts);
     drop((begun, ending));
     let facts: Vec<FileFacts> = beginnings.iter().collect();
     match facts.first().filter(|_| facts.len() == lanes) {
         Some(facts) => Ok((*facts, ended)),
         None => {
             let message = format!("not every lane can serve the file of '{volume}'; see the log");
-            board.close(volume);
+            close(board, volume);
             Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
         }
     }
+}
+
+/// Has each lane close its connection for a volume, with the requests in flight unanswered.
+fn close(board: &Board, volume: &str) {
+    board.post_to_all(|| Post::Close(volume.to_owned()));
 }
 
 /// Mounts a file system whose root is a regular file, on a regular file.
@@ -273,13 +270,4 @@ fn attach(file: &Path, facts: &FileFacts) -> Result<LoopNumber, ExportError> {
 /// Returns whether a loop device has a file.
 fn is_attached(number: LoopNumber) -> bool {
     number.sysfs().join("loop/backing_file").exists()
-}
-
-/// Has the file systems on a device write what they keep in memory, as far as that is quick.
-fn sync(users: &Users) {
-    for point in &users.mounts {
-        if let Err(error) = (Task::Sync { point: point.clone() }).run(LETTING_GO) {
-            tracing::warn!(point = %point.display(), %error, "a file system cannot write what it has in memory");
-        }
-    }
 }

@@ -12,12 +12,13 @@ use forebay_device::ring::Ring;
 use forebay_engine::{
     ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
 };
+use forebay_export::errors::failed;
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::board::Board;
-use crate::errors::{failed, refused};
+use crate::errors::refused;
 use crate::export::Export;
 use crate::inherited::{self, Inherited, LeftExport};
 use crate::server::Server;

@@ -1,27 +1,17 @@
-//! Work that waits for the lanes, in a process of its own.
-//!
-//! A process that waits for a file that it serves itself cannot be killed: it keeps its descriptors open
-//! until the wait is over, and so nothing ends the wait. So the daemon runs its own program, with a hidden
-//! verb, wherever the kernel may send a request to the file. If the daemon is killed, the request fails.
-#![expect(clippy::disallowed_methods, reason = "waits for a process, on a thread of an operation")]
+//! The steps that wait for the file, for a process of their own; see [`forebay_export::helper`].
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::SECTOR_SIZE;
 use forebay_device::loop_device::{self, LoopNumber, LoopOptions};
+use forebay_export::helper;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-
-/// The hidden verb.
-pub const VERB: &str = "block-device";
-
-/// How often the parent checks whether the process has ended.
-const STEP: Duration = Duration::from_millis(2);
 
 /// One task of the helper.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,16 +30,11 @@ pub enum Task {
         /// Even if it is in use; the kernel then waits for its last user.
         force: bool,
     },
-    /// Have the file system at a path write what it keeps in memory.
-    Sync {
-        /// The path.
-        point: PathBuf,
-    },
 }
 
 impl Task {
     /// Returns the arguments behind the verb.
-    fn arguments(&self) -> [std::ffi::OsString; 3] {
+    fn arguments(&self) -> [OsString; 3] {
         let flag = |set: bool, word: &str| if set { word.into() } else { "".into() };
         match self {
             Task::Attach { file, read_only } => {
@@ -58,12 +43,11 @@ impl Task {
             Task::Detach { number, force } => {
                 ["detach".into(), number.0.to_string().into(), flag(*force, "force")]
             }
-            Task::Sync { point } => ["sync".into(), point.into(), "".into()],
         }
     }
 
     /// Parses the arguments behind the verb.
-    pub fn parse(arguments: &[std::ffi::OsString]) -> Option<Self> {
+    pub fn parse(arguments: &[OsString]) -> Option<Self> {
         let [word, what, flag] = arguments else { return None };
         let flag = flag.to_str()?;
         match (word.to_str()?, flag) {
@@ -74,7 +58,6 @@ impl Task {
                 let number = LoopNumber(what.to_str()?.parse().ok()?);
                 Some(Task::Detach { number, force: !flag.is_empty() })
             }
-            ("sync", "") => Some(Task::Sync { point: what.into() }),
             _ => None,
         }
     }
@@ -83,15 +66,12 @@ impl Task {
     ///
     /// # Errors
     /// That of the system.
-    pub fn execute(&self) -> io::Result<LoopNumber> {
-        match self {
+    pub fn execute(&self) -> io::Result<u32> {
+        let number = match self {
             Task::Attach { file, read_only } => attach(file, *read_only),
             Task::Detach { number, force } => detach(*number, *force),
-            Task::Sync { point } => {
-                rustix::fs::syncfs(File::open(point)?)?;
-                Ok(LoopNumber(0))
-            }
-        }
+        };
+        number.map(|number| number.0)
     }
 
     /// Has a process do it; returns the number of the device.
@@ -99,48 +79,7 @@ impl Task {
     /// # Errors
     /// That of the system, or `TimedOut`; in the latter case it may still happen.
     pub(crate) fn run(&self, patience: Duration) -> io::Result<LoopNumber> {
-        let mut child = Command::new("/proc/self/exe")
-            .arg(VERB)
-            .args(self.arguments())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let end = Instant::now() + patience;
-        while child.try_wait()?.is_none() {
-            if Instant::now() >= end {
-                // Reaped in time, or by init.
-                let _ = std::thread::Builder::new().spawn(move || child.wait());
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            std::thread::sleep(STEP);
-        }
-        let mut answer = String::new();
-        if let Some(mut out) = child.stdout.take() {
-            out.read_to_string(&mut answer)?;
-        }
-        understood(&answer)
-    }
-}
-
-/// Returns what the helper prints.
-pub fn answer(result: &io::Result<LoopNumber>) -> String {
-    match result {
-        Ok(number) => format!("device {}", number.0),
-        Err(error) => format!("error {}", error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
-    }
-}
-
-/// The inverse of [`answer`].
-fn understood(answer: &str) -> io::Result<LoopNumber> {
-    let unclear = || io::Error::other("the helper for block devices has ended without an answer");
-    let (word, number) = answer.trim().split_once(' ').ok_or_else(unclear)?;
-    match word {
-        "device" => number.parse().map(LoopNumber).map_err(|_| unclear()),
-        _ => {
-            let code = number.parse().map_err(|_| unclear())?;
-            Err(io::Error::from_raw_os_error(code))
-        }
+        helper::run(&self.arguments(), patience).map(LoopNumber)
     }
 }
 
@@ -178,27 +117,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_and_answers_read_back() {
+    fn tasks_read_back() {
         let number = LoopNumber(12);
         for task in [
             Task::Attach { file: "/run/x y".into(), read_only: false },
             Task::Attach { file: "/run/x".into(), read_only: true },
             Task::Detach { number, force: false },
             Task::Detach { number, force: true },
-            Task::Sync { point: "/mnt".into() },
         ] {
             assert_eq!(Task::parse(&task.arguments()), Some(task));
         }
-        for bad in [["attach", "/x", "force"], ["detach", "x", ""], ["sync", "/", "force"]] {
+        for bad in [["attach", "/x", "force"], ["detach", "x", ""]] {
             assert_eq!(Task::parse(&bad.map(Into::into)), None);
         }
         assert_eq!(Task::parse(&[]), None);
-        assert_eq!(understood(&answer(&Ok(number))).ok(), Some(number));
-        let busy: io::Result<LoopNumber> = Err(Errno::BUSY.into());
-        let error = understood(&answer(&busy)).expect_err("it was one");
-        assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
-        for bad in ["", "device", "device x", "error x", "5"] {
-            assert!(understood(bad).is_err(), "{bad:?}");
-        }
     }
 }

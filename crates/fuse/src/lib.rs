@@ -5,7 +5,7 @@
 //! - [`request`], [`answer`]: parses a request; decides what becomes of it. Both are pure
 //! - `channel`: serves a file on a lane; `server`: begins and ends channels
 //! - `board`: messages to the lanes
-//! - `export`: the file, the loop device and the link of a volume; `link`, `users`: parts of that
+//! - `export`: the file, the loop device and the link of a volume
 //! - [`helper`]: the steps of that in a process of their own
 //! - `stale`: the remains of a killed daemon; `inherited`: what the next program goes on with
 //! - [`front_end`]: the interface to the daemon; `errors`: what operators read
@@ -19,11 +19,9 @@ mod export;
 pub mod front_end;
 pub mod helper;
 mod inherited;
-mod link;
 pub mod request;
 mod server;
 mod stale;
-mod users;
 pub mod wire;
 
 pub use front_end::FuseFrontEnd;

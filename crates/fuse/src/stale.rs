@@ -5,17 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::{self, LoopNumber};
+use forebay_export::link;
+use forebay_export::users::{Users, mounts};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::export::FS_TYPE;
-use crate::link;
-use crate::users::{Users, mounts};
 
 /// Cleans a directory of files that no daemon uses any more.
 pub(crate) fn clean(dir: &Path) {
     // The devices first: they are recognised by the paths of their files.
     for (number, file) in attached(dir) {
-        let users = Users::of(number, &file);
+        let users = Users::of(&number.path(), Some(&file));
         if !users.is_empty() {
             let device = number.path();
             tracing::warn!(device = %device.display(), "a device of the previous daemon is still {users}: they get I/O errors until they let go of it, and the volume gets another device");
@@ -23,7 +23,7 @@ pub(crate) fn clean(dir: &Path) {
         if let Err(error) = loop_device::detach(number) {
             tracing::warn!(device = %number.path().display(), %error, "a loop device of the previous daemon cannot be detached");
         }
-        link::remove_all(number);
+        link::remove_all(&number.path());
     }
     for mount in mounts() {
         let ours = mount.kind == FS_TYPE && mount.point.parent() == Some(dir);

@@ -104,7 +104,7 @@ operator {
         "Whether the volume caches as its mode says (on), serves and updates what is cached but lets nothing else enter (frozen), or passes all requests through to the origin after everything that only the cache has was written there (paused); see resume, freeze and pause.";
     export: ExportSet = ExportSet::default(), Volume, Some(52),
         SettingKind::List { words: FrontEndKind::WORDS },
-        "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them), and a block device of this machine by way of FUSE and a loop device (fuse).";
+        "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them), and a block device of this machine, by ublk (ublk) or by way of FUSE and a loop device (fuse).";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen for eviction; shared by all volumes of a cache device.";

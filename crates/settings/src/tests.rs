@@ -152,7 +152,7 @@ fn bad_settings_are_refused_and_named() {
         ("mode=WB", "mode"),
         ("mode=", "mode"),
         ("policy=mru", "policy"),
-        ("export=nbd,ublk", "export"),
+        ("export=nbd,loop", "export"),
         ("durability=none", "durability"),
         ("sequential_cutoff=10GB", "sequential_cutoff"),
         ("sequential_cutoff=-1", "sequential_cutoff"),

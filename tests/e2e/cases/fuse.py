@@ -235,7 +235,7 @@ def an_export_is_set_and_removed_while_the_volume_is_used(box):
         refused = daemon.cli("set", "v", "export=nbd", expect=3).stderr
         check(str(os.getpid()) in refused, f"the refusal does not name this process: {refused}")
     check_equal(daemon.show("v")["settings"]["export"], "nbd,fuse", "the setting after the refusal")
-    daemon.cli("set", "v", "export=ublk", expect=2)
+    daemon.cli("set", "v", "export=loop", expect=2)
     daemon.cli("set", "v", "export=nbd")
     client.shutdown()
 

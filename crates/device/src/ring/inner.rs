@@ -59,6 +59,11 @@ impl Work {
             Work::Rouse { .. } => true,
         }
     }
+
+    /// See [`RingOp::is_bound`].
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self, Work::Op(op) if op.is_bound())
+    }
 }
 
 pub(super) enum State {
@@ -437,12 +442,26 @@ impl Inner {
         }
     }
 
-    /// Ends every operation and waits until the kernel has completed all of them.
+    /// Returns the number of operations with the kernel that end with this thread only.
+    fn bound(&self) -> usize {
+        let bound = |slot: &&Slot| matches!(&slot.state, State::Running { work, with_kernel: true, .. } if work.is_bound());
+        self.slots.iter().filter(bound).count()
+    }
+
+    /// Ends every operation and waits until the kernel has completed all of them that it can.
     fn close(&mut self) {
         self.cancel_all();
-        while self.outstanding > 0 || !self.queued.is_empty() {
-            let entered =
-                if self.outstanding > 0 { self.wait(Some(ASK_AGAIN)) } else { self.enter() };
+        loop {
+            let bound = self.bound();
+            if self.outstanding <= bound && self.queued.is_empty() {
+                if bound > 0 {
+                    // The kernel lets go of them when this thread has ended.
+                    std::mem::forget(std::mem::take(&mut self.slots));
+                }
+                return;
+            }
+            let waits = self.outstanding > bound;
+            let entered = if waits { self.wait(Some(ASK_AGAIN)) } else { self.enter() };
             let noticed = self.reap();
             if noticed == 0 && !entered && self.complained {
                 // The kernel may still write to these buffers: never free them.
@@ -463,7 +482,7 @@ impl Inner {
             if let State::Running { work, with_kernel, orphan, waker, .. } = &mut slot.state {
                 *orphan = true;
                 *waker = None;
-                if *with_kernel && work.is_endless() {
+                if *with_kernel && work.is_endless() && !work.is_bound() {
                     let token = RingToken { index: index as u32, generation: slot.generation };
                     cancels.push(Queued::Cancel(token));
                 }

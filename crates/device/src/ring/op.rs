@@ -13,6 +13,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::api::IoData;
 use crate::buffer::IoBuf;
+use crate::ublk::QueueCommand;
 
 /// The most bytes in one request to the kernel; longer operations continue where it ended.
 const CHUNK: usize = 1 << 30;
@@ -151,6 +152,17 @@ pub enum RingOp {
         /// The part of `buf` to use.
         range: Range<usize>,
     },
+    /// Gives the kernel the result of a request to a block device that this process serves, if there was
+    /// one, and waits for the next. All of a queue's must come from one thread.
+    Serve {
+        /// The character device of the block device.
+        fd: Arc<OwnedFd>,
+        /// The queue, the tag and the result.
+        command: QueueCommand,
+        /// The data of the read that has ended, and the destination for that of the next write: as long as
+        /// the longest request.
+        buf: IoBuf,
+    },
 }
 
 impl RingOp {
@@ -169,8 +181,14 @@ impl RingOp {
             | RingOp::TakeMessage { .. }
             | RingOp::Readable { .. }
             | RingOp::TakeEvent { .. }
-            | RingOp::RaiseEvent { .. } => true,
+            | RingOp::RaiseEvent { .. }
+            | RingOp::Serve { .. } => true,
         }
+    }
+
+    /// Returns whether it cannot be cancelled: it ends with its device, or with its thread.
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self, RingOp::Serve { .. })
     }
 
     /// Returns the bytes that complete it, if it continues after a short step.
@@ -192,7 +210,8 @@ impl RingOp {
             | RingOp::TakeEvent { buf, .. }
             | RingOp::RaiseEvent { buf, .. }
             | RingOp::TakeMessage { buf, .. }
-            | RingOp::GiveMessage { buf, .. } => Some(buf),
+            | RingOp::GiveMessage { buf, .. }
+            | RingOp::Serve { buf, .. } => Some(buf),
             RingOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
             _ => None,
         }
@@ -282,6 +301,7 @@ impl RingOp {
                 let (place, len) = (part(buf, range, done)?.cast_const(), step(range.len())?);
                 opcode::Write::new(target(fd), place, len).offset(CURRENT).build()
             }
+            RingOp::Serve { fd, command, buf } => command.entry(target(fd), buf),
         };
         Ok(entry)
     }

@@ -442,3 +442,15 @@ fn the_end_of_a_connection_ends_the_wait() {
         assert_eq!(running.await.result.expect("the end"), 0);
     });
 }
+
+#[test]
+fn a_device_that_cannot_be_served_gives_the_buffer_back() {
+    let ring = Ring::new().expect("ring");
+    let (_folder, fd) = file();
+    block_on(&ring, async {
+        let command = crate::ublk::QueueCommand { queue: 0, tag: 0, result: None };
+        let done = ring.run(RingOp::Serve { fd, command, buf: IoBuf::zeroed(4096) }).await;
+        assert!(done.result.is_err());
+        assert_eq!(done.buf.expect("given back").len(), 4096);
+    });
+}

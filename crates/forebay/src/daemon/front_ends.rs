@@ -2,7 +2,7 @@
 //! options in [`FrontEndOptions`] and a line in [`claim`].
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
@@ -11,10 +11,13 @@ use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
+use forebay_ublk::UblkFrontEnd;
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
 use super::afterlife::outlasting;
 use super::hand_over::Items;
+use super::host_api::Host;
+use super::state::State;
 
 /// Time limit for a dismissed client to take its last replies.
 pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
@@ -35,6 +38,10 @@ pub(crate) struct FrontEndOptions {
     /// admin socket]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) export_dir: Option<PathBuf>,
+
+    /// Directory in which udev finds the volumes of ublk devices.
+    #[arg(skip)]
+    ublk_names: PathBuf,
 }
 
 /// Parses `NAME=PATH`.
@@ -61,6 +68,7 @@ impl FrontEndOptions {
         let dir =
             std::path::absolute(&dir).map_err(|error| ApiError::invalid("--export-dir", error))?;
         self.export_dir = Some(dir);
+        self.ublk_names = admin.with_file_name("ublk");
         for (index, address) in self.nbd.iter().enumerate() {
             if self.nbd[..index].contains(address) {
                 return refused(format!("{address} is given twice"));
@@ -81,7 +89,26 @@ impl FrontEndOptions {
     }
 }
 
+/// Tells served volumes from others of the same name, for front ends that are claimed before there is a
+/// data path.
+#[derive(Clone, Default)]
+pub(crate) struct Identities(Arc<OnceLock<Weak<dyn Host>>>);
+
+impl Identities {
+    /// From now on answers with what the data path says.
+    pub(crate) fn bind(&self, host: &Arc<dyn Host>) {
+        let _ = self.0.set(Arc::downgrade(host));
+    }
+
+    /// Returns the UUIDs of a served volume and its cache; `None` if its cache is lost with the daemon.
+    fn of(&self, volume: &str) -> Option<String> {
+        let identity = self.0.get()?.upgrade()?.identity(&volume.parse().ok()?)?;
+        Some(format!("{} {}", identity.volume, identity.cache))
+    }
+}
+
 /// Claims the addresses of all front ends, or goes on with those that the previous program has handed over.
+/// Those that leave devices to the next daemon find them by `state` and `identities`.
 ///
 /// # Errors
 /// An address is in use or cannot be used; then none is claimed.
@@ -89,6 +116,8 @@ pub(crate) fn claim(
     options: &FrontEndOptions,
     memory: &Arc<MemoryBudget>,
     inherited: &mut Items,
+    state: &State,
+    identities: Identities,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
     let mut left = |kind: FrontEndKind| inherited.remove(kind.name()).unwrap_or_default();
@@ -108,6 +137,20 @@ pub(crate) fn claim(
         let files = left(FrontEndKind::Fuse);
         all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files)));
     }
+    let wanted = |name: &str| {
+        let volumes = state.volumes();
+        let mut named = volumes.iter().filter(|entry| entry.volume.name.as_str() == name);
+        named.any(|entry| entry.volume.settings.export.has(FrontEndKind::Ublk))
+    };
+    let dir = state.dir().join("ublk");
+    let identify = Box::new(move |volume: &str| identities.of(volume));
+    all.push(Arc::new(UblkFrontEnd::claim(
+        &dir,
+        &options.ublk_names,
+        wanted,
+        identify,
+        memory.clone(),
+    )));
     Ok(all)
 }
 

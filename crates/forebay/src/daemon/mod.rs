@@ -47,7 +47,7 @@ use forebay_admin::ApiError;
 use forebay_lane::MemoryBudget;
 
 use crate::paths::io_error;
-use front_ends::FrontEndOptions;
+use front_ends::{FrontEndOptions, Identities};
 use hints::Hints;
 use ledger::Notes;
 use notify::ServiceManager;
@@ -115,9 +115,12 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let notes = Arc::new(Notes::open(&options.state_dir)?);
     let hints = Hints::open(&options.state_dir)?;
     let memory = Arc::new(MemoryBudget::new(memory::limit(options.memory_limit)?));
-    let front_ends = front_ends::claim(&front_ends, &memory, &mut inherited.items)?;
+    let identities = Identities::default();
+    let front_ends =
+        front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, identities.clone())?;
     let known = state.known().clone();
     let host = host::open(lanes, &front_ends, &options.raw, known, notes, hints, &memory)?;
+    identities.bind(&host);
     let stop = Arc::new(StopRequest::default());
     let programs =
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };

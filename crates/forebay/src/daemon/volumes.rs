@@ -574,7 +574,7 @@ impl Volumes {
     pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
-        self.withdraw_all();
+        self.leave_all();
         let ended = self.host.shut_down();
         self.note_positions();
         ended?;

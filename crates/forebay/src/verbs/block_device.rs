@@ -3,16 +3,22 @@
 use std::ffi::OsString;
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_fuse::helper::{Task, answer};
+use forebay_export::{helper, sync};
 
 use crate::exit::Outcome;
 use crate::output::print_line;
 
 /// Does a task of the daemon, and prints the result for it.
 pub(super) fn run(task: &[OsString]) -> Outcome {
-    let Some(task) = Task::parse(task) else {
+    let result = if let Some(point) = sync::parse(task) {
+        sync::execute(&point)
+    } else if let Some(task) = forebay_fuse::helper::Task::parse(task) {
+        task.execute()
+    } else if let Some(task) = forebay_ublk::helper::Task::parse(task) {
+        task.execute()
+    } else {
         let message = "this verb is for daemons only; see 'forebay help'";
         return Err(ApiError::new(ErrorKind::Invalid, message));
     };
-    print_line(&answer(&task.execute()))
+    print_line(&helper::answer(&result))
 }

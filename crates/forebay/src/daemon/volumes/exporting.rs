@@ -107,8 +107,8 @@ impl Volumes {
         exported
     }
 
-    /// Removes all exports because the daemon ends, whether they are in use or not.
-    pub(super) fn withdraw_all(&self) {
+    /// Ends all exports because the daemon ends, whether they are in use or not.
+    pub(super) fn leave_all(&self) {
         let (done, ended) = channel::<()>();
         for entry in self.state.volumes() {
             let name = entry.volume.name.as_str();
@@ -119,8 +119,7 @@ impl Volumes {
                 let done = done.clone();
                 let named = std::thread::Builder::new().name("withdraw".to_owned());
                 let spawned = named.spawn(move || {
-                    let withdrawn = front_end.withdraw(name.as_str(), true);
-                    if let Err(error) = withdrawn {
+                    if let Err(error) = front_end.leave(name.as_str()) {
                         tracing::error!(volume = %name, "its export is left behind: {error}");
                     }
                     drop(done);

@@ -102,20 +102,33 @@ pub(super) fn daemon(answer: Result<String, String>) -> Check {
 
 /// Returns the ways to use a volume, those that make the best block devices first.
 pub(super) fn ways(host: &Host) -> Vec<Way> {
-    vec![fuse(host), nbd_kernel(host), nbd(host), vhost_user(host), ublk(host)]
+    vec![ublk(host), fuse(host), nbd_kernel(host), nbd(host), vhost_user(host)]
 }
 
-fn fuse(host: &Host) -> Way {
-    let lack = |device: Device, name: &str| match device {
+/// Returns what to do before a driver can be used.
+fn lack(device: Device, name: &str) -> Option<String> {
+    match device {
         Device::Usable => None,
         Device::Loadable => Some(format!("modprobe {name}")),
         Device::Forbidden => Some("it takes root".to_owned()),
         Device::Absent => Some(format!("this kernel has no {name}")),
-    };
-    let lacks = lack(host.fuse, "fuse").or_else(|| lack(host.loops, "loop"));
+    }
+}
+
+/// Returns a way whose devices the daemon makes, which takes privileges.
+fn made_by_daemon(name: &'static str, lacks: Option<String>, host: &Host) -> Way {
     let lacks = lacks.or_else(|| (!host.admin).then(|| "it takes CAP_SYS_ADMIN".to_owned()));
-    let words = "forebay create ... --export fuse, then /dev/forebay/NAME".to_owned();
-    Way { name: "fuse", works: lacks.is_none(), block_device: true, words: lacks.unwrap_or(words) }
+    let words = format!("forebay create ... --export {name}, then /dev/forebay/NAME");
+    Way { name, works: lacks.is_none(), block_device: true, words: lacks.unwrap_or(words) }
+}
+
+fn ublk(host: &Host) -> Way {
+    made_by_daemon("ublk", lack(host.ublk, "ublk_drv"), host)
+}
+
+fn fuse(host: &Host) -> Way {
+    let lacks = lack(host.fuse, "fuse").or_else(|| lack(host.loops, "loop"));
+    made_by_daemon("fuse", lacks, host)
 }
 
 fn nbd_kernel(host: &Host) -> Way {
@@ -143,14 +156,6 @@ fn vhost_user(host: &Host) -> Way {
     };
     let works = host.ring.is_ok() && host.qemu;
     Way { name: "vhost-user", works, block_device: false, words: words.to_owned() }
-}
-
-fn ublk(host: &Host) -> Way {
-    let words = match host.ublk {
-        Device::Absent => "this kernel has no ublk",
-        _ => "this kernel has ublk; this version of Forebay does not use it yet",
-    };
-    Way { name: "ublk", works: false, block_device: true, words: words.to_owned() }
 }
 
 #[cfg(test)]

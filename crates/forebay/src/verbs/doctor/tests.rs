@@ -34,7 +34,11 @@ fn the_best_front_end_is_one_that_makes_a_block_device_here() {
         let kernel = Host { nbd: Device::Usable, nbd_client: true, ..without };
         assert_eq!(best(&kernel), Some("nbd, kernel"));
         assert_eq!(best(&Host { nbd_client: false, ..kernel }), None);
+        assert_eq!(best(&Host { ublk: lacking, ..host() }), Some("fuse"));
     }
+    let ublk = Host { ublk: Device::Usable, ..host() };
+    assert_eq!(best(&ublk), Some("ublk"));
+    assert_eq!(best(&Host { admin: false, ..ublk }), None);
 }
 
 #[test]

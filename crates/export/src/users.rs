@@ -1,26 +1,31 @@
-//! Who uses a loop device, or the file below it.
+//! Who uses a block device, or the file below it.
+#![expect(clippy::disallowed_methods, reason = "waits for processes, on a thread of an operation")]
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use forebay_device::loop_device::LoopNumber;
+/// How long a process may look at a device that is to be removed.
+const LOOKING: Duration = Duration::from_secs(2);
+/// How often that is checked.
+const STEP: Duration = Duration::from_millis(100);
 
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mount {
+pub struct Mount {
     /// The number of the device, like `7:0`.
-    pub(crate) device: String,
+    pub device: String,
     /// Where it is mounted.
-    pub(crate) point: PathBuf,
+    pub point: PathBuf,
     /// The type of the file system.
-    pub(crate) kind: String,
+    pub kind: String,
     /// The device as named when it was mounted.
-    pub(crate) source: String,
+    pub source: String,
 }
 
 /// Returns what is mounted in this process's view.
-pub(crate) fn mounts() -> Vec<Mount> {
+pub fn mounts() -> Vec<Mount> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(mount).collect()
 }
@@ -62,9 +67,9 @@ fn unescaped(text: &str) -> String {
 
 /// The users of one export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Users {
+pub struct Users {
     /// Where it is mounted.
-    pub(crate) mounts: Vec<PathBuf>,
+    pub mounts: Vec<PathBuf>,
     /// Block devices on top of it.
     holders: Vec<String>,
     /// It is swapped to.
@@ -74,11 +79,11 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    /// Finds the users of a loop device and of the file below it. Those in other mount namespaces are
-    /// only found as processes.
-    pub(crate) fn of(number: LoopNumber, file: &Path) -> Self {
-        let device = number.path();
-        let id = fs::read_to_string(number.sysfs().join("dev")).unwrap_or_default();
+    /// Finds the users of a device, such as `/dev/loop0`, and of the file below it. Those in other mount
+    /// namespaces are only found as processes.
+    pub fn of(device: &Path, file: Option<&Path>) -> Self {
+        let sysfs = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+        let id = fs::read_to_string(sysfs.join("dev")).unwrap_or_default();
         let is_device = |name: &str| {
             name.starts_with("/dev/") && fs::canonicalize(name).is_ok_and(|path| path == device)
         };
@@ -89,17 +94,31 @@ impl Users {
             .collect();
         let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
         let swap = swaps.lines().filter_map(|line| line.split_whitespace().next()).any(is_device);
-        Users { mounts, holders: holders(number), swap, processes: processes(&[&device, file]) }
+        let processes = processes(device, file);
+        Users { mounts, holders: holders(&sysfs), swap, processes }
+    }
+
+    /// As [`Users::of`], after processes had the time to look at the device: one that has changed is
+    /// opened by udev for a moment.
+    pub fn remaining(device: &Path, file: Option<&Path>) -> Self {
+        let end = Instant::now() + LOOKING;
+        loop {
+            let users = Users::of(device, file);
+            if !users.may_pass() || users.is_empty() || Instant::now() >= end {
+                return users;
+            }
+            std::thread::sleep(STEP);
+        }
     }
 
     /// Returns whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Users::default()
     }
 
     /// Returns whether there are none but processes that have it open. These may just be looking at a
     /// device that has changed, as udev does.
-    pub(crate) fn may_pass(&self) -> bool {
+    fn may_pass(&self) -> bool {
         self.mounts.is_empty() && self.holders.is_empty() && !self.swap
     }
 }
@@ -121,14 +140,14 @@ fn names(dir: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-fn holders(number: LoopNumber) -> Vec<String> {
-    let mut all = names(&number.sysfs().join("holders"));
+fn holders(sysfs: &Path) -> Vec<String> {
+    let mut all = names(&sysfs.join("holders"));
     all.sort_unstable();
     all
 }
 
-/// Returns the processes, other than this one, that have one of the files open.
-fn processes(files: &[&Path]) -> Vec<String> {
+/// Returns the processes, other than this one, that have the device or the file open.
+fn processes(device: &Path, file: Option<&Path>) -> Vec<String> {
     let own = std::process::id();
     let mut all: Vec<u32> = names(Path::new("/proc"))
         .into_iter()
@@ -138,7 +157,7 @@ fn processes(files: &[&Path]) -> Vec<String> {
             let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
             entries
                 .filter_map(|entry| fs::read_link(entry.path()).ok())
-                .any(|target| files.contains(&&*target))
+                .any(|target| target == device || Some(&*target) == file)
         })
         .collect();
     all.sort_unstable();

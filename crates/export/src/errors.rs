@@ -1,0 +1,43 @@
+//! Errors of exports, with what an operator can do.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use forebay_engine::{ExportError, ExportErrorKind};
+
+/// What a front end needs, for the errors of [`refused`].
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Ends the sentence if the daemon may not do it.
+    pub privileges: &'static str,
+    /// Ends the sentence if the kernel cannot do it.
+    pub kernel: &'static str,
+}
+
+/// Returns the error of a step that takes privileges or parts of the kernel.
+pub fn refused(needs: Needs, what: &str, cause: io::Error) -> ExportError {
+    let (kind, remedy) = match cause.kind() {
+        io::ErrorKind::PermissionDenied => (ExportErrorKind::NotPermitted, needs.privileges),
+        io::ErrorKind::NotFound | io::ErrorKind::Unsupported => {
+            (ExportErrorKind::Unavailable, needs.kernel)
+        }
+        _ => (ExportErrorKind::Failed, ""),
+    };
+    ExportError { kind, message: format!("{what}: {cause}{remedy}"), cause: Some(cause) }
+}
+
+/// Returns the error of any other step.
+pub fn failed(what: impl fmt::Display, cause: io::Error) -> ExportError {
+    let message = format!("{what}: {cause}");
+    ExportError { kind: ExportErrorKind::Failed, message, cause: Some(cause) }
+}
+
+/// Returns the error for a device in use.
+pub fn busy(volume: &str, device: &Path, users: &str) -> ExportError {
+    let message = format!(
+        "{} of '{volume}' is in use: {users}; end that first, or 'forebay stop --force {volume}' cuts it off",
+        device.display()
+    );
+    ExportError { kind: ExportErrorKind::InUse, message, cause: None }
+}

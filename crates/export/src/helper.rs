@@ -1,0 +1,101 @@
+//! Work that waits for the lanes, in a process of its own.
+//!
+//! A process that waits for a device that it serves itself cannot be killed: it keeps its descriptors open
+//! until the wait is over, and so nothing ends the wait. So the daemon runs its own program, with a hidden
+//! verb, wherever the kernel may send a request to the device. If the daemon is killed, its successor can
+//! end the wait.
+#![expect(clippy::disallowed_methods, reason = "waits for a process, on a thread of an operation")]
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+/// The hidden verb.
+pub const VERB: &str = "block-device";
+
+/// How often the parent checks whether the process has ended.
+const STEP: Duration = Duration::from_millis(2);
+
+/// Has a process do what the arguments behind the verb say; returns the number that it answers.
+///
+/// # Errors
+/// That of the system, or `TimedOut`; in the latter case it may still happen.
+pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
+    let mut child = Command::new("/proc/self/exe")
+        .arg(VERB)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let end = Instant::now() + patience;
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= end {
+            // Reaped in time, or by init.
+            let _ = std::thread::Builder::new().spawn(move || child.wait());
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(STEP);
+    }
+    let mut answer = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        out.read_to_string(&mut answer)?;
+    }
+    understood(&answer)
+}
+
+/// Returns what the helper prints.
+pub fn answer(result: &io::Result<u32>) -> String {
+    match result {
+        Ok(number) => format!("device {number}"),
+        Err(error) => format!("error {}", error.raw_os_error().unwrap_or(code_of(error.kind()))),
+    }
+}
+
+/// Returns the number of an error that is none of the system's.
+fn code_of(kind: io::ErrorKind) -> i32 {
+    let errno = match kind {
+        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+        io::ErrorKind::InvalidInput => Errno::INVAL,
+        _ => Errno::IO,
+    };
+    errno.raw_os_error()
+}
+
+/// The inverse of [`answer`].
+fn understood(answer: &str) -> io::Result<u32> {
+    let unclear = || io::Error::other("the helper for block devices has ended without an answer");
+    let (word, number) = answer.trim().split_once(' ').ok_or_else(unclear)?;
+    match word {
+        "device" => number.parse().map_err(|_| unclear()),
+        _ => {
+            let code = number.parse().map_err(|_| unclear())?;
+            Err(io::Error::from_raw_os_error(code))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_read_back() {
+        assert_eq!(understood(&answer(&Ok(12))).ok(), Some(12));
+        let errors = [
+            (io::Error::from(Errno::BUSY), Errno::BUSY),
+            (io::ErrorKind::TimedOut.into(), Errno::TIMEDOUT),
+            (io::Error::other("x"), Errno::IO),
+        ];
+        for (error, code) in errors {
+            let read = understood(&answer(&Err(error))).expect_err("it was one");
+            assert_eq!(Errno::from_io_error(&read), Some(code));
+        }
+        for bad in ["", "device", "device x", "error x", "5"] {
+            assert!(understood(bad).is_err(), "{bad:?}");
+        }
+    }
+}

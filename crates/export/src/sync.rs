@@ -1,0 +1,53 @@
+//! Has the file systems on a device write what they have in memory, before the device is cut off.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::helper;
+use crate::users::Users;
+
+/// How long each file system may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The first argument of the helper.
+const WORD: &str = "sync";
+
+/// Has the file systems on a device write what they have in memory, as far as that is quick.
+pub fn sync(users: &Users) {
+    for point in &users.mounts {
+        if let Err(error) = helper::run(&[WORD.into(), point.into()], PATIENCE) {
+            tracing::warn!(point = %point.display(), %error, "a file system cannot write what it has in memory");
+        }
+    }
+}
+
+/// Returns the file system that the helper is to sync; `None`: the arguments mean something else.
+pub fn parse(arguments: &[OsString]) -> Option<PathBuf> {
+    match arguments {
+        [word, point] if word == WORD => Some(point.into()),
+        _ => None,
+    }
+}
+
+/// Does it. For the helper.
+///
+/// # Errors
+/// That of the system.
+pub fn execute(point: &Path) -> io::Result<u32> {
+    rustix::fs::syncfs(File::open(point)?)?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_read_back() {
+        assert_eq!(parse(&[WORD.into(), "/mnt".into()]), Some("/mnt".into()));
+        assert_eq!(parse(&[WORD.into()]), None);
+        assert_eq!(parse(&["attach".into(), "/mnt".into()]), None);
+    }
+}

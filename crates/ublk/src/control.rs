@@ -1,0 +1,182 @@
+//! Commands about devices.
+
+use std::io;
+use std::time::Duration;
+
+use forebay_device::IoBuf;
+use forebay_device::ublk::{ControlCommand, control};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::wire::{
+    BasicParams, DeviceInfo, DiscardParams, PARAMS_LEN, Params, attribute, flag, param,
+};
+
+/// How long a command may take that waits for no lane.
+const QUICK: Duration = Duration::from_secs(10);
+/// Most requests in flight of a queue.
+const DEPTH: u16 = 64;
+/// Bytes of the longest read or write.
+pub(crate) const MAX_IO: u32 = 256 << 10;
+/// Bytes of a sector.
+const SECTOR: u64 = 512;
+/// The unit of writes that no disk below has to read for: a page.
+const PHYSICAL_SHIFT: u8 = 12;
+/// Sectors of the longest discard, or write of zeroes: 1 GiB.
+const MAX_ZEROED: u32 = (1 << 30) / SECTOR as u32;
+
+/// A device to be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewDevice {
+    /// The mark by which it is known.
+    pub(crate) mark: u64,
+    /// Queues; the kernel may grant fewer.
+    pub(crate) queues: u16,
+    /// Bytes, a multiple of 512.
+    pub(crate) size: u64,
+    /// Writes are refused.
+    pub(crate) read_only: bool,
+    /// Bytes of the best size of requests, a power of two.
+    pub(crate) preferred: u64,
+    /// It outlives its server.
+    pub(crate) survives: bool,
+}
+
+/// Returns the facts about a device as the kernel has them.
+pub(crate) fn info(number: u32) -> io::Result<DeviceInfo> {
+    let buf = IoBuf::zeroed(size_of::<DeviceInfo>());
+    let buf = control(ControlCommand::GetInfo, number, buf, QUICK)?;
+    parsed(&buf)
+}
+
+fn parsed(buf: &[u8]) -> io::Result<DeviceInfo> {
+    DeviceInfo::read_from_bytes(buf).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Adds a device, which is not started yet. Returns the facts as the kernel grants them.
+pub(crate) fn add(new: &NewDevice) -> io::Result<DeviceInfo> {
+    let recovery = flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE;
+    let wanted = DeviceInfo {
+        queues: new.queues,
+        depth: DEPTH,
+        max_io_bytes: MAX_IO,
+        number: u32::MAX,
+        pid: -1,
+        flags: flag::CMD_IOCTL_ENCODE | if new.survives { recovery } else { 0 },
+        mark: new.mark,
+        ..DeviceInfo::default()
+    };
+    let buf = IoBuf::copy_from(wanted.as_bytes());
+    let granted = parsed(&control(ControlCommand::Add, u32::MAX, buf, QUICK)?)?;
+    let params = params(new, &granted);
+    let buf = IoBuf::copy_from(params.as_bytes());
+    if let Err(error) = control(ControlCommand::SetParams, granted.number, buf, QUICK) {
+        let _ = delete(granted.number);
+        return Err(error);
+    }
+    Ok(granted)
+}
+
+/// Returns whether a device outlives its server.
+pub(crate) fn survives(info: &DeviceInfo) -> bool {
+    info.flags & flag::USER_RECOVERY != 0 && info.flags & flag::USER_RECOVERY_REISSUE != 0
+}
+
+fn params(new: &NewDevice, granted: &DeviceInfo) -> Params {
+    let preferred = new.preferred.clamp(1 << PHYSICAL_SHIFT, 1 << 30);
+    let best_shift = preferred.checked_ilog2().map_or(PHYSICAL_SHIFT, |shift| shift as u8);
+    // A server that is followed by another one unnoticed can have no writes that it may lose.
+    let cache = if survives(granted) { 0 } else { attribute::VOLATILE_CACHE | attribute::FUA };
+    let discards = if new.read_only { 0 } else { param::DISCARD };
+    Params {
+        len: PARAMS_LEN,
+        types: param::BASIC | discards,
+        basic: BasicParams {
+            attributes: cache | if new.read_only { attribute::READ_ONLY } else { 0 },
+            logical_shift: SECTOR.trailing_zeros() as u8,
+            physical_shift: PHYSICAL_SHIFT,
+            best_shift,
+            least_shift: PHYSICAL_SHIFT,
+            max_sectors: granted.max_io_bytes / SECTOR as u32,
+            chunk_sectors: 0,
+            sectors: new.size / SECTOR,
+            boundary_mask: 0,
+        },
+        discard: if new.read_only {
+            DiscardParams::default()
+        } else {
+            DiscardParams {
+                alignment: 0,
+                granularity: preferred as u32,
+                max_discard_sectors: MAX_ZEROED,
+                max_zeroes_sectors: MAX_ZEROED,
+                max_segments: 1,
+                reserved: 0,
+            }
+        },
+        pad: 0,
+    }
+}
+
+/// Deletes a device that has no block device (any more), at the latest when its last user is gone.
+pub(crate) fn delete(number: u32) -> io::Result<()> {
+    let command = |command| control(command, number, IoBuf::empty(), QUICK).map(drop);
+    command(ControlCommand::DeleteLater).or_else(|error| match error.kind() {
+        // Linux before 6.9.
+        io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => command(ControlCommand::Delete),
+        _ => Err(error),
+    })
+}
+
+/// Returns whether the kernel makes a device as new when its server has ended.
+pub(crate) fn resets(info: &DeviceInfo) -> bool {
+    info.flags & flag::PER_IO_DAEMON != 0
+}
+
+/// Makes a device ready for a new server. Waits for nothing.
+pub(crate) fn start_recovery(number: u32) -> io::Result<()> {
+    plain(ControlCommand::StartRecovery, number, QUICK)
+}
+
+/// Has requests served again. Waits until all tags are fetched, unless the process is killed.
+pub(crate) fn end_recovery(number: u32) -> io::Result<()> {
+    plain(ControlCommand::EndRecovery(std::process::id()), number, QUICK)
+}
+
+/// Gives a command without data.
+pub(crate) fn plain(command: ControlCommand, number: u32, patience: Duration) -> io::Result<()> {
+    control(command, number, IoBuf::empty(), patience).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEW: NewDevice = NewDevice {
+        mark: 1,
+        queues: 2,
+        size: (64 << 20) + 512,
+        read_only: false,
+        preferred: 16384,
+        survives: true,
+    };
+
+    #[test]
+    fn a_device_has_a_write_cache_unless_it_survives_its_server() {
+        let granted = |flags| DeviceInfo { flags, max_io_bytes: MAX_IO, ..DeviceInfo::default() };
+        let both = flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE;
+        let with = params(&NEW, &granted(both));
+        assert_eq!(with.basic.attributes, 0);
+        for flags in [0, flag::USER_RECOVERY, flag::USER_RECOVERY_REISSUE] {
+            let without = params(&NEW, &granted(flags));
+            let attributes = attribute::VOLATILE_CACHE | attribute::FUA;
+            assert_eq!(without.basic.attributes, attributes, "flags {flags:#x}");
+        }
+        assert_eq!((with.basic.sectors, with.basic.max_sectors), (131_073, 512));
+        assert_eq!((with.basic.logical_shift, with.basic.physical_shift), (9, 12));
+        assert_eq!((with.basic.best_shift, with.discard.granularity), (14, 16384));
+        let read_only = params(&NewDevice { read_only: true, ..NEW }, &granted(both));
+        assert_eq!(read_only.basic.attributes, attribute::READ_ONLY);
+        assert_eq!(read_only.types, param::BASIC);
+        assert_eq!(read_only.as_bytes().len(), PARAMS_LEN as usize + 4);
+    }
+}

@@ -1,0 +1,150 @@
+//! ublk as one of the daemon's front ends.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::FrontEndKind;
+use forebay_device::ring::Ring;
+use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
+use forebay_export::Users;
+use forebay_lane::{Lane, MemoryBudget};
+use parking_lot::Mutex;
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::board::Board;
+use crate::device::{Device, Shop, find};
+use crate::errors::refused;
+use crate::helper::path;
+use crate::notes::Notes;
+use crate::server::Server;
+
+/// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what
+/// it acknowledges as durable.
+pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// See the module.
+pub struct UblkFrontEnd {
+    shop: Shop,
+    identify: Identify,
+    devices: Mutex<BTreeMap<String, Arc<Device>>>,
+}
+
+impl UblkFrontEnd {
+    /// Starts without exports. Notes about devices are in `dir`; in `names` is a link for each device, with
+    /// the name of its volume, for udev. Devices that a former daemon has left are taken over when their
+    /// volumes are published; those of volumes that are not `wanted` are removed. Requests share `memory`.
+    pub fn claim(
+        dir: &Path,
+        names: &Path,
+        wanted: impl Fn(&str) -> bool,
+        identify: Identify,
+        memory: Arc<MemoryBudget>,
+    ) -> Self {
+        let names = names.to_owned();
+        let notes = Notes::new(dir);
+        let shop = Shop { notes, names, board: Arc::default(), memory };
+        for volume in shop.notes.volumes() {
+            let found = shop.notes.read(&volume).and_then(|note| find(note.mark));
+            let device = found.map(|found| path(found.number));
+            match (device, wanted(&volume)) {
+                (Some(device), true) => {
+                    tracing::info!(volume, device = %device.display(), "a device of the former daemon waits for its volume");
+                }
+                (Some(device), false) => {
+                    tracing::warn!(volume, device = %device.display(), "a device of the former daemon has no volume any more, and is removed");
+                    if let Err(error) = shop.remove_left(&volume, true) {
+                        tracing::error!(volume, "its device is left behind: {error}");
+                    }
+                }
+                (None, _) => shop.notes.remove(&volume),
+            }
+        }
+        UblkFrontEnd { shop, identify, devices: Mutex::default() }
+    }
+
+    fn board(&self) -> &Arc<Board> {
+        &self.shop.board
+    }
+
+    fn known(&self, volume: &str) -> Option<Arc<Device>> {
+        self.devices.lock().get(volume).cloned()
+    }
+}
+
+impl FrontEnd for UblkFrontEnd {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::Ublk)
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn describe(&self, _volume: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn serve(
+        &self,
+        lane: &Rc<Lane>,
+        ring: &Rc<Ring>,
+        exports: Rc<dyn Exports>,
+    ) -> Box<dyn LaneFrontEnd> {
+        Box::new(Server::serve(lane, ring, exports, self.board(), &self.shop.memory))
+    }
+
+    fn check(&self) -> Result<(), ExportError> {
+        let control = "/dev/ublk-control";
+        let opened = OpenOptions::new().read(true).write(true).open(control);
+        opened.map_err(|error| refused(control, error))?;
+        let able =
+            capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+        if able { Ok(()) } else { Err(refused(control, rustix::io::Errno::PERM.into())) }
+    }
+
+    fn publish(&self, volume: &str) -> Result<(), ExportError> {
+        if self.known(volume).is_some() {
+            return Ok(());
+        }
+        // Not under the lock: reports must not wait for it.
+        let device = self.shop.begin(volume, (self.identify)(volume))?;
+        tracing::info!(volume, device = %device.path().display(), "exported");
+        self.devices.lock().insert(volume.to_owned(), Arc::new(device));
+        Ok(())
+    }
+
+    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        match self.known(volume) {
+            Some(device) => {
+                self.shop.end(&device, force)?;
+                self.devices.lock().remove(volume);
+                Ok(())
+            }
+            None => self.shop.remove_left(volume, force),
+        }
+    }
+
+    /// Leaves a device in use to the next daemon: its users wait.
+    fn leave(&self, volume: &str) -> Result<(), ExportError> {
+        let Some(device) = self.known(volume) else { return Ok(()) };
+        if !device.survives() {
+            return self.withdraw(volume, true);
+        }
+        let path = device.path();
+        if Users::of(&path, None).is_empty() && self.withdraw(volume, false).is_ok() {
+            return Ok(());
+        }
+        tracing::info!(volume, device = %path.display(), "the device is in use: its requests wait for the next daemon");
+        Ok(())
+    }
+
+    fn device(&self, volume: &str) -> Option<ExportedDevice> {
+        let device = self.known(volume)?;
+        Some(ExportedDevice { path: device.path(), link: device.link().map(Path::to_owned) })
+    }
+
+    fn release(&self) {}
+}

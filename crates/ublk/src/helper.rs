@@ -1,0 +1,129 @@
+//! The steps that wait for the lanes, for a process of their own; see [`forebay_export::helper`].
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_device::ublk::ControlCommand;
+use forebay_export::helper;
+use rustix::fs::OFlags;
+
+use crate::control;
+
+/// How much longer the daemon waits for the process than that for the kernel.
+const MORE: Duration = Duration::from_secs(2);
+/// How long the kernel may take for a step.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Returns the path of a block device.
+pub(crate) fn path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{number}"))
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Make the block device, whose partitions the kernel looks for at once.
+    Start,
+    /// Remove the block device, unless it is in use.
+    Stop,
+    /// Remove the block device.
+    Cut,
+    /// Delete a device without a block device.
+    Delete,
+}
+
+impl Step {
+    const ALL: [(Step, &str); 4] = [
+        (Step::Start, "ublk-start"),
+        (Step::Stop, "ublk-stop"),
+        (Step::Cut, "ublk-cut"),
+        (Step::Delete, "ublk-delete"),
+    ];
+
+    fn word(self) -> &'static str {
+        let found = Step::ALL.iter().find(|(step, _)| *step == self);
+        found.map_or("", |(_, word)| word)
+    }
+}
+
+/// A step, for a device and the daemon that serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Task {
+    pub(crate) step: Step,
+    /// The number of the device.
+    pub(crate) number: u32,
+    /// The daemon.
+    pub(crate) pid: u32,
+}
+
+impl Task {
+    /// Returns the arguments behind the verb.
+    fn arguments(&self) -> [OsString; 3] {
+        [self.step.word().into(), self.number.to_string().into(), self.pid.to_string().into()]
+    }
+
+    /// Parses the arguments behind the verb.
+    pub fn parse(arguments: &[OsString]) -> Option<Self> {
+        let [word, number, pid] = arguments else { return None };
+        let word = word.to_str()?;
+        let (step, _) = Step::ALL.into_iter().find(|(_, known)| *known == word)?;
+        let (number, pid) = (number.to_str()?.parse().ok()?, pid.to_str()?.parse().ok()?);
+        Some(Task { step, number, pid })
+    }
+
+    /// Does it; returns the number of the device. For the helper.
+    ///
+    /// # Errors
+    /// That of the system, or `TimedOut`.
+    pub fn execute(&self) -> io::Result<u32> {
+        let command = match self.step {
+            Step::Start => ControlCommand::Start(self.pid),
+            Step::Stop | Step::Cut => ControlCommand::Stop,
+            Step::Delete => return control::delete(self.number).map(|()| self.number),
+        };
+        // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because it
+        // is in another namespace, is found here.
+        let exclusive = (self.step == Step::Stop).then(|| {
+            let flags = OFlags::EXCL.bits().cast_signed();
+            OpenOptions::new().read(true).custom_flags(flags).open(path(self.number))
+        });
+        let _exclusive = match exclusive.transpose() {
+            // There is no block device any more.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            exclusive => exclusive?,
+        };
+        control::plain(command, self.number, PATIENCE)?;
+        Ok(self.number)
+    }
+
+    /// Has a process do it.
+    ///
+    /// # Errors
+    /// As [`Task::execute`].
+    pub(crate) fn run(step: Step, number: u32) -> io::Result<()> {
+        let task = Task { step, number, pid: std::process::id() };
+        helper::run(&task.arguments(), PATIENCE + MORE).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_read_back() {
+        for (step, word) in Step::ALL {
+            let task = Task { step, number: 7, pid: 1234 };
+            assert_eq!(task.arguments()[0], *word);
+            assert_eq!(Task::parse(&task.arguments()), Some(task));
+        }
+        for bad in [["attach", "1", "2"], ["ublk-stop", "x", "2"], ["ublk-stop", "1", "-2"]] {
+            assert_eq!(Task::parse(&bad.map(Into::into)), None);
+        }
+        assert_eq!(Task::parse(&[]), None);
+    }
+}

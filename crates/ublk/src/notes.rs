@@ -1,0 +1,123 @@
+//! By which a daemon knows the devices of the one before it: a file for each volume, with the mark that the
+//! kernel keeps with the device, and the identity of the volume.
+//!
+//! The number of a device says nothing: another program may have got it meanwhile. A note is written before
+//! its device is added, so that none is without one. It has to outlive the process, not the machine.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Largest file that is read, in bytes.
+const MOST: u64 = 4096;
+
+/// The device of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Note {
+    /// Not 0.
+    pub(crate) mark: u64,
+    /// Tells the volume from others of that name; empty if nothing does.
+    pub(crate) identity: String,
+    /// A daemon is about to take the device over, or was killed while it did.
+    pub(crate) half: bool,
+}
+
+/// The second line of a note with [`Note::half`].
+const HALF: &str = "half\n";
+
+/// The notes of a daemon.
+#[derive(Debug)]
+pub(crate) struct Notes {
+    dir: PathBuf,
+}
+
+impl Notes {
+    pub(crate) fn new(dir: &Path) -> Self {
+        Notes { dir: dir.to_owned() }
+    }
+
+    /// Returns the note of a volume. One that cannot be read is none.
+    pub(crate) fn read(&self, volume: &str) -> Option<Note> {
+        let path = self.dir.join(volume);
+        let small = fs::metadata(&path).is_ok_and(|found| found.len() <= MOST);
+        parse(&small.then(|| fs::read_to_string(&path).ok())??)
+    }
+
+    /// Writes the note of a volume.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub(crate) fn write(&self, volume: &str, note: &Note) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        // No volume's name begins with a dot.
+        let new = self.dir.join(".new");
+        let half = if note.half { HALF } else { "" };
+        fs::write(&new, format!("{:016x} {}\n{half}", note.mark, note.identity))?;
+        fs::rename(&new, self.dir.join(volume))
+    }
+
+    /// Removes the note of a volume.
+    pub(crate) fn remove(&self, volume: &str) {
+        match fs::remove_file(self.dir.join(volume)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(volume, %error, "the note about its device cannot be removed");
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the volumes with notes.
+    pub(crate) fn volumes(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| !name.starts_with('.')).collect()
+    }
+}
+
+fn parse(text: &str) -> Option<Note> {
+    let (line, rest) = text.split_once('\n')?;
+    let half = match rest {
+        "" => false,
+        HALF => true,
+        _ => return None,
+    };
+    let (mark, identity) = line.split_once(' ')?;
+    let mark = u64::from_str_radix(mark, 16).ok().filter(|mark| *mark != 0)?;
+    Some(Note { mark, identity: identity.to_owned(), half })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_read_back() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let notes = Notes::new(&dir.path().join("ublk"));
+        assert_eq!(notes.read("v"), None);
+        assert_eq!(notes.volumes(), Vec::<String>::new());
+        let first = Note { mark: 0xabc, identity: "1 2".to_owned(), half: true };
+        let second = Note { mark: u64::MAX, identity: String::new(), half: false };
+        notes.write("v", &first).expect("written");
+        notes.write("w", &second).expect("written");
+        assert_eq!((notes.read("v"), notes.read("w")), (Some(first), Some(second.clone())));
+        notes.write("v", &second).expect("written");
+        assert_eq!(notes.read("v"), Some(second));
+        let mut volumes = notes.volumes();
+        volumes.sort();
+        assert_eq!(volumes, ["v", "w"]);
+        notes.remove("v");
+        notes.remove("v");
+        assert_eq!((notes.read("v"), notes.volumes()), (None, vec!["w".to_owned()]));
+    }
+
+    #[test]
+    fn anything_else_is_no_note() {
+        for bad in
+            ["", "\n", "12", "12 a", "x a\n", "0 a\n", "12\n", "11112222333344445 a\n", "1 a\nb\n"]
+        {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+    }
+}

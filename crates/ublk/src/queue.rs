@@ -1,0 +1,285 @@
+//! One queue of a device on the lane that serves it. Each tag has a task: it waits for a request, executes
+//! it, and gives the result together with the wait for the next.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::Op;
+use forebay_device::IoBuf;
+use forebay_device::ring::{Ring, RingOp};
+use forebay_device::ublk::{Descriptors, QueueCommand};
+use forebay_engine::{BlockService, Completion, CompletionSink, Request, Tags};
+use forebay_lane::{Lane, LaneMemory, Signal};
+use rustix::io::Errno;
+
+use crate::request::{DeviceFacts, VolumeRequest, convert, errno};
+
+/// What becomes of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    /// They are executed.
+    Serving,
+    /// They are left to the next server.
+    Leaving,
+    /// They fail.
+    Failing,
+}
+
+/// The kernel's side of a queue. Gone when no task serves a tag any more: then another process can serve
+/// the device.
+pub(crate) struct Source {
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) descriptors: Descriptors,
+}
+
+/// Where a request that the volume has is waited for.
+#[derive(Default)]
+struct Outcome {
+    completion: RefCell<Option<Completion>>,
+    /// Raised with a completion, or because it is not waited for any more.
+    changed: Signal,
+}
+
+/// A request that the volume has.
+struct InFlight {
+    outcome: Rc<Outcome>,
+    held: u64,
+}
+
+/// See the module.
+pub(crate) struct Queue {
+    volume: String,
+    number: u16,
+    facts: DeviceFacts,
+    /// `None`: the volume is gone.
+    target: RefCell<Option<Rc<dyn BlockService>>>,
+    mood: Cell<Mood>,
+    ring: Rc<Ring>,
+    memory: Rc<LaneMemory>,
+    in_flight: RefCell<Tags<InFlight>>,
+    /// What each tag of the kernel waits for at present, or did last.
+    outcomes: RefCell<Vec<Rc<Outcome>>>,
+    /// Bytes of memory that they hold.
+    held: Cell<u64>,
+    complained: Cell<bool>,
+    /// Raised when a request has been answered.
+    pub(crate) quieter: Signal,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        (volume, number): (&str, u16),
+        (target, facts): (Rc<dyn BlockService>, DeviceFacts),
+        (ring, memory): (Rc<Ring>, Rc<LaneMemory>),
+    ) -> Rc<Self> {
+        Rc::new(Queue {
+            volume: volume.to_owned(),
+            number,
+            facts,
+            target: RefCell::new(Some(target)),
+            mood: Cell::new(Mood::Serving),
+            ring,
+            memory,
+            in_flight: RefCell::default(),
+            outcomes: RefCell::default(),
+            held: Cell::new(0),
+            complained: Cell::new(false),
+            quieter: Signal::default(),
+        })
+    }
+
+    /// Returns the volume's name.
+    pub(crate) fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    /// Returns whether the volume has no request of this queue.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.in_flight.borrow().is_empty()
+    }
+
+    /// Begins to serve all tags, of each of which there is a buffer. `at_end` is called when none is served any more.
+    pub(crate) fn serve(
+        self: &Rc<Self>,
+        lane: &Lane,
+        buffers: Vec<IoBuf>,
+        source: Source,
+        at_end: impl FnOnce() + 'static,
+    ) {
+        let (source, end) = (Rc::new(source), Rc::new(AtEnd(Some(at_end))));
+        self.outcomes.replace(buffers.iter().map(|_| Rc::default()).collect());
+        for (tag, buf) in (0..).zip(buffers) {
+            let (queue, source, end) = (self.clone(), source.clone(), end.clone());
+            lane.spawn(async move {
+                queue.serve_tag(tag, buf, source).await;
+                drop(end);
+            });
+        }
+    }
+
+    async fn serve_tag(self: &Rc<Self>, tag: u16, mut buf: IoBuf, source: Rc<Source>) {
+        let sink: Rc<dyn CompletionSink> = self.clone();
+        let mut result = None;
+        loop {
+            let command = QueueCommand { queue: self.number, tag, result };
+            let done = self.ring.run(RingOp::Serve { fd: source.fd.clone(), command, buf }).await;
+            buf = done.buf.unwrap_or_default();
+            if buf.len() != self.facts.max_io as usize {
+                buf = self.buffer();
+            }
+            match done.result.map_err(|error| Errno::from_io_error(&error)) {
+                Ok(_) => {}
+                // The device is being removed.
+                Err(Some(Errno::NODEV | Errno::CANCELED)) => return,
+                Err(error) => return self.complain(error),
+            }
+            if self.mood.get() == Mood::Leaving {
+                return;
+            }
+            let descriptor = source.descriptors.get(tag).unwrap_or_default();
+            let answer = match convert(&descriptor, &self.facts) {
+                Ok(request) => {
+                    let executed = self.execute(tag, &request, buf, &sink).await;
+                    buf = executed.1;
+                    executed.0.map(|()| request.done())
+                }
+                Err(errno) => Err(errno),
+            };
+            result = Some(answer.unwrap_or_else(|errno| -errno.raw_os_error()));
+        }
+    }
+
+    /// Returns the buffer of a tag.
+    fn buffer(&self) -> IoBuf {
+        IoBuf::for_overwrite(self.facts.max_io as usize)
+    }
+
+    fn complain(&self, error: Option<Errno>) {
+        if !self.complained.replace(true) {
+            let error = error.map_or_else(|| "unknown".to_owned(), |error| error.to_string());
+            tracing::error!(
+                volume = self.volume,
+                queue = self.number,
+                error,
+                "the kernel does not give the requests of its device; some are not served any more"
+            );
+        }
+    }
+
+    /// Executes a request. Returns its result, and the buffer with the data of a read.
+    async fn execute(
+        &self,
+        tag: u16,
+        request: &VolumeRequest,
+        mut buf: IoBuf,
+        sink: &Rc<dyn CompletionSink>,
+    ) -> (Result<(), Errno>, IoBuf) {
+        let target = self.target.borrow().clone();
+        let Some(target) = target.filter(|_| self.mood.get() != Mood::Failing) else {
+            return (Err(Errno::IO), buf);
+        };
+        let VolumeRequest { op, offset, len, durable, no_hole } = *request;
+        let now = match (op, buf.get_mut(..request.data())) {
+            (Op::Read, Some(into)) => target.read_now(offset, into),
+            (Op::Write, Some(data)) if !durable => target.write_now(offset, data),
+            _ => None,
+        };
+        if let Some(result) = now {
+            return (result.map_err(errno), buf);
+        }
+        // The data are in the tag's own memory.
+        let held = target.memory(op, offset, len).saturating_sub(request.data() as u64);
+        if !self.memory.take(held, self.held.get()) {
+            self.memory.wait(held).await;
+            if self.mood.get() == Mood::Failing {
+                self.memory.give(held);
+                return (Err(Errno::IO), buf);
+            }
+        }
+        self.held.set(self.held.get() + held);
+        let (data, rest) = match request.data() {
+            0 => (None, buf),
+            // Not longer than the buffer: `convert` has checked it.
+            len => {
+                let rest = buf.split_off(len.min(buf.len()));
+                (Some(buf), rest)
+            }
+        };
+        let outcome = self.outcomes.borrow().get(usize::from(tag)).cloned().unwrap_or_default();
+        let own = self.in_flight.borrow_mut().add(InFlight { outcome: outcome.clone(), held });
+        let (tag, fua, fast) = (own, durable, false);
+        target.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, sink);
+        outcome.changed.wait().await;
+        let completion = outcome.completion.take();
+        let Some(Completion { result, data, .. }) = completion else {
+            // It fails now, and completes some time later.
+            return (Err(Errno::IO), self.buffer());
+        };
+        (result.map_err(errno), self.whole(data, rest))
+    }
+
+    /// Puts the buffer of a tag together again.
+    fn whole(&self, data: Option<IoBuf>, rest: IoBuf) -> IoBuf {
+        let Some(data) = data else {
+            let whole = rest.len() == self.facts.max_io as usize;
+            return if whole { rest } else { self.buffer() };
+        };
+        data.unsplit(rest).unwrap_or_else(|(data, _)| {
+            let mut buf = self.buffer();
+            if let Some(place) = buf.get_mut(..data.len()) {
+                place.copy_from_slice(&data);
+            }
+            buf
+        })
+    }
+
+    /// Lets go of the volume: from now on every request fails, except those in flight.
+    pub(crate) fn let_go(&self) {
+        drop(self.target.take());
+    }
+
+    /// Leaves all requests from now on to the next server of the device. If there cannot be one, they fail.
+    pub(crate) fn leave(&self) {
+        match self.facts.survives {
+            true => self.mood.set(Mood::Leaving),
+            false => self.fail(),
+        }
+    }
+
+    /// Answers every request with an error from now on, those in flight at once.
+    pub(crate) fn fail(&self) {
+        self.mood.set(Mood::Failing);
+        self.outcomes.borrow().iter().for_each(|outcome| outcome.changed.raise());
+    }
+}
+
+impl CompletionSink for Queue {
+    fn complete(&self, completion: Completion) {
+        let Some(InFlight { outcome, held }) = self.in_flight.borrow_mut().remove(completion.tag)
+        else {
+            debug_assert!(false, "a request completes twice");
+            return;
+        };
+        self.held.set(self.held.get() - held);
+        self.memory.give(held);
+        outcome.completion.replace(Some(completion));
+        outcome.changed.raise();
+        self.quieter.raise();
+    }
+}
+
+/// Calls a function on drop, also when a task panics.
+struct AtEnd<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        if let Some(run) = self.0.take() {
+            run();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
