@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, ReplacementKind};
+use forebay_settings::duration::parse_duration;
 use forebay_trace::Format;
 
 use crate::daemon::front_ends::FrontEndOptions;
@@ -58,6 +59,8 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     /// Create a volume, serve it, print its NBD URI
     Create(CreateArgs),
+    /// Make the volumes what a file declares; a second run changes nothing
+    Apply(ApplyArgs),
     /// Show the profiles of create --profile: their settings and sources
     Profiles(ProfilesArgs),
     /// List the volumes
@@ -236,6 +239,39 @@ pub(crate) struct CreateArgs {
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `apply`.
+#[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    /// The file [default: /etc/forebay/forebay.toml for root, $XDG_CONFIG_HOME/forebay/forebay.toml
+    /// otherwise]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print the plan only
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Stop volumes that the file does not declare; nothing is deleted
+    #[arg(long)]
+    pub(crate) prune: bool,
+
+    /// Overwrite the content of the cache device of this volume if it has to be created; repeatable
+    #[arg(short = 'f', long, value_name = "NAME")]
+    pub(crate) force: Vec<VolumeName>,
+
+    /// Adopt volumes that the daemon does not know from their cache devices instead of creating them
+    #[arg(long)]
+    pub(crate) adopt: bool,
+
+    /// How long to wait for missing devices of volumes that have to be created or started [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) wait: Option<std::time::Duration>,
+
+    /// Print the plan and its results as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,6 +1,7 @@
 //! One file per verb; those that set `caching` share one.
 
 mod advise;
+mod apply;
 mod block_device;
 mod caching;
 mod check;
@@ -40,6 +41,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     match verb {
         Verb::Daemon(args) => daemon::run(socket, args),
         Verb::Create(args) => create::run(&Client::new(socket)?, args),
+        Verb::Apply(args) => apply::run(&Client::new(socket)?, &args),
         Verb::List(args) => list::run(&Client::new(socket)?, &args),
         Verb::Show(args) => show::run(&Client::new(socket)?, &args),
         Verb::Set(args) => set::run(&Client::new(socket)?, &args),
