@@ -142,6 +142,11 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
+    /// How long to wait for missing devices of volumes at the start, as while a machine boots
+    /// [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) device_wait: Option<std::time::Duration>,
+
     /// Serve a device without a cache, as a baseline for benchmarks; repeatable
     #[arg(long, value_name = "NAME=DEVICE", hide = true)]
     pub(crate) export_raw: Vec<RawExport>,

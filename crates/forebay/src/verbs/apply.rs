@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{operate, set};
 use crate::cli::ApplyArgs;
 use crate::client::Client;
-use crate::devices::DeviceName;
+use crate::devices::{DeviceName, is_missing};
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text, progress};
@@ -170,12 +170,8 @@ impl Work<'_> {
 
     /// Waits for devices that are not there yet, as while a machine boots.
     fn wait_for(&self, one: &Wanted) {
-        let missing = |device: &String| {
-            DeviceName::parse("device", device)
-                .is_ok_and(|name| name.path.is_some() && name.place("device").is_err())
-        };
         let devices = [&one.definition.cache, &one.definition.origin];
-        while devices.into_iter().any(missing) && Instant::now() < self.until {
+        while devices.into_iter().any(|device| is_missing(device)) && Instant::now() < self.until {
             std::thread::sleep(POLL);
         }
     }

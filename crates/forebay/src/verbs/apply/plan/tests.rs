@@ -52,8 +52,12 @@ fn what_was_created_from_the_file_needs_nothing() {
 fn only_what_the_file_decides_is_changed() {
     let wanted = wanted(ONE);
     let mut report = made(&wanted[0], VolumeState::Running);
-    let other =
-        Assignments::parse(["quiet_hours=01:00-02:00", "policy=random", "caching=frozen", "ram=1G"]);
+    let other = Assignments::parse([
+        "quiet_hours=01:00-02:00",
+        "policy=random",
+        "caching=frozen",
+        "ram=1G",
+    ]);
     other.expect("good").apply(&mut report.settings).expect("they fit");
     assert_eq!(
         planned(&wanted, std::slice::from_ref(&report), false).expect("good")[0].1,
