@@ -1,5 +1,6 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
+mod host;
 mod values;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use forebay_trace::Format;
 use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
+pub(crate) use host::{ApplyArgs, ProbeArgs};
 use values::{Words, block_size, cache_size, rate, size};
 
 /// Exit codes of the process, with their meanings.
@@ -95,6 +97,8 @@ pub(crate) enum Verb {
     Check(CheckArgs),
     /// Print the content of a cache device that no daemon uses; changes nothing
     Dump(DumpArgs),
+    /// Say what a block device is to Forebay; changes nothing
+    Probe(ProbeArgs),
     /// Show the effect of a cache on modelled disks, and that a crash loses nothing
     Demo(DemoArgs),
     /// Say what this host lacks, and which front end suits it
@@ -244,39 +248,6 @@ pub(crate) struct CreateArgs {
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `apply`.
-#[derive(Debug, Args)]
-pub(crate) struct ApplyArgs {
-    /// The file [default: /etc/forebay/forebay.toml for root, $XDG_CONFIG_HOME/forebay/forebay.toml
-    /// otherwise]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) config: Option<PathBuf>,
-
-    /// Print the plan only
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-
-    /// Stop volumes that the file does not declare; nothing is deleted
-    #[arg(long)]
-    pub(crate) prune: bool,
-
-    /// Overwrite the content of the cache device of this volume if it has to be created; repeatable
-    #[arg(short = 'f', long, value_name = "NAME")]
-    pub(crate) force: Vec<VolumeName>,
-
-    /// Adopt volumes that the daemon does not know from their cache devices instead of creating them
-    #[arg(long)]
-    pub(crate) adopt: bool,
-
-    /// How long to wait for missing devices of volumes that have to be created or started [default: 0]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) wait: Option<std::time::Duration>,
-
-    /// Print the plan and its results as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -28,13 +28,21 @@ fn try_make(link: &Path, number: LoopNumber) -> io::Result<()> {
         _ => {}
     }
     if let Ok(target) = fs::read_link(link) {
-        if target != number.path() && is_used(&target) {
+        if leads_to(&target, number) {
+            return Ok(());
+        }
+        if is_used(&target) {
             let taken = format!("it belongs to {} already", target.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, taken));
         }
         fs::remove_file(link)?;
     }
     symlink(number.path(), link)
+}
+
+/// Whether the target of a link is this device. A link that udev has made is relative.
+fn leads_to(target: &Path, number: LoopNumber) -> bool {
+    target.file_name() == number.path().file_name()
 }
 
 /// Whether a device is a loop device with a file.
@@ -45,7 +53,7 @@ fn is_used(device: &Path) -> bool {
 
 /// Removes a link, unless it leads somewhere else by now.
 pub(crate) fn remove(link: &Path, number: LoopNumber) {
-    if fs::read_link(link).is_ok_and(|target| target == number.path()) {
+    if fs::read_link(link).is_ok_and(|target| leads_to(&target, number)) {
         let _ = fs::remove_file(link);
         // Only the last one succeeds.
         let _ = fs::remove_dir(DIR);

@@ -19,6 +19,7 @@ mod man;
 mod memory;
 mod offline;
 mod prefetch;
+mod probe;
 mod profiles;
 mod set;
 mod show;
@@ -57,6 +58,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Delete(args) => delete::run(&Client::new(socket)?, &args),
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
+        Verb::Probe(args) => probe::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
         Verb::Profiles(args) => profiles::run(&args),
