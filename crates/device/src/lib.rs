@@ -16,7 +16,7 @@
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
 //! - [`shared_memory`]: memory shared with another process
-//! - [`signature`]: existing content of a device
+//! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin
 //! - [`spec`]: the syntax of device specifications
 pub mod api;
 pub mod buffer;
@@ -34,6 +34,7 @@ pub mod loop_device;
 mod memory;
 pub mod model;
 pub mod open;
+pub mod partitions;
 pub mod ram;
 pub mod ring;
 pub mod shared_memory;

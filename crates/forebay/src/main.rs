@@ -7,6 +7,7 @@
 //! - `curve`: cache sizes and their hit ratios
 //! - `daemon`: the daemon
 //! - `devices`: devices as the operator names them, and whether two names share bytes
+//! - `misaligned`: partitions that do not begin where blocks do
 //! - `output`: tables, progress, and other text for people
 //! - `exit`: reports errors as one line and an exit code
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod curve;
 mod daemon;
 mod devices;
 mod exit;
+mod misaligned;
 mod output;
 mod paths;
 mod verbs;

@@ -17,6 +17,7 @@ use crate::cli::ApplyArgs;
 use crate::client::Client;
 use crate::devices::{DeviceName, is_missing};
 use crate::exit::Outcome;
+use crate::misaligned;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text, progress};
 use crate::paths;
@@ -165,7 +166,9 @@ impl Work<'_> {
             (request.profile, request.block_size, request.alignment) = (None, None, 0);
         }
         let begun: Operation = self.client.post("/volumes", &request)?;
-        progress::follow(self.client, begun, &format!("Creating {}", request.name))
+        progress::follow(self.client, begun, &format!("Creating {}", request.name))?;
+        misaligned::warn(&self.client.get(&format!("/volumes/{}", request.name))?);
+        Ok(())
     }
 
     /// Waits for devices that are not there yet, as while a machine boots.

@@ -7,6 +7,7 @@ use crate::cli::CreateArgs;
 use crate::client::Client;
 use crate::devices::{DeviceName, cache_device};
 use crate::exit::Outcome;
+use crate::misaligned;
 use crate::output::{json, print_line, progress};
 
 /// Creates a volume.
@@ -21,6 +22,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
         let ram = format_size(report.settings.ram);
         eprintln!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that");
     }
+    misaligned::warn(&report);
     if as_json {
         return json::print(&report);
     }
