@@ -1,6 +1,7 @@
 """What the service manager sees: the watchdog, devices that appear late, units that it accepts."""
 
 import ctypes
+import fcntl
 import os
 import pathlib
 import socket
@@ -93,6 +94,38 @@ def devices_that_appear_late_are_waited_for(box):
     os.rename(origin, box.path("away"))
     daemon.start("--device-wait", "1s")
     check_equal(daemon.show("v")["state"], "failed", "the volume without its origin")
+
+
+@test
+def udev_is_not_locked_out_and_does_not_lock_out(box):
+    need("losetup")
+    if os.geteuid() != 0:
+        skip("loop devices take root")
+    devices = []
+    for path in (box.file("cache", 128 * MIB), box.file("origin", 16 * MIB)):
+        made = box.run("losetup", "--find", "--show", path, expect=None)
+        if made.returncode != 0:
+            skip(f"no loop device: {made.stderr.strip()}")
+        devices.append(made.stdout.strip())
+        box.at_end(box.run, "losetup", "-d", devices[-1])
+    daemon = box.daemon()
+    # udev locks a disk like this while it handles an event, and puts the event off where it cannot.
+    with open(devices[0], "rb") as cache, open(devices[1], "rb") as origin:
+        for device in (cache, origin):
+            fcntl.flock(device, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        daemon.create("v", *devices)
+    with open(devices[0], "rb") as cache, open(devices[1], "rb") as origin:
+        for device in (cache, origin):
+            fcntl.flock(device, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    # Those who ask are still told.
+    for device in devices:
+        done = daemon.cli("check", device, expect=3)
+        check("in use" in done.stderr, f"check: {done.stderr}")
+    other = box.daemon(name="other")
+    other.create("w", devices[0], box.file("another", 16 * MIB), "--force", expect=3)
+    daemon.kill()
+    daemon.start()
+    check_equal(daemon.show("v")["state"], "running", "the volume after a kill")
 
 
 @test
