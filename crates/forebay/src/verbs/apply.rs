@@ -17,10 +17,9 @@ use crate::cli::ApplyArgs;
 use crate::client::Client;
 use crate::devices::{DeviceName, is_missing};
 use crate::exit::Outcome;
-use crate::misaligned;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text, progress};
-use crate::paths;
+use crate::{misaligned, paths, uevent};
 use plan::{Action, Change, Step, Wanted};
 
 /// How often missing devices are looked for.
@@ -167,7 +166,9 @@ impl Work<'_> {
         }
         let begun: Operation = self.client.post("/volumes", &request)?;
         progress::follow(self.client, begun, &format!("Creating {}", request.name))?;
-        misaligned::warn(&self.client.get(&format!("/volumes/{}", request.name))?);
+        let report: VolumeReport = self.client.get(&format!("/volumes/{}", request.name))?;
+        misaligned::warn(&report);
+        uevent::announce(&report);
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use crate::cli::CreateArgs;
 use crate::client::Client;
 use crate::devices::{DeviceName, cache_device};
 use crate::exit::Outcome;
-use crate::misaligned;
 use crate::output::{json, print_line, progress};
+use crate::{misaligned, uevent};
 
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
@@ -23,6 +23,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
         eprintln!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that");
     }
     misaligned::warn(&report);
+    uevent::announce(&report);
     if as_json {
         return json::print(&report);
     }
