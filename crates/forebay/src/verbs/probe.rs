@@ -67,9 +67,11 @@ fn volume_of(device: &Path) -> Option<VolumeName> {
     exported(fs::read_to_string(path).ok()?.trim_end_matches('\n'))
 }
 
-/// Returns the volume that a file below a daemon's directory for exports belongs to.
+/// Returns the volume that a file below a daemon's directory for exports belongs to. The daemon of the
+/// initramfs has a tree of its own.
 fn exported(file: &str) -> Option<VolumeName> {
-    file.strip_prefix("/run/forebay/export/")?.parse().ok()
+    let own = file.strip_prefix("/run/initramfs/forebay").unwrap_or(file);
+    own.strip_prefix("/run/forebay/export/")?.parse().ok()
 }
 
 /// Looks for the superblocks of a cache device. A device with a damaged one is still nobody else's.
@@ -142,6 +144,7 @@ mod tests {
     fn only_files_of_exports_are_volumes() {
         let name = |file| exported(file).map(|name| name.to_string());
         assert_eq!(name("/run/forebay/export/a.b-c"), Some("a.b-c".to_owned()));
+        assert_eq!(name("/run/initramfs/forebay/run/forebay/export/r"), Some("r".to_owned()));
         for other in [
             "/run/forebay/export/",
             "/run/forebay/export/a/b",
