@@ -5,6 +5,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod fuse_request;
 pub(crate) mod nbd_handshake;
 pub(crate) mod nbd_transmission;
+pub(crate) mod partitions;
 pub(crate) mod record;
 pub(crate) mod recover_image;
 pub(crate) mod superblock;
@@ -40,6 +41,7 @@ pub(crate) const TARGETS: [Target; 12] = [
         run: nbd_transmission::run,
         mutate: nbd_transmission::mutate,
     },
+    Target { name: "partitions", run: partitions::run, mutate: plain },
     Target { name: "record", run: record::run, mutate: record::mutate },
     Target { name: "recover_image", run: recover_image::run, mutate: recover_image::mutate },
     Target { name: "superblock", run: superblock::run, mutate: superblock::mutate },

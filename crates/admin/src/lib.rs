@@ -3,6 +3,7 @@
 //! - [`name`]: names of volumes
 //! - [`profiles`]: settings that imitate other caches
 //! - [`request`]: bodies of requests
+//! - [`declared`]: the file that declares all volumes
 //! - [`report`]: state and statistics of a volume
 //! - [`curve`]: hit ratios of caches of other sizes
 //! - [`operation`]: long-running operations and their progress
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod curve;
+pub mod declared;
 pub mod error;
 pub mod lost;
 pub mod name;
@@ -19,6 +21,7 @@ pub mod reasons;
 pub mod report;
 pub mod request;
 
+pub use declared::Declared;
 pub use error::{ApiError, ErrorKind};
 pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Settings};
 pub use name::VolumeName;

@@ -17,7 +17,7 @@
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
 //! - [`shared_memory`]: memory shared with another process
-//! - [`signature`]: existing content of a device
+//! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin
 //! - [`spec`]: the syntax of device specifications
 //! - [`ublk`]: the kernel's side of block devices that this process serves
 pub mod api;
@@ -37,6 +37,7 @@ pub mod loop_device;
 mod memory;
 pub mod model;
 pub mod open;
+pub mod partitions;
 pub mod ram;
 pub mod ring;
 pub mod shared_memory;

@@ -1,5 +1,7 @@
 //! Opening a path as a device: type, other users, and size.
 
+mod description;
+
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,8 +29,7 @@ pub enum Access {
 pub enum OpenErrorKind {
     /// There is no such file or device.
     NotFound,
-    /// Another process uses it, or it is mounted. The system's device manager briefly locks a block
-    /// device when it appears, so it is worth retrying at start-up.
+    /// Another process uses it, or it is mounted.
     InUse,
     /// It is neither a regular file nor a block device.
     WrongType,
@@ -117,7 +118,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
     if opener.is_block(&after)? != block {
         return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
     }
-    opener.lock(&fd)?;
+    opener.lock(&fd, block)?;
     let (logical_block, memory_align) = opener.alignment(&fd, block)?;
     let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|errno| opener.failed(errno))?;
     opener.check_size(bytes, size, logical_block)?;
@@ -234,14 +235,25 @@ impl Opener<'_> {
         }
     }
 
-    fn lock(&self, fd: &OwnedFd) -> Result<(), OpenError> {
-        let operation = match self.access {
-            Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
-            Access::Shared => FlockOperation::NonBlockingLockShared,
+    /// Locks the device. A block device is not locked by `flock`: the system's device manager takes that as a
+    /// sign that its content is being changed, and handles no event of the device, while it locks the device
+    /// that way itself when it handles one.
+    fn lock(&self, fd: &OwnedFd, block: bool) -> Result<(), OpenError> {
+        let exclusive = match self.access {
+            Access::Exclusive => true,
+            Access::Shared => false,
             Access::Unlocked => return Ok(()),
         };
+        let operation = match exclusive {
+            true => FlockOperation::NonBlockingLockExclusive,
+            false => FlockOperation::NonBlockingLockShared,
+        };
         loop {
-            match flock(fd, operation) {
+            let locked =
+                if block { description::lock(fd, exclusive) } else { flock(fd, operation) };
+            match locked {
+                // That is what a lock of the other kind means.
+                Err(Errno::ACCESS) if block => return Err(self.failed(Errno::WOULDBLOCK)),
                 Err(Errno::INTR) => {}
                 // Some network filesystems do not support locks; nothing more can be done there.
                 Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),

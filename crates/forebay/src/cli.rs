@@ -1,5 +1,6 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
+mod host;
 mod values;
 
 use std::path::PathBuf;
@@ -8,11 +9,13 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, ReplacementKind};
+use forebay_settings::duration::parse_duration;
 use forebay_trace::Format;
 
 use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
+pub(crate) use host::{ApplyArgs, ProbeArgs};
 use values::{Words, block_size, cache_size, rate, size};
 
 /// Exit codes of the process, with their meanings.
@@ -58,6 +61,8 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     /// Create a volume, serve it, print its NBD URI
     Create(CreateArgs),
+    /// Make the volumes what a file declares; a second run changes nothing
+    Apply(ApplyArgs),
     /// Show the profiles of create --profile: their settings and sources
     Profiles(ProfilesArgs),
     /// List the volumes
@@ -92,6 +97,8 @@ pub(crate) enum Verb {
     Check(CheckArgs),
     /// Print the content of a cache device that no daemon uses; changes nothing
     Dump(DumpArgs),
+    /// Say what a block device is to Forebay; changes nothing
+    Probe(ProbeArgs),
     /// Show the effect of a cache on modelled disks, and that a crash loses nothing
     Demo(DemoArgs),
     /// Say what this host lacks, and which front end suits it
@@ -142,9 +149,13 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
+    /// How long to wait for missing devices of volumes at the start, as while a machine boots
+    /// [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) device_wait: Option<std::time::Duration>,
     /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
     /// keeps the options that it was started with
-    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "vhost_user", "export_dir", "lanes", "memory_limit", "export_raw"])]
+    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "vhost_user", "export_dir", "lanes", "memory_limit", "device_wait", "export_raw"])]
     pub(crate) take_over: bool,
 
     /// Serve a device without a cache, as a baseline for benchmarks; repeatable

@@ -162,6 +162,13 @@ fn parse_number(text: &str) -> Option<u64> {
 /// The cache device of a volume that has none. A file of this name is `./none`.
 pub(crate) const NO_CACHE: &str = "none";
 
+/// Whether a device is not there at the moment, though it may appear: while a machine boots, for instance.
+pub(crate) fn is_missing(device: &str) -> bool {
+    device != NO_CACHE
+        && DeviceName::parse("device", device)
+            .is_ok_and(|name| name.path.is_some() && name.place("device").is_err())
+}
+
 /// Returns the name of a cache device as it is stored: with an absolute path, or [`NO_CACHE`].
 ///
 /// # Errors
@@ -197,6 +204,16 @@ mod tests {
         assert!(
             DeviceName::parse("origin", "/nonexistent").expect("good").place("origin").is_err()
         );
+        for (device, missing) in [
+            ("/nonexistent", true),
+            ("/nonexistent,size=1G", false),
+            ("ram:1G", false),
+            (NO_CACHE, false),
+            ("/dev/null", true),
+            ("/proc/self/exe", false),
+        ] {
+            assert_eq!(is_missing(device), missing, "{device}");
+        }
         let missing = DeviceName::parse("origin", "faulty:/nonexistent,control=/a").expect("good");
         assert!(missing.place("origin").is_err(), "no size, so nothing is planned");
         let here = std::env::current_dir().expect("there is one");

@@ -7,6 +7,8 @@
 //! - `curve`: cache sizes and their hit ratios
 //! - `daemon`: the daemon
 //! - `devices`: devices as the operator names them, and whether two names share bytes
+//! - `misaligned`: partitions that do not begin where blocks do
+//! - `uevent`: tells udev about new volumes
 //! - `output`: tables, progress, and other text for people
 //! - `exit`: reports errors as one line and an exit code
 #![forbid(unsafe_code)]
@@ -21,8 +23,10 @@ mod curve;
 mod daemon;
 mod devices;
 mod exit;
+mod misaligned;
 mod output;
 mod paths;
+mod uevent;
 mod verbs;
 
 use std::process::ExitCode;

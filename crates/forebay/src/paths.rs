@@ -78,6 +78,24 @@ pub(crate) fn state_dir(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
         .ok_or_else(|| ApiError::invalid("--state-dir", "HOME is not set; name the directory"))
 }
 
+/// Returns the file that declares the volumes: the given one, else `/etc/forebay/forebay.toml` for root
+/// and `$XDG_CONFIG_HOME/forebay/forebay.toml` (`~/.config/forebay/forebay.toml`) for others.
+///
+/// # Errors
+/// No path is given and there is no home directory.
+pub(crate) fn config_file(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
+    if let Some(path) = given {
+        return Ok(path);
+    }
+    if is_root() {
+        return Ok(PathBuf::from("/etc/forebay/forebay.toml"));
+    }
+    from_env("XDG_CONFIG_HOME")
+        .or_else(|| from_env("HOME").map(|home| home.join(".config")))
+        .map(|dir| dir.join("forebay/forebay.toml"))
+        .ok_or_else(|| ApiError::invalid("--config", "HOME is not set; name the file"))
+}
+
 /// Converts a system error about a path to an API error.
 pub(crate) fn io_error(what: &str, path: &Path, error: &std::io::Error) -> ApiError {
     let kind = match error.kind() {

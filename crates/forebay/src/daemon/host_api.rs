@@ -2,6 +2,7 @@
 //! daemon's own tests use a fake.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
@@ -119,6 +120,12 @@ pub(crate) enum Existing {
 pub(crate) trait Host: Send + Sync {
     /// Returns the number of lanes.
     fn lanes(&self) -> u32;
+
+    /// Waits until every lane has answered, which no device can delay.
+    ///
+    /// # Errors
+    /// A lane has not within `patience`; the message names it.
+    fn pulse(&self, patience: Duration) -> Result<(), ApiError>;
 
     /// Returns the daemon's memory.
     fn memory(&self) -> &Arc<MemoryBudget>;

@@ -117,6 +117,13 @@ impl Ledger for Notes {
     }
 }
 
+/// Whether the note of a volume in a state directory names ranges that may be newer than its origin.
+pub(crate) fn may_be_dirty(state_dir: &Path, volume: &str) -> bool {
+    let note = fs::read(path_of(&state_dir.join("dirty"), volume));
+    let note = note.ok().and_then(|text| serde_json::from_slice::<Contents>(&text).ok());
+    note.is_some_and(|note| note.version == VERSION && !note.dirty.is_empty())
+}
+
 fn ranges(pairs: &[(u64, u64)]) -> Vec<Range<u64>> {
     pairs.iter().map(|(start, len)| *start..start.saturating_add(*len)).collect()
 }

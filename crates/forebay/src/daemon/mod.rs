@@ -12,7 +12,7 @@
 //! - [`socket`], [`front_ends`]: sockets and addresses
 //! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
 //!   memory that it has
-//! - [`signals`], [`notify`]: signals and the service manager
+//! - [`signals`], [`notify`], `watchdog`: signals and the service manager
 
 mod afterlife;
 pub(crate) mod api;
@@ -37,6 +37,7 @@ mod system;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod volumes;
+mod watchdog;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
@@ -78,6 +79,8 @@ pub(crate) struct Options {
     pub(crate) raw: Vec<host::RawExport>,
     /// Number of lanes, at least 1.
     pub(crate) lanes: Option<u32>,
+    /// How long missing devices are waited for at the start.
+    pub(crate) device_wait: Duration,
     /// Memory limit in bytes.
     pub(crate) memory_limit: Option<u64>,
 }
@@ -130,8 +133,9 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let server = Server::start(socket, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
+    watchdog::start(&manager, &volumes, &stop)?;
     manager.status("Recovering");
-    let restored = volumes.restore(&stop);
+    let restored = volumes.restore(&stop, options.device_wait);
     if !stop.is_asked() {
         tracing::info!("ready, {restored}");
         volumes.note_ready();

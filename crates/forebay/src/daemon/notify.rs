@@ -3,26 +3,32 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
-/// The service manager's socket, if there is one.
-pub(crate) struct ServiceManager(Option<SocketAddr>);
+/// The service manager, if there is one.
+#[derive(Clone, Default)]
+pub(crate) struct ServiceManager {
+    socket: Option<SocketAddr>,
+    watchdog: Option<Duration>,
+}
 
 impl ServiceManager {
     /// Connects to the manager named by `NOTIFY_SOCKET`. An unusable name is logged and ignored:
     /// serving matters more than reporting.
     pub(crate) fn from_env() -> Self {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-            return ServiceManager(None);
+            return ServiceManager::default();
         };
+        let watchdog = watchdog(|name| std::env::var(name).ok());
         let address = match name.as_bytes() {
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
             _ => SocketAddr::from_pathname(&name),
         };
         match address {
-            Ok(address) => ServiceManager(Some(address)),
+            Ok(address) => ServiceManager { socket: Some(address), watchdog },
             Err(error) => {
                 tracing::warn!(%error, "NOTIFY_SOCKET cannot be used");
-                ServiceManager(None)
+                ServiceManager::default()
             }
         }
     }
@@ -42,8 +48,19 @@ impl ServiceManager {
         self.send(&format!("STATUS={status}"));
     }
 
+    /// Returns the time within which the manager expects a report that the daemon is alive, again and
+    /// again; `None`: it expects none.
+    pub(crate) fn watchdog(&self) -> Option<Duration> {
+        self.watchdog
+    }
+
+    /// Reports that the daemon is alive.
+    pub(crate) fn alive(&self) {
+        self.send("WATCHDOG=1");
+    }
+
     fn send(&self, message: &str) {
-        let Some(address) = &self.0 else { return };
+        let Some(address) = &self.socket else { return };
         // A manager that reads nothing does not hold up the daemon.
         let sent = UnixDatagram::unbound().and_then(|socket| {
             socket.set_nonblocking(true)?;
@@ -51,6 +68,38 @@ impl ServiceManager {
         });
         if let Err(error) = sent {
             tracing::warn!(%error, "cannot notify the service manager");
+        }
+    }
+}
+
+/// Returns the time of the watchdog according to the environment.
+fn watchdog(variable: impl Fn(&str) -> Option<String>) -> Option<Duration> {
+    // Of another process, from which the environment was inherited.
+    if variable("WATCHDOG_PID").is_some_and(|pid| pid != std::process::id().to_string()) {
+        return None;
+    }
+    let micros: u64 = variable("WATCHDOG_USEC")?.parse().ok()?;
+    (micros > 0).then(|| Duration::from_micros(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watchdog_is_that_of_this_process() {
+        let of = |usec: Option<&str>, pid: Option<String>| {
+            watchdog(|name| match name {
+                "WATCHDOG_USEC" => usec.map(str::to_owned),
+                _ => pid.clone(),
+            })
+        };
+        let own = || Some(std::process::id().to_string());
+        assert_eq!(of(Some("3000000"), own()), Some(Duration::from_secs(3)));
+        assert_eq!(of(Some("3000000"), None), Some(Duration::from_secs(3)));
+        assert_eq!(of(Some("3000000"), Some("1".to_owned())), None);
+        for bad in [None, Some("0"), Some("-1"), Some("x"), Some("")] {
+            assert_eq!(of(bad, own()), None);
         }
     }
 }

@@ -215,6 +215,15 @@ pub(crate) fn not_found(name: &VolumeName) -> ApiError {
     ApiError::new(ErrorKind::NotFound, message).about("name")
 }
 
+/// Returns the volumes in a state directory that another process may be using; none if there is no state.
+///
+/// # Errors
+/// The file cannot be read by this version.
+pub(crate) fn peek(dir: &Path) -> Result<Vec<Definition>, ApiError> {
+    let Contents { volumes, .. } = read(&dir.join("state.json"))?;
+    Ok(volumes.into_iter().map(|entry| entry.volume).collect())
+}
+
 fn read(path: &Path) -> Result<Contents, ApiError> {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -206,6 +206,10 @@ impl Host for FakeHost {
         1
     }
 
+    fn pulse(&self, _patience: std::time::Duration) -> Result<(), ApiError> {
+        Ok(())
+    }
+
     fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }

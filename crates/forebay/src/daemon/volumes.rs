@@ -109,6 +109,14 @@ impl Volumes {
         }
     }
 
+    /// Waits until every lane has answered. See [`Host::pulse`].
+    ///
+    /// # Errors
+    /// A lane has not within `patience`.
+    pub(crate) fn pulse(&self, patience: Duration) -> Result<(), ApiError> {
+        self.host.pulse(patience)
+    }
+
     /// Returns the daemon's memory.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         self.host.memory()

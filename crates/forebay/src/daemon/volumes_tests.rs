@@ -103,7 +103,7 @@ fn what_was_served_comes_back_with_its_settings() {
     assert_eq!(daemon.asked(), ["create a", "create b join", "set a", "stop b"]);
 
     let daemon = daemon.restart();
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(1, 0, 1));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(1, 0, 1));
     assert_eq!(daemon.asked(), ["start a"]);
     assert_eq!(
         (daemon.state("a"), daemon.state("b")),
@@ -124,7 +124,7 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     daemon.create("b", "other").expect("good");
     let daemon = daemon.restart();
     daemon.fail("start a");
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(1, 0, 2));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(1, 0, 2));
     assert_eq!((daemon.state("a"), daemon.state("b")), (VolumeState::Failed, VolumeState::Running));
     let report = daemon.volumes.show(&name("a")).expect("there");
     assert_eq!(report.errors.last.as_deref(), Some("told to fail"));
@@ -140,7 +140,10 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
         (VolumeState::Stopped, Some("told to fail"))
     );
     assert_eq!(show().memory.limit_bytes, daemon.volumes.memory().limit());
-    assert_eq!(daemon.restart().volumes.restore(&StopRequest::default()), restored(1, 0, 1));
+    assert_eq!(
+        daemon.restart().volumes.restore(&StopRequest::default(), Duration::ZERO),
+        restored(1, 0, 1)
+    );
 }
 
 #[test]
@@ -154,7 +157,7 @@ fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() 
     let states = || ["a", "b", "c"].map(|name| daemon.state(name));
     assert_eq!(states(), [VolumeState::Waiting; 3]);
     daemon.fail("hang start a");
-    let back = daemon.volumes.restore(&StopRequest::default());
+    let back = daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
     assert_eq!(back, restored(2, 1, 3));
     assert_eq!(back.to_string(), "2 of 3 volumes served, 1 waiting for devices that do not answer");
     assert_eq!(states(), [VolumeState::Waiting, VolumeState::Running, VolumeState::Running]);
@@ -175,7 +178,10 @@ fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
         daemon.create("a", "origin").expect("good");
         let daemon = daemon.restart();
         daemon.fail("hang start a");
-        assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(0, 1, 1));
+        assert_eq!(
+            daemon.volumes.restore(&StopRequest::default(), Duration::ZERO),
+            restored(0, 1, 1)
+        );
         match end {
             "stop" => {
                 daemon.end(daemon.volumes.stop(&name("a"), false)).expect("it gives way");
@@ -189,7 +195,7 @@ fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
         }
         let started = usize::from(end == "shut down");
         let daemon = daemon.restart();
-        let back = daemon.volumes.restore(&StopRequest::default());
+        let back = daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
         assert_eq!(back, restored(started, 0, started), "{end}");
     }
 }
@@ -201,7 +207,7 @@ fn a_stop_request_ends_the_restore() {
     let daemon = daemon.restart();
     let stop = StopRequest::default();
     assert!(stop.ask(End::Stop) && !stop.ask(End::Stop));
-    assert_eq!(daemon.volumes.restore(&stop), restored(0, 0, 1));
+    assert_eq!(daemon.volumes.restore(&stop, Duration::ZERO), restored(0, 0, 1));
     assert!(daemon.asked().is_empty());
 }
 
@@ -265,7 +271,7 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
     };
     let nothing = |_: &Daemon| ();
     let made = |daemon: &Daemon| daemon.create("a", "origin").expect("good");
-    let restore = |daemon: &Daemon| daemon.volumes.restore(&StopRequest::default());
+    let restore = |daemon: &Daemon| daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
 
     let daemon = killed(&nothing, "create a", &|daemon| made(daemon));
     assert!(daemon.volumes.list().is_empty());
@@ -337,14 +343,14 @@ fn an_older_copy_is_accepted_for_one_volume_at_a_time() {
     let daemon = daemon.restart();
     daemon.fail("older start a");
     daemon.fail("older start b");
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(0, 0, 2));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(0, 0, 2));
     assert_eq!(daemon.state("a"), VolumeState::Failed);
     let start = |name_: &str, force| daemon.end(daemon.volumes.start(&name(name_), force));
     daemon.fail("older start a");
     start("a", true).expect("forced");
     assert_eq!(start("b", false).expect_err("not accepted").kind, ErrorKind::DataAtRisk);
     let daemon = daemon.restart();
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(1, 0, 2));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(1, 0, 2));
     let start = |name_: &str, force| daemon.end(daemon.volumes.start(&name(name_), force));
     start("b", true).expect("forced");
     daemon.end(daemon.volumes.stop(&name("b"), false)).expect("good");
@@ -488,7 +494,7 @@ fn every_start_prefetches_if_the_setting_says_so() {
     let settings = Assignments::parse(["prefetch=on"]).expect("good");
     daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).expect("good");
     let daemon = daemon.restart();
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(2, 0, 2));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(2, 0, 2));
     until_asked(&daemon, "prefetch a");
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
     daemon.host.asked.lock().expect("not poisoned").clear();

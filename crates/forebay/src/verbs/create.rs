@@ -8,6 +8,7 @@ use crate::client::Client;
 use crate::devices::{DeviceName, cache_device};
 use crate::exit::Outcome;
 use crate::output::{json, print_line, progress};
+use crate::{misaligned, uevent};
 
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
@@ -21,6 +22,8 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
         let ram = format_size(report.settings.ram);
         eprintln!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that");
     }
+    misaligned::warn(&report);
+    uevent::announce(&report);
     if as_json {
         return json::print(&report);
     }

@@ -21,6 +21,7 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         front_ends: args.front_ends,
         raw: args.export_raw,
         lanes: args.lanes,
+        device_wait: args.device_wait.unwrap_or_default(),
         memory_limit: args.memory_limit,
     })
 }

@@ -1,6 +1,7 @@
 //! One file per verb; those that set `caching` share one.
 
 mod advise;
+mod apply;
 mod block_device;
 mod caching;
 mod check;
@@ -18,6 +19,7 @@ mod man;
 mod memory;
 mod offline;
 mod prefetch;
+mod probe;
 mod profiles;
 mod set;
 mod show;
@@ -42,6 +44,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Daemon(args) if args.take_over => take_over::run(&Client::new(socket)?),
         Verb::Daemon(args) => daemon::run(socket, args),
         Verb::Create(args) => create::run(&Client::new(socket)?, args),
+        Verb::Apply(args) => apply::run(&Client::new(socket)?, &args),
         Verb::List(args) => list::run(&Client::new(socket)?, &args),
         Verb::Show(args) => show::run(&Client::new(socket)?, &args),
         Verb::Set(args) => set::run(&Client::new(socket)?, &args),
@@ -57,6 +60,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Delete(args) => delete::run(&Client::new(socket)?, &args),
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
+        Verb::Probe(args) => probe::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
         Verb::Profiles(args) => profiles::run(&args),

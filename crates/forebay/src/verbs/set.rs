@@ -1,6 +1,6 @@
 //! `forebay set`: changes settings of a volume.
 
-use forebay_admin::{Assignments, SetRequest, VolumeReport};
+use forebay_admin::{Assignments, SetRequest, VolumeName, VolumeReport};
 
 use super::operate;
 use crate::cli::SetArgs;
@@ -10,8 +10,11 @@ use crate::output::volume::waits_for_start;
 
 /// Changes settings.
 pub(super) fn run(client: &Client, args: &SetArgs) -> Outcome {
-    let settings = Assignments::parse(&args.settings)?;
-    let name = &args.name;
+    change(client, &args.name, Assignments::parse(&args.settings)?)
+}
+
+/// Changes settings of a volume, and says which take effect only when it is started again.
+pub(super) fn change(client: &Client, name: &VolumeName, settings: Assignments) -> Outcome {
     let concerns_ram = settings.iter().any(|(setting, _)| ["ram", "ram_block"].contains(&setting));
     operate(client, name, "set", &SetRequest { settings }, "Changing")?;
     if concerns_ram {

@@ -306,6 +306,24 @@ impl Lanes {
         self.begin(lane, job).recv().map_err(|_| unfinished())
     }
 
+    /// Waits until every lane has run a job.
+    ///
+    /// # Errors
+    /// A lane has not within `patience`.
+    pub(super) fn pulse(&self, patience: Duration) -> Result<(), ApiError> {
+        let pulses: Vec<Receiver<()>> =
+            self.all().map(|lane| self.begin(lane, |_| std::future::ready(()))).collect();
+        let deadline = Instant::now() + patience;
+        for (lane, pulse) in pulses.into_iter().enumerate() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            pulse.recv_timeout(left).map_err(|_| {
+                let silent = format!("lane {lane} has not answered for {patience:?}");
+                ApiError::failed(silent)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Stops accepting clients and dismisses the present ones, within bounded time.
     pub(super) fn stop_serving(&self) {
         let stopping: Vec<Receiver<()>> = self

@@ -129,6 +129,10 @@ impl Host for Arc<EngineHost> {
         self.lanes.count()
     }
 
+    fn pulse(&self, patience: Duration) -> Result<(), ApiError> {
+        self.lanes.pulse(patience)
+    }
+
     fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }

@@ -154,7 +154,7 @@ fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
     drop(volumes);
     let daemon = Daemon::open(dir);
     daemon.fails(Some("publish"));
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()).served, 1);
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO).served, 1);
     let failed = (None, "nbd,fuse".to_owned(), Some("told to fail: publish".to_owned()));
     assert_eq!(daemon.export(), failed);
     // Nothing else depends on it.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, VolumeName};
 
@@ -11,6 +11,7 @@ use crate::daemon::host_api::StartError;
 use crate::daemon::operations::Work;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::{Remembered, not_found, put};
+use crate::devices::is_missing;
 
 /// After this time, a device that does not answer no longer delays the start of other volumes or
 /// the daemon's readiness.
@@ -47,8 +48,10 @@ impl Volumes {
     /// Starts the volumes that were served when the daemon ended, each independently: neither a
     /// failure nor a device that does not answer delays the others. Returns when every volume is
     /// served, has failed, or waits for a device that does not answer; such a volume starts when
-    /// the device answers.
-    pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> Restored {
+    /// the device answers. A device that is missing has `patience` to appear before its volume is
+    /// started.
+    pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest, patience: Duration) -> Restored {
+        let until = Instant::now() + patience;
         let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
         let volumes = self.state.volumes().into_iter();
         let mut pending: Vec<VolumeName> =
@@ -63,6 +66,10 @@ impl Volumes {
             let hung = starting.iter().filter(|(name, _)| self.is_hung(name)).count();
             if pending.is_empty() && hung == starting.len() {
                 break;
+            }
+            let mut absent = Vec::new();
+            if Instant::now() < until {
+                (absent, pending) = pending.into_iter().partition(|name| self.lacks_a_device(name));
             }
             let room = STARTING.saturating_sub(starting.len() - hung);
             for name in pending.split_off(pending.len() - room.min(pending.len())).into_iter().rev()
@@ -88,12 +95,22 @@ impl Volumes {
                     }
                 }
             }
+            // The list is read from its end.
+            absent.append(&mut pending);
+            pending = absent;
             std::thread::sleep(STEP);
         }
         self.note_positions();
         let served = all.iter().filter(|name| self.is_served(name)).count();
         let waiting = starting.iter().filter(|(name, _)| self.is_hung(name)).count();
         Restored { served, waiting, wanted: all.len() }
+    }
+
+    /// Whether a device of a volume is missing.
+    fn lacks_a_device(&self, name: &VolumeName) -> bool {
+        self.state.volume(name).is_ok_and(|Remembered { volume, .. }| {
+            is_missing(&volume.cache) || is_missing(&volume.origin)
+        })
     }
 
     /// Whether a volume waits for a device that does not answer.

@@ -1,0 +1,58 @@
+//! Tells the service manager that the daemon is alive, as long as its lanes and its table of volumes answer.
+//!
+//! Neither waits for a device: a device that hangs keeps its own requests waiting, and nothing that is asked
+//! here. A restart would not mend it either.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_admin::ApiError;
+
+use super::notify::ServiceManager;
+use super::signals::StopRequest;
+use super::volumes::Volumes;
+
+/// How often the daemon reports in the time that the manager waits for a report.
+const REPORTS: u32 = 4;
+
+/// How long an orderly stop counts as alive; it is over by then, see `docs/operations.md`.
+const STOPPING: Duration = Duration::from_secs(100);
+
+/// Reports until the process ends, on a thread of its own. Does nothing without a manager that asks for
+/// it.
+///
+/// # Errors
+/// There is no thread left.
+pub(crate) fn start(
+    manager: &ServiceManager,
+    volumes: &Arc<Volumes>,
+    stop: &Arc<StopRequest>,
+) -> Result<(), ApiError> {
+    let Some(limit) = manager.watchdog() else { return Ok(()) };
+    let (manager, volumes, stop) = (manager.clone(), volumes.clone(), stop.clone());
+    let thread = std::thread::Builder::new().name("watchdog".to_owned());
+    let spawned = thread.spawn(move || {
+        let pause = limit / REPORTS;
+        while stop.wait_for(pause).is_none() {
+            report(&manager, &volumes, limit);
+        }
+        let end = Instant::now() + STOPPING;
+        while Instant::now() < end {
+            manager.alive();
+            std::thread::sleep(pause);
+        }
+    });
+    spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))
+}
+
+/// Reports if everything answers within the limit. A thread that never gets here is as silent as one that
+/// finds a lane silent.
+fn report(manager: &ServiceManager, volumes: &Volumes, limit: Duration) {
+    volumes.list();
+    match volumes.pulse(limit / REPORTS) {
+        Ok(()) => manager.alive(),
+        Err(error) => {
+            tracing::error!("the service manager is not told that the daemon is alive: {error}")
+        }
+    }
+}

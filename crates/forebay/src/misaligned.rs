@@ -1,0 +1,124 @@
+//! Partitions that do not begin where blocks do: on an origin, blocks of a file system there lie across two
+//! blocks of the cache; on a disk with larger physical blocks, its writes become reads and writes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use forebay_admin::VolumeReport;
+use forebay_core::SECTOR_SIZE;
+use forebay_device::{partitions, signature};
+
+use crate::devices::{DeviceName, NO_CACHE};
+
+/// Says in one line for each device of a new volume that something in it, or it itself, is misaligned.
+pub(crate) fn warn(report: &VolumeReport) {
+    let grid = Grid { block: report.block_size, alignment: report.alignment };
+    let origin = path_of(&report.origin.path);
+    let inside = origin.as_deref().and_then(|path| grid.first_outside(path));
+    let own = origin.as_deref().and_then(across_physical_blocks);
+    let cache = path_of(&report.cache.path);
+    let cache = cache.as_deref().and_then(across_physical_blocks);
+    for warning in [inside, own, cache].into_iter().flatten() {
+        eprintln!("{warning}");
+    }
+}
+
+fn path_of(device: &str) -> Option<PathBuf> {
+    if device == NO_CACHE {
+        return None;
+    }
+    DeviceName::parse("device", device).ok()?.path
+}
+
+/// Where the blocks of a volume begin on its origin: at multiples of `block`, less `alignment`.
+struct Grid {
+    block: u64,
+    alignment: u64,
+}
+
+impl Grid {
+    /// Returns a warning about the first partition on an origin that does not begin where a block does.
+    fn first_outside(&self, origin: &Path) -> Option<String> {
+        let head = File::open(origin).and_then(signature::read_head).ok()?;
+        let found = partitions::starts(&head).into_iter();
+        let (number, start, fitting) = found
+            .filter_map(|(number, start)| Some((number, start, self.fitting(start)?)))
+            .next()?;
+        Some(format!(
+            "partition {number} of {} starts at byte {start}, not where a block of the cache does, so that its blocks take two each; create the volume with --alignment {fitting}",
+            origin.display()
+        ))
+    }
+
+    /// Returns the alignment with which a block begins at this byte, if it is not the present one.
+    fn fitting(&self, start: u64) -> Option<u64> {
+        let block = self.block.max(SECTOR_SIZE);
+        let fitting = (block - start % block) % block;
+        (fitting != self.alignment % block).then_some(fitting)
+    }
+}
+
+/// Returns a warning if a device is a partition that begins within a physical block of its disk.
+fn across_physical_blocks(device: &Path) -> Option<String> {
+    let number = fs::metadata(device).ok()?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let (start, physical) = geometry(Path::new(&format!("/sys/dev/block/{major}:{minor}")))?;
+    (!start.is_multiple_of(physical)).then(|| {
+        format!(
+            "{} starts at byte {start} of its disk, not at one of the disk's physical blocks of {physical} bytes, which makes writes slow; a partition at a multiple of them would not",
+            device.display()
+        )
+    })
+}
+
+/// Returns the first byte of a partition on its disk, and the disk's physical block; `None`: it is no
+/// partition. The disk itself may begin within a physical block.
+fn geometry(sysfs: &Path) -> Option<(u64, u64)> {
+    let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let start = read(sysfs.join("start"))?.checked_mul(SECTOR_SIZE)?;
+    let disk = sysfs.canonicalize().ok()?.parent()?.to_owned();
+    let physical = read(disk.join("queue/physical_block_size"))?;
+    let offset = read(disk.join("alignment_offset")).unwrap_or(0);
+    (physical > 0).then_some((start.checked_sub(offset)?, physical))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::testing::TempDir;
+
+    #[test]
+    fn the_proposed_alignment_puts_a_block_at_the_start() {
+        for block in [2048, 4096, 65536] {
+            for start in [512, 32256, 1 << 20, 34 * 512] {
+                let grid = Grid { block, alignment: 0 };
+                match grid.fitting(start) {
+                    None => assert_eq!(start % block, 0),
+                    Some(fitting) => {
+                        assert_eq!((start + fitting) % block, 0);
+                        assert!(fitting < block && fitting.is_multiple_of(SECTOR_SIZE));
+                        let other = Grid { block, alignment: fitting };
+                        assert_eq!(other.fitting(start), None);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_partition_within_a_physical_block_is_found() {
+        let dir = TempDir::new("misaligned");
+        let disk = dir.path().join("sda");
+        fs::create_dir_all(disk.join("sda1")).expect("writable");
+        fs::create_dir_all(disk.join("queue")).expect("writable");
+        fs::write(disk.join("queue/physical_block_size"), "4096\n").expect("writable");
+        fs::write(disk.join("alignment_offset"), "0\n").expect("writable");
+        fs::write(disk.join("sda1/start"), "63\n").expect("writable");
+        assert_eq!(geometry(&disk.join("sda1")), Some((32256, 4096)));
+        // A disk that begins at its seventh sector makes up for that.
+        fs::write(disk.join("alignment_offset"), "3584\n").expect("writable");
+        assert_eq!(geometry(&disk.join("sda1")), Some((28672, 4096)));
+        assert_eq!(geometry(&disk), None, "a whole disk");
+    }
+}

@@ -1,0 +1,218 @@
+//! `forebay apply`: makes the volumes what a file declares.
+//!
+//! - [`plan`]: which steps that takes
+//! - [`file`]: reads the file
+
+mod file;
+mod plan;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, Operation, StartRequest, StopRequest, VolumeList, VolumeReport};
+use serde::Serialize;
+
+use super::{operate, set};
+use crate::cli::ApplyArgs;
+use crate::client::Client;
+use crate::devices::{DeviceName, is_missing};
+use crate::exit::Outcome;
+use crate::output::table::{Column, Table};
+use crate::output::{json, print_text, progress};
+use crate::{misaligned, paths, uevent};
+use plan::{Action, Change, Step, Wanted};
+
+/// How often missing devices are looked for.
+const POLL: Duration = Duration::from_millis(200);
+
+/// A step and what became of it.
+#[derive(Serialize)]
+struct Taken {
+    #[serde(flatten)]
+    step: Step,
+    /// `planned`, `done`, `failed`, `skipped` because an earlier step of the volume failed, or `none`.
+    result: &'static str,
+    error: Option<ApiError>,
+}
+
+/// Makes the volumes what the file declares.
+pub(super) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
+    let path = paths::config_file(args.config.clone())?;
+    let wanted = file::read(&path)?;
+    plan::check_shared(&path, &wanted, &same_device)?;
+    for name in &args.force {
+        if !wanted.iter().any(|one| one.declared.name() == name) {
+            let reason = format!("{} declares no volume '{name}'", path.display());
+            return Err(ApiError::invalid("--force", reason));
+        }
+    }
+    let steps = plan::plan(&path, &wanted, &present(client)?, args.prune, &same_device)?;
+    let mut work = Work { client, args, wanted: &wanted, until: Instant::now() };
+    if !args.json {
+        print_text(&work.render(&path, &steps))?;
+    }
+    work.until += args.wait.unwrap_or_default();
+    let taken = if args.dry_run { as_planned(steps) } else { work.take(steps) };
+    if args.json {
+        json::print(&serde_json::json!({ "dry_run": args.dry_run, "steps": taken }))?;
+    }
+    conclude(taken)
+}
+
+/// Returns the reports of all volumes.
+fn present(client: &Client) -> Result<Vec<VolumeReport>, ApiError> {
+    let list: VolumeList = client.get("/volumes")?;
+    let names = list.volumes.into_iter().map(|volume| volume.name);
+    names.map(|name| client.get(&format!("/volumes/{name}"))).collect()
+}
+
+/// Whether two names mean the same device, which may be missing at the moment.
+fn same_device(one: &str, other: &str) -> bool {
+    let place = |name: &str| {
+        DeviceName::parse("device", name).ok().and_then(|name| name.place("device").ok()).flatten()
+    };
+    one == other || matches!((place(one), place(other)), (Some(one), Some(other)) if one == other)
+}
+
+fn as_planned(steps: Vec<Step>) -> Vec<Taken> {
+    steps.into_iter().map(|step| Taken { step, result: "planned", error: None }).collect()
+}
+
+/// Reports failed steps, each in a line of its own; the last one is the result, with the exit code of
+/// the first.
+fn conclude(taken: Vec<Taken>) -> Outcome {
+    let mut errors: Vec<ApiError> = taken
+        .into_iter()
+        .filter_map(|taken| {
+            let mut error = taken.error?;
+            error.message = format!("volume '{}': {}", taken.step.volume, error.message);
+            Some(error)
+        })
+        .collect();
+    let Some(kind) = errors.first().map(|error| error.kind) else { return Ok(()) };
+    let last = errors.pop();
+    for error in &errors {
+        eprintln!("forebay: {error}");
+    }
+    last.map_or(Ok(()), |error| Err(ApiError { kind, ..error }))
+}
+
+/// The execution of a plan.
+struct Work<'a> {
+    client: &'a Client,
+    args: &'a ApplyArgs,
+    wanted: &'a [Wanted],
+    /// Until when missing devices are waited for.
+    until: Instant,
+}
+
+impl Work<'_> {
+    /// Takes the steps. One that fails does not keep other volumes from theirs.
+    fn take(&self, steps: Vec<Step>) -> Vec<Taken> {
+        let mut taken: Vec<Taken> = Vec::new();
+        for step in steps {
+            let failed =
+                |earlier: &Taken| earlier.step.volume == step.volume && earlier.error.is_some();
+            let (result, error) = if taken.iter().any(failed) {
+                ("skipped", None)
+            } else if !step.action.acts() {
+                ("none", None)
+            } else {
+                match self.one(&step) {
+                    Ok(()) => ("done", None),
+                    Err(error) => ("failed", Some(error)),
+                }
+            };
+            taken.push(Taken { step, result, error });
+        }
+        taken
+    }
+
+    fn one(&self, step: &Step) -> Outcome {
+        let Step { volume, action } = step;
+        match action {
+            Action::Stop => {
+                operate(self.client, volume, "stop", &StopRequest::default(), "Stopping")
+            }
+            Action::Set { changes } => {
+                let settings = plan::assignments(changes)?;
+                set::change(self.client, volume, settings)
+            }
+            Action::Create => self.create(self.wanted_of(step)?),
+            Action::Start => {
+                self.wait_for(self.wanted_of(step)?);
+                operate(self.client, volume, "start", &StartRequest::default(), "Starting")
+            }
+            Action::Keep | Action::Undeclared => Ok(()),
+        }
+    }
+
+    fn wanted_of(&self, step: &Step) -> Result<&Wanted, ApiError> {
+        let mut all = self.wanted.iter();
+        all.find(|one| *one.declared.name() == step.volume)
+            .ok_or_else(|| ApiError::failed("the step is about a volume that is not declared"))
+    }
+
+    fn create(&self, one: &Wanted) -> Outcome {
+        self.wait_for(one);
+        let mut request = one.declared.request.clone();
+        request.cache = Some(one.definition.cache.clone());
+        request.origin.clone_from(&one.definition.origin);
+        request.force = self.args.force.contains(&request.name);
+        if self.args.adopt {
+            request.adopt = true;
+            request.settings = forebay_admin::Assignments::default();
+            (request.profile, request.block_size, request.alignment) = (None, None, 0);
+        }
+        let begun: Operation = self.client.post("/volumes", &request)?;
+        progress::follow(self.client, begun, &format!("Creating {}", request.name))?;
+        let report: VolumeReport = self.client.get(&format!("/volumes/{}", request.name))?;
+        misaligned::warn(&report);
+        uevent::announce(&report);
+        Ok(())
+    }
+
+    /// Waits for devices that are not there yet, as while a machine boots.
+    fn wait_for(&self, one: &Wanted) {
+        let devices = [&one.definition.cache, &one.definition.origin];
+        while devices.into_iter().any(|device| is_missing(device)) && Instant::now() < self.until {
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn render(&self, path: &Path, steps: &[Step]) -> String {
+        if steps.is_empty() {
+            return format!("{} declares no volumes, and there are none.\n", path.display());
+        }
+        let mut table =
+            Table::new(&[Column::left("STEP"), Column::left("NAME"), Column::left("DETAILS")]);
+        for step in steps {
+            let (word, details) = self.words(step);
+            table.row([word.to_owned(), step.volume.to_string(), details]);
+        }
+        table.render()
+    }
+
+    fn words(&self, step: &Step) -> (&'static str, String) {
+        let declared = self.wanted.iter().find(|one| *one.declared.name() == step.volume);
+        match &step.action {
+            Action::Create => {
+                let devices = declared.map(|one| {
+                    format!("cache {}, origin {}", one.definition.cache, one.definition.origin)
+                });
+                (if self.args.adopt { "adopt" } else { "create" }, devices.unwrap_or_default())
+            }
+            Action::Set { changes } => {
+                let change = |change: &Change| {
+                    format!("{} {} -> {}", change.setting, change.old, change.new)
+                };
+                ("set", changes.iter().map(change).collect::<Vec<_>>().join(", "))
+            }
+            Action::Start => ("start", String::new()),
+            Action::Stop if declared.is_some() => ("stop", "serve = false".to_owned()),
+            Action::Stop => ("stop", "not declared".to_owned()),
+            Action::Keep => ("-", "nothing to do".to_owned()),
+            Action::Undeclared => ("-", "not declared; left alone".to_owned()),
+        }
+    }
+}
