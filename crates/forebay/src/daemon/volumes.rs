@@ -574,23 +574,6 @@ impl Volumes {
             None => failures.remove(name),
         };
     }
-
-    /// Cancels all operations, then stops serving in order.
-    ///
-    /// # Errors
-    /// Something did not stop cleanly.
-    pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
-        self.operations.close();
-        let quiet = self.operations.wait_all(PATIENCE);
-        self.leave_all();
-        let ended = self.host.shut_down();
-        self.note_positions();
-        ended?;
-        if !quiet {
-            return Err(ApiError::failed("a cancelled operation did not end in time"));
-        }
-        Ok(())
-    }
 }
 
 /// Copies the settings that volumes of one cache share from `volume` to the others.

@@ -1,4 +1,4 @@
-//! The programs of the daemon's process: how one hands the volumes over to the next.
+//! How the daemon ends: for good, or with the next program of its process going on with the volumes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,5 +64,22 @@ impl Volumes {
         let items = self.host.hand_over();
         self.note_positions();
         items
+    }
+
+    /// Cancels all operations, then stops serving in order.
+    ///
+    /// # Errors
+    /// Something did not stop cleanly.
+    pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
+        self.operations.close();
+        let quiet = self.operations.wait_all(PATIENCE);
+        self.leave_all();
+        let ended = self.host.shut_down();
+        self.note_positions();
+        ended?;
+        if !quiet {
+            return Err(ApiError::failed("a cancelled operation did not end in time"));
+        }
+        Ok(())
     }
 }
