@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::address::{ListenAddress, ListenError};
 use crate::limits::{ConnectionCount, Limits};
-use crate::listener::Listener;
+use crate::listener::{Listener, Protection};
 use crate::server::Server;
 
 /// NBD on any number of addresses.
@@ -27,17 +27,28 @@ pub struct NbdFrontEnd {
 
 impl NbdFrontEnd {
     /// Starts to listen. Clients wait until a lane serves them; their connections share `memory`.
+    /// `protection` is that of the TCP addresses.
     ///
     /// # Errors
     /// One of the addresses cannot be used; nothing has changed then.
     pub fn claim(
         addresses: &[ListenAddress],
+        protection: Protection,
         limits: Limits,
         memory: Arc<MemoryBudget>,
     ) -> Result<Self, ListenError> {
-        let listeners: Vec<_> = addresses.iter().map(Listener::bind).collect::<Result<_, _>>()?;
+        let protection = Arc::new(protection);
+        let bind = |address| Listener::bind_protected(address, &protection);
+        let listeners: Vec<_> = addresses.iter().map(bind).collect::<Result<_, _>>()?;
         for address in addresses.iter().filter(|address| !address.is_local()) {
-            tracing::warn!(%address, "NBD has no authentication: anyone who can reach this address can read and write the data");
+            match protection.allow.is_empty() {
+                true => {
+                    tracing::warn!(%address, "NBD has no authentication: anyone who can reach this address can read and write the data")
+                }
+                false => {
+                    tracing::warn!(%address, "NBD is not encrypted at this address, and all users of the networks in --nbd-allow can read and write the data")
+                }
+            }
         }
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),

@@ -2,7 +2,7 @@
 //!
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
-//! - [`address`], [`listener`]: where clients connect
+//! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`server`]: accepts and dismisses clients on a lane
 //! - [`front_end`]: the interface to the daemon
 //! - [`null`]: volumes without a cache, for tests and as a baseline
@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod allow;
 mod connection;
 pub mod front_end;
 pub mod handshake;
@@ -29,7 +30,8 @@ pub mod transmission;
 pub mod wire;
 
 pub use address::{ListenAddress, ListenError};
+pub use allow::{Network, NetworkError};
 pub use front_end::NbdFrontEnd;
 pub use limits::{ConnectionCount, Limits};
-pub use listener::Listener;
+pub use listener::{Listener, Protection};
 pub use server::Server;

@@ -14,11 +14,12 @@ use forebay_device::ring::{Ring, RingOp};
 use forebay_engine::Exports;
 use forebay_lane::{Lane, LaneMemory, Signal};
 
+use crate::address::ListenAddress;
 use crate::connection::Connection;
 use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
 use crate::inbox::{self, Inbox};
 use crate::limits::{ConnectionCount, Limits, Place};
-use crate::listener::Listener;
+use crate::listener::{Listener, NotAdmitted};
 use crate::outbox;
 use crate::receive::receive_requests;
 use crate::send::send_replies;
@@ -26,6 +27,9 @@ use crate::socket::Socket;
 
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The most often that a lane logs clients who may not connect.
+const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// Returns the least memory of a client: small receive and batch buffers (two batches), the
 /// handshake's buffer, its tasks' state, and the kernel's socket buffers.
@@ -82,6 +86,24 @@ impl<F: FnMut()> Drop for AtEnd<F> {
     }
 }
 
+/// Clients of a lane who were not admitted, for the log.
+#[derive(Default)]
+struct Refusals {
+    logged: Cell<Option<Nanos>>,
+    unlogged: Cell<u64>,
+}
+
+impl Refusals {
+    fn add(&self, address: &ListenAddress, reason: NotAdmitted, now: Nanos) {
+        if self.logged.get().is_some_and(|then| now.since(then) < REFUSALS_LOGGED_EVERY) {
+            return self.unlogged.set(self.unlogged.get() + 1);
+        }
+        self.logged.set(Some(now));
+        let others = self.unlogged.take();
+        tracing::warn!(%address, others, "a client is turned away: {reason}");
+    }
+}
+
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
@@ -94,6 +116,7 @@ struct Shared {
     clients: RefCell<Vec<Weak<Client>>>,
     live: Cell<usize>,
     ended: Signal,
+    refusals: Refusals,
 }
 
 /// The NBD server of one lane.
@@ -125,6 +148,7 @@ impl Server {
             clients: RefCell::default(),
             live: Cell::new(0),
             ended: Signal::default(),
+            refusals: Refusals::default(),
         });
         for listener in listeners {
             lane.spawn(accept_clients(shared.clone(), listener.clone()));
@@ -190,6 +214,10 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
                 continue;
             }
         };
+        if let Err(reason) = listener.admit(&fd) {
+            shared.refusals.add(listener.address(), reason, shared.lane.now());
+            continue;
+        }
         let bytes = connection_bytes(listener.adopt(&fd));
         let place = match shared.count.take(shared.limits.connections, bytes) {
             Ok(place) => place,

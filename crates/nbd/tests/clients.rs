@@ -3,10 +3,12 @@
 mod support;
 
 use std::collections::HashSet;
+use std::io::Read;
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use forebay_nbd::wire::*;
-use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener};
+use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Protection};
 use support::*;
 
 const SIZES: [usize; 9] = [
@@ -224,6 +226,31 @@ fn tcp_works_too() {
         let data = pattern(size as u64, size);
         client.write(4096, &data).expect("written");
         assert!(client.read(4096, size as u32) == Ok(data));
+    }
+}
+
+#[test]
+fn clients_of_other_networks_get_no_byte() {
+    let any = ListenAddress::Tcp { host: "127.0.0.1".into(), port: 0 };
+    for (allow, admitted) in
+        [(vec!["192.0.2.0/24", "::/0"], false), (vec!["192.0.2.0/24", "127.0.0.1"], true)]
+    {
+        let allow = allow.into_iter().map(|network| network.parse().expect("network")).collect();
+        let protection = Arc::new(Protection { allow });
+        let listener = Listener::bind_protected(&any, &protection).expect("listener");
+        let folder = tempfile::tempdir().expect("folder");
+        let count = ConnectionCount::default();
+        let server = TestServer::start_on(folder, listener, Limits::default(), count);
+        let ListenAddress::Tcp { host, port } = &server.address else { panic!("not TCP") };
+        let connect = || TcpStream::connect((host.as_str(), *port)).expect("connect");
+        if admitted {
+            Client::handshake(connect()).go("memory", true);
+        } else {
+            for _ in 0..3 {
+                assert!(!matches!(connect().read(&mut [0; 1]), Ok(1..)));
+            }
+            assert_eq!(server.count.get(), 0);
+        }
     }
 }
 

@@ -21,9 +21,12 @@ PATIENCE = 30
 class Wire:
     """One connection, up to wherever the test takes it."""
 
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
+    def __init__(self, path, source=None):
+        """Connects to the path of a unix socket, or a host and a port, perhaps from another address."""
+        self.socket = socket.socket(socket.AF_UNIX if isinstance(path, str) else socket.AF_INET)
         self.socket.settimeout(PATIENCE)
+        if source:
+            self.socket.bind((source, 0))
         self.socket.connect(path)
         self.cookie = 0
 

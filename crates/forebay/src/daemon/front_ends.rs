@@ -9,7 +9,7 @@ use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
-use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
+use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection};
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
 use super::afterlife::outlasting;
@@ -24,6 +24,11 @@ pub(crate) struct FrontEndOptions {
     /// [default: nbd.sock beside the admin socket]
     #[arg(long, value_name = "PATH|HOST:PORT")]
     pub(crate) nbd: Vec<ListenAddress>,
+
+    /// Network from which clients may connect to NBD by TCP, or one address; repeatable [default:
+    /// all]
+    #[arg(long, value_name = "ADDRESS/BITS")]
+    pub(crate) nbd_allow: Vec<Network>,
 
     /// Serve a volume to a virtual machine by vhost-user-blk at a unix socket; repeatable
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_export)]
@@ -67,6 +72,12 @@ impl FrontEndOptions {
                 return refused(format!("{address} is the admin socket"));
             }
         }
+        let by_tcp = |address: &ListenAddress| matches!(address, ListenAddress::Tcp { .. });
+        if !self.nbd_allow.is_empty() && !self.nbd.iter().any(by_tcp) {
+            let message =
+                "it is about TCP, but there is no --nbd HOST:PORT; add one, or leave it out";
+            return Err(ApiError::invalid("--nbd-allow", message));
+        }
         for (index, Export { path, .. }) in self.vhost_user.iter().enumerate() {
             let nbd = |address: &ListenAddress| matches!(address, ListenAddress::Unix(other) if other == path);
             let twice = self.vhost_user[..index].iter().any(|other| other.path == *path);
@@ -88,8 +99,9 @@ pub(crate) fn claim(
     memory: &Arc<MemoryBudget>,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
+    let protection = Protection { allow: options.nbd_allow.clone() };
     let nbd = outlasting(
-        || NbdFrontEnd::claim(&options.nbd, limits, memory.clone()),
+        || NbdFrontEnd::claim(&options.nbd, protection.clone(), limits, memory.clone()),
         |error| matches!(error, ListenError::InUse(_)),
     );
     let nbd = nbd.map_err(|error| listen_error(&error))?;
