@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::transmission::{MAX_PAYLOAD, Session};
 use crate::wire::{
-    Greeting, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Reader,
+    Greeting, Headers, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Reader,
     allocation, handshake_flag, info, option, option_reply, transmission_flag,
 };
 
@@ -67,6 +67,9 @@ pub enum Reason {
     /// The export does not exist; `EXPORT_NAME` has no error reply.
     #[error("the client chose an export that does not exist")]
     UnknownExport,
+    /// `EXPORT_NAME` after extended headers were agreed on; it has no error reply.
+    #[error("the client chose an export with EXPORT_NAME although it wants extended headers")]
+    Extended,
     /// Options other than `EXPORT_NAME` need the fixed handshake.
     #[error("the client sent an option without agreeing to the fixed handshake")]
     NotFixed,
@@ -84,7 +87,7 @@ pub struct Handshake {
     state: State,
     fixed: bool,
     padding: bool,
-    structured: bool,
+    headers: Headers,
     /// The export for which `base:allocation` was chosen.
     allocation_for: Option<String>,
     options: u32,
@@ -101,7 +104,7 @@ impl Handshake {
             state: State::ClientFlags,
             fixed: false,
             padding: true,
-            structured: false,
+            headers: Headers::Simple,
             allocation_for: None,
             options: 0,
         }
@@ -210,11 +213,7 @@ impl Handshake {
                 return Progress::Close(Reason::Abort);
             }
             option::LIST => list(data, exports, replies),
-            option::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured = true;
-                Ok(())
-            }
-            option::STRUCTURED_REPLY => Err(DATA),
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, replies)
             }
@@ -236,7 +235,26 @@ impl Handshake {
         Progress::Send
     }
 
+    /// Agrees on the form of requests and replies.
+    fn headers(&mut self, option: u32, data: &[u8]) -> Result<(), Refused> {
+        if !data.is_empty() {
+            return Err(DATA);
+        }
+        match (option, self.headers) {
+            (option::EXTENDED_HEADERS, _) => self.headers = Headers::Extended,
+            (_, Headers::Extended) => {
+                let text = "extended headers are in use already";
+                return Err((option_reply::ERR_EXT_HEADER_REQD, text));
+            }
+            (_, Headers::Simple | Headers::Structured) => self.headers = Headers::Structured,
+        }
+        Ok(())
+    }
+
     fn export_name(&self, data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Progress {
+        if self.headers == Headers::Extended {
+            return Progress::Close(Reason::Extended);
+        }
         let found = std::str::from_utf8(data).ok().and_then(|name| find(name, exports));
         let Some((export, target)) = found else {
             return Progress::Close(Reason::UnknownExport);
@@ -254,7 +272,7 @@ impl Handshake {
         let session = Session {
             size: target.size() / SECTOR_SIZE * SECTOR_SIZE,
             read_only: target.read_only(),
-            structured: self.structured,
+            headers: self.headers,
             allocation: self.allocation_for.as_ref() == Some(&export),
         };
         Start { export, target, session }
@@ -314,7 +332,7 @@ impl Handshake {
             // Contexts of an earlier option do not survive, even if this one is invalid.
             self.allocation_for = None;
         }
-        if !self.structured {
+        if !self.headers.has_chunks() {
             return Err((option_reply::ERR_INVALID, "agree on structured replies first"));
         }
         let mut reader = Reader(data);
@@ -384,7 +402,7 @@ pub fn transmission_flags(session: &Session) -> u16 {
     } else {
         flags |= SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
     }
-    if session.structured {
+    if session.headers.has_chunks() {
         flags |= SEND_DF;
     }
     flags

@@ -9,7 +9,7 @@ use forebay_engine::CompletionSink;
 use crate::connection::Connection;
 use crate::inbox::{Inbox, LARGE, SMALL, window};
 use crate::socket::STEP;
-use crate::transmission::{BadMagic, Event, Parser, waiting};
+use crate::transmission::{Event, Parser, StreamError, waiting};
 
 /// After this many requests their replies are sent even if more requests have been received. A
 /// client that gets its replies a few at a time can send more while the rest is processed; if all
@@ -20,7 +20,7 @@ const ANSWERED_TOGETHER: u32 = 8;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiveError {
     #[error(transparent)]
-    BadMagic(#[from] BadMagic),
+    Stream(#[from] StreamError),
     #[error("receiving failed: {0}")]
     Io(#[from] io::Error),
 }
@@ -35,7 +35,7 @@ pub(crate) async fn receive_requests(
 ) -> Result<(), ReceiveError> {
     let sink: Rc<dyn CompletionSink> = connection.clone();
     let mut parser = Parser::new(connection.session, window(SMALL));
-    let mut taken = 0u32;
+    let (headers, mut taken) = (connection.session.headers, 0u32);
     loop {
         loop {
             let (consumed, event) = parser.next(inbox.unused())?;
@@ -53,7 +53,7 @@ pub(crate) async fn receive_requests(
                     connection.end_grant();
                     taken += 1;
                     let more = inbox.unused().get(consumed..).unwrap_or_default();
-                    if taken.is_multiple_of(ANSWERED_TOGETHER) && waiting(more).is_some() {
+                    if taken.is_multiple_of(ANSWERED_TOGETHER) && waiting(more, headers).is_some() {
                         connection.send_now().await;
                     }
                 }

@@ -142,8 +142,8 @@ fn a_session_is_agreed_on_wherever_the_bytes_are_cut() {
         assert_eq!(outcome.left, b"the next phase");
         let start = outcome.start();
         assert_eq!(start.export, "first");
-        let expected =
-            Session { size: 1 << 20, read_only: false, structured: true, allocation: true };
+        let headers = Headers::Structured;
+        let expected = Session { size: 1 << 20, read_only: false, headers, allocation: true };
         assert_eq!(start.session, expected);
         let expected = [
             vec![kind::ACK, kind::SERVER, kind::SERVER, kind::ACK, kind::ERR_UNSUP],
@@ -206,6 +206,35 @@ fn contexts_hold_for_the_export_for_which_they_were_set() {
 }
 
 #[test]
+fn extended_headers_take_precedence() {
+    let (structured, extended) =
+        (option(option::STRUCTURED_REPLY, &[]), option(option::EXTENDED_HEADERS, &[]));
+    let set = option(option::SET_META_CONTEXT, &contexts(b"first", &[b"base:allocation"]));
+    let begin = option(option::GO, &go(b"first", &[]));
+    let (ack, refused) = (kind::ACK, kind::ERR_EXT_HEADER_REQD);
+    for (options, answers, headers) in [
+        (vec![], vec![], Headers::Simple),
+        (vec![&structured], vec![ack], Headers::Structured),
+        (vec![&extended], vec![ack], Headers::Extended),
+        (vec![&extended, &extended], vec![ack, ack], Headers::Extended),
+        (vec![&structured, &extended], vec![ack, ack], Headers::Extended),
+        (vec![&extended, &structured], vec![ack, refused], Headers::Extended),
+    ] {
+        let options: Vec<_> = options.into_iter().chain([&begin]).cloned().collect();
+        let outcome = outcome(&options);
+        assert_eq!(outcome.kinds()[..answers.len()], answers);
+        assert_eq!(outcome.start().session.headers, headers);
+    }
+    // Contexts need no structured replies then.
+    let with_context = outcome(&[extended.clone(), set, begin]);
+    assert!(with_context.start().session.allocation);
+    let flags = transmission_flags(&with_context.start().session);
+    assert!(flags & transmission_flag::SEND_DF != 0);
+    let old = outcome(&[extended, option(option::EXPORT_NAME, b"first")]);
+    assert_eq!(old.reason(), Reason::Extended);
+}
+
+#[test]
 fn malformed_options_are_refused_and_the_next_one_works() {
     let long = vec![b'n'; NAME_MAX + 1];
     let mut overrun = string(b"first");
@@ -213,6 +242,7 @@ fn malformed_options_are_refused_and_the_next_one_works() {
     let cases: Vec<(u32, Vec<u8>, u32)> = vec![
         (option::LIST, vec![0], kind::ERR_INVALID),
         (option::STRUCTURED_REPLY, vec![0], kind::ERR_INVALID),
+        (option::EXTENDED_HEADERS, vec![0], kind::ERR_INVALID),
         (option::SET_META_CONTEXT, vec![], kind::ERR_INVALID),
         (option::SET_META_CONTEXT, contexts(b"nobody", &[]), kind::ERR_UNKNOWN),
         (option::LIST_META_CONTEXT, contexts(&long, &[]), kind::ERR_TOO_BIG),
