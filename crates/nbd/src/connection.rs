@@ -17,10 +17,12 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
 use forebay_lane::{Lane, LaneMemory, Signal, yield_now};
 
+use crate::holes::HoleFinder;
 use crate::inbox;
 use crate::limits::{Limits, Place};
 use crate::outbox::{self, Batch, Finished, STATUS_MAX};
 use crate::socket::Socket;
+use crate::status::{EXTENTS_MAX, Query};
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
 use crate::wire::{ReplyTo, SMALL_REPLY_MAX};
 
@@ -50,6 +52,7 @@ pub(crate) struct Connection {
     target: Rc<dyn BlockService>,
     limits: Limits,
     lane: Rc<Lane>,
+    finder: HoleFinder,
     memory: Rc<LaneMemory>,
     /// Held until the last request in flight has ended; otherwise clients that reconnect could hold
     /// more memory than those that stay.
@@ -79,6 +82,7 @@ impl Connection {
         target: Rc<dyn BlockService>,
         limits: Limits,
         (lane, memory): (Rc<Lane>, Rc<LaneMemory>),
+        finder: HoleFinder,
         place: Place,
     ) -> Rc<Self> {
         Rc::new(Connection {
@@ -87,6 +91,7 @@ impl Connection {
             target,
             limits,
             lane,
+            finder,
             memory,
             place,
             phase: Cell::new(Phase::Open),
@@ -231,7 +236,8 @@ impl Connection {
     /// Waits until `command` may be executed. Returns `false` if the connection is no longer open.
     pub(crate) async fn admit_command(&self, command: &Command) -> bool {
         let Command { kind, offset, len, .. } = *command;
-        let Kind::Volume { op, .. } = kind else { return self.admit(STATUS_MAX, 0).await };
+        // The answer is not known yet: see `answer_status`.
+        let Kind::Volume { op, .. } = kind else { return self.is_open() };
         let memory = self.target.memory(op, offset, len);
         if op != Op::Read {
             return self.admit(SMALL_REPLY_MAX, memory).await;
@@ -270,11 +276,7 @@ impl Connection {
         let Command { kind, offset, len, .. } = *command;
         let to = command.to();
         let (op, fua) = match kind {
-            Kind::BlockStatus { one } => {
-                let extents = self.target.extents(offset, len);
-                self.batch.borrow_mut().put_status(to, len, &extents, one);
-                return;
-            }
+            Kind::BlockStatus { .. } => return,
             Kind::Volume { op, fua, .. } => (op, fua),
         };
         let data = match op {
@@ -305,6 +307,20 @@ impl Connection {
             _ => None,
         };
         self.submit(command, data, sink);
+    }
+
+    /// Answers a query of the metadata contexts; requests behind it wait meanwhile. Returns `false` if the
+    /// connection is no longer open.
+    pub(crate) async fn answer_status(&self, command: &Command, one: bool) -> bool {
+        let Command { offset, len, .. } = *command;
+        let (contexts, most) = (self.session.contexts, if one { 1 } else { EXTENTS_MAX });
+        let query = Query { contexts, offset, len, most };
+        let status = query.answer(&self.target, &self.finder, &self.lane).await;
+        if !self.admit(STATUS_MAX, 0).await {
+            return false;
+        }
+        self.batch.borrow_mut().put_status(command.to(), &status.unwrap_or_default());
+        true
     }
 
     /// Executes an admitted write whose data are in a buffer of their own.

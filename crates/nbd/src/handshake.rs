@@ -10,10 +10,11 @@ use forebay_engine::{BlockService, Exports};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::status::Contexts;
 use crate::transmission::{MAX_PAYLOAD, Session};
 use crate::wire::{
     Greeting, Headers, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Reader,
-    allocation, handshake_flag, info, option, option_reply, transmission_flag,
+    allocation, handshake_flag, info, option, option_reply, state, transmission_flag,
 };
 
 /// Most bytes of data in an option; longer options are skipped and refused.
@@ -88,8 +89,8 @@ pub struct Handshake {
     fixed: bool,
     padding: bool,
     headers: Headers,
-    /// The export for which `base:allocation` was chosen.
-    allocation_for: Option<String>,
+    /// The metadata contexts that were chosen, and the export for which they hold.
+    contexts: Option<(String, Contexts)>,
     options: u32,
 }
 
@@ -105,7 +106,7 @@ impl Handshake {
             fixed: false,
             padding: true,
             headers: Headers::Simple,
-            allocation_for: None,
+            contexts: None,
             options: 0,
         }
     }
@@ -273,9 +274,15 @@ impl Handshake {
             size: target.size() / SECTOR_SIZE * SECTOR_SIZE,
             read_only: target.read_only(),
             headers: self.headers,
-            allocation: self.allocation_for.as_ref() == Some(&export),
+            contexts: self.contexts_of(&export),
         };
         Start { export, target, session }
+    }
+
+    /// Returns the metadata contexts that were chosen for an export.
+    fn contexts_of(&self, export: &str) -> Contexts {
+        let chosen = self.contexts.as_ref().filter(|(chosen_for, _)| chosen_for == export);
+        chosen.map_or(Contexts::default(), |(_, contexts)| *contexts)
     }
 
     /// Answers `INFO` and `GO` up to the acknowledgement.
@@ -330,7 +337,7 @@ impl Handshake {
         let set = option == option::SET_META_CONTEXT;
         if set {
             // Contexts of an earlier option do not survive, even if this one is invalid.
-            self.allocation_for = None;
+            self.contexts = None;
         }
         if !self.headers.has_chunks() {
             return Err((option_reply::ERR_INVALID, "agree on structured replies first"));
@@ -338,22 +345,30 @@ impl Handshake {
         let mut reader = Reader(data);
         let name = read_string(&mut reader)?;
         let count = reader.u32().ok_or(DATA)?;
-        let mut matched = count == 0 && !set;
+        // A list without queries is a list of all.
+        let all = count == 0 && !set;
+        let mut chosen = Contexts { allocation: all, state: all };
         for _ in 0..count {
             let query = read_string(&mut reader)?;
-            matched |= query == allocation::NAME || (!set && query == "base:");
+            chosen.allocation |= query == allocation::NAME || (!set && query == "base:");
+            chosen.state |= query == state::NAME || (!set && query == "forebay:");
         }
         if !reader.0.is_empty() {
             return Err(DATA);
         }
         let (export, _) = find(name, exports).ok_or(UNKNOWN)?;
-        if matched {
-            let id = if set { allocation::ID } else { 0 };
-            let content = [&id.to_be_bytes(), allocation::NAME.as_bytes()].concat();
-            reply(replies, option, option_reply::META_CONTEXT, &content);
-            if set {
-                self.allocation_for = Some(export);
+        for (chosen, id, name) in [
+            (chosen.allocation, allocation::ID, allocation::NAME),
+            (chosen.state, state::ID, state::NAME),
+        ] {
+            if chosen {
+                let id = if set { id } else { 0 };
+                let content = [&id.to_be_bytes(), name.as_bytes()].concat();
+                reply(replies, option, option_reply::META_CONTEXT, &content);
             }
+        }
+        if set {
+            self.contexts = Some((export, chosen));
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
+//! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`server`]: accepts and dismisses clients on a lane
 //! - [`front_end`]: the interface to the daemon
@@ -16,6 +17,7 @@ pub mod allow;
 mod connection;
 pub mod front_end;
 pub mod handshake;
+mod holes;
 mod inbox;
 pub mod limits;
 pub mod listener;
@@ -26,6 +28,7 @@ mod receive;
 mod send;
 pub mod server;
 mod socket;
+pub mod status;
 pub mod transmission;
 pub mod wire;
 

@@ -8,14 +8,13 @@ use std::collections::VecDeque;
 
 use forebay_core::IoError;
 use forebay_device::IoBuf;
-use forebay_engine::Extent;
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U32, U64};
 
+use crate::status::{Contexts, EXTENTS_MAX, Status};
 use crate::wire::{
     DATA_HEADER_MAX, ErrorCode, ExtendedChunkHeader, ExtendedStatusExtent, Headers, ReplyTo,
-    SMALL_REPLY_MAX, SimpleReply, StatusExtent, allocation, chunk, encode_chunk_header,
-    encode_error_chunk,
+    SMALL_REPLY_MAX, SimpleReply, StatusExtent, chunk, encode_chunk_header, encode_error_chunk,
 };
 
 /// Bytes of a batch for a busy client.
@@ -27,11 +26,9 @@ const RESERVE: usize = SMALL_REPLY_MAX;
 /// Data of a completion up to this length are copied into a large batch; longer data are sent from
 /// their own buffer.
 const COPY_MAX: usize = 16 << 10;
-/// Most extents in one answer.
-const EXTENTS_MAX: usize = 480;
 /// Most bytes of a block status.
-pub(crate) const STATUS_MAX: usize =
-    ExtendedChunkHeader::SIZE + 8 + EXTENTS_MAX * size_of::<ExtendedStatusExtent>();
+pub(crate) const STATUS_MAX: usize = Contexts::MAX
+    * (ExtendedChunkHeader::SIZE + 8 + EXTENTS_MAX * size_of::<ExtendedStatusExtent>());
 const _: () = assert!(STATUS_MAX <= SMALL - RESERVE, "a block status fits into an empty batch");
 
 /// A completed request whose reply is not in a batch yet.
@@ -100,9 +97,13 @@ impl Batch {
         }
     }
 
-    fn put_chunk_header(&mut self, to: ReplyTo, kind: u16, len: usize) {
+    fn put_only_header(&mut self, to: ReplyTo, kind: u16, len: usize) {
+        self.put_chunk_header(to, chunk::FLAG_DONE, kind, len);
+    }
+
+    fn put_chunk_header(&mut self, to: ReplyTo, flags: u16, kind: u16, len: usize) {
         let place = self.buf.get_mut(self.used..).unwrap_or_default();
-        let written = encode_chunk_header(place, self.headers, to, kind, len as u32);
+        let written = encode_chunk_header(place, self.headers, to, (flags, kind), len as u32);
         debug_assert!(written > 0, "a batch overflows");
         self.used += written;
     }
@@ -111,7 +112,7 @@ impl Batch {
     pub(crate) fn put_result(&mut self, to: ReplyTo, result: Result<(), IoError>) {
         match result {
             Ok(()) if self.headers == Headers::Extended => {
-                self.put_chunk_header(to, chunk::NONE, 0);
+                self.put_only_header(to, chunk::NONE, 0);
             }
             Ok(()) => self.put(SimpleReply::new(to.cookie, None).as_bytes()),
             Err(error) => self.put_error(to, error.into(), &error.to_string()),
@@ -140,9 +141,9 @@ impl Batch {
     fn put_data_header(&mut self, to: ReplyTo, len: usize) {
         match (self.headers, len) {
             (Headers::Simple, _) => self.put(SimpleReply::new(to.cookie, None).as_bytes()),
-            (_, 0) => self.put_chunk_header(to, chunk::NONE, 0),
+            (_, 0) => self.put_only_header(to, chunk::NONE, 0),
             (_, _) => {
-                self.put_chunk_header(to, chunk::OFFSET_DATA, len + 8);
+                self.put_only_header(to, chunk::OFFSET_DATA, len + 8);
                 self.put(&to.offset.to_be_bytes());
             }
         }
@@ -178,31 +179,31 @@ impl Batch {
         Some(())
     }
 
-    /// Adds the allocation status of a range of `len` bytes, as far as it fits. The caller has
-    /// ensured [`STATUS_MAX`] bytes of space.
-    pub(crate) fn put_status(&mut self, to: ReplyTo, len: u64, extents: &[Extent], one: bool) {
-        let status = merge(len, extents, if one { 1 } else { EXTENTS_MAX });
-        if status.is_empty() {
-            return self.put_error(to, ErrorCode::Io, "the allocation is unknown");
+    /// Adds the status of a range. The caller has ensured [`STATUS_MAX`] bytes of space.
+    pub(crate) fn put_status(&mut self, to: ReplyTo, status: &Status) {
+        if status.is_empty() || status.iter().any(|(_, runs)| runs.is_empty()) {
+            return self.put_error(to, ErrorCode::Io, "the status is unknown");
         }
-        let id = allocation::ID.to_be_bytes();
-        if self.headers == Headers::Extended {
-            let content = status.len() * size_of::<ExtendedStatusExtent>();
-            self.put_chunk_header(to, chunk::BLOCK_STATUS_EXT, 8 + content);
-            self.put(&id);
-            self.put(&(status.len() as u32).to_be_bytes());
-            for (len, flags) in status {
-                let flags = U64::new(flags.into());
-                self.put(ExtendedStatusExtent { len: U64::new(len), flags }.as_bytes());
-            }
-        } else {
-            let content = status.len() * size_of::<StatusExtent>();
-            self.put_chunk_header(to, chunk::BLOCK_STATUS, 4 + content);
-            self.put(&id);
-            for (len, flags) in status {
-                // The range of a compact request is shorter than 4 GiB.
-                let len = U32::new(u32::try_from(len).unwrap_or(u32::MAX));
-                self.put(StatusExtent { len, flags: U32::new(flags) }.as_bytes());
+        for (index, (context, runs)) in status.iter().enumerate() {
+            let flags = if index + 1 == status.len() { chunk::FLAG_DONE } else { 0 };
+            if self.headers == Headers::Extended {
+                let content = 8 + runs.len() * size_of::<ExtendedStatusExtent>();
+                self.put_chunk_header(to, flags, chunk::BLOCK_STATUS_EXT, content);
+                self.put(&context.to_be_bytes());
+                self.put(&(runs.len() as u32).to_be_bytes());
+                for &(len, flags) in runs {
+                    let flags = U64::new(flags.into());
+                    self.put(ExtendedStatusExtent { len: U64::new(len), flags }.as_bytes());
+                }
+            } else {
+                let content = 4 + runs.len() * size_of::<StatusExtent>();
+                self.put_chunk_header(to, flags, chunk::BLOCK_STATUS, content);
+                self.put(&context.to_be_bytes());
+                for &(len, flags) in runs {
+                    // The range of a compact request is shorter than 4 GiB.
+                    let len = U32::new(u32::try_from(len).unwrap_or(u32::MAX));
+                    self.put(StatusExtent { len, flags: U32::new(flags) }.as_bytes());
+                }
             }
         }
     }
@@ -249,26 +250,6 @@ impl Batch {
     }
 }
 
-/// Returns at most `most` runs of equal status within `len` bytes: their lengths and flags.
-fn merge(len: u64, extents: &[Extent], most: usize) -> Vec<(u64, u32)> {
-    let mut left = len;
-    let mut status: Vec<(u64, u32)> = Vec::with_capacity(extents.len().min(most));
-    for extent in extents {
-        let here = extent.len.min(left);
-        let hole = if extent.hole { allocation::HOLE } else { 0 };
-        let zero = if extent.zero { allocation::ZERO } else { 0 };
-        let full = status.len() == most;
-        match status.last_mut() {
-            _ if here == 0 => continue,
-            Some((len, flags)) if *flags == hole | zero => *len += here,
-            Some(_) if full => break,
-            _ => status.push((here, hole | zero)),
-        }
-        left -= here;
-    }
-    status
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,7 +263,8 @@ mod tests {
     /// Returns a chunk of a reply to request 1.
     fn chunk_of(headers: Headers, kind: u16, content: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; headers.chunk_header()];
-        encode_chunk_header(&mut bytes, headers, to(1), kind, content.len() as u32);
+        let kinds = (chunk::FLAG_DONE, kind);
+        encode_chunk_header(&mut bytes, headers, to(1), kinds, content.len() as u32);
         [&bytes, content].concat()
     }
 
@@ -361,48 +343,38 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_merged_cut_and_limited() {
-        let extent = |len, hole, zero| Extent { len, hole, zero };
-        let alternating: Vec<_> = (0..3000).map(|at| extent(512, at % 2 == 0, false)).collect();
-        type Case<'a> = (&'a [Extent], bool, &'a [(u32, u32)]);
-        let cases: [Case<'_>; 6] = [
-            (&[extent(u64::MAX, true, true)], false, &[(1 << 20, 3)]),
-            (&[extent(512, false, true), extent(512, false, true)], true, &[(1024, 2)]),
-            (&[extent(512, true, false), extent(512, false, false)], true, &[(512, 1)]),
-            (&[extent(0, true, false), extent(512, false, false)], false, &[(512, 0)]),
-            (&[extent(1 << 20, false, false), extent(512, true, false)], false, &[(1 << 20, 0)]),
-            (&alternating, true, &[(512, 1)]),
-        ];
-        for (extents, one, expected) in cases {
-            let content: Vec<u8> = expected
-                .iter()
-                .flat_map(|(len, flags)| [len.to_be_bytes(), flags.to_be_bytes()].concat())
-                .collect();
-            let mut batch = Batch::new(Headers::Structured, LARGE);
-            batch.put_status(to(1), 1 << 20, extents, one);
-            assert_eq!(bytes(batch)[20 + 4..], content);
-            let content: Vec<u8> = expected
-                .iter()
-                .flat_map(|(len, flags)| [u64::from(*len), u64::from(*flags)])
-                .flat_map(u64::to_be_bytes)
-                .collect();
-            let count = (expected.len() as u32).to_be_bytes();
-            let content = [&1u32.to_be_bytes()[..], &count, &content].concat();
-            let mut batch = Batch::new(Headers::Extended, LARGE);
-            batch.put_status(to(1), 1 << 20, extents, one);
-            assert_eq!(
-                bytes(batch),
-                chunk_of(Headers::Extended, chunk::BLOCK_STATUS_EXT, &content)
-            );
-        }
+    fn each_context_has_a_chunk_and_the_last_one_ends_the_reply() {
+        let status: Status = vec![(1, vec![(512, 3), (1024, 0)]), (2, vec![(1536, 2)])];
+        let mut batch = Batch::new(Headers::Structured, SMALL);
+        batch.put_status(to(1), &status);
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        let (first, second): (Vec<u8>, Vec<u8>) =
+            (words(&[1, 512, 3, 1024, 0]), words(&[2, 1536, 2]));
+        let mut head = chunk_of(Headers::Structured, chunk::BLOCK_STATUS, &first);
+        head[5] = 0;
+        let tail = chunk_of(Headers::Structured, chunk::BLOCK_STATUS, &second);
+        assert_eq!(bytes(batch), [head, tail].concat());
+
         let mut batch = Batch::new(Headers::Extended, SMALL);
-        batch.put_status(to(1), u64::MAX, &alternating, false);
+        batch.put_status(to(1), &status);
+        let first = words(&[1, 2, 0, 512, 0, 3, 0, 1024, 0, 0]);
+        let second = words(&[2, 1, 0, 1536, 0, 2]);
+        let mut head = chunk_of(Headers::Extended, chunk::BLOCK_STATUS_EXT, &first);
+        head[5] = 0;
+        let tail = chunk_of(Headers::Extended, chunk::BLOCK_STATUS_EXT, &second);
+        assert_eq!(bytes(batch), [head, tail].concat());
+    }
+
+    #[test]
+    fn the_longest_status_fits_into_a_small_batch() {
+        let runs = vec![(1 << 40, 1); EXTENTS_MAX];
+        let mut batch = Batch::new(Headers::Extended, SMALL);
+        batch.put_status(to(1), &vec![(1, runs.clone()), (2, runs)]);
         assert_eq!(bytes(batch).len(), STATUS_MAX);
-        let mut batch = Batch::new(Headers::Extended, SMALL);
-        batch.put_status(to(1), 1 << 50, &[extent(u64::MAX, true, true)], false);
-        assert_eq!(bytes(batch)[40..48], (1u64 << 50).to_be_bytes());
-        let mut batch = Batch::new(Headers::Structured, LARGE);
-        batch.put_status(to(1), 512, &[], false);
-        assert_eq!(bytes(batch)[6..8], chunk::ERROR.to_be_bytes());
+        for unknown in [vec![], vec![(1, vec![])]] {
+            let mut batch = Batch::new(Headers::Structured, SMALL);
+            batch.put_status(to(1), &unknown);
+            assert_eq!(bytes(batch)[6..8], chunk::ERROR.to_be_bytes());
+        }
     }
 }

@@ -9,7 +9,7 @@ use forebay_engine::CompletionSink;
 use crate::connection::Connection;
 use crate::inbox::{Inbox, LARGE, SMALL, window};
 use crate::socket::STEP;
-use crate::transmission::{Event, Parser, StreamError, waiting};
+use crate::transmission::{Event, Kind, Parser, StreamError, waiting};
 
 /// After this many requests their replies are sent even if more requests have been received. A
 /// client that gets its replies a few at a time can send more while the rest is processed; if all
@@ -47,6 +47,14 @@ pub(crate) async fn receive_requests(
                 Event::Command { command, payload } => {
                     if !connection.admit_command(&command).await {
                         return Ok(());
+                    }
+                    if let Kind::BlockStatus { one } = command.kind {
+                        connection.flush();
+                        if !connection.answer_status(&command, one).await {
+                            return Ok(());
+                        }
+                        inbox.consume(consumed);
+                        continue;
                     }
                     connection.expect(inbox.unused().get(consumed..).unwrap_or_default());
                     connection.execute(&command, payload, &sink);

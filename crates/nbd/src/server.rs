@@ -342,7 +342,8 @@ async fn transmit(
     tracing::debug!(export, ?session, "a client starts");
     let connection = {
         let lane = (shared.lane.clone(), shared.memory.clone());
-        Connection::new(client.socket.clone(), session, target, shared.limits, lane, place)
+        let finder = shared.count.finder().clone();
+        Connection::new(client.socket.clone(), session, target, shared.limits, lane, finder, place)
     };
     client.phase.replace(Phase::Session(export, connection.clone()));
     let sent = Rc::new(Signal::default());

@@ -5,6 +5,7 @@
 
 use forebay_core::{Op, SECTOR_SIZE};
 
+use crate::status::Contexts;
 use crate::wire::{ErrorCode, Header, Headers, ReplyTo, command, command_flag};
 
 /// Largest read or write, in bytes.
@@ -19,8 +20,8 @@ pub struct Session {
     pub read_only: bool,
     /// The form of requests and replies.
     pub headers: Headers,
-    /// The client may query `base:allocation`.
-    pub allocation: bool,
+    /// The metadata contexts that the client may query.
+    pub contexts: Contexts,
 }
 
 /// What a request does.
@@ -37,7 +38,7 @@ pub enum Kind {
         /// The zeroes must stay allocated (`WriteZeroes` only).
         no_hole: bool,
     },
-    /// A query of the allocation status.
+    /// A query of the metadata contexts.
     BlockStatus {
         /// The client wants one extent only.
         one: bool,
@@ -279,8 +280,8 @@ fn check_length(header: &Header, session: &Session) -> Result<(), (ErrorCode, &'
     if command == command::FLUSH && (offset != 0 || len != 0) {
         return Err((ErrorCode::Invalid, "a flush has no offset and no length"));
     }
-    if command == command::BLOCK_STATUS && (!session.allocation || len == 0) {
-        return Err((ErrorCode::Invalid, "block status needs base:allocation and a length"));
+    if command == command::BLOCK_STATUS && (session.contexts.is_empty() || len == 0) {
+        return Err((ErrorCode::Invalid, "block status needs a metadata context and a length"));
     }
     Ok(())
 }

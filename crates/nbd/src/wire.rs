@@ -184,11 +184,11 @@ impl ChunkHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of the only chunk of a reply.
-    pub fn only(cookie: u64, kind: u16, len: u32) -> Self {
+    /// Makes the header of a chunk.
+    pub fn new(cookie: u64, flags: u16, kind: u16, len: u32) -> Self {
         ChunkHeader {
             magic: U32::new(CHUNK_MAGIC),
-            flags: U16::new(chunk::FLAG_DONE),
+            flags: U16::new(flags),
             kind: U16::new(kind),
             cookie: U64::new(cookie),
             len: U32::new(len),
@@ -218,11 +218,11 @@ impl ExtendedChunkHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of the only chunk of a reply.
-    pub fn only(to: ReplyTo, kind: u16, len: u32) -> Self {
+    /// Makes the header of a chunk.
+    pub fn new(to: ReplyTo, flags: u16, kind: u16, len: u32) -> Self {
         ExtendedChunkHeader {
             magic: U32::new(EXTENDED_CHUNK_MAGIC),
-            flags: U16::new(chunk::FLAG_DONE),
+            flags: U16::new(flags),
             kind: U16::new(kind),
             cookie: U64::new(to.cookie),
             offset: U64::new(to.offset),
@@ -264,19 +264,21 @@ pub const MESSAGE_MAX: usize = 128;
 /// Most bytes of a reply without data.
 pub const SMALL_REPLY_MAX: usize = ExtendedChunkHeader::SIZE + 6 + MESSAGE_MAX;
 
-/// Writes the header of a reply's only chunk to the start of `into` and returns its length; 0 if it
-/// does not fit.
+/// Writes the header of a chunk to the start of `into` and returns its length; 0 if it does not fit.
+/// `flags` are [`chunk::FLAG_DONE`], for the last one of a reply, or 0.
 pub fn encode_chunk_header(
     into: &mut [u8],
     headers: Headers,
     to: ReplyTo,
-    kind: u16,
+    (flags, kind): (u16, u16),
     len: u32,
 ) -> usize {
     let fits = match headers {
-        Headers::Extended => ExtendedChunkHeader::only(to, kind, len).write_to_prefix(into).is_ok(),
+        Headers::Extended => {
+            ExtendedChunkHeader::new(to, flags, kind, len).write_to_prefix(into).is_ok()
+        }
         Headers::Simple | Headers::Structured => {
-            ChunkHeader::only(to.cookie, kind, len).write_to_prefix(into).is_ok()
+            ChunkHeader::new(to.cookie, flags, kind, len).write_to_prefix(into).is_ok()
         }
     };
     if fits { headers.chunk_header() } else { 0 }
@@ -294,7 +296,8 @@ pub fn encode_error_chunk(
     let content = 6 + text.len();
     let total = headers.chunk_header() + content;
     let Some(into) = into.get_mut(..total) else { return 0 };
-    let head = encode_chunk_header(into, headers, to, chunk::ERROR, content as u32);
+    let head =
+        encode_chunk_header(into, headers, to, (chunk::FLAG_DONE, chunk::ERROR), content as u32);
     let (code, rest) = into.split_at_mut(head).1.split_at_mut(4);
     code.copy_from_slice(&(error as u32).to_be_bytes());
     let (len, rest) = rest.split_at_mut(2);

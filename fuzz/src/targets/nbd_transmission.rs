@@ -2,6 +2,7 @@
 
 use crate::{memory, mend, pieces};
 use forebay_core::Op;
+use forebay_nbd::status::Contexts;
 use forebay_nbd::transmission::{
     Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session, StreamError,
 };
@@ -102,7 +103,7 @@ fn check(session: &Session, command: &Command, payload: &[u8]) {
     assert_eq!(payload.len(), if is(Op::Write) { command.len as usize } else { 0 });
     let writes = is(Op::Write) || is(Op::Discard) || is(Op::WriteZeroes);
     assert!(!(writes && session.read_only));
-    assert!(session.allocation || !matches!(command.kind, Kind::BlockStatus { .. }));
+    assert!(!session.contexts.is_empty() || !matches!(command.kind, Kind::BlockStatus { .. }));
 }
 
 fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
@@ -167,7 +168,7 @@ pub(crate) fn run(data: &[u8]) {
         size: SIZES[usize::from(choice >> 5 & 3)],
         read_only: choice & 1 != 0,
         headers: headers(*choice),
-        allocation: choice & 4 != 0,
+        contexts: Contexts { allocation: choice & 4 != 0, state: choice & 2 != 0 },
     };
     let window = WINDOWS[usize::from(choice >> 3 & 3)];
     memory::within((1 << 20) + 32 * data.len(), || {

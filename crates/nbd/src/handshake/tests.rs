@@ -8,6 +8,8 @@ use super::*;
 use crate::null::{ExportList, NullTarget};
 use crate::wire::option_reply as kind;
 
+const BASE: Contexts = Contexts { allocation: true, state: false };
+
 fn exports() -> ExportList {
     let volume =
         |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn BlockService>;
@@ -143,11 +145,12 @@ fn a_session_is_agreed_on_wherever_the_bytes_are_cut() {
         let start = outcome.start();
         assert_eq!(start.export, "first");
         let headers = Headers::Structured;
-        let expected = Session { size: 1 << 20, read_only: false, headers, allocation: true };
+        let expected = Session { size: 1 << 20, read_only: false, headers, contexts: BASE };
         assert_eq!(start.session, expected);
         let expected = [
             vec![kind::ACK, kind::SERVER, kind::SERVER, kind::ACK, kind::ERR_UNSUP],
-            vec![kind::ERR_UNSUP, kind::META_CONTEXT, kind::ACK, kind::META_CONTEXT, kind::ACK],
+            vec![kind::ERR_UNSUP, kind::META_CONTEXT, kind::META_CONTEXT, kind::ACK],
+            vec![kind::META_CONTEXT, kind::ACK],
             vec![kind::INFO, kind::INFO, kind::ACK],
             vec![kind::INFO, kind::INFO, kind::INFO, kind::INFO, kind::ACK],
         ];
@@ -190,18 +193,28 @@ fn contexts_hold_for_the_export_for_which_they_were_set() {
         |name: &[u8], queries: &[&[u8]]| option(option::SET_META_CONTEXT, &contexts(name, queries));
     let structured = option(option::STRUCTURED_REPLY, &[]);
     let base: &[&[u8]] = &[b"base:allocation"];
-    for (options, allocation) in [
-        (vec![structured.clone(), set(b"first", base)], true),
-        (vec![structured.clone(), set(b"", base)], true),
-        (vec![structured.clone(), set("zwölf".as_bytes(), base)], false),
-        (vec![structured.clone(), set(b"first", &[b"base:"])], false),
-        (vec![structured.clone(), set(b"first", &[])], false),
-        (vec![structured.clone(), set(b"first", base), set(b"first", &[])], false),
-        (vec![structured.clone(), set(b"first", base), set(b"nobody", base)], false),
-        (vec![set(b"first", base), structured], false),
+    let both: &[&[u8]] = &[b"forebay:state", b"base:allocation", b"forebay:state"];
+    for (options, contexts) in [
+        (vec![structured.clone(), set(b"first", base)], BASE),
+        (vec![structured.clone(), set(b"", base)], BASE),
+        (vec![structured.clone(), set("zwölf".as_bytes(), base)], Contexts::default()),
+        (vec![structured.clone(), set(b"first", &[b"base:"])], Contexts::default()),
+        (vec![structured.clone(), set(b"first", &[])], Contexts::default()),
+        (vec![structured.clone(), set(b"first", base), set(b"first", &[])], Contexts::default()),
+        (vec![structured.clone(), set(b"first", base), set(b"nobody", base)], Contexts::default()),
+        (vec![structured.clone(), set(b"first", both)], Contexts { allocation: true, state: true }),
+        (
+            vec![structured.clone(), set(b"first", &[b"forebay:state"])],
+            Contexts { allocation: false, state: true },
+        ),
+        (
+            vec![structured.clone(), set(b"first", &[b"forebay:", b"forebay:x"])],
+            Contexts::default(),
+        ),
+        (vec![set(b"first", base), structured], Contexts::default()),
     ] {
         let outcome = outcome(&[options, vec![option(option::GO, &go(b"first", &[]))]].concat());
-        assert_eq!(outcome.start().session.allocation, allocation);
+        assert_eq!(outcome.start().session.contexts, contexts);
     }
 }
 
@@ -227,11 +240,30 @@ fn extended_headers_take_precedence() {
     }
     // Contexts need no structured replies then.
     let with_context = outcome(&[extended.clone(), set, begin]);
-    assert!(with_context.start().session.allocation);
+    assert!(with_context.start().session.contexts.allocation);
     let flags = transmission_flags(&with_context.start().session);
     assert!(flags & transmission_flag::SEND_DF != 0);
     let old = outcome(&[extended, option(option::EXPORT_NAME, b"first")]);
     assert_eq!(old.reason(), Reason::Extended);
+}
+
+#[test]
+fn contexts_are_listed_by_name_and_by_namespace() {
+    for (queries, names) in [
+        (vec![], vec!["base:allocation", "forebay:state"]),
+        (vec!["base:"], vec!["base:allocation"]),
+        (vec!["forebay:"], vec!["forebay:state"]),
+        (vec!["forebay:state", "forebay:"], vec!["forebay:state"]),
+        (vec!["forebay:", "base:allocation"], vec!["base:allocation", "forebay:state"]),
+        (vec!["forebay", "forebay:states", "qemu:", ""], vec![]),
+    ] {
+        let queries: Vec<_> = queries.iter().map(|query| query.as_bytes()).collect();
+        let list = option(option::LIST_META_CONTEXT, &contexts(b"first", &queries));
+        let replies = outcome(&[option(option::EXTENDED_HEADERS, &[]), list]).replies();
+        let found = replies.iter().filter(|(_, kind, _)| *kind == kind::META_CONTEXT);
+        let found: Vec<_> = found.map(|(_, _, data)| String::from_utf8_lossy(&data[4..])).collect();
+        assert_eq!(found, names);
+    }
 }
 
 #[test]

@@ -6,12 +6,13 @@ use zerocopy::big_endian::{U16, U32, U64};
 use super::*;
 use crate::wire::{EXTENDED_REQUEST_MAGIC, ExtendedRequestHeader, REQUEST_MAGIC, RequestHeader};
 
+const BASE: Contexts = Contexts { allocation: true, state: false };
 const COMPACT: [Headers; 2] = [Headers::Simple, Headers::Structured];
 const ALL: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
 const SIZE: u64 = 1 << 30;
 
 fn session() -> Session {
-    Session { size: SIZE, read_only: false, headers: Headers::Structured, allocation: true }
+    Session { size: SIZE, read_only: false, headers: Headers::Structured, contexts: BASE }
 }
 
 fn header(command: u16, flags: u16, offset: u64, len: u64) -> Header {
@@ -43,7 +44,11 @@ fn every_command_with_every_flag_is_decided() {
     use command_flag::*;
     for headers in ALL {
         let structured = headers.has_chunks();
-        let session = Session { headers, allocation: structured, ..session() };
+        let session = Session {
+            headers,
+            contexts: if structured { BASE } else { Contexts::default() },
+            ..session()
+        };
         for command in 0..12 {
             for flags in (0..64).chain([1 << 15]) {
                 let len = if command == command::FLUSH { 0 } else { 4096 };

@@ -160,6 +160,18 @@ pub mod chunk {
     pub const FLAG_DONE: u16 = 1;
 }
 
+/// Status of an extent in `forebay:state`.
+pub mod state {
+    /// The name of the context.
+    pub const NAME: &str = "forebay:state";
+    /// The number that this server assigns to it.
+    pub const ID: u32 = 2;
+    /// There is a copy in the cache or in RAM.
+    pub const CACHED: u32 = 1;
+    /// It is newer than the origin.
+    pub const DIRTY: u32 = 1 << 1;
+}
+
 /// Status of an extent in `base:allocation`.
 pub mod allocation {
     /// The name of the context.
