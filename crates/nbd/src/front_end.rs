@@ -20,6 +20,7 @@ use crate::server::Server;
 #[derive(Debug)]
 pub struct NbdFrontEnd {
     addresses: Vec<ListenAddress>,
+    encrypted: bool,
     listeners: Mutex<Vec<Arc<Listener>>>,
     limits: Limits,
     connections: ConnectionCount,
@@ -41,21 +42,34 @@ impl NbdFrontEnd {
         let bind = |address| Listener::bind_protected(address, &protection);
         let listeners: Vec<_> = addresses.iter().map(bind).collect::<Result<_, _>>()?;
         for address in addresses.iter().filter(|address| !address.is_local()) {
-            match protection.allow.is_empty() {
-                true => {
-                    tracing::warn!(%address, "NBD has no authentication: anyone who can reach this address can read and write the data")
-                }
-                false => {
-                    tracing::warn!(%address, "NBD is not encrypted at this address, and all users of the networks in --nbd-allow can read and write the data")
-                }
-            }
+            warn(address, &protection);
         }
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),
+            encrypted: protection.tls.is_some(),
             listeners: Mutex::new(listeners),
             limits,
             connections: ConnectionCount::within(memory),
         })
+    }
+}
+
+/// Says who can use the data of an address that other machines can reach.
+fn warn(address: &ListenAddress, protection: &Protection) {
+    let who = match protection.allow.is_empty() {
+        true => "anyone who can reach this address",
+        false => "anyone in the networks of --nbd-allow",
+    };
+    match &protection.tls {
+        Some(tls) if tls.checks_clients => {}
+        Some(_) => tracing::warn!(
+            %address,
+            "NBD has no authentication: {who} can read and write the data; --nbd-tls-client-ca has clients checked"
+        ),
+        None => tracing::warn!(
+            %address,
+            "NBD has no authentication and no encryption: {who} can read and write the data; --nbd-tls-cert encrypts it"
+        ),
     }
 }
 
@@ -69,7 +83,7 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn describe(&self, volume: &str) -> Vec<String> {
-        self.addresses.iter().map(|address| address.uri(volume)).collect()
+        self.addresses.iter().map(|address| address.uri(volume, self.encrypted)).collect()
     }
 
     fn serve(

@@ -36,6 +36,9 @@ pub enum Progress {
     Send,
     /// Send the replies, then start with the rest of the input.
     Start(Start),
+    /// Send the replies, start TLS with the rest of the input, call [`Handshake::secured`], then
+    /// advance again.
+    StartTls,
     /// Send the replies, then close.
     Close(Reason),
 }
@@ -68,6 +71,9 @@ pub enum Reason {
     /// The export does not exist; `EXPORT_NAME` has no error reply.
     #[error("the client chose an export that does not exist")]
     UnknownExport,
+    /// `EXPORT_NAME` before TLS is used; it has no error reply.
+    #[error("the client chose an export with EXPORT_NAME without TLS, which is required")]
+    TlsRequired,
     /// `EXPORT_NAME` after extended headers were agreed on; it has no error reply.
     #[error("the client chose an export with EXPORT_NAME although it wants extended headers")]
     Extended,
@@ -83,9 +89,21 @@ enum State {
     Skip { option: u32, left: u64 },
 }
 
+/// Whether a connection is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// It is not, and need not be.
+    Plain,
+    /// It has to be before anything else is agreed on.
+    Required,
+    /// It is.
+    Encrypted,
+}
+
 /// One client's handshake.
 pub struct Handshake {
     state: State,
+    security: Security,
     fixed: bool,
     padding: bool,
     headers: Headers,
@@ -99,16 +117,22 @@ type Refused = (u32, &'static str);
 
 impl Handshake {
     /// Starts a handshake; appends the greeting to `replies`.
-    pub fn new(replies: &mut Vec<u8>) -> Self {
+    pub fn new(security: Security, replies: &mut Vec<u8>) -> Self {
         replies.extend_from_slice(Greeting::new().as_bytes());
         Handshake {
             state: State::ClientFlags,
+            security,
             fixed: false,
             padding: true,
             headers: Headers::Simple,
             contexts: None,
             options: 0,
         }
+    }
+
+    /// Notes that the connection is encrypted from here on.
+    pub fn secured(&mut self) {
+        self.security = Security::Encrypted;
     }
 
     /// Parses options from `input` and appends the replies. Returns the number of bytes consumed,
@@ -154,7 +178,11 @@ impl Handshake {
                     return None;
                 }
                 let text = "the option is longer than this server reads";
-                refuse(replies, option, (option_reply::ERR_TOO_BIG, text));
+                let refused = match self.security {
+                    Security::Required => NO_TLS,
+                    Security::Plain | Security::Encrypted => (option_reply::ERR_TOO_BIG, text),
+                };
+                refuse(replies, option, refused);
                 self.state = State::Option;
                 Some(Progress::Send)
             }
@@ -208,6 +236,17 @@ impl Handshake {
         replies: &mut Vec<u8>,
     ) -> Progress {
         let outcome = match option {
+            option::STARTTLS => match self.start_tls(data) {
+                Ok(()) => {
+                    reply(replies, option, option_reply::ACK, &[]);
+                    return Progress::StartTls;
+                }
+                Err(refused) => Err(refused),
+            },
+            option::EXPORT_NAME if self.security == Security::Required => {
+                return Progress::Close(Reason::TlsRequired);
+            }
+            _ if self.security == Security::Required && option != option::ABORT => Err(NO_TLS),
             option::EXPORT_NAME => return self.export_name(data, exports, replies),
             option::ABORT => {
                 reply(replies, option, option_reply::ACK, &[]);
@@ -226,7 +265,6 @@ impl Handshake {
                 Ok(_) => Ok(()),
                 Err(refused) => Err(refused),
             },
-            option::STARTTLS => Err((option_reply::ERR_UNSUP, "TLS is not supported")),
             _ => Err((option_reply::ERR_UNSUP, "unknown option")),
         };
         match outcome {
@@ -234,6 +272,15 @@ impl Handshake {
             Err(refused) => refuse(replies, option, refused),
         }
         Progress::Send
+    }
+
+    fn start_tls(&self, data: &[u8]) -> Result<(), Refused> {
+        match self.security {
+            Security::Plain => Err((option_reply::ERR_UNSUP, "there is no TLS at this address")),
+            Security::Encrypted => Err((option_reply::ERR_INVALID, "TLS is in use already")),
+            Security::Required if data.is_empty() => Ok(()),
+            Security::Required => Err(DATA),
+        }
     }
 
     /// Agrees on the form of requests and replies.
@@ -375,6 +422,7 @@ impl Handshake {
 }
 
 const DATA: Refused = (option_reply::ERR_INVALID, "the option's data are malformed");
+const NO_TLS: Refused = (option_reply::ERR_TLS_REQD, "start TLS first");
 const UNKNOWN: Refused = (option_reply::ERR_UNKNOWN, "there is no started volume of this name");
 
 fn read_string<'a>(reader: &mut Reader<'a>) -> Result<&'a str, Refused> {

@@ -4,6 +4,7 @@
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
 //! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
+//! - [`tls`]: certificates and keys; `records`: TLS of a connection
 //! - [`server`]: accepts and dismisses clients on a lane
 //! - [`front_end`]: the interface to the daemon
 //! - [`null`]: volumes without a cache, for tests and as a baseline
@@ -25,10 +26,12 @@ mod memory;
 pub mod null;
 mod outbox;
 mod receive;
+mod records;
 mod send;
 pub mod server;
 mod socket;
 pub mod status;
+pub mod tls;
 pub mod transmission;
 pub mod wire;
 
@@ -38,3 +41,4 @@ pub use front_end::NbdFrontEnd;
 pub use limits::{ConnectionCount, Limits};
 pub use listener::{Listener, Protection};
 pub use server::Server;
+pub use tls::{Tls, TlsError, TlsFiles};

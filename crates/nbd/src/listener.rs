@@ -15,6 +15,7 @@ use rustix::net::{Shutdown, getpeername, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
 use crate::allow::Network;
+use crate::tls::Tls;
 
 /// Bytes of each buffer of a TCP socket, as far as the system allows.
 const TCP_BUFFER: usize = 256 << 10;
@@ -24,6 +25,8 @@ const TCP_BUFFER: usize = 256 << 10;
 pub struct Protection {
     /// The networks from which clients may connect; empty: all.
     pub allow: Vec<Network>,
+    /// TLS, which clients have to use then.
+    pub tls: Option<Tls>,
 }
 
 /// Why a client is not admitted.
@@ -91,6 +94,14 @@ impl Listener {
         let peer = peer.ok_or(NotAdmitted::Unknown)?.ip().to_canonical();
         let allowed = allow.iter().any(|network| network.contains(peer));
         if allowed { Ok(()) } else { Err(NotAdmitted::Address(peer)) }
+    }
+
+    /// Returns the TLS that clients have to use.
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        match self.address {
+            ListenAddress::Unix(_) => None,
+            ListenAddress::Tcp { .. } => self.protection.tls.as_ref(),
+        }
     }
 
     /// Prepares an accepted socket. Returns the bytes that the kernel may buffer for it.

@@ -32,7 +32,10 @@ pub(crate) async fn send_replies(connection: &Connection) {
         }
         if let Err(error) = result {
             tracing::debug!(%error, "sending replies to a client failed");
-            break;
+            return;
         }
+    }
+    if connection.phase() != Phase::Dead {
+        connection.socket.end_tls().await;
     }
 }

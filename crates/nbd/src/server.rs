@@ -13,15 +13,17 @@ use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_engine::Exports;
 use forebay_lane::{Lane, LaneMemory, Signal};
+use rustls::ServerConfig;
 
 use crate::address::ListenAddress;
 use crate::connection::Connection;
-use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
+use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security, Start};
 use crate::inbox::{self, Inbox};
 use crate::limits::{ConnectionCount, Limits, Place};
 use crate::listener::{Listener, NotAdmitted};
 use crate::outbox;
 use crate::receive::receive_requests;
+use crate::records;
 use crate::send::send_replies;
 use crate::socket::Socket;
 
@@ -33,10 +35,10 @@ const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// Returns the least memory of a client: small receive and batch buffers (two batches), the
 /// handshake's buffer, its tasks' state, and the kernel's socket buffers.
-fn connection_bytes(socket_buffer: usize) -> u64 {
+fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
     const TASKS: usize = 16 << 10;
     let own = inbox::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
-    (own + socket_buffer) as u64
+    (own + socket_buffer + if tls { records::BYTES } else { 0 }) as u64
 }
 
 /// One client, from its acceptance to its end.
@@ -218,7 +220,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
             shared.refusals.add(listener.address(), reason, shared.lane.now());
             continue;
         }
-        let bytes = connection_bytes(listener.adopt(&fd));
+        let bytes = connection_bytes(listener.adopt(&fd), listener.tls().is_some());
         let place = match shared.count.take(shared.limits.connections, bytes) {
             Ok(place) => place,
             Err(full) => {
@@ -234,7 +236,8 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
             clients.push(Rc::downgrade(&client));
         }
         shared.live.set(shared.live.get() + 1);
-        shared.lane.spawn(serve_client(shared.clone(), client, place));
+        let tls = listener.tls().map(|tls| tls.config.clone());
+        shared.lane.spawn(serve_client(shared.clone(), client, place, tls));
     }
 }
 
@@ -271,7 +274,12 @@ async fn drop_stalled(shared: Weak<Shared>) {
     }
 }
 
-async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
+async fn serve_client(
+    shared: Rc<Shared>,
+    client: Rc<Client>,
+    place: Place,
+    tls: Option<Arc<ServerConfig>>,
+) {
     let _end = AtEnd(|| {
         client.socket.close();
         if let Phase::Session(_, connection) = client.phase.replace(Phase::Over) {
@@ -282,7 +290,7 @@ async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
     });
     let mut inbox = Inbox::new();
     let agreed = {
-        let agree = agree(&client, &*shared.exports, &mut inbox);
+        let agree = agree(&client, &*shared.exports, &mut inbox, tls);
         let late = || {
             tracing::debug!("a client is dropped: its handshake takes too long");
             client.socket.close();
@@ -297,10 +305,16 @@ async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
 }
 
 /// Runs the handshake. Returns `None` if it ends without a session.
-async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Option<Start> {
+async fn agree(
+    client: &Client,
+    exports: &dyn Exports,
+    inbox: &mut Inbox,
+    tls: Option<Arc<ServerConfig>>,
+) -> Option<Start> {
     let socket = &*client.socket;
     let mut replies = Vec::new();
-    let mut handshake = Handshake::new(&mut replies);
+    let security = if tls.is_some() { Security::Required } else { Security::Plain };
+    let mut handshake = Handshake::new(security, &mut replies);
     loop {
         let (consumed, progress) = handshake.advance(inbox.unused(), exports, &mut replies);
         inbox.consume(consumed);
@@ -322,9 +336,20 @@ async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Opt
                 }
             }
             Progress::Send => {}
+            Progress::StartTls => {
+                // What the client sent already is not taken for plaintext.
+                let started = socket.start_tls(tls.clone()?, inbox.unused()).await;
+                if let Err(error) = started {
+                    tracing::debug!(%error, "a client is dropped: TLS cannot be started");
+                    return None;
+                }
+                inbox.consume(inbox.unused().len());
+                handshake.secured();
+            }
             Progress::Start(start) => return Some(start),
             Progress::Close(reason) => {
                 tracing::debug!(%reason, "a handshake ends without a session");
+                socket.end_tls().await;
                 return None;
             }
         }

@@ -255,7 +255,7 @@ fn clients_of_other_networks_get_no_byte() {
         [(vec!["192.0.2.0/24", "::/0"], false), (vec!["192.0.2.0/24", "127.0.0.1"], true)]
     {
         let allow = allow.into_iter().map(|network| network.parse().expect("network")).collect();
-        let protection = Arc::new(Protection { allow });
+        let protection = Arc::new(Protection { allow, tls: None });
         let listener = Listener::bind_protected(&any, &protection).expect("listener");
         let folder = tempfile::tempdir().expect("folder");
         let count = ConnectionCount::default();

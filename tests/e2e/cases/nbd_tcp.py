@@ -1,17 +1,9 @@
 """NBD by TCP: who may connect."""
 
-import socket
-
 from harness import *
 from harness.wire import *
 
 SIZE = 32 * MIB
-
-
-def free_port():
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def refused(address, source):

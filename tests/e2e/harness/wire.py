@@ -89,6 +89,14 @@ class Wire:
             raise Failure(f"a strange reply to an option: {magic:#x}")
         return option, kind, self.receive(length)
 
+    def start_tls(self, context):
+        """Encrypts the connection."""
+        self.send_option(STARTTLS)
+        reply = self.option_reply()
+        if reply != (STARTTLS, 1, b""):
+            raise Failure(f"TLS was refused: {reply}")
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+
     def contexts(self, option, name, *queries):
         """Lists or sets metadata contexts: their ids."""
         texts = [text.encode() for text in (name, *queries)]
@@ -198,6 +206,12 @@ class ExtendedWire(Wire):
                 raise Failure(f"{count} extents of context {context} in {len(content)} bytes")
             contexts[context] = list(struct.iter_unpack(">QQ", content[8:]))
         return contexts
+
+
+def free_port():
+    """A port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def opened(path, name):

@@ -9,7 +9,9 @@ use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
-use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection};
+use forebay_nbd::{
+    Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection, Tls, TlsFiles,
+};
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
 use super::afterlife::outlasting;
@@ -29,6 +31,19 @@ pub(crate) struct FrontEndOptions {
     /// all]
     #[arg(long, value_name = "ADDRESS/BITS")]
     pub(crate) nbd_allow: Vec<Network>,
+
+    /// Certificate of this server, PEM, with those between it and a trusted one: clients of NBD by
+    /// TCP have to use TLS
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_key", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_key: Option<PathBuf>,
+
+    /// Certificates of authorities, PEM: clients need a certificate signed by one of them
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_client_ca: Option<PathBuf>,
 
     /// Serve a volume to a virtual machine by vhost-user-blk at a unix socket; repeatable
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_export)]
@@ -73,10 +88,15 @@ impl FrontEndOptions {
             }
         }
         let by_tcp = |address: &ListenAddress| matches!(address, ListenAddress::Tcp { .. });
-        if !self.nbd_allow.is_empty() && !self.nbd.iter().any(by_tcp) {
-            let message =
-                "it is about TCP, but there is no --nbd HOST:PORT; add one, or leave it out";
-            return Err(ApiError::invalid("--nbd-allow", message));
+        for (given, option) in [
+            (!self.nbd_allow.is_empty(), "--nbd-allow"),
+            (self.nbd_tls_cert.is_some(), "--nbd-tls-cert"),
+        ] {
+            if given && !self.nbd.iter().any(by_tcp) {
+                let message =
+                    "it is about TCP, but there is no --nbd HOST:PORT; add one, or leave it out";
+                return Err(ApiError::invalid(option, message));
+            }
         }
         for (index, Export { path, .. }) in self.vhost_user.iter().enumerate() {
             let nbd = |address: &ListenAddress| matches!(address, ListenAddress::Unix(other) if other == path);
@@ -90,6 +110,22 @@ impl FrontEndOptions {
     }
 }
 
+impl FrontEndOptions {
+    /// Reads the files of TLS.
+    fn tls(&self) -> Result<Option<Tls>, ApiError> {
+        let (Some(certificate), Some(key)) = (&self.nbd_tls_cert, &self.nbd_tls_key) else {
+            return Ok(None);
+        };
+        let files = TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: self.nbd_tls_client_ca.clone(),
+        };
+        let refused = |error| ApiError::invalid("--nbd-tls-cert", error);
+        Tls::load(&files).map(Some).map_err(refused)
+    }
+}
+
 /// Claims the addresses of all front ends.
 ///
 /// # Errors
@@ -99,7 +135,7 @@ pub(crate) fn claim(
     memory: &Arc<MemoryBudget>,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
-    let protection = Protection { allow: options.nbd_allow.clone() };
+    let protection = Protection { allow: options.nbd_allow.clone(), tls: options.tls()? };
     let nbd = outlasting(
         || NbdFrontEnd::claim(&options.nbd, protection.clone(), limits, memory.clone()),
         |error| matches!(error, ListenError::InUse(_)),

@@ -90,9 +90,14 @@ impl Outcome {
 
 /// Runs a handshake on `input`, given in pieces of `step` bytes.
 fn run(input: &[u8], step: usize) -> Outcome {
+    run_with(Security::Plain, input, step)
+}
+
+/// As [`run`]; with [`Security::Required`] the bytes behind STARTTLS count as encrypted.
+fn run_with(security: Security, input: &[u8], step: usize) -> Outcome {
     let exports = exports();
     let (mut sent, mut replies, mut held, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    let mut handshake = Handshake::new(&mut replies);
+    let mut handshake = Handshake::new(security, &mut replies);
     loop {
         let (consumed, progress) = handshake.advance(&held, &exports, &mut replies);
         assert!(consumed <= held.len());
@@ -109,6 +114,7 @@ fn run(input: &[u8], step: usize) -> Outcome {
                 at = end;
             }
             Progress::Send => {}
+            Progress::StartTls => handshake.secured(),
             end => {
                 held.extend_from_slice(&input[at..]);
                 return Outcome { sent, left: held, end: Some(end) };
@@ -267,6 +273,46 @@ fn contexts_are_listed_by_name_and_by_namespace() {
 }
 
 #[test]
+fn nothing_is_told_before_tls_where_it_is_required() {
+    let begin = option(option::GO, &go(b"first", &[]));
+    let (required, ack) = (kind::ERR_TLS_REQD, kind::ACK);
+    let before = [
+        option(option::LIST, &[]),
+        option(option::INFO, &go(b"first", &[])),
+        begin.clone(),
+        option(option::GO, b"malformed"),
+        option(option::STRUCTURED_REPLY, &[]),
+        option(option::EXTENDED_HEADERS, &[]),
+        option(option::LIST_META_CONTEXT, &contexts(b"", &[])),
+        option(4711, b"what"),
+        option(option::LIST, &vec![0; OPTION_DATA_MAX + 1]),
+    ];
+    let after = [
+        option(option::STARTTLS, &[0]),
+        option(option::STARTTLS, &[]),
+        option(option::STARTTLS, &[]),
+        option(option::EXTENDED_HEADERS, &[]),
+        begin,
+    ];
+    let input = fixed(&[&before[..], &after[..]].concat());
+    for step in [1, 7, 1000, input.len()] {
+        let outcome = run_with(Security::Required, &input, step);
+        let expected = [vec![required; before.len()], vec![kind::ERR_INVALID, ack]].concat();
+        assert_eq!(outcome.kinds()[..expected.len()], expected);
+        assert_eq!(outcome.kinds()[expected.len()..][..2], [kind::ERR_INVALID, ack]);
+        assert_eq!(outcome.start().session.headers, Headers::Extended);
+    }
+    let outcome_of = |options: &[Vec<u8>]| run_with(Security::Required, &fixed(options), 64);
+    let old = outcome_of(&[option(option::EXPORT_NAME, b"first")]);
+    assert_eq!((old.reason(), old.kinds()), (Reason::TlsRequired, vec![]));
+    let aborted = outcome_of(&[option(option::ABORT, &[])]);
+    assert_eq!((aborted.reason(), aborted.kinds()), (Reason::Abort, vec![ack]));
+    let encrypted =
+        outcome_of(&[option(option::STARTTLS, &[]), option(option::EXPORT_NAME, b"first")]);
+    assert_eq!(encrypted.start().export, "first");
+}
+
+#[test]
 fn malformed_options_are_refused_and_the_next_one_works() {
     let long = vec![b'n'; NAME_MAX + 1];
     let mut overrun = string(b"first");
@@ -333,7 +379,7 @@ fn a_thousand_options_are_answered_and_ten_thousand_are_not() {
 fn replies_do_not_pile_up() {
     let exports = exports();
     let mut replies = Vec::new();
-    let mut handshake = Handshake::new(&mut replies);
+    let mut handshake = Handshake::new(Security::Plain, &mut replies);
     let input = fixed(&vec![option(option::LIST, &[]); 3000]);
     let (consumed, progress) = handshake.advance(&input, &exports, &mut replies);
     assert!(matches!(progress, Progress::Send));

@@ -64,6 +64,8 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// The option's data are invalid.
     pub const ERR_INVALID: u32 = ERROR + 3;
+    /// Only `STARTTLS` and `ABORT` are possible before TLS is used.
+    pub const ERR_TLS_REQD: u32 = ERROR + 5;
     /// The export does not exist.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     /// The option is longer than this server reads.

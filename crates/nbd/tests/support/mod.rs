@@ -243,6 +243,12 @@ impl<S: Read + Write> Client<S> {
         Client { stream, size: 0, flags: 0, headers: Headers::Simple, asked, next_cookie: 1 }
     }
 
+    /// The same client over another stream.
+    pub(crate) fn over<T>(self, change: impl FnOnce(S) -> T) -> Client<T> {
+        let Client { stream, size, flags, headers, asked, next_cookie } = self;
+        Client { stream: change(stream), size, flags, headers, asked, next_cookie }
+    }
+
     fn u16(&mut self) -> u16 {
         let mut bytes = [0; 2];
         self.stream.read_exact(&mut bytes).expect("two bytes");
