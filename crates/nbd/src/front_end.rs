@@ -61,7 +61,7 @@ fn warn(address: &ListenAddress, protection: &Protection) {
         false => "anyone in the networks of --nbd-allow",
     };
     match &protection.tls {
-        Some(tls) if tls.checks_clients => {}
+        Some(tls) if tls.checks_clients() => {}
         Some(_) => tracing::warn!(
             %address,
             "NBD has no authentication: {who} can read and write the data; --nbd-tls-client-ca has clients checked"

@@ -1,13 +1,12 @@
 //! Holes of origins, which are looked for off the lanes: the filesystem may wait for its disk.
-#![allow(clippy::disallowed_methods, reason = "the simulator has no front ends")]
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_device::Device;
-use forebay_lane::Notify;
-use parking_lot::Mutex;
+
+use crate::off_lane;
 
 /// Most threads that look for holes. A device that hangs keeps some of them; if all are taken, nothing is
 /// known about holes.
@@ -37,12 +36,6 @@ impl Drop for Place {
     }
 }
 
-#[derive(Default)]
-struct Answer {
-    found: Mutex<Option<Vec<OriginExtent>>>,
-    there: Notify,
-}
-
 impl HoleFinder {
     /// Returns the extents of a range in order, at most `most` of them; what they do not cover is
     /// unknown.
@@ -56,25 +49,11 @@ impl HoleFinder {
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
             return Vec::new();
         }
-        let answer = Arc::new(Answer::default());
-        let theirs = answer.clone();
-        let thread = std::thread::Builder::new().name("holes".to_owned());
-        let spawned = thread.spawn(move || {
+        let look = move || {
             let _place = place;
-            *theirs.found.lock() = Some(look(&*device, range, most));
-            theirs.there.notify_all();
-        });
-        if let Err(error) = spawned {
-            tracing::debug!(%error, "no thread can look for holes");
-            return Vec::new();
-        }
-        loop {
-            let there = answer.there.listen();
-            if let Some(found) = answer.found.lock().take() {
-                return found;
-            }
-            there.await;
-        }
+            look(&*device, range, most)
+        };
+        off_lane::run("holes", look).await.unwrap_or_default()
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
 //! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
+//! - `off_lane`: work that may wait for a disk
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`tls`]: certificates and keys; `records`: TLS of a connection
 //! - [`server`]: accepts and dismisses clients on a lane
@@ -24,6 +25,7 @@ pub mod limits;
 pub mod listener;
 mod memory;
 pub mod null;
+mod off_lane;
 mod outbox;
 mod receive;
 mod records;

@@ -13,7 +13,6 @@ use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_engine::Exports;
 use forebay_lane::{Lane, LaneMemory, Signal};
-use rustls::ServerConfig;
 
 use crate::address::ListenAddress;
 use crate::connection::Connection;
@@ -26,6 +25,7 @@ use crate::receive::receive_requests;
 use crate::records;
 use crate::send::send_replies;
 use crate::socket::Socket;
+use crate::tls::Tls;
 
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -236,7 +236,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
             clients.push(Rc::downgrade(&client));
         }
         shared.live.set(shared.live.get() + 1);
-        let tls = listener.tls().map(|tls| tls.config.clone());
+        let tls = listener.tls().cloned();
         shared.lane.spawn(serve_client(shared.clone(), client, place, tls));
     }
 }
@@ -274,12 +274,7 @@ async fn drop_stalled(shared: Weak<Shared>) {
     }
 }
 
-async fn serve_client(
-    shared: Rc<Shared>,
-    client: Rc<Client>,
-    place: Place,
-    tls: Option<Arc<ServerConfig>>,
-) {
+async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place, tls: Option<Tls>) {
     let _end = AtEnd(|| {
         client.socket.close();
         if let Phase::Session(_, connection) = client.phase.replace(Phase::Over) {
@@ -290,7 +285,7 @@ async fn serve_client(
     });
     let mut inbox = Inbox::new();
     let agreed = {
-        let agree = agree(&client, &*shared.exports, &mut inbox, tls);
+        let agree = agree(&client, &shared, &mut inbox, tls);
         let late = || {
             tracing::debug!("a client is dropped: its handshake takes too long");
             client.socket.close();
@@ -307,16 +302,17 @@ async fn serve_client(
 /// Runs the handshake. Returns `None` if it ends without a session.
 async fn agree(
     client: &Client,
-    exports: &dyn Exports,
+    shared: &Shared,
     inbox: &mut Inbox,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<Tls>,
 ) -> Option<Start> {
     let socket = &*client.socket;
     let mut replies = Vec::new();
     let security = if tls.is_some() { Security::Required } else { Security::Plain };
     let mut handshake = Handshake::new(security, &mut replies);
     loop {
-        let (consumed, progress) = handshake.advance(inbox.unused(), exports, &mut replies);
+        let (consumed, progress) =
+            handshake.advance(inbox.unused(), &*shared.exports, &mut replies);
         inbox.consume(consumed);
         if let Progress::Start(start) = &progress {
             // The client holds the target from now on, so `dismiss` must be able to find it by its
@@ -338,7 +334,8 @@ async fn agree(
             Progress::Send => {}
             Progress::StartTls => {
                 // What the client sent already is not taken for plaintext.
-                let started = socket.start_tls(tls.clone()?, inbox.unused()).await;
+                let config = tls.as_ref()?.config(shared.lane.now()).await;
+                let started = socket.start_tls(config, inbox.unused()).await;
                 if let Err(error) = started {
                     tracing::debug!(%error, "a client is dropped: TLS cannot be started");
                     return None;

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import struct
+import time
 
 from harness import *
 from harness.wire import *
@@ -216,6 +217,41 @@ def tls_that_is_cut_or_nonsense_hurts_nobody(box):
     wire.start_tls(authority.context())
     check_equal(wire.go("v"), SIZE, "the size after all that")
     secured.check()
+
+
+@test
+def a_renewed_certificate_is_used_without_a_restart(box):
+    authority = Authority(box, "authority")
+    secured = Secured(box, *authority.options())
+    context = authority.context()
+
+    def serial():
+        """The number of the certificate that a new client sees, once files are looked at again."""
+        time.sleep(1.1)
+        with secured.wire() as wire:
+            wire.start_tls(context)
+            check_equal(wire.go("v"), SIZE, "the size")
+            return wire.socket.getpeercert()["serialNumber"]
+
+    first = serial()
+    check_equal(serial(), first, "the certificate that was not replaced")
+    with secured.wire() as lasting:
+        lasting.start_tls(context)
+        lasting.go("v")
+        old = {name: open(f"{authority.dir}/server-{name}.pem").read() for name in ("cert", "key")}
+        authority.sign("server", "serverAuth")
+        new = open(f"{authority.dir}/server-cert.pem").read()
+        # Only the key is new: the pair in use goes on.
+        with open(f"{authority.dir}/server-cert.pem", "w") as file:
+            file.write(old["cert"])
+        check_equal(serial(), first, "the certificate while only the key is new")
+        check_equal(serial(), first, "the certificate while only the key is new")
+        lines = [line for line in secured.daemon.log().splitlines() if "former certificate" in line]
+        check_equal(len(lines), 1, "lines about files that do not fit together")
+        with open(f"{authority.dir}/server-cert.pem", "w") as file:
+            file.write(new)
+        check(serial() != first, "the new certificate is not used")
+        check_equal(lasting.ask(READ, 0, 4096), (0, bytes(4096)), "a read of a client from before")
 
 
 @test
