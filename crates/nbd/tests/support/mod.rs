@@ -7,15 +7,20 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::sync::{Once, mpsc};
 
-use forebay_engine::{BlockService, Exports};
+use forebay_core::IoError;
+use forebay_device::{
+    Device, DeviceError, DeviceErrorKind, DeviceExtent, DeviceQueue, QueueContext,
+};
+use forebay_engine::{BlockService, CompletionSink, Exports, Extent, Request, StateExtent};
 use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
 use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
 use forebay_nbd::wire::*;
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Server};
+use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U16, U32, U64};
 
@@ -44,6 +49,98 @@ pub(crate) struct State {
     pub(crate) lane: LaneLoop,
     pub(crate) later: Rc<LaterTarget>,
     pub(crate) server: RefCell<Option<Server>>,
+}
+
+/// A device that is one hole, which it tells unless it hangs.
+pub(crate) struct OneHole {
+    pub(crate) hangs: Mutex<bool>,
+    pub(crate) goes_on: Condvar,
+}
+
+pub(crate) static ONE_HOLE: LazyLock<Arc<OneHole>> =
+    LazyLock::new(|| Arc::new(OneHole { hangs: Mutex::new(false), goes_on: Condvar::new() }));
+
+impl OneHole {
+    pub(crate) fn hang(&self, hangs: bool) {
+        *self.hangs.lock() = hangs;
+        self.goes_on.notify_all();
+    }
+}
+
+impl Device for OneHole {
+    fn name(&self) -> &str {
+        "one hole"
+    }
+
+    fn size(&self) -> u64 {
+        DISK
+    }
+
+    fn logical_block(&self) -> u64 {
+        512
+    }
+
+    fn knows_holes(&self) -> bool {
+        true
+    }
+
+    fn extent_at(&self, offset: u64) -> Option<DeviceExtent> {
+        let mut hangs = self.hangs.lock();
+        while *hangs {
+            self.goes_on.wait(&mut hangs);
+        }
+        (offset < DISK).then_some(DeviceExtent { end: DISK, hole: true })
+    }
+
+    fn open_queue(&self, _: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let (device, cause) = ("one hole".into(), "nothing is read from it".into());
+        let kind = DeviceErrorKind::NotSupported;
+        Err(DeviceError { kind, device, what: "open", offset: 0, cause })
+    }
+}
+
+/// A volume on [`OneHole`], of which the second MiB is cached and the third dirty.
+struct OnOneHole(NullTarget);
+
+impl BlockService for OnOneHole {
+    fn size(&self) -> u64 {
+        DISK
+    }
+
+    fn preferred_block(&self) -> u64 {
+        4096
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.0.read_now(offset, into)
+    }
+
+    fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        self.0.write_now(offset, data)
+    }
+
+    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
+        self.0.submit(request, sink);
+    }
+
+    fn extents(&self, _: u64, len: u64) -> Vec<Extent> {
+        vec![Extent { len, hole: false, zero: false }]
+    }
+
+    fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        // As a tier that knows no more than a MiB at a time.
+        let (mib, rest) = (offset >> 20, (1 << 20) - offset % (1 << 20));
+        let (cached, dirty) = (mib == 1 || mib == 2, mib == 2);
+        Some(vec![StateExtent { len: len.min(rest), cached, dirty }])
+    }
+
+    fn origin(&self) -> Option<Arc<dyn Device>> {
+        Some(ONE_HOLE.clone())
+    }
 }
 
 /// Ends with the lane.
@@ -82,7 +179,7 @@ impl Exports for Vanishing {
 }
 
 /// A lane with a server. Exports: `memory` answers at once, `later` does not, both on one disk;
-/// `null` and `read-only` are empty; `vanishing` is null, and goes when it is opened.
+/// `null` and `read-only` are empty, `holes` is a hole in part; `vanishing` is null, and goes when it is opened.
 pub(crate) struct TestServer {
     pub(crate) address: ListenAddress,
     pub(crate) count: ConnectionCount,
@@ -124,6 +221,7 @@ impl TestServer {
                 ("later".into(), later.clone()),
                 ("null".into(), Rc::new(NullTarget::new(1 << 40, false))),
                 ("read-only".into(), Rc::new(NullTarget::new(DISK, true))),
+                ("holes".into(), Rc::new(OnOneHole(NullTarget::new(DISK, false)))),
                 ("vanishing".into(), Rc::new(NullTarget::new(DISK, false))),
             ]);
             let exports = Rc::new(Vanishing(exports, lane.clone()));
