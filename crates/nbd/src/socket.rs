@@ -152,14 +152,13 @@ impl Socket {
             let step = match tls.read(place) {
                 Ok(Plain::Bytes(len)) => {
                     at += len;
-                    if fill {
-                        continue;
-                    }
-                    break;
+                    continue;
                 }
                 Ok(Plain::End) => break,
                 Ok(Plain::None) => match tls.decrypt() {
+                    // Requests that came together are executed together, each in a record of its own.
                     Ok(true) => continue,
+                    Ok(false) if at > range.start && !fill => break,
                     Ok(false) => self.receive_records(tls).await,
                     Err(error) => Err(error),
                 },

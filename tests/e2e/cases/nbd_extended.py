@@ -1,5 +1,6 @@
 """Extended headers of NBD: lengths of 64 bits, and clients that get them wrong."""
 
+import contextlib
 import json
 import random
 import struct
@@ -119,6 +120,23 @@ def random_extended_headers_hurt_nobody(box):
                 wire.receive(1)
             except (OSError, EOFError, Failure):
                 pass
+    served.check()
+
+
+@test
+def maps_that_nobody_reads_are_held_back(box):
+    served = Served(box)
+    wires = [served.open("base:allocation", "forebay:state") for _ in range(10)]
+    for wire in wires:
+        wire.socket.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(20000):
+                wire.request(BLOCK_STATUS, 0, SIZE)
+    served.check()
+    with served.open("base:allocation") as wire:
+        check_equal(wire.status(GIB, 4096), {1: [(4096, 3)]}, "the map that a new client sees")
+    for wire in wires:
+        wire.close()
     served.check()
 
 
