@@ -1,5 +1,7 @@
 """NBD by TCP: who may connect."""
 
+import socket
+
 from harness import *
 from harness.wire import *
 
@@ -39,6 +41,25 @@ def only_the_networks_of_the_list_are_served(box):
     with Wire(address, "127.0.0.3") as wire:
         wire.greet()
         check_equal(wire.go("v"), SIZE, "the size without a list")
+
+
+@test
+def a_list_holds_for_both_families_at_one_port(box):
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError as error:
+        skip(f"there is no IPv6 here: {error}")
+    port = free_port()
+    daemon = Daemon(box)
+    # The socket of all interfaces shows clients of IPv4 with addresses of IPv6.
+    daemon.start("--nbd", f"[::]:{port}", "--nbd-allow", "127.0.0.2", "--nbd-allow", "::1")
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+    for host, source in (("::1", None), ("127.0.0.1", "127.0.0.2")):
+        with Wire((host, port), source) as wire:
+            wire.greet()
+            check_equal(wire.go("v"), SIZE, f"the size at {host}")
+    check(refused(("127.0.0.1", port), "127.0.0.1"), "127.0.0.1 was served")
 
 
 @test

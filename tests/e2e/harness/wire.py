@@ -27,7 +27,8 @@ class Wire:
 
     def __init__(self, path, source=None):
         """Connects to the path of a unix socket, or a host and a port, perhaps from another address."""
-        self.socket = socket.socket(socket.AF_UNIX if isinstance(path, str) else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in path[0] else socket.AF_INET
+        self.socket = socket.socket(socket.AF_UNIX if isinstance(path, str) else family)
         self.socket.settimeout(PATIENCE)
         if source:
             self.socket.bind((source, 0))
