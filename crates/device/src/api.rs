@@ -163,6 +163,15 @@ pub struct QueueContext {
     pub ring: Option<Rc<crate::ring::Ring>>,
 }
 
+/// A run of bytes of a device, see [`Device::extent_at`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceExtent {
+    /// First byte behind it.
+    pub end: u64,
+    /// Nothing is stored there: it reads as zeroes.
+    pub hole: bool,
+}
+
 /// A device, shared by all lanes.
 pub trait Device: Send + Sync {
     /// Returns the device as the operator named it.
@@ -189,6 +198,17 @@ pub trait Device: Send + Sync {
     /// Returns the identity that distinguishes this device from all others, independent of its
     /// content and stable across restarts of the machine. `None`: nothing is known, as for RAM.
     fn identity(&self) -> Option<Identity> {
+        None
+    }
+
+    /// Returns whether [`Device::extent_at`] may find holes.
+    fn knows_holes(&self) -> bool {
+        false
+    }
+
+    /// Returns the run of bytes from `offset` on that is a hole, which reads as zeroes, or is none.
+    /// `None`: it is unknown. May wait for the device, so it must not be called on a lane.
+    fn extent_at(&self, _offset: u64) -> Option<DeviceExtent> {
         None
     }
 

@@ -13,11 +13,11 @@ use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
 
 use crate::api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
-    QueueContext,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue, IoData,
+    OpId, QueueContext,
 };
 use crate::buffer::IoBuf;
-use crate::holes::makes_holes;
+use crate::holes::{extent_at, makes_holes};
 use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
 use crate::ram::{unknown, unpublished};
@@ -164,6 +164,15 @@ impl Device for FileDevice {
 
     fn identity(&self) -> Option<forebay_core::Identity> {
         identity(&*self.shared.fd)
+    }
+
+    fn knows_holes(&self) -> bool {
+        self.shared.least.is_some()
+    }
+
+    fn extent_at(&self, offset: u64) -> Option<DeviceExtent> {
+        // Bytes that a file has lost are no hole.
+        self.knows_holes().then(|| extent_at(&self.shared.fd, offset, self.shared.left()))?
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

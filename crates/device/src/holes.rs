@@ -1,12 +1,14 @@
-//! Whether a file or block device can discard a range cheaply, so that it reads as zeroes. The
-//! query changes nothing.
+//! Holes of files, and whether a file or block device can discard a range cheaply, so that it reads as
+//! zeroes. The queries change nothing.
 
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, FileType};
+use rustix::fs::{FallocateFlags, FileType, SeekFrom, seek};
 use rustix::io::Errno;
+
+use crate::api::DeviceExtent;
 
 /// Distance behind the end of a file at which it is queried, in bytes.
 const BEYOND: u64 = 1 << 20;
@@ -28,6 +30,24 @@ pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
+/// Returns the run of bytes from `offset` on that is a hole of a regular file, or is none; `None`: it is
+/// unknown. Moves the file's position, which nothing else uses.
+pub(crate) fn extent_at(fd: impl AsFd, offset: u64, size: u64) -> Option<DeviceExtent> {
+    if offset >= size {
+        return None;
+    }
+    match seek(&fd, SeekFrom::Data(offset)) {
+        Ok(data) if data > offset => Some(DeviceExtent { end: data.min(size), hole: true }),
+        Ok(_) => match seek(&fd, SeekFrom::Hole(offset)) {
+            Ok(hole) if hole > offset => Some(DeviceExtent { end: hole.min(size), hole: false }),
+            _ => None,
+        },
+        // There is no data up to the end of the file.
+        Err(Errno::NXIO) => Some(DeviceExtent { end: size, hole: true }),
+        Err(_) => None,
+    }
+}
+
 /// The kernel makes a hole in a block device only if the device zeroes ranges itself.
 fn disk_makes_holes(devices: &Path, number: &str) -> bool {
     let Ok(own) = fs::canonicalize(devices.join(number)) else { return true };
@@ -42,6 +62,8 @@ fn disk_makes_holes(devices: &Path, number: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]
@@ -59,6 +81,37 @@ mod tests {
         // A pipe has nothing to discard, but the query is inconclusive.
         let (_read, write) = std::io::pipe().expect("a pipe");
         assert!(makes_holes(write));
+    }
+
+    #[test]
+    fn holes_are_found_and_data_is_never_taken_for_one() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = fs::File::create_new(folder.path().join("file")).expect("file");
+        let size = 8 << 20;
+        file.set_len(size).expect("sparse");
+        let hole = |end| Some(DeviceExtent { end, hole: true });
+        let data = |end| Some(DeviceExtent { end, hole: false });
+        if extent_at(&file, 0, size) != hole(size) {
+            // This filesystem does not tell.
+            assert_eq!(extent_at(&file, 0, size), data(size));
+            return;
+        }
+        file.write_all_at(&[1; 1 << 20], 2 << 20).expect("written");
+        file.write_all_at(&[0; 1 << 20], 7 << 20).expect("written");
+        for (offset, expected) in [
+            (0, hole(2 << 20)),
+            ((2 << 20) - 512, hole(2 << 20)),
+            (2 << 20, data(3 << 20)),
+            ((3 << 20) - 512, data(3 << 20)),
+            (3 << 20, hole(7 << 20)),
+            (7 << 20, data(size)),
+            (size, None),
+            (u64::MAX, None),
+        ] {
+            assert_eq!(extent_at(&file, offset, size), expected, "{offset}");
+        }
+        let (_read, write) = std::io::pipe().expect("a pipe");
+        assert_eq!(extent_at(write, 0, size), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
 //! - [`fuse`]: the kernel's side of a file that this process serves
 //! - [`hint`]: hints to the CPU about future memory accesses
-//! - `holes`: whether a file or block device can discard a range
+//! - `holes`: where a file has holes; whether a file or block device can discard a range
 //! - `identity`: the identity of a file or block device, stable across restarts
 //! - [`inherited`]: descriptors that the previous program of this process has left open
 //! - [`loop_device`]: loop devices of the kernel
@@ -50,8 +50,8 @@ pub mod ublk;
 pub mod watch;
 
 pub use api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, Queue,
-    QueueContext,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue, IoData,
+    OpId, Queue, QueueContext,
 };
 pub use buffer::{IoBuf, keep_buffers};
 pub use file::FileDevice;

@@ -8,9 +8,10 @@
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_core::{IoError, Op};
-use forebay_device::IoBuf;
+use forebay_device::{Device, IoBuf};
 
 /// One request of a client.
 #[derive(Debug)]
@@ -60,6 +61,49 @@ pub struct Extent {
     pub hole: bool,
     /// Reads as zeroes.
     pub zero: bool,
+}
+
+/// A run of bytes with one state above the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateExtent {
+    /// Length in bytes.
+    pub len: u64,
+    /// There is a copy in the cache or in RAM.
+    pub cached: bool,
+    /// It is newer than the origin.
+    pub dirty: bool,
+}
+
+impl StateExtent {
+    /// Appends a run; joins it with the last one if they are equal.
+    pub fn push(self, extents: &mut Vec<StateExtent>) {
+        match extents.last_mut() {
+            _ if self.len == 0 => (),
+            Some(last) if (last.cached, last.dirty) == (self.cached, self.dirty) => {
+                last.len += self.len;
+            }
+            _ => extents.push(self),
+        }
+    }
+
+    /// Returns the states of one range that two tiers have in common, as far as both are known.
+    pub fn join(upper: &[StateExtent], lower: &[StateExtent]) -> Vec<StateExtent> {
+        let (mut joined, mut lower) = (Vec::new(), lower.iter().copied());
+        let mut below = lower.next();
+        for above in upper {
+            let mut left = above.len;
+            while let Some(under) = below.as_mut().filter(|_| left > 0) {
+                let len = left.min(under.len);
+                let (cached, dirty) = (above.cached || under.cached, above.dirty || under.dirty);
+                StateExtent { len, cached, dirty }.push(&mut joined);
+                (left, under.len) = (left - len, under.len - len);
+                if under.len == 0 {
+                    below = lower.next();
+                }
+            }
+        }
+        joined
+    }
 }
 
 /// How soon a request that a front end has received will be submitted.
@@ -136,6 +180,22 @@ pub trait BlockService {
     /// Returns the known allocation of a range without doing I/O: extents in order that cover at
     /// least the first byte and at most the range.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent>;
+
+    /// Returns what is above the origin, without doing I/O and without changing anything: extents in
+    /// order that cover at least the first byte and at most the range. `None`: it is not known yet,
+    /// because the index is being loaded. Takes time in proportion to the blocks of the range.
+    ///
+    /// Acknowledged data is dirty until the origin has it. So [`BlockService::origin`] has the data of
+    /// a run that is not dirty, if it is asked after this.
+    fn states(&self, _offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        Some(vec![StateExtent { len, cached: false, dirty: false }])
+    }
+
+    /// Returns the origin, with the same offsets, to look for holes; `None`: only
+    /// [`BlockService::extents`] knows about them.
+    fn origin(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
 }
 
 /// The volumes that a front end may export, as seen from one lane.
@@ -145,4 +205,21 @@ pub trait Exports {
 
     /// Returns the volume with this name if it is started.
     fn open(&self, name: &str) -> Option<Rc<dyn BlockService>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_tier_has_is_there_and_only_common_ranges_are_known() {
+        let extent = |len, cached, dirty| StateExtent { len, cached, dirty };
+        let upper = [extent(4, true, true), extent(4, false, false), extent(8, true, false)];
+        let lower = [extent(2, false, false), extent(8, true, false), extent(3, true, true)];
+        let joined = [extent(4, true, true), extent(6, true, false), extent(3, true, true)];
+        assert_eq!(StateExtent::join(&upper, &lower), joined);
+        assert_eq!(StateExtent::join(&lower, &upper), joined);
+        assert_eq!(StateExtent::join(&upper, &[]), []);
+        assert_eq!(StateExtent::join(&[], &lower), []);
+    }
 }

@@ -33,7 +33,9 @@ mod state;
 pub mod stats;
 mod tags;
 
-pub use api::{BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request};
+pub use api::{
+    BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request, StateExtent,
+};
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
 pub use control::samples::SampledOrigin;

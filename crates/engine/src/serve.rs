@@ -3,17 +3,18 @@
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::{IoError, Nanos, Op, OriginBlock};
-use forebay_device::IoBuf;
+use forebay_device::{Device, IoBuf};
 use forebay_lane::{Lane, Pool};
 use forebay_policy::curve::Access;
 use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
+use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent};
 use crate::io::policy::Policy;
 use crate::lane::{LaneVolume, Start};
 use crate::path::discard::Discarder;
@@ -358,5 +359,27 @@ impl BlockService for LaneVolume {
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let len = len.min(self.volume.size().saturating_sub(offset));
         vec![Extent { len, hole: false, zero: false }]
+    }
+
+    fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        let volume = &self.volume;
+        if volume.check_range(offset, len, false).is_err()
+            || !Dispatch(self).has_loaded(offset, len)
+        {
+            return None;
+        }
+        let mut states = Vec::new();
+        for piece in volume.pieces(offset, len) {
+            let found = self.store.store().peek(&volume.space, piece.block);
+            let dirty = found.as_ref().is_some_and(|found| found.entry.dirty);
+            let extent =
+                StateExtent { len: piece.bytes.len() as u64, cached: found.is_some(), dirty };
+            extent.push(&mut states);
+        }
+        Some(states)
+    }
+
+    fn origin(&self) -> Option<Arc<dyn Device>> {
+        Some(self.volume.origin.clone())
     }
 }

@@ -27,7 +27,7 @@ fn serve(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let word = |at: usize, default| arguments.get(at).map_or(default, String::as_str).to_owned();
     let (kind, size) = (word(1, "null"), parse_size(&word(2, "1G"))?);
     let listener = Listener::bind(&word(0, "localhost:10809").parse()?)?;
-    println!("{}", listener.address().uri("volume"));
+    println!("{}", listener.address().uri("volume", false));
     let setup = move |lane: &LaneLoop| {
         let Some(target) = target(&kind, size, lane.lane()) else {
             eprintln!("null_server: '{kind}' is not null, memory or later");

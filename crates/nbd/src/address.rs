@@ -117,8 +117,9 @@ impl ListenAddress {
         Ok(ListenAddress::Unix(path))
     }
 
-    /// Returns the URI of an export at this address, for qemu, libnbd and `nbdcopy`.
-    pub fn uri(&self, export: &str) -> String {
+    /// Returns the URI of an export at this address, for qemu, libnbd and `nbdcopy`. With `encrypted`
+    /// clients have to use TLS if they come by TCP.
+    pub fn uri(&self, export: &str, encrypted: bool) -> String {
         let mut uri = String::new();
         match self {
             ListenAddress::Unix(path) => {
@@ -134,7 +135,8 @@ impl ListenAddress {
                     host => host,
                 };
                 let here = ListenAddress::Tcp { host: host.to_owned(), port: *port };
-                let _ = write!(uri, "nbd://{here}/");
+                let scheme = if encrypted { "nbds" } else { "nbd" };
+                let _ = write!(uri, "{scheme}://{here}/");
                 percent_encode(&mut uri, export.as_bytes(), b"");
             }
         }
@@ -175,18 +177,23 @@ mod tests {
             ("[::1]:1", "nbd://[::1]:1/vol-1"),
         ] {
             let address: ListenAddress = text.parse().expect(text);
-            assert_eq!(address.uri("vol-1"), uri);
+            assert_eq!(address.uri("vol-1", false), uri);
+            let encrypted = address.uri("vol-1", true);
+            assert_eq!(encrypted, uri.replace("nbd://", "nbds://"));
             assert!(address.is_local());
             assert_eq!(address.to_string(), text);
         }
         let unix = ListenAddress::Unix("/run/fore bay/ü.sock".into());
-        assert_eq!(unix.uri("a/b?"), "nbd+unix:///a%2Fb%3F?socket=/run/fore%20bay/%C3%BC.sock");
+        assert_eq!(
+            unix.uri("a/b?", true),
+            "nbd+unix:///a%2Fb%3F?socket=/run/fore%20bay/%C3%BC.sock"
+        );
         for (text, uri) in
             [("0.0.0.0:10809", "nbd://localhost:10809/v"), ("[::]:7", "nbd://localhost:7/v")]
         {
             let everyone: ListenAddress = text.parse().expect(text);
             assert!(!everyone.is_local());
-            assert_eq!(everyone.uri("v"), uri);
+            assert_eq!(everyone.uri("v", false), uri);
         }
     }
 

@@ -17,12 +17,14 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
 use forebay_lane::{Lane, LaneMemory, Signal, yield_now};
 
+use crate::holes::HoleFinder;
 use crate::inbox;
 use crate::limits::{Limits, Place};
 use crate::outbox::{self, Batch, Finished, STATUS_MAX};
 use crate::socket::Socket;
+use crate::status::{EXTENTS_MAX, Query};
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
-use crate::wire::SMALL_REPLY_MAX;
+use crate::wire::{ReplyTo, SMALL_REPLY_MAX};
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +41,8 @@ pub(crate) enum Phase {
 
 /// A request that is in flight in the engine.
 struct InFlight {
-    cookie: u64,
-    offset: u64,
-    len: u32,
+    to: ReplyTo,
+    len: u64,
     read: bool,
     held: u64,
 }
@@ -53,6 +54,7 @@ pub(crate) struct Connection {
     target: Rc<dyn BlockService>,
     limits: Limits,
     lane: Rc<Lane>,
+    finder: HoleFinder,
     memory: Rc<LaneMemory>,
     /// Held until the last request in flight has ended; otherwise clients that reconnect could hold
     /// more memory than those that stay.
@@ -82,6 +84,7 @@ impl Connection {
         target: Rc<dyn BlockService>,
         limits: Limits,
         (lane, memory): (Rc<Lane>, Rc<LaneMemory>),
+        finder: HoleFinder,
         place: Place,
     ) -> Rc<Self> {
         Rc::new(Connection {
@@ -90,10 +93,11 @@ impl Connection {
             target,
             limits,
             lane,
+            finder,
             memory,
             place,
             phase: Cell::new(Phase::Open),
-            batch: RefCell::new(Batch::new(session.structured, outbox::SMALL)),
+            batch: RefCell::new(Batch::new(session.headers, outbox::SMALL)),
             finished: RefCell::default(),
             in_flight: RefCell::default(),
             held: Cell::new(0),
@@ -161,7 +165,7 @@ impl Connection {
             self.grown.set(true);
             let mut batch = self.batch.borrow_mut();
             if batch.is_empty() {
-                *batch = Batch::new(self.session.structured, outbox::LARGE);
+                *batch = Batch::new(self.session.headers, outbox::LARGE);
             }
         }
         self.grown.get()
@@ -242,12 +246,14 @@ impl Connection {
     /// Waits until `command` may be executed. Returns `false` if the connection is no longer open.
     pub(crate) async fn admit_command(&self, command: &Command) -> bool {
         let Command { kind, offset, len, .. } = *command;
-        let Kind::Volume { op, .. } = kind else { return self.admit(STATUS_MAX, 0).await };
-        let memory = self.target.memory(op, offset, len.into());
-        let len = len as usize;
+        // The answer is not known yet: see `answer_status`.
+        let Kind::Volume { op, .. } = kind else { return self.is_open() };
+        let memory = self.target.memory(op, offset, len);
         if op != Op::Read {
             return self.admit(SMALL_REPLY_MAX, memory).await;
         }
+        // At most 32 MiB.
+        let len = len as usize;
         let room = Batch::read_room(len);
         if room > self.batch.borrow().room() && len <= Batch::inline_read_max(outbox::LARGE) {
             self.grow();
@@ -261,51 +267,49 @@ impl Connection {
         if !self.admit(SMALL_REPLY_MAX, 0).await {
             return false;
         }
-        self.batch.borrow_mut().put_error(refusal.cookie, refusal.error, refusal.message);
+        self.batch.borrow_mut().put_error(refusal.to, refusal.error, refusal.message);
         true
     }
 
     /// Announces the next two requests in `received` to the volume, see [`BlockService::expect`].
     pub(crate) fn expect(&self, received: &[u8]) {
-        let Some(next) = waiting(received) else { return };
+        let headers = self.session.headers;
+        let Some(next) = waiting(received, headers) else { return };
         self.target.expect(next.op, next.offset, Coming::Next);
-        if let Some(later) = received.get(next.bytes..).and_then(waiting) {
+        if let Some(later) = received.get(next.bytes..).and_then(|rest| waiting(rest, headers)) {
             self.target.expect(later.op, later.offset, Coming::Later);
         }
     }
 
     /// Executes an admitted command; the data of a write, if any, are still in the caller's buffer.
     pub(crate) fn execute(&self, command: &Command, payload: &[u8], sink: &Rc<dyn CompletionSink>) {
-        let Command { cookie, kind, offset, len } = *command;
+        let Command { kind, offset, len, .. } = *command;
+        let to = command.to();
         let (op, fua) = match kind {
-            Kind::BlockStatus { one } => {
-                let extents = self.target.extents(offset, u64::from(len));
-                self.batch.borrow_mut().put_status(cookie, len, &extents, one);
-                return;
-            }
+            Kind::BlockStatus { .. } => return,
             Kind::Volume { op, fua, .. } => (op, fua),
         };
         let data = match op {
             // Empty requests need nothing from the volume.
             Op::Read if len == 0 => {
-                self.batch.borrow_mut().put_read(cookie, offset, 0, |_| Some(Ok(())));
+                self.batch.borrow_mut().put_read(to, 0, |_| Some(Ok(())));
                 return;
             }
             Op::Write | Op::Discard | Op::WriteZeroes | Op::Prefetch if len == 0 => {
-                self.batch.borrow_mut().put_result(cookie, Ok(()));
+                self.batch.borrow_mut().put_result(to, Ok(()));
                 return;
             }
             Op::Read if len as usize <= Batch::inline_read_max(self.batch_capacity()) => {
                 let mut batch = self.batch.borrow_mut();
                 let read = |into: &mut [u8]| self.target.read_now(offset, into);
-                if batch.put_read(cookie, offset, len as usize, read).is_some() {
+                if batch.put_read(to, len as usize, read).is_some() {
                     return;
                 }
                 None
             }
             Op::Write => {
                 if !fua && let Some(result) = self.target.write_now(offset, payload) {
-                    self.batch.borrow_mut().put_result(cookie, result);
+                    self.batch.borrow_mut().put_result(to, result);
                     return;
                 }
                 Some(IoBuf::copy_from(payload))
@@ -313,6 +317,20 @@ impl Connection {
             _ => None,
         };
         self.submit(command, data, sink);
+    }
+
+    /// Answers a query of the metadata contexts; requests behind it wait meanwhile. Returns `false` if the
+    /// connection is no longer open.
+    pub(crate) async fn answer_status(&self, command: &Command, one: bool) -> bool {
+        let Command { offset, len, .. } = *command;
+        let (contexts, most) = (self.session.contexts, if one { 1 } else { EXTENTS_MAX });
+        let query = Query { contexts, offset, len, most };
+        let status = query.answer(&self.target, &self.finder, &self.lane).await;
+        if !self.admit(STATUS_MAX, 0).await {
+            return false;
+        }
+        self.batch.borrow_mut().put_status(command.to(), &status.unwrap_or_default());
+        true
     }
 
     /// Executes an admitted write whose data are in a buffer of their own.
@@ -324,23 +342,21 @@ impl Connection {
     ) {
         let fua = matches!(command.kind, Kind::Volume { fua: true, .. });
         if !fua && let Some(result) = self.target.write_now(command.offset, &data) {
-            self.batch.borrow_mut().put_result(command.cookie, result);
+            self.batch.borrow_mut().put_result(command.to(), result);
             return;
         }
         self.submit(command, Some(data), sink);
     }
 
     fn submit(&self, command: &Command, data: Option<IoBuf>, sink: &Rc<dyn CompletionSink>) {
-        let Command { cookie, kind: Kind::Volume { op, fua, fast, no_hole }, offset, len } =
-            *command
+        let Command { kind: Kind::Volume { op, fua, fast, no_hole }, offset, len, .. } = *command
         else {
             return;
         };
         let read = op == Op::Read;
         let held = self.granted.take();
-        let request = InFlight { cookie, offset, len, read, held };
+        let request = InFlight { to: command.to(), len, read, held };
         let tag = self.in_flight.borrow_mut().add(request);
-        let len = u64::from(len);
         self.target.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, sink);
     }
 
@@ -373,7 +389,7 @@ impl Connection {
         // `spare` may date from before the buffers grew.
         let spare = match spare.capacity() == self.batch_capacity() {
             true => spare,
-            false => Batch::new(self.session.structured, self.batch_capacity()),
+            false => Batch::new(self.session.headers, self.batch_capacity()),
         };
         let mut outgoing = std::mem::replace(&mut *batch, spare);
         let mut released = outgoing.fold(&mut queue, usize::MAX);
@@ -426,17 +442,17 @@ impl CompletionSink for Connection {
             self.release(request.held);
             return;
         }
-        let InFlight { cookie, offset, len, read, held } = request;
+        let InFlight { to, len, read, held } = request;
         let (result, data) = match (read && result.is_ok(), data) {
             (false, _) => (result, None),
-            (true, Some(mut data)) if data.len() >= len as usize => {
+            (true, Some(mut data)) if data.len() as u64 >= len => {
                 data.truncate(len as usize);
                 (result, Some(data))
             }
             (true, None) if len == 0 => (result, Some(IoBuf::empty())),
             (true, _) => (Err(IoError::Io), None),
         };
-        self.finished.borrow_mut().push_back(Finished { cookie, offset, result, data, held });
+        self.finished.borrow_mut().push_back(Finished { to, result, data, held });
         self.to_send.raise();
     }
 }

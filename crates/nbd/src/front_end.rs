@@ -14,13 +14,14 @@ use parking_lot::Mutex;
 use crate::address::{ListenAddress, ListenError};
 use crate::hand_over::Inherited;
 use crate::limits::{ConnectionCount, Limits};
-use crate::listener::Listener;
+use crate::listener::{Listener, Protection};
 use crate::server::Server;
 
 /// NBD on any number of addresses.
 #[derive(Debug)]
 pub struct NbdFrontEnd {
     addresses: Vec<ListenAddress>,
+    encrypted: bool,
     listeners: Mutex<Vec<Arc<Listener>>>,
     limits: Limits,
     connections: ConnectionCount,
@@ -29,31 +30,53 @@ pub struct NbdFrontEnd {
 
 impl NbdFrontEnd {
     /// Starts to listen, or goes on with what the previous program has handed over. Clients wait until
-    /// a lane serves them; their connections share `memory`.
+    /// a lane serves them; their connections share `memory`. `protection` is that of the TCP addresses.
     ///
     /// # Errors
     /// One of the addresses cannot be used; nothing has changed then.
     pub fn claim(
         addresses: &[ListenAddress],
+        protection: Protection,
         limits: Limits,
         memory: Arc<MemoryBudget>,
         inherited: &mut Vec<HandedOver>,
     ) -> Result<Self, ListenError> {
-        let mut listen = |address| match Listener::inherit(address, inherited) {
+        let protection = Arc::new(protection);
+        let mut listen = |address| match Listener::inherit(address, &protection, inherited) {
             Some(listener) => Ok(listener),
-            None => Listener::bind(address),
+            None => Listener::bind_protected(address, &protection),
         };
         let listeners: Vec<_> = addresses.iter().map(&mut listen).collect::<Result<_, _>>()?;
         for address in addresses.iter().filter(|address| !address.is_local()) {
-            tracing::warn!(%address, "NBD has no authentication: anyone who can reach this address can read and write the data");
+            warn(address, &protection);
         }
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),
+            encrypted: protection.tls.is_some(),
             listeners: Mutex::new(listeners),
             limits,
             connections: ConnectionCount::within(memory),
             inherited: Arc::new(Inherited::new(std::mem::take(inherited))),
         })
+    }
+}
+
+/// Says who can use the data of an address that other machines can reach.
+fn warn(address: &ListenAddress, protection: &Protection) {
+    let who = match protection.allow.is_empty() {
+        true => "anyone who can reach this address",
+        false => "anyone in the networks of --nbd-allow",
+    };
+    match &protection.tls {
+        Some(tls) if tls.checks_clients() => {}
+        Some(_) => tracing::warn!(
+            %address,
+            "NBD has no authentication: {who} can read and write the data; --nbd-tls-client-ca has clients checked"
+        ),
+        None => tracing::warn!(
+            %address,
+            "NBD has no authentication and no encryption: {who} can read and write the data; --nbd-tls-cert encrypts it"
+        ),
     }
 }
 
@@ -67,7 +90,7 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn describe(&self, volume: &str) -> Vec<String> {
-        self.addresses.iter().map(|address| address.uri(volume)).collect()
+        self.addresses.iter().map(|address| address.uri(volume, self.encrypted)).collect()
     }
 
     fn serve(

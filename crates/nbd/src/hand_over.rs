@@ -12,6 +12,7 @@ use forebay_lane::Lane;
 use parking_lot::Mutex;
 
 use crate::transmission::Session;
+use crate::wire::Headers;
 
 /// Label of a listening socket: its address, then device and inode of its path, if it has one.
 pub(crate) const LISTENER: &str = "listener";
@@ -36,9 +37,15 @@ pub(crate) struct LeftClient {
 }
 
 /// The flags of a session, by name.
-fn flags(session: &Session) -> [(&'static str, bool); 3] {
-    let Session { size: _, read_only, structured, allocation } = *session;
-    [("read-only", read_only), ("structured", structured), ("allocation", allocation)]
+fn flags(session: &Session) -> [(&'static str, bool); 5] {
+    let Session { size: _, read_only, headers, contexts } = *session;
+    [
+        ("read-only", read_only),
+        ("structured", headers == Headers::Structured),
+        ("extended", headers == Headers::Extended),
+        ("allocation", contexts.allocation),
+        ("state", contexts.state),
+    ]
 }
 
 /// Labels a client.
@@ -57,8 +64,10 @@ fn read_client(item: HandedOver) -> Option<LeftClient> {
     for word in words {
         match word.as_str() {
             "read-only" => session.read_only = true,
-            "structured" => session.structured = true,
-            "allocation" => session.allocation = true,
+            "structured" => session.headers = Headers::Structured,
+            "extended" => session.headers = Headers::Extended,
+            "allocation" => session.contexts.allocation = true,
+            "state" => session.contexts.state = true,
             _ => return None,
         }
     }
@@ -175,6 +184,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::status::Contexts;
 
     #[test]
     fn a_client_reads_back_and_one_that_is_not_understood_is_closed() {
@@ -182,12 +192,13 @@ mod tests {
             let descriptor = UnixStream::pair().expect("sockets").0.into();
             client(LeftClient { descriptor, export: export.into(), session, received: vec![1, 2] })
         };
-        for flags in 0..8u8 {
+        for flags in 0..24u8 {
+            let headers = [Headers::Simple, Headers::Structured, Headers::Extended];
             let session = Session {
                 size: 1 << 40,
                 read_only: flags & 1 != 0,
-                structured: flags & 2 != 0,
-                allocation: flags & 4 != 0,
+                headers: headers[usize::from(flags) / 8],
+                contexts: Contexts { allocation: flags & 2 != 0, state: flags & 4 != 0 },
             };
             let read = read_client(left("a b", session)).expect("it is one");
             assert_eq!((read.export.as_str(), read.session), ("a b", session));

@@ -10,10 +10,11 @@ use forebay_engine::{BlockService, Exports};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::status::Contexts;
 use crate::transmission::{MAX_PAYLOAD, Session};
 use crate::wire::{
-    Greeting, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Reader,
-    allocation, handshake_flag, info, option, option_reply, transmission_flag,
+    Greeting, Headers, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Reader,
+    allocation, handshake_flag, info, option, option_reply, state, transmission_flag,
 };
 
 /// Most bytes of data in an option; longer options are skipped and refused.
@@ -35,6 +36,9 @@ pub enum Progress {
     Send,
     /// Send the replies, then start with the rest of the input.
     Start(Start),
+    /// Send the replies, start TLS with the rest of the input, call [`Handshake::secured`], then
+    /// advance again.
+    StartTls,
     /// Send the replies, then close.
     Close(Reason),
 }
@@ -67,6 +71,12 @@ pub enum Reason {
     /// The export does not exist; `EXPORT_NAME` has no error reply.
     #[error("the client chose an export that does not exist")]
     UnknownExport,
+    /// `EXPORT_NAME` before TLS is used; it has no error reply.
+    #[error("the client chose an export with EXPORT_NAME without TLS, which is required")]
+    TlsRequired,
+    /// `EXPORT_NAME` after extended headers were agreed on; it has no error reply.
+    #[error("the client chose an export with EXPORT_NAME although it wants extended headers")]
+    Extended,
     /// Options other than `EXPORT_NAME` need the fixed handshake.
     #[error("the client sent an option without agreeing to the fixed handshake")]
     NotFixed,
@@ -79,14 +89,26 @@ enum State {
     Skip { option: u32, left: u64 },
 }
 
+/// Whether a connection is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// It is not, and need not be.
+    Plain,
+    /// It has to be before anything else is agreed on.
+    Required,
+    /// It is.
+    Encrypted,
+}
+
 /// One client's handshake.
 pub struct Handshake {
     state: State,
+    security: Security,
     fixed: bool,
     padding: bool,
-    structured: bool,
-    /// The export for which `base:allocation` was chosen.
-    allocation_for: Option<String>,
+    headers: Headers,
+    /// The metadata contexts that were chosen, and the export for which they hold.
+    contexts: Option<(String, Contexts)>,
     options: u32,
 }
 
@@ -95,16 +117,22 @@ type Refused = (u32, &'static str);
 
 impl Handshake {
     /// Starts a handshake; appends the greeting to `replies`.
-    pub fn new(replies: &mut Vec<u8>) -> Self {
+    pub fn new(security: Security, replies: &mut Vec<u8>) -> Self {
         replies.extend_from_slice(Greeting::new().as_bytes());
         Handshake {
             state: State::ClientFlags,
+            security,
             fixed: false,
             padding: true,
-            structured: false,
-            allocation_for: None,
+            headers: Headers::Simple,
+            contexts: None,
             options: 0,
         }
+    }
+
+    /// Notes that the connection is encrypted from here on.
+    pub fn secured(&mut self) {
+        self.security = Security::Encrypted;
     }
 
     /// Parses options from `input` and appends the replies. Returns the number of bytes consumed,
@@ -150,7 +178,11 @@ impl Handshake {
                     return None;
                 }
                 let text = "the option is longer than this server reads";
-                refuse(replies, option, (option_reply::ERR_TOO_BIG, text));
+                let refused = match self.security {
+                    Security::Required => NO_TLS,
+                    Security::Plain | Security::Encrypted => (option_reply::ERR_TOO_BIG, text),
+                };
+                refuse(replies, option, refused);
                 self.state = State::Option;
                 Some(Progress::Send)
             }
@@ -204,17 +236,24 @@ impl Handshake {
         replies: &mut Vec<u8>,
     ) -> Progress {
         let outcome = match option {
+            option::STARTTLS => match self.start_tls(data) {
+                Ok(()) => {
+                    reply(replies, option, option_reply::ACK, &[]);
+                    return Progress::StartTls;
+                }
+                Err(refused) => Err(refused),
+            },
+            option::EXPORT_NAME if self.security == Security::Required => {
+                return Progress::Close(Reason::TlsRequired);
+            }
+            _ if self.security == Security::Required && option != option::ABORT => Err(NO_TLS),
             option::EXPORT_NAME => return self.export_name(data, exports, replies),
             option::ABORT => {
                 reply(replies, option, option_reply::ACK, &[]);
                 return Progress::Close(Reason::Abort);
             }
             option::LIST => list(data, exports, replies),
-            option::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured = true;
-                Ok(())
-            }
-            option::STRUCTURED_REPLY => Err(DATA),
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, replies)
             }
@@ -226,7 +265,6 @@ impl Handshake {
                 Ok(_) => Ok(()),
                 Err(refused) => Err(refused),
             },
-            option::STARTTLS => Err((option_reply::ERR_UNSUP, "TLS is not supported")),
             _ => Err((option_reply::ERR_UNSUP, "unknown option")),
         };
         match outcome {
@@ -236,7 +274,35 @@ impl Handshake {
         Progress::Send
     }
 
+    fn start_tls(&self, data: &[u8]) -> Result<(), Refused> {
+        match self.security {
+            Security::Plain => Err((option_reply::ERR_UNSUP, "there is no TLS at this address")),
+            Security::Encrypted => Err((option_reply::ERR_INVALID, "TLS is in use already")),
+            Security::Required if data.is_empty() => Ok(()),
+            Security::Required => Err(DATA),
+        }
+    }
+
+    /// Agrees on the form of requests and replies.
+    fn headers(&mut self, option: u32, data: &[u8]) -> Result<(), Refused> {
+        if !data.is_empty() {
+            return Err(DATA);
+        }
+        match (option, self.headers) {
+            (option::EXTENDED_HEADERS, _) => self.headers = Headers::Extended,
+            (_, Headers::Extended) => {
+                let text = "extended headers are in use already";
+                return Err((option_reply::ERR_EXT_HEADER_REQD, text));
+            }
+            (_, Headers::Simple | Headers::Structured) => self.headers = Headers::Structured,
+        }
+        Ok(())
+    }
+
     fn export_name(&self, data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Progress {
+        if self.headers == Headers::Extended {
+            return Progress::Close(Reason::Extended);
+        }
         let found = std::str::from_utf8(data).ok().and_then(|name| find(name, exports));
         let Some((export, target)) = found else {
             return Progress::Close(Reason::UnknownExport);
@@ -254,10 +320,16 @@ impl Handshake {
         let session = Session {
             size: target.size() / SECTOR_SIZE * SECTOR_SIZE,
             read_only: target.read_only(),
-            structured: self.structured,
-            allocation: self.allocation_for.as_ref() == Some(&export),
+            headers: self.headers,
+            contexts: self.contexts_of(&export),
         };
         Start { export, target, session }
+    }
+
+    /// Returns the metadata contexts that were chosen for an export.
+    fn contexts_of(&self, export: &str) -> Contexts {
+        let chosen = self.contexts.as_ref().filter(|(chosen_for, _)| chosen_for == export);
+        chosen.map_or(Contexts::default(), |(_, contexts)| *contexts)
     }
 
     /// Answers `INFO` and `GO` up to the acknowledgement.
@@ -312,36 +384,45 @@ impl Handshake {
         let set = option == option::SET_META_CONTEXT;
         if set {
             // Contexts of an earlier option do not survive, even if this one is invalid.
-            self.allocation_for = None;
+            self.contexts = None;
         }
-        if !self.structured {
+        if !self.headers.has_chunks() {
             return Err((option_reply::ERR_INVALID, "agree on structured replies first"));
         }
         let mut reader = Reader(data);
         let name = read_string(&mut reader)?;
         let count = reader.u32().ok_or(DATA)?;
-        let mut matched = count == 0 && !set;
+        // A list without queries is a list of all.
+        let all = count == 0 && !set;
+        let mut chosen = Contexts { allocation: all, state: all };
         for _ in 0..count {
             let query = read_string(&mut reader)?;
-            matched |= query == allocation::NAME || (!set && query == "base:");
+            chosen.allocation |= query == allocation::NAME || (!set && query == "base:");
+            chosen.state |= query == state::NAME || (!set && query == "forebay:");
         }
         if !reader.0.is_empty() {
             return Err(DATA);
         }
         let (export, _) = find(name, exports).ok_or(UNKNOWN)?;
-        if matched {
-            let id = if set { allocation::ID } else { 0 };
-            let content = [&id.to_be_bytes(), allocation::NAME.as_bytes()].concat();
-            reply(replies, option, option_reply::META_CONTEXT, &content);
-            if set {
-                self.allocation_for = Some(export);
+        for (chosen, id, name) in [
+            (chosen.allocation, allocation::ID, allocation::NAME),
+            (chosen.state, state::ID, state::NAME),
+        ] {
+            if chosen {
+                let id = if set { id } else { 0 };
+                let content = [&id.to_be_bytes(), name.as_bytes()].concat();
+                reply(replies, option, option_reply::META_CONTEXT, &content);
             }
+        }
+        if set {
+            self.contexts = Some((export, chosen));
         }
         Ok(())
     }
 }
 
 const DATA: Refused = (option_reply::ERR_INVALID, "the option's data are malformed");
+const NO_TLS: Refused = (option_reply::ERR_TLS_REQD, "start TLS first");
 const UNKNOWN: Refused = (option_reply::ERR_UNKNOWN, "there is no started volume of this name");
 
 fn read_string<'a>(reader: &mut Reader<'a>) -> Result<&'a str, Refused> {
@@ -384,7 +465,7 @@ pub fn transmission_flags(session: &Session) -> u16 {
     } else {
         flags |= SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
     }
-    if session.structured {
+    if session.headers.has_chunks() {
         flags |= SEND_DF;
     }
     flags

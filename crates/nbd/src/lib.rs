@@ -2,7 +2,10 @@
 //!
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
-//! - [`address`], [`listener`]: where clients connect
+//! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
+//! - `off_lane`: work that may wait for a disk
+//! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
+//! - [`tls`]: certificates and keys; `records`: TLS of a connection
 //! - [`server`]: accepts and dismisses clients on a lane
 //! - [`front_end`]: the interface to the daemon; `hand_over`: what the next program inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline
@@ -12,25 +15,33 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod allow;
 mod connection;
 pub mod front_end;
 mod hand_over;
 pub mod handshake;
+mod holes;
 mod inbox;
 pub mod limits;
 pub mod listener;
 mod memory;
 pub mod null;
+mod off_lane;
 mod outbox;
 mod receive;
+mod records;
 mod send;
 pub mod server;
 mod socket;
+pub mod status;
+pub mod tls;
 pub mod transmission;
 pub mod wire;
 
 pub use address::{ListenAddress, ListenError};
+pub use allow::{Network, NetworkError};
 pub use front_end::NbdFrontEnd;
 pub use limits::{ConnectionCount, Limits};
-pub use listener::Listener;
+pub use listener::{Listener, Protection};
 pub use server::Server;
+pub use tls::{Tls, TlsError, TlsFiles};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forebay_lane::MemoryBudget;
 
+use crate::holes::HoleFinder;
 use crate::memory::ConnectionMemory;
 
 /// Limits on the resources of clients.
@@ -39,12 +40,13 @@ impl Default for Limits {
     }
 }
 
-/// Counts the connections of all lanes of a server, and holds the memory budget that they share
-/// with the rest of the daemon.
+/// Counts the connections of all lanes of a server, and holds what they share: the memory budget of the
+/// daemon, and the threads that look for holes.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCount {
     count: Arc<AtomicUsize>,
     memory: Arc<MemoryBudget>,
+    finder: HoleFinder,
 }
 
 /// Why a client is turned away.
@@ -59,7 +61,7 @@ pub(crate) enum Full {
 impl ConnectionCount {
     /// Starts at no connections, within `memory`.
     pub fn within(memory: Arc<MemoryBudget>) -> Self {
-        ConnectionCount { count: Arc::default(), memory }
+        ConnectionCount { count: Arc::default(), memory, finder: HoleFinder::default() }
     }
 
     /// Returns the current number of connections.
@@ -70,6 +72,11 @@ impl ConnectionCount {
     /// Returns the memory budget shared with the rest of the daemon.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
+    }
+
+    /// Returns the finder of holes, whose threads are limited for all lanes together.
+    pub(crate) fn finder(&self) -> &HoleFinder {
+        &self.finder
     }
 
     pub(crate) fn take(&self, limit: usize, bytes: u64) -> Result<Place, Full> {

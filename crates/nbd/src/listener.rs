@@ -4,7 +4,7 @@
 //! of this user, left by a daemon that crashed.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,13 +13,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::HandedOver;
-use rustix::net::{Shutdown, shutdown, sockopt};
+use rustix::net::{Shutdown, getpeername, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
+use crate::allow::Network;
 use crate::hand_over::LISTENER;
+use crate::tls::Tls;
 
 /// Bytes of each buffer of a TCP socket, as far as the system allows.
 const TCP_BUFFER: usize = 256 << 10;
+
+/// What TCP clients need besides a route to the port. Unix sockets have permissions instead.
+#[derive(Clone, Debug, Default)]
+pub struct Protection {
+    /// The networks from which clients may connect; empty: all.
+    pub allow: Vec<Network>,
+    /// TLS, which clients have to use then.
+    pub tls: Option<Tls>,
+}
+
+/// Why a client is not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotAdmitted {
+    #[error("{0} is in no network of --nbd-allow")]
+    Address(IpAddr),
+    #[error("its address is unknown")]
+    Unknown,
+}
 
 /// A listening socket, for all lanes. It is closed, and the path of a unix socket removed, when the
 /// last owner drops it.
@@ -27,6 +47,7 @@ const TCP_BUFFER: usize = 256 << 10;
 pub struct Listener {
     fd: Arc<OwnedFd>,
     address: ListenAddress,
+    protection: Arc<Protection>,
     /// Device and inode of the socket that we created.
     made: Option<(u64, u64)>,
     /// The next program has the path.
@@ -34,21 +55,34 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Starts to listen.
+    /// Starts to listen, without [`Protection`].
     ///
     /// # Errors
     /// See [`ListenError`]; nothing has changed then.
     pub fn bind(address: &ListenAddress) -> Result<Arc<Self>, ListenError> {
-        let listener = match address {
+        Self::bind_protected(address, &Arc::default())
+    }
+
+    /// Starts to listen. `protection` has no effect on a unix socket.
+    ///
+    /// # Errors
+    /// See [`ListenError`]; nothing has changed then.
+    pub fn bind_protected(
+        address: &ListenAddress,
+        protection: &Arc<Protection>,
+    ) -> Result<Arc<Self>, ListenError> {
+        let mut listener = match address {
             ListenAddress::Unix(path) => bind_unix(path)?,
             ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address)?,
         };
+        listener.protection = protection.clone();
         Ok(Arc::new(listener))
     }
 
     /// Goes on with a listening socket of the previous program, if one of `items` is for this address.
     pub(crate) fn inherit(
         address: &ListenAddress,
+        protection: &Arc<Protection>,
         items: &mut Vec<HandedOver>,
     ) -> Option<Arc<Self>> {
         let own = address.to_string();
@@ -60,7 +94,8 @@ impl Listener {
         let words = item.labelled(LISTENER)?;
         let made = number(words.get(1)).zip(number(words.get(2)));
         let fd = Arc::new(item.descriptor?);
-        Some(Arc::new(Listener { fd, address: address.clone(), made, left: AtomicBool::default() }))
+        let (address, protection) = (address.clone(), protection.clone());
+        Some(Arc::new(Listener { fd, address, protection, made, left: AtomicBool::default() }))
     }
 
     /// Leaves the socket to the next program; its path is not removed any more.
@@ -84,6 +119,27 @@ impl Listener {
 
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
+    }
+
+    /// Returns an error if the client at an accepted socket connects from elsewhere than it may.
+    pub(crate) fn admit(&self, socket: impl AsFd) -> Result<(), NotAdmitted> {
+        let allow = &self.protection.allow;
+        if allow.is_empty() || matches!(self.address, ListenAddress::Unix(_)) {
+            return Ok(());
+        }
+        let peer = getpeername(socket).ok().flatten();
+        let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+        let peer = peer.ok_or(NotAdmitted::Unknown)?.ip().to_canonical();
+        let allowed = allow.iter().any(|network| network.contains(peer));
+        if allowed { Ok(()) } else { Err(NotAdmitted::Address(peer)) }
+    }
+
+    /// Returns the TLS that clients have to use.
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        match self.address {
+            ListenAddress::Unix(_) => None,
+            ListenAddress::Tcp { .. } => self.protection.tls.as_ref(),
+        }
     }
 
     /// Prepares an accepted socket. Returns the bytes that the kernel may buffer for it.
@@ -150,7 +206,13 @@ fn bind_unix(path: &Path) -> Result<Listener, ListenError> {
     }
     let listener = UnixListener::bind(path).map_err(system)?;
     let made = identity(path).ok();
-    Ok(Listener { fd: Arc::new(listener.into()), address, made, left: AtomicBool::default() })
+    Ok(Listener {
+        fd: Arc::new(listener.into()),
+        address,
+        protection: Arc::default(),
+        made,
+        left: AtomicBool::default(),
+    })
 }
 
 fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, ListenError> {
@@ -163,7 +225,13 @@ fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, 
         ListenError::System { address: address.clone(), cause: io::Error::from(error.kind()) }
     })?;
     let address = ListenAddress::Tcp { host: host.to_owned(), port };
-    Ok(Listener { fd: Arc::new(listener.into()), address, made: None, left: AtomicBool::default() })
+    Ok(Listener {
+        fd: Arc::new(listener.into()),
+        address,
+        protection: Arc::default(),
+        made: None,
+        left: AtomicBool::default(),
+    })
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 
 use forebay_core::IoError;
 use forebay_device::IoBuf;
-use forebay_engine::Extent;
 use zerocopy::IntoBytes;
-use zerocopy::big_endian::U32;
+use zerocopy::big_endian::{U32, U64};
 
+use crate::status::{Contexts, EXTENTS_MAX, Status};
 use crate::wire::{
-    ChunkHeader, DataChunk, ErrorCode, SMALL_REPLY_MAX, SimpleReply, StatusExtent, allocation,
-    chunk, encode_error_chunk,
+    DATA_HEADER_MAX, ErrorCode, ExtendedChunkHeader, ExtendedStatusExtent, Headers, ReplyTo,
+    SMALL_REPLY_MAX, SimpleReply, StatusExtent, chunk, encode_chunk_header, encode_error_chunk,
 };
 
 /// Bytes of a batch for a busy client.
@@ -26,16 +26,14 @@ const RESERVE: usize = SMALL_REPLY_MAX;
 /// Data of a completion up to this length are copied into a large batch; longer data are sent from
 /// their own buffer.
 const COPY_MAX: usize = 16 << 10;
-/// Most extents in one answer.
-const EXTENTS_MAX: usize = 1024;
 /// Most bytes of a block status.
-pub(crate) const STATUS_MAX: usize =
-    ChunkHeader::SIZE + 4 + EXTENTS_MAX * size_of::<StatusExtent>();
+pub(crate) const STATUS_MAX: usize = Contexts::MAX
+    * (ExtendedChunkHeader::SIZE + 8 + EXTENTS_MAX * size_of::<ExtendedStatusExtent>());
+const _: () = assert!(STATUS_MAX <= SMALL - RESERVE, "a block status fits into an empty batch");
 
 /// A completed request whose reply is not in a batch yet.
 pub(crate) struct Finished {
-    pub(crate) cookie: u64,
-    pub(crate) offset: u64,
+    pub(crate) to: ReplyTo,
     pub(crate) result: Result<(), IoError>,
     /// The data of a successful read; `None` for every other request.
     pub(crate) data: Option<IoBuf>,
@@ -47,13 +45,13 @@ pub(crate) struct Finished {
 pub(crate) struct Batch {
     buf: IoBuf,
     used: usize,
-    structured: bool,
+    headers: Headers,
 }
 
 impl Batch {
     /// Makes an empty batch of [`SMALL`] or [`LARGE`] bytes.
-    pub(crate) fn new(structured: bool, capacity: usize) -> Self {
-        Batch { buf: IoBuf::for_overwrite(capacity), used: 0, structured }
+    pub(crate) fn new(headers: Headers, capacity: usize) -> Self {
+        Batch { buf: IoBuf::for_overwrite(capacity), used: 0, headers }
     }
 
     /// Returns the size of the batch in bytes, whether used or not.
@@ -81,12 +79,12 @@ impl Batch {
     }
 
     /// Makes an empty batch of `capacity` bytes; reuses `buf` if it has that size.
-    pub(crate) fn from_buffer(buf: IoBuf, structured: bool, capacity: usize) -> Self {
+    pub(crate) fn from_buffer(buf: IoBuf, headers: Headers, capacity: usize) -> Self {
         if buf.len() == capacity {
-            Batch { buf, used: 0, structured }
+            Batch { buf, used: 0, headers }
         } else {
             drop(buf);
-            Self::new(structured, capacity)
+            Self::new(headers, capacity)
         }
     }
 
@@ -99,29 +97,55 @@ impl Batch {
         }
     }
 
+    fn put_only_header(&mut self, to: ReplyTo, kind: u16, len: usize) {
+        self.put_chunk_header(to, chunk::FLAG_DONE, kind, len);
+    }
+
+    fn put_chunk_header(&mut self, to: ReplyTo, flags: u16, kind: u16, len: usize) {
+        let place = self.buf.get_mut(self.used..).unwrap_or_default();
+        let written = encode_chunk_header(place, self.headers, to, (flags, kind), len as u32);
+        debug_assert!(written > 0, "a batch overflows");
+        self.used += written;
+    }
+
     /// Adds a reply without data. The caller has ensured [`SMALL_REPLY_MAX`] bytes of space.
-    pub(crate) fn put_result(&mut self, cookie: u64, result: Result<(), IoError>) {
+    pub(crate) fn put_result(&mut self, to: ReplyTo, result: Result<(), IoError>) {
         match result {
-            Ok(()) => self.put(SimpleReply::new(cookie, None).as_bytes()),
-            Err(error) => self.put_error(cookie, error.into(), &error.to_string()),
+            Ok(()) if self.headers == Headers::Extended => {
+                self.put_only_header(to, chunk::NONE, 0);
+            }
+            Ok(()) => self.put(SimpleReply::new(to.cookie, None).as_bytes()),
+            Err(error) => self.put_error(to, error.into(), &error.to_string()),
         }
     }
 
     /// Adds an error reply. The caller has ensured [`SMALL_REPLY_MAX`] bytes of space.
-    pub(crate) fn put_error(&mut self, cookie: u64, error: ErrorCode, message: &str) {
-        if self.structured {
+    pub(crate) fn put_error(&mut self, to: ReplyTo, error: ErrorCode, message: &str) {
+        if self.headers.has_chunks() {
             let place = self.buf.get_mut(self.used..).unwrap_or_default();
-            self.used += encode_error_chunk(place, cookie, error, message);
+            self.used += encode_error_chunk(place, self.headers, to, error, message);
         } else {
-            self.put(SimpleReply::new(cookie, Some(error)).as_bytes());
+            self.put(SimpleReply::new(to.cookie, Some(error)).as_bytes());
         }
     }
 
-    fn put_data_header(&mut self, cookie: u64, offset: u64, len: usize) {
-        match (self.structured, len) {
-            (true, 0) => self.put(ChunkHeader::only(cookie, chunk::NONE, 0).as_bytes()),
-            (true, _) => self.put(DataChunk::new(cookie, offset, len as u32).as_bytes()),
-            (false, _) => self.put(SimpleReply::new(cookie, None).as_bytes()),
+    /// Returns the bytes in front of the data of a read.
+    fn data_header(&self, len: usize) -> usize {
+        match (self.headers, len) {
+            (Headers::Simple, _) => SimpleReply::SIZE,
+            (headers, 0) => headers.chunk_header(),
+            (headers, _) => headers.chunk_header() + 8,
+        }
+    }
+
+    fn put_data_header(&mut self, to: ReplyTo, len: usize) {
+        match (self.headers, len) {
+            (Headers::Simple, _) => self.put(SimpleReply::new(to.cookie, None).as_bytes()),
+            (_, 0) => self.put_only_header(to, chunk::NONE, 0),
+            (_, _) => {
+                self.put_only_header(to, chunk::OFFSET_DATA, len + 8);
+                self.put(&to.offset.to_be_bytes());
+            }
         }
     }
 
@@ -132,7 +156,7 @@ impl Batch {
 
     /// Returns the bytes of space that a read of `len` bytes needs.
     pub(crate) fn read_room(len: usize) -> usize {
-        (DataChunk::SIZE + len).max(SMALL_REPLY_MAX)
+        (DATA_HEADER_MAX + len).max(SMALL_REPLY_MAX)
     }
 
     /// Reserves space for a read of `len` bytes and lets `fill` write the data to it. If `fill`
@@ -140,56 +164,48 @@ impl Batch {
     /// [`Batch::read_room`] bytes of space.
     pub(crate) fn put_read(
         &mut self,
-        cookie: u64,
-        offset: u64,
+        to: ReplyTo,
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Option<Result<(), IoError>>,
     ) -> Option<()> {
-        let header = match (self.structured, len) {
-            (true, 0) => ChunkHeader::SIZE,
-            (true, _) => DataChunk::SIZE,
-            (false, _) => SimpleReply::SIZE,
-        };
-        let start = self.used + header;
+        let start = self.used + self.data_header(len);
         match fill(self.buf.get_mut(start..start + len)?)? {
             Ok(()) => {
-                self.put_data_header(cookie, offset, len);
+                self.put_data_header(to, len);
                 self.used += len;
             }
-            error => self.put_result(cookie, error),
+            error => self.put_result(to, error),
         }
         Some(())
     }
 
-    /// Adds the allocation status of a range of `len` bytes, as far as it fits. The caller has
-    /// ensured [`STATUS_MAX`] bytes of space.
-    pub(crate) fn put_status(&mut self, cookie: u64, len: u32, extents: &[Extent], one: bool) {
-        let mut left = u64::from(len);
-        let mut status: Vec<StatusExtent> = Vec::with_capacity(extents.len().min(EXTENTS_MAX));
-        for extent in extents {
-            let here = extent.len.min(left);
-            let hole = if extent.hole { allocation::HOLE } else { 0 };
-            let zero = if extent.zero { allocation::ZERO } else { 0 };
-            let flags = U32::new(hole | zero);
-            let full = status.len() == if one { 1 } else { EXTENTS_MAX };
-            match status.last_mut() {
-                _ if here == 0 => continue,
-                Some(last) if last.flags == flags => {
-                    last.len = U32::new(last.len.get() + here as u32);
+    /// Adds the status of a range. The caller has ensured [`STATUS_MAX`] bytes of space.
+    pub(crate) fn put_status(&mut self, to: ReplyTo, status: &Status) {
+        if status.is_empty() || status.iter().any(|(_, runs)| runs.is_empty()) {
+            return self.put_error(to, ErrorCode::Io, "the status is unknown");
+        }
+        for (index, (context, runs)) in status.iter().enumerate() {
+            let flags = if index + 1 == status.len() { chunk::FLAG_DONE } else { 0 };
+            if self.headers == Headers::Extended {
+                let content = 8 + runs.len() * size_of::<ExtendedStatusExtent>();
+                self.put_chunk_header(to, flags, chunk::BLOCK_STATUS_EXT, content);
+                self.put(&context.to_be_bytes());
+                self.put(&(runs.len() as u32).to_be_bytes());
+                for &(len, flags) in runs {
+                    let flags = U64::new(flags.into());
+                    self.put(ExtendedStatusExtent { len: U64::new(len), flags }.as_bytes());
                 }
-                Some(_) if full => break,
-                _ => status.push(StatusExtent { len: U32::new(here as u32), flags }),
+            } else {
+                let content = 4 + runs.len() * size_of::<StatusExtent>();
+                self.put_chunk_header(to, flags, chunk::BLOCK_STATUS, content);
+                self.put(&context.to_be_bytes());
+                for &(len, flags) in runs {
+                    // The range of a compact request is shorter than 4 GiB.
+                    let len = U32::new(u32::try_from(len).unwrap_or(u32::MAX));
+                    self.put(StatusExtent { len, flags: U32::new(flags) }.as_bytes());
+                }
             }
-            left -= here;
         }
-        if status.is_empty() {
-            return self.put_error(cookie, ErrorCode::Io, "the allocation is unknown");
-        }
-        let content = status.as_bytes();
-        let header = ChunkHeader::only(cookie, chunk::BLOCK_STATUS, 4 + content.len() as u32);
-        self.put(header.as_bytes());
-        self.put(&allocation::ID.to_be_bytes());
-        self.put(content);
     }
 
     /// Moves replies from the queue into the batch, oldest first, while the batch has at most
@@ -206,10 +222,10 @@ impl Batch {
             let Some(next) = queue.pop_front() else { break };
             match &next.data {
                 Some(data) => {
-                    self.put_data_header(next.cookie, next.offset, len);
+                    self.put_data_header(next.to, len);
                     self.put(data);
                 }
-                None => self.put_result(next.cookie, next.result),
+                None => self.put_result(next.to, next.result),
             }
             released += next.held;
         }
@@ -224,7 +240,7 @@ impl Batch {
             return None;
         }
         let large = queue.pop_front()?;
-        self.put_data_header(large.cookie, large.offset, len);
+        self.put_data_header(large.to, len);
         Some(large)
     }
 
@@ -238,9 +254,23 @@ impl Batch {
 mod tests {
     use super::*;
 
+    const ALL: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
+
+    fn to(cookie: u64) -> ReplyTo {
+        ReplyTo { cookie, offset: 512 }
+    }
+
+    /// Returns a chunk of a reply to request 1.
+    fn chunk_of(headers: Headers, kind: u16, content: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; headers.chunk_header()];
+        let kinds = (chunk::FLAG_DONE, kind);
+        encode_chunk_header(&mut bytes, headers, to(1), kinds, content.len() as u32);
+        [&bytes, content].concat()
+    }
+
     fn finished(cookie: u64, len: usize) -> Finished {
         let data = (len > 0).then(|| IoBuf::zeroed(len));
-        Finished { cookie, offset: 0, result: Ok(()), data, held: len as u64 }
+        Finished { to: to(cookie), result: Ok(()), data, held: len as u64 }
     }
 
     fn bytes(batch: Batch) -> Vec<u8> {
@@ -250,78 +280,101 @@ mod tests {
 
     #[test]
     fn reads_leave_no_trace_unless_they_are_answered() {
-        for structured in [false, true] {
+        for headers in ALL {
             for len in [0, 512, 4096, LARGE / 2] {
-                let mut batch = Batch::new(structured, LARGE);
-                assert_eq!(batch.put_read(1, 0, len, |_| None), None);
+                let mut batch = Batch::new(headers, LARGE);
+                assert_eq!(batch.put_read(to(1), len, |_| None), None);
                 assert!(batch.is_empty());
                 let fill = |into: &mut [u8]| {
                     into.fill(7);
                     Some(Ok(()))
                 };
-                assert_eq!(batch.put_read(1, 512, len, fill), Some(()));
-                let bytes = bytes(batch);
-                let header = match (structured, len) {
-                    (true, 0) => ChunkHeader::only(1, chunk::NONE, 0).as_bytes().to_vec(),
-                    (true, _) => DataChunk::new(1, 512, len as u32).as_bytes().to_vec(),
-                    (false, _) => SimpleReply::new(1, None).as_bytes().to_vec(),
+                assert_eq!(batch.put_read(to(1), len, fill), Some(()));
+                let data = vec![7; len];
+                let expected = match (headers, len) {
+                    (Headers::Simple, _) => [SimpleReply::new(1, None).as_bytes(), &data].concat(),
+                    (_, 0) => chunk_of(headers, chunk::NONE, &[]),
+                    (_, _) => {
+                        let content = [&512u64.to_be_bytes()[..], &data].concat();
+                        chunk_of(headers, chunk::OFFSET_DATA, &content)
+                    }
                 };
-                assert_eq!(bytes, [header, vec![7; len]].concat());
+                assert!(bytes(batch) == expected, "{headers:?} {len}");
             }
         }
     }
 
     #[test]
-    fn a_full_batch_still_takes_the_header_of_a_large_reply() {
-        let mut batch = Batch::new(true, LARGE);
-        while batch.room() >= SMALL_REPLY_MAX {
-            batch.put_error(1, ErrorCode::Io, &"x".repeat(200));
+    fn extended_replies_are_always_chunks() {
+        let mut batch = Batch::new(Headers::Extended, SMALL);
+        batch.put_result(to(1), Ok(()));
+        assert_eq!(bytes(batch), chunk_of(Headers::Extended, chunk::NONE, &[]));
+        for headers in [Headers::Simple, Headers::Structured] {
+            let mut batch = Batch::new(headers, SMALL);
+            batch.put_result(to(1), Ok(()));
+            assert_eq!(bytes(batch), SimpleReply::new(1, None).as_bytes());
         }
-        let used = batch.used;
-        let mut queue = VecDeque::from([finished(2, COPY_MAX + 512), finished(3, 0)]);
-        assert_eq!(batch.fold(&mut queue, usize::MAX), 0);
-        assert_eq!(batch.take_large(&mut queue).map(|large| large.cookie), Some(2));
-        assert_eq!(batch.used, used + DataChunk::SIZE);
-        assert_eq!(queue.len(), 1);
+    }
+
+    #[test]
+    fn a_full_batch_still_takes_the_header_of_a_large_reply() {
+        for headers in ALL {
+            let mut batch = Batch::new(headers, LARGE);
+            while batch.room() >= SMALL_REPLY_MAX {
+                batch.put_error(to(1), ErrorCode::Io, &"x".repeat(200));
+            }
+            let used = batch.used;
+            let mut queue = VecDeque::from([finished(2, COPY_MAX + 512), finished(3, 0)]);
+            assert_eq!(batch.fold(&mut queue, usize::MAX), 0);
+            assert_eq!(batch.take_large(&mut queue).map(|large| large.to.cookie), Some(2));
+            assert_eq!(batch.used, used + batch.data_header(1));
+            assert_eq!(queue.len(), 1);
+        }
     }
 
     #[test]
     fn folding_keeps_the_order_and_the_limit() {
-        let mut batch = Batch::new(false, LARGE);
+        let mut batch = Batch::new(Headers::Simple, LARGE);
         let mut queue: VecDeque<_> = (0..40).map(|cookie| finished(cookie, COPY_MAX)).collect();
         assert_eq!(batch.fold(&mut queue, batch.half()), 7 * COPY_MAX as u64);
-        assert_eq!(queue.front().map(|next| next.cookie), Some(7));
+        assert_eq!(queue.front().map(|next| next.to.cookie), Some(7));
         assert_eq!(batch.fold(&mut queue, usize::MAX), 8 * COPY_MAX as u64);
         assert!(batch.take_large(&mut queue).is_none());
     }
 
     #[test]
-    fn extents_are_merged_cut_and_limited() {
-        let extent = |len, hole, zero| Extent { len, hole, zero };
-        let alternating: Vec<_> = (0..3000).map(|at| extent(512, at % 2 == 0, false)).collect();
-        type Case<'a> = (&'a [Extent], bool, &'a [(u32, u32)]);
-        let cases: [Case<'_>; 6] = [
-            (&[extent(u64::MAX, true, true)], false, &[(1 << 20, 3)]),
-            (&[extent(512, false, true), extent(512, false, true)], true, &[(1024, 2)]),
-            (&[extent(512, true, false), extent(512, false, false)], true, &[(512, 1)]),
-            (&[extent(0, true, false), extent(512, false, false)], false, &[(512, 0)]),
-            (&[extent(1 << 20, false, false), extent(512, true, false)], false, &[(1 << 20, 0)]),
-            (&alternating, true, &[(512, 1)]),
-        ];
-        for (extents, one, expected) in cases {
-            let mut batch = Batch::new(true, LARGE);
-            batch.put_status(1, 1 << 20, extents, one);
-            let content: Vec<u8> = expected
-                .iter()
-                .flat_map(|(len, flags)| [len.to_be_bytes(), flags.to_be_bytes()].concat())
-                .collect();
-            assert_eq!(bytes(batch)[ChunkHeader::SIZE + 4..], content);
-        }
-        let mut batch = Batch::new(true, LARGE);
-        batch.put_status(1, u32::MAX, &alternating, false);
+    fn each_context_has_a_chunk_and_the_last_one_ends_the_reply() {
+        let status: Status = vec![(1, vec![(512, 3), (1024, 0)]), (2, vec![(1536, 2)])];
+        let mut batch = Batch::new(Headers::Structured, SMALL);
+        batch.put_status(to(1), &status);
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        let (first, second): (Vec<u8>, Vec<u8>) =
+            (words(&[1, 512, 3, 1024, 0]), words(&[2, 1536, 2]));
+        let mut head = chunk_of(Headers::Structured, chunk::BLOCK_STATUS, &first);
+        head[5] = 0;
+        let tail = chunk_of(Headers::Structured, chunk::BLOCK_STATUS, &second);
+        assert_eq!(bytes(batch), [head, tail].concat());
+
+        let mut batch = Batch::new(Headers::Extended, SMALL);
+        batch.put_status(to(1), &status);
+        let first = words(&[1, 2, 0, 512, 0, 3, 0, 1024, 0, 0]);
+        let second = words(&[2, 1, 0, 1536, 0, 2]);
+        let mut head = chunk_of(Headers::Extended, chunk::BLOCK_STATUS_EXT, &first);
+        head[5] = 0;
+        let tail = chunk_of(Headers::Extended, chunk::BLOCK_STATUS_EXT, &second);
+        assert_eq!(bytes(batch), [head, tail].concat());
+    }
+
+    #[test]
+    fn the_longest_status_fits_into_a_small_batch() {
+        let runs = vec![(1 << 40, 1); EXTENTS_MAX];
+        let mut batch = Batch::new(Headers::Extended, SMALL);
+        batch.put_status(to(1), &vec![(1, runs.clone()), (2, runs)]);
         assert_eq!(bytes(batch).len(), STATUS_MAX);
-        let mut batch = Batch::new(true, LARGE);
-        batch.put_status(1, 512, &[], false);
-        assert_eq!(bytes(batch)[6..8], chunk::ERROR.to_be_bytes());
+        for unknown in [vec![], vec![(1, vec![])]] {
+            let mut batch = Batch::new(Headers::Structured, SMALL);
+            batch.put_status(to(1), &unknown);
+            assert_eq!(bytes(batch)[6..8], chunk::ERROR.to_be_bytes());
+        }
     }
 }

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use crate::connection::{Connection, Phase};
 use crate::inbox::{Inbox, LARGE, window};
 use crate::socket::STEP;
-use crate::transmission::{BadMagic, Event, Parser, waiting};
-use crate::wire::RequestHeader;
+use crate::transmission::{Event, Kind, Parser, StreamError, waiting};
+use crate::wire::ExtendedRequestHeader;
 
 /// After this many requests their replies are sent even if more requests have been received. A
 /// client that gets its replies a few at a time can send more while the rest is processed; if all
@@ -20,13 +20,13 @@ const ANSWERED_TOGETHER: u32 = 8;
 
 /// Most bytes of a write's data that are handed over: with the header before them they fit into a receive
 /// buffer.
-const CARRIED: usize = LARGE - RequestHeader::SIZE;
+const CARRIED: usize = LARGE - ExtendedRequestHeader::SIZE;
 
 /// Why receiving ends.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiveError {
     #[error(transparent)]
-    BadMagic(#[from] BadMagic),
+    Stream(#[from] StreamError),
     #[error("receiving failed: {0}")]
     Io(#[from] io::Error),
 }
@@ -50,7 +50,7 @@ pub(crate) async fn receive_requests(
 ) -> Result<Ended, ReceiveError> {
     let sink: Rc<dyn CompletionSink> = connection.clone();
     let mut parser = Parser::new(connection.session, window(inbox.capacity()));
-    let mut taken = 0u32;
+    let (headers, mut taken) = (connection.session.headers, 0u32);
     loop {
         loop {
             let (consumed, event) = parser.next(inbox.unused())?;
@@ -63,12 +63,20 @@ pub(crate) async fn receive_requests(
                     if !connection.admit_command(&command).await {
                         return Ok(Ended::Over);
                     }
+                    if let Kind::BlockStatus { one } = command.kind {
+                        connection.flush();
+                        if !connection.answer_status(&command, one).await {
+                            return Ok(Ended::Over);
+                        }
+                        inbox.consume(consumed);
+                        continue;
+                    }
                     connection.expect(inbox.unused().get(consumed..).unwrap_or_default());
                     connection.execute(&command, payload, &sink);
                     connection.end_grant();
                     taken += 1;
                     let more = inbox.unused().get(consumed..).unwrap_or_default();
-                    if taken.is_multiple_of(ANSWERED_TOGETHER) && waiting(more).is_some() {
+                    if taken.is_multiple_of(ANSWERED_TOGETHER) && waiting(more, headers).is_some() {
                         connection.send_now().await;
                     }
                 }

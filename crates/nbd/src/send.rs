@@ -5,8 +5,8 @@ use crate::outbox::Batch;
 
 /// Sends replies until the connection is dead, or drained and idle, or sending fails.
 pub(crate) async fn send_replies(connection: &Connection) {
-    let structured = connection.session.structured;
-    let mut spare = Batch::new(structured, connection.batch_capacity());
+    let headers = connection.session.headers;
+    let mut spare = Batch::new(headers, connection.batch_capacity());
     while connection.phase() != Phase::Dead {
         let (batch, large) = match connection.take_outgoing(spare) {
             Ok(outgoing) => outgoing,
@@ -22,7 +22,7 @@ pub(crate) async fn send_replies(connection: &Connection) {
         let (buf, used) = batch.into_parts();
         let begins = || connection.client_begins();
         let (buf, mut result) = connection.socket.send(buf, used, begins).await;
-        spare = Batch::from_buffer(buf, structured, connection.batch_capacity());
+        spare = Batch::from_buffer(buf, headers, connection.batch_capacity());
         if let Some(large) = large {
             if let (Ok(()), Some(data)) = (&result, large.data) {
                 let len = data.len();
@@ -32,7 +32,10 @@ pub(crate) async fn send_replies(connection: &Connection) {
         }
         if let Err(error) = result {
             tracing::debug!(%error, "sending replies to a client failed");
-            break;
+            return;
         }
+    }
+    if connection.phase() != Phase::Dead {
+        connection.socket.end_tls().await;
     }
 }

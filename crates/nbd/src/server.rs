@@ -14,16 +14,19 @@ use forebay_device::ring::{Ring, RingDone, RingOp};
 use forebay_engine::{Exports, HandedOver};
 use forebay_lane::{Lane, LaneMemory, Notify, Signal, either};
 
+use crate::address::ListenAddress;
 use crate::connection::Connection;
 use crate::hand_over::{self, Inherited, LeftClient};
-use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
+use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security, Start};
 use crate::inbox::{self, Inbox};
 use crate::limits::{ConnectionCount, Limits, Place};
-use crate::listener::Listener;
+use crate::listener::{Listener, NotAdmitted};
 use crate::outbox;
 use crate::receive::{Ended, receive_requests};
+use crate::records;
 use crate::send::send_replies;
 use crate::socket::Socket;
+use crate::tls::Tls;
 use crate::transmission::Session;
 
 /// Pause of an accept loop after an error, such as too many open files.
@@ -31,13 +34,15 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long clients may take to end their handshakes before a hand-over.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(300);
+/// The most often that a lane logs clients who may not connect.
+const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// Returns the least memory of a client: small receive and batch buffers (two batches), the
 /// handshake's buffer, its tasks' state, and the kernel's socket buffers.
-fn connection_bytes(socket_buffer: usize) -> u64 {
+fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
     const TASKS: usize = 16 << 10;
     let own = inbox::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
-    (own + socket_buffer) as u64
+    (own + socket_buffer + if tls { records::BYTES } else { 0 }) as u64
 }
 
 /// One client, from its acceptance to its end.
@@ -70,10 +75,15 @@ impl Client {
         }
     }
 
-    /// Has the client's connection handed over, if it has an export.
+    /// Has the client's connection handed over, if it has an export. The state of TLS cannot be.
     fn hand_over(&self) {
-        if let Phase::Session(_, connection) = &*self.phase.borrow() {
-            connection.hand_over();
+        match &*self.phase.borrow() {
+            Phase::Session(_, connection) if !self.socket.is_encrypted() => connection.hand_over(),
+            Phase::Session(_, connection) => {
+                connection.drain();
+                self.socket.stop_receiving();
+            }
+            Phase::Handshake | Phase::Agreed(_) | Phase::Over => {}
         }
     }
 
@@ -98,6 +108,24 @@ impl<F: FnMut()> Drop for AtEnd<F> {
     }
 }
 
+/// Clients of a lane who were not admitted, for the log.
+#[derive(Default)]
+struct Refusals {
+    logged: Cell<Option<Nanos>>,
+    unlogged: Cell<u64>,
+}
+
+impl Refusals {
+    fn add(&self, address: &ListenAddress, reason: NotAdmitted, now: Nanos) {
+        if self.logged.get().is_some_and(|then| now.since(then) < REFUSALS_LOGGED_EVERY) {
+            return self.unlogged.set(self.unlogged.get() + 1);
+        }
+        self.logged.set(Some(now));
+        let others = self.unlogged.take();
+        tracing::warn!(%address, others, "a client is turned away: {reason}");
+    }
+}
+
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
@@ -115,6 +143,7 @@ struct Shared {
     clients: RefCell<Vec<Weak<Client>>>,
     live: Cell<usize>,
     ended: Signal,
+    refusals: Refusals,
 }
 
 /// The NBD server of one lane.
@@ -162,6 +191,7 @@ impl Server {
             clients: RefCell::default(),
             live: Cell::new(0),
             ended: Signal::default(),
+            refusals: Refusals::default(),
         });
         for listener in listeners {
             lane.spawn(accept_clients(shared.clone(), listener.clone(), inherited.clone()));
@@ -273,7 +303,11 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
                 continue;
             }
         };
-        let bytes = connection_bytes(listener.adopt(&fd));
+        if let Err(reason) = listener.admit(&fd) {
+            shared.refusals.add(listener.address(), reason, shared.lane.now());
+            continue;
+        }
+        let bytes = connection_bytes(listener.adopt(&fd), listener.tls().is_some());
         let place = match shared.count.take(shared.limits.connections, bytes) {
             Ok(place) => place,
             Err(full) => {
@@ -282,7 +316,8 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
             }
         };
         let client = shared.add(fd, Phase::Handshake);
-        shared.lane.spawn(serve_client(shared.clone(), client, place));
+        let tls = listener.tls().cloned();
+        shared.lane.spawn(serve_client(shared.clone(), client, place, tls));
     }
 }
 
@@ -325,7 +360,7 @@ impl Shared {
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     while let Some((client, target)) = inherited.next(&shared.lane, &*shared.exports).await {
         let LeftClient { descriptor, export, session, received } = client;
-        let bytes = connection_bytes(0);
+        let bytes = connection_bytes(0, false);
         let place = match shared.count.take(shared.limits.connections, bytes) {
             Ok(place) => place,
             Err(full) => {
@@ -377,11 +412,11 @@ async fn drop_stalled(shared: Weak<Shared>) {
     }
 }
 
-async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
+async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place, tls: Option<Tls>) {
     let _end = AtEnd(|| shared.end(&client));
     let mut inbox = Inbox::new();
     let agreed = {
-        let agree = agree(&client, &*shared.exports, &mut inbox);
+        let agree = agree(&client, &shared, &mut inbox, tls);
         let late = || {
             tracing::debug!("a client is dropped: its handshake takes too long");
             client.socket.close();
@@ -396,12 +431,19 @@ async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
 }
 
 /// Runs the handshake. Returns `None` if it ends without a session.
-async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Option<Start> {
+async fn agree(
+    client: &Client,
+    shared: &Shared,
+    inbox: &mut Inbox,
+    tls: Option<Tls>,
+) -> Option<Start> {
     let socket = &*client.socket;
     let mut replies = Vec::new();
-    let mut handshake = Handshake::new(&mut replies);
+    let security = if tls.is_some() { Security::Required } else { Security::Plain };
+    let mut handshake = Handshake::new(security, &mut replies);
     loop {
-        let (consumed, progress) = handshake.advance(inbox.unused(), exports, &mut replies);
+        let (consumed, progress) =
+            handshake.advance(inbox.unused(), &*shared.exports, &mut replies);
         inbox.consume(consumed);
         if let Progress::Start(start) = &progress {
             // The client holds the target from now on, so `dismiss` must be able to find it by its
@@ -421,9 +463,21 @@ async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Opt
                 }
             }
             Progress::Send => {}
+            Progress::StartTls => {
+                // What the client sent already is not taken for plaintext.
+                let config = tls.as_ref()?.config(shared.lane.now()).await;
+                let started = socket.start_tls(config, inbox.unused()).await;
+                if let Err(error) = started {
+                    tracing::debug!(%error, "a client is dropped: TLS cannot be started");
+                    return None;
+                }
+                inbox.consume(inbox.unused().len());
+                handshake.secured();
+            }
             Progress::Start(start) => return Some(start),
             Progress::Close(reason) => {
                 tracing::debug!(%reason, "a handshake ends without a session");
+                socket.end_tls().await;
                 return None;
             }
         }
@@ -441,14 +495,15 @@ async fn transmit(
     tracing::debug!(export, ?session, "a client starts");
     let connection = {
         let lane = (shared.lane.clone(), shared.memory.clone());
-        Connection::new(client.socket.clone(), session, target, shared.limits, lane, place)
+        let finder = shared.count.finder().clone();
+        Connection::new(client.socket.clone(), session, target, shared.limits, lane, finder, place)
     };
     if inbox.is_large() {
         connection.grow();
     }
     client.phase.replace(Phase::Session(export.clone(), connection.clone()));
     if shared.handing_over.get() {
-        connection.hand_over();
+        client.hand_over();
     }
     let sent = Rc::new(Signal::default());
     {

@@ -1,6 +1,6 @@
 //! A connected socket on a lane's ring.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,12 +10,15 @@ use std::sync::Arc;
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingDone, RingOp, RingToken};
 use rustix::net::{Shutdown, shutdown};
+use rustls::ServerConfig;
+
+use crate::records::{Plain, Records};
 
 /// A client that transfers this many bytes makes progress; see
 /// [`Limits::stall`](crate::limits::Limits::stall).
 pub(crate) const STEP: usize = 1 << 20;
 
-/// A connected stream socket in blocking mode.
+/// A connected stream socket in blocking mode, perhaps with TLS.
 pub(crate) struct Socket {
     fd: Arc<OwnedFd>,
     ring: Rc<Ring>,
@@ -23,17 +26,37 @@ pub(crate) struct Socket {
     receiving: Cell<Option<RingToken>>,
     /// The next program goes on with it: it is not shut down.
     kept: Cell<bool>,
+    tls: OnceCell<Records>,
 }
 
 impl Socket {
     pub(crate) fn new(fd: OwnedFd, ring: Rc<Ring>) -> Self {
-        Socket { fd: Arc::new(fd), ring, receiving: Cell::default(), kept: Cell::default() }
+        Socket {
+            fd: Arc::new(fd),
+            ring,
+            receiving: Cell::default(),
+            kept: Cell::default(),
+            tls: OnceCell::new(),
+        }
     }
 
     /// Receives into `buf[range]`: what is available, or with `fill` the whole range. Returns 0, or
     /// with `fill` fewer bytes, at the end of the stream. The returned buffer is empty if the ring
     /// has lost it.
     pub(crate) async fn receive(
+        &self,
+        buf: IoBuf,
+        range: Range<usize>,
+        fill: bool,
+    ) -> (IoBuf, io::Result<usize>) {
+        match self.tls.get() {
+            None => self.receive_plain(buf, range, fill).await,
+            // Rare, and its state need not take space in every connection's task.
+            Some(tls) => Box::pin(self.receive_encrypted(tls, buf, range, fill)).await,
+        }
+    }
+
+    async fn receive_plain(
         &self,
         buf: IoBuf,
         range: Range<usize>,
@@ -59,6 +82,11 @@ impl Socket {
         self.kept.set(kept);
     }
 
+    /// Whether the connection has TLS.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.tls.get().is_some()
+    }
+
     pub(crate) fn is_kept(&self) -> bool {
         self.kept.get()
     }
@@ -74,6 +102,21 @@ impl Socket {
     /// Sends the first `len` bytes of `buf`. Calls `begins` before each [`STEP`] bytes, and drops
     /// its result after them.
     pub(crate) async fn send<T>(
+        &self,
+        buf: IoBuf,
+        len: usize,
+        begins: impl Fn() -> T,
+    ) -> (IoBuf, io::Result<()>) {
+        match self.tls.get() {
+            None => self.send_plain(buf, len, begins).await,
+            Some(tls) => {
+                let result = Box::pin(self.send_encrypted(tls, &buf, len, begins)).await;
+                (buf, result)
+            }
+        }
+    }
+
+    async fn send_plain<T>(
         &self,
         mut buf: IoBuf,
         len: usize,
@@ -93,6 +136,123 @@ impl Socket {
             }
         }
         (buf, Ok(()))
+    }
+
+    /// Encrypts everything from here on. `received` is what came before.
+    ///
+    /// # Errors
+    /// Client and server do not agree; the client was told, and the connection is unusable.
+    pub(crate) async fn start_tls(
+        &self,
+        config: Arc<ServerConfig>,
+        received: &[u8],
+    ) -> io::Result<()> {
+        let records = Records::new(config, received)?;
+        if self.tls.set(records).is_err() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let Some(tls) = self.tls.get() else { return Ok(()) };
+        loop {
+            self.send_records(tls).await?;
+            if !tls.is_handshaking() {
+                return Ok(());
+            }
+            match tls.decrypt() {
+                Ok(true) => {}
+                Ok(false) if self.receive_records(tls).await? == 0 => {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    // The alert; whether it arrives changes nothing.
+                    let _ = self.send_records(tls).await;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Tells a client with TLS that nothing follows.
+    pub(crate) async fn end_tls(&self) {
+        if let Some(tls) = self.tls.get() {
+            tls.end();
+            // The client may be gone.
+            let _ = self.send_records(tls).await;
+        }
+    }
+
+    /// Receives and decrypts, see [`Socket::receive`].
+    async fn receive_encrypted(
+        &self,
+        tls: &Records,
+        mut buf: IoBuf,
+        range: Range<usize>,
+        fill: bool,
+    ) -> (IoBuf, io::Result<usize>) {
+        let mut at = range.start;
+        while at < range.end {
+            let place = buf.get_mut(at..range.end).unwrap_or_default();
+            let step = match tls.read(place) {
+                Ok(Plain::Bytes(len)) => {
+                    at += len;
+                    continue;
+                }
+                Ok(Plain::End) => break,
+                Ok(Plain::None) => match tls.decrypt() {
+                    // Requests that came together are executed together, each in a record of its own.
+                    Ok(true) => continue,
+                    Ok(false) if at > range.start && !fill => break,
+                    Ok(false) => self.receive_records(tls).await,
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            };
+            match step {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => return (buf, Err(error)),
+            }
+        }
+        (buf, Ok(at - range.start))
+    }
+
+    /// Receives records. Returns their bytes, 0 at the end of the stream.
+    async fn receive_records(&self, tls: &Records) -> io::Result<usize> {
+        let buf = tls.take_incoming();
+        let range = 0..buf.len();
+        let (buf, result) = self.receive_plain(buf, range, false).await;
+        tls.put_incoming(buf, *result.as_ref().unwrap_or(&0));
+        result
+    }
+
+    /// Encrypts and sends the first `len` bytes of `buf`, see [`Socket::send`].
+    async fn send_encrypted<T>(
+        &self,
+        tls: &Records,
+        buf: &[u8],
+        len: usize,
+        begins: impl Fn() -> T,
+    ) -> io::Result<()> {
+        let mut at = 0;
+        while at < len {
+            let _step = begins();
+            match tls.encrypt(buf.get(at..len).unwrap_or_default())? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                more => at += more,
+            }
+            self.send_records(tls).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends what is encrypted.
+    async fn send_records(&self, tls: &Records) -> io::Result<()> {
+        while let Some((buf, len)) = tls.take_outgoing()? {
+            let (buf, result) = self.send_plain(buf, len, || ()).await;
+            tls.put_outgoing(buf);
+            result?;
+        }
+        Ok(())
     }
 
     /// Submits queued operations to the kernel.

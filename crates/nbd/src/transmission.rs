@@ -4,9 +4,9 @@
 //! no further than that, allocates nothing, and skips the data of refused writes.
 
 use forebay_core::{Op, SECTOR_SIZE};
-use zerocopy::FromBytes;
 
-use crate::wire::{ErrorCode, REQUEST_MAGIC, RequestHeader, command, command_flag};
+use crate::status::Contexts;
+use crate::wire::{ErrorCode, Header, Headers, ReplyTo, command, command_flag};
 
 /// Largest read or write, in bytes.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
@@ -18,10 +18,10 @@ pub struct Session {
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Reads are answered with structured replies.
-    pub structured: bool,
-    /// The client may query `base:allocation`.
-    pub allocation: bool,
+    /// The form of requests and replies.
+    pub headers: Headers,
+    /// The metadata contexts that the client may query.
+    pub contexts: Contexts,
 }
 
 /// What a request does.
@@ -38,7 +38,7 @@ pub enum Kind {
         /// The zeroes must stay allocated (`WriteZeroes` only).
         no_hole: bool,
     },
-    /// A query of the allocation status.
+    /// A query of the metadata contexts.
     BlockStatus {
         /// The client wants one extent only.
         one: bool,
@@ -54,21 +54,27 @@ pub struct Command {
     pub kind: Kind,
     /// First byte, a multiple of 512.
     pub offset: u64,
-    /// Length in bytes, a multiple of 512; with `offset` it ends inside the export.
-    pub len: u32,
+    /// Length in bytes, a multiple of 512; with `offset` it ends inside the export. At most
+    /// [`MAX_PAYLOAD`] for reads and writes.
+    pub len: u64,
+}
+
+impl Command {
+    /// Returns the request for its reply.
+    pub fn to(&self) -> ReplyTo {
+        ReplyTo { cookie: self.cookie, offset: self.offset }
+    }
 }
 
 /// A request that is answered with an error without asking the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Returned in the reply.
-    pub cookie: u64,
+    /// The request.
+    pub to: ReplyTo,
     /// The error code.
     pub error: ErrorCode,
     /// The reason, for people.
     pub message: &'static str,
-    /// Whether the reply must be a chunk rather than a simple reply.
-    pub structured: bool,
 }
 
 /// Result of checking a request header.
@@ -82,12 +88,21 @@ pub enum Verdict {
     Disconnect,
 }
 
-/// The stream is not a sequence of requests; the next one cannot be found.
+/// The next request cannot be found, or is not worth waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a request starts with {found:#010x} instead of {REQUEST_MAGIC:#010x}")]
-pub struct BadMagic {
-    /// The number found instead.
-    pub found: u32,
+pub enum StreamError {
+    /// The stream is not a sequence of requests.
+    #[error("a request starts with {found:#010x} instead of the magic number")]
+    BadMagic {
+        /// The number found instead.
+        found: u32,
+    },
+    /// An extended request has a larger payload than the client was told to send.
+    #[error("a request announces a payload of {len} bytes, more than 32 MiB")]
+    Payload {
+        /// Bytes of the payload.
+        len: u64,
+    },
 }
 
 /// The next event in the stream.
@@ -153,8 +168,8 @@ impl Parser {
     /// Returns the number of bytes of `input` consumed, and the next event.
     ///
     /// # Errors
-    /// There is no request where one should start; nothing more can be read from this stream.
-    pub fn next<'a>(&mut self, input: &'a [u8]) -> Result<(usize, Event<'a>), BadMagic> {
+    /// See [`StreamError`]; nothing more can be read from this stream.
+    pub fn next<'a>(&mut self, input: &'a [u8]) -> Result<(usize, Event<'a>), StreamError> {
         if self.skip > 0 {
             let here = self.skip.min(input.len() as u64);
             self.skip -= here;
@@ -166,19 +181,23 @@ impl Parser {
                 return Ok((here as usize, Event::Refused(refusal)));
             }
         }
-        let Ok((header, rest)) = RequestHeader::read_from_prefix(input) else {
-            return Ok((0, Event::Incomplete { missing: RequestHeader::SIZE - input.len() }));
+        let headers = self.session.headers;
+        let size = Header::size(headers);
+        let header = Header::read(input, headers);
+        let Some((header, rest)) = header.map_err(|found| StreamError::BadMagic { found })? else {
+            return Ok((0, Event::Incomplete { missing: size - input.len() }));
         };
-        if header.magic.get() != REQUEST_MAGIC {
-            return Err(BadMagic { found: header.magic.get() });
+        let payload = header.payload(headers);
+        if headers == Headers::Extended && payload > u64::from(MAX_PAYLOAD) {
+            return Err(StreamError::Payload { len: payload });
         }
-        let is_write = header.command.get() == command::WRITE;
-        let payload_len = if is_write { header.len.get() as usize } else { 0 };
+        // At most 4 GiB: compact headers have 32 bits.
+        let payload_len = payload as usize;
         match judge(&header, &self.session) {
-            Verdict::Disconnect => Ok((RequestHeader::SIZE, Event::Disconnect)),
+            Verdict::Disconnect => Ok((size, Event::Disconnect)),
             Verdict::Refuse(refusal) => {
                 let here = payload_len.min(rest.len());
-                let consumed = RequestHeader::SIZE + here;
+                let consumed = size + here;
                 if here == payload_len {
                     return Ok((consumed, Event::Refused(refusal)));
                 }
@@ -188,7 +207,7 @@ impl Parser {
             }
             Verdict::Accept(command) => match rest.get(..payload_len) {
                 Some(payload) => {
-                    let consumed = RequestHeader::SIZE + payload_len;
+                    let consumed = size + payload_len;
                     Ok((consumed, Event::Command { command, payload }))
                 }
                 None if payload_len <= self.window => {
@@ -213,73 +232,94 @@ pub struct Waiting {
 
 /// Parses a read or write at the start of `input`, as a hint: nothing but the magic number and the
 /// command is checked.
-pub fn waiting(input: &[u8]) -> Option<Waiting> {
-    let (header, _) = RequestHeader::read_from_prefix(input).ok()?;
-    let (op, payload) = match header.command.get() {
-        command::READ => (Op::Read, 0),
-        command::WRITE => (Op::Write, header.len.get() as usize),
+pub fn waiting(input: &[u8], headers: Headers) -> Option<Waiting> {
+    let (header, _) = Header::read(input, headers).ok()??;
+    let op = match header.command {
+        command::READ => Op::Read,
+        command::WRITE => Op::Write,
         _ => return None,
     };
-    let bytes = RequestHeader::SIZE.saturating_add(payload);
-    (header.magic.get() == REQUEST_MAGIC).then_some(Waiting {
-        op,
-        offset: header.offset.get(),
-        bytes,
-    })
+    let payload = usize::try_from(header.payload(headers)).unwrap_or(usize::MAX);
+    let bytes = Header::size(headers).saturating_add(payload);
+    Some(Waiting { op, offset: header.offset, bytes })
 }
 
-/// Checks one request from its header alone.
-pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
-    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
+/// Returns the kind of a command and the flags that it allows besides FUA; `None`: it is unknown.
+fn classify(command: u16, flags: u16, headers: Headers) -> Option<(Kind, u16)> {
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
 
-    let (flags, offset, len) = (header.flags.get(), header.offset.get(), header.len.get());
-    let cookie = header.cookie.get();
-    let command = header.command.get();
-    let refuse = |error, message| {
-        // Once structured replies are negotiated, errors of reads and block status must be chunks;
-        // other errors are sent as chunks too, because a chunk has space for the reason.
-        Verdict::Refuse(Refusal { cookie, error, message, structured: session.structured })
-    };
     let volume = |op| Kind::Volume {
         op,
         fua: flags & FUA != 0,
         fast: flags & FAST_ZERO != 0,
         no_hole: flags & NO_HOLE != 0,
     };
-    let (kind, allowed) = match command {
-        command::READ => (volume(Op::Read), if session.structured { DF } else { 0 }),
-        command::WRITE => (volume(Op::Write), 0),
-        command::DISC => return Verdict::Disconnect,
+    Some(match command {
+        command::READ => (volume(Op::Read), if headers.has_chunks() { DF } else { 0 }),
+        command::WRITE => {
+            (volume(Op::Write), if headers == Headers::Extended { PAYLOAD_LEN } else { 0 })
+        }
         command::FLUSH => (volume(Op::Flush), 0),
         command::TRIM => (volume(Op::Discard), 0),
         command::CACHE => (volume(Op::Prefetch), 0),
         command::WRITE_ZEROES => (volume(Op::WriteZeroes), NO_HOLE | FAST_ZERO),
         command::BLOCK_STATUS => (Kind::BlockStatus { one: flags & REQ_ONE != 0 }, REQ_ONE),
-        _ => return refuse(ErrorCode::Invalid, "unknown command"),
+        _ => return None,
+    })
+}
+
+/// Checks the length of a request against what this server takes at once.
+fn check_length(header: &Header, session: &Session) -> Result<(), (ErrorCode, &'static str)> {
+    let Header { flags, command, offset, len, .. } = *header;
+    let extended = session.headers == Headers::Extended;
+    let carries_data = matches!(command, command::READ | command::WRITE);
+    if carries_data && len > u64::from(MAX_PAYLOAD) {
+        let may_split = flags & command_flag::DF != 0 || extended;
+        let error = if may_split { ErrorCode::Overflow } else { ErrorCode::Invalid };
+        return Err((error, "the request is larger than 32 MiB"));
+    }
+    if command == command::CACHE && len > u64::from(u32::MAX) {
+        // It reads the range.
+        return Err((ErrorCode::Overflow, "at most 4 GiB can be cached at once"));
+    }
+    if command == command::FLUSH && (offset != 0 || len != 0) {
+        return Err((ErrorCode::Invalid, "a flush has no offset and no length"));
+    }
+    if command == command::BLOCK_STATUS && (session.contexts.is_empty() || len == 0) {
+        return Err((ErrorCode::Invalid, "block status needs a metadata context and a length"));
+    }
+    Ok(())
+}
+
+/// Checks one request from its header alone.
+pub fn judge(header: &Header, session: &Session) -> Verdict {
+    let Header { flags, command, cookie, offset, len } = *header;
+    let to = ReplyTo { cookie, offset };
+    let refuse = |error, message| Verdict::Refuse(Refusal { to, error, message });
+    if command == command::DISC {
+        return Verdict::Disconnect;
+    }
+    let Some((kind, allowed)) = classify(command, flags, session.headers) else {
+        return refuse(ErrorCode::Invalid, "unknown command");
     };
     // FUA is meaningless but allowed where nothing is written.
-    if flags & !(allowed | FUA) != 0 {
+    if flags & !(allowed | command_flag::FUA) != 0 {
         return refuse(ErrorCode::Invalid, "a flag is not allowed on this command");
+    }
+    if allowed & command_flag::PAYLOAD_LEN != 0 && flags & command_flag::PAYLOAD_LEN == 0 {
+        return refuse(ErrorCode::Invalid, "a write without a payload");
     }
     let writes = matches!(command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
     if writes && session.read_only {
         return refuse(ErrorCode::Permission, "the export is read-only");
     }
-    let carries_data = matches!(command, command::READ | command::WRITE);
-    if carries_data && len > MAX_PAYLOAD {
-        let error = if flags & DF != 0 { ErrorCode::Overflow } else { ErrorCode::Invalid };
-        return refuse(error, "the request is larger than 32 MiB");
+    if let Err((error, message)) = check_length(header, session) {
+        return refuse(error, message);
     }
-    if command == command::FLUSH && (offset != 0 || len != 0) {
-        return refuse(ErrorCode::Invalid, "a flush has no offset and no length");
-    }
-    if command == command::BLOCK_STATUS && (!session.allocation || len == 0) {
-        return refuse(ErrorCode::Invalid, "block status needs base:allocation and a length");
-    }
-    if !offset.is_multiple_of(SECTOR_SIZE) || !u64::from(len).is_multiple_of(SECTOR_SIZE) {
+    if !offset.is_multiple_of(SECTOR_SIZE) || !len.is_multiple_of(SECTOR_SIZE) {
         return refuse(ErrorCode::Invalid, "offset and length must be multiples of 512");
     }
-    if offset.checked_add(u64::from(len)).is_none_or(|end| end > session.size) {
+    if offset.checked_add(len).is_none_or(|end| end > session.size) {
         let grows = matches!(command, command::WRITE | command::WRITE_ZEROES);
         let error = if grows { ErrorCode::NoSpace } else { ErrorCode::Invalid };
         return refuse(error, "the range ends beyond the end of the export");

@@ -8,8 +8,46 @@ use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 mod numbers;
+mod request;
 
 pub use numbers::*;
+pub use request::{ExtendedRequestHeader, Header, RequestHeader};
+
+/// The form of requests and replies that client and server have agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Headers {
+    /// Compact requests, simple replies.
+    #[default]
+    Simple,
+    /// Compact requests; replies with data, and errors, are chunks.
+    Structured,
+    /// Extended requests; every reply is an extended chunk.
+    Extended,
+}
+
+impl Headers {
+    /// Returns whether replies can be chunks.
+    pub fn has_chunks(self) -> bool {
+        self != Headers::Simple
+    }
+
+    /// Returns the bytes of a chunk's header.
+    pub(crate) fn chunk_header(self) -> usize {
+        match self {
+            Headers::Simple | Headers::Structured => ChunkHeader::SIZE,
+            Headers::Extended => ExtendedChunkHeader::SIZE,
+        }
+    }
+}
+
+/// The request that a reply belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// Its cookie.
+    pub cookie: u64,
+    /// Its offset, which extended replies repeat.
+    pub offset: u64,
+}
 
 /// Error codes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,29 +138,6 @@ pub struct OptionReplyHeader {
     pub len: U32,
 }
 
-/// Header of a request; the data of a write follow.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
-#[repr(C)]
-pub struct RequestHeader {
-    /// [`REQUEST_MAGIC`].
-    pub magic: U32,
-    /// Set of [`command_flag`].
-    pub flags: U16,
-    /// One of [`command`].
-    pub command: U16,
-    /// Chosen by the client; returned in the reply.
-    pub cookie: U64,
-    /// First byte of the range.
-    pub offset: U64,
-    /// Length of the range in bytes.
-    pub len: U32,
-}
-
-impl RequestHeader {
-    /// Bytes on the wire.
-    pub const SIZE: usize = size_of::<Self>();
-}
-
 /// Header of a simple reply; the data of a read follow if there is no error.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
@@ -169,11 +184,11 @@ impl ChunkHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of the only chunk of a reply.
-    pub fn only(cookie: u64, kind: u16, len: u32) -> Self {
+    /// Makes the header of a chunk.
+    pub fn new(cookie: u64, flags: u16, kind: u16, len: u32) -> Self {
         ChunkHeader {
             magic: U32::new(CHUNK_MAGIC),
-            flags: U16::new(chunk::FLAG_DONE),
+            flags: U16::new(flags),
             kind: U16::new(kind),
             cookie: U64::new(cookie),
             len: U32::new(len),
@@ -181,26 +196,43 @@ impl ChunkHeader {
     }
 }
 
-/// Header of the only chunk of a read's reply; the data follow.
+/// Header of an extended chunk.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-pub struct DataChunk {
-    /// Kind [`chunk::OFFSET_DATA`].
-    pub header: ChunkHeader,
-    /// Offset of the data.
+pub struct ExtendedChunkHeader {
+    /// [`EXTENDED_CHUNK_MAGIC`].
+    pub magic: U32,
+    /// [`chunk::FLAG_DONE`] or 0.
+    pub flags: U16,
+    /// One of [`chunk`].
+    pub kind: U16,
+    /// Cookie of the request.
+    pub cookie: U64,
+    /// Offset of the request.
     pub offset: U64,
+    /// Bytes of content that follow.
+    pub len: U64,
 }
 
-impl DataChunk {
-    /// Bytes on the wire, without the data.
+impl ExtendedChunkHeader {
+    /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of a chunk with `len` bytes at `offset`.
-    pub fn new(cookie: u64, offset: u64, len: u32) -> Self {
-        let header = ChunkHeader::only(cookie, chunk::OFFSET_DATA, len.saturating_add(8));
-        DataChunk { header, offset: U64::new(offset) }
+    /// Makes the header of a chunk.
+    pub fn new(to: ReplyTo, flags: u16, kind: u16, len: u32) -> Self {
+        ExtendedChunkHeader {
+            magic: U32::new(EXTENDED_CHUNK_MAGIC),
+            flags: U16::new(flags),
+            kind: U16::new(kind),
+            cookie: U64::new(to.cookie),
+            offset: U64::new(to.offset),
+            len: U64::new(len.into()),
+        }
     }
 }
+
+/// Most bytes in front of the data of a read.
+pub const DATA_HEADER_MAX: usize = ExtendedChunkHeader::SIZE + 8;
 
 /// One extent of a block status.
 #[derive(
@@ -214,21 +246,59 @@ pub struct StatusExtent {
     pub flags: U32,
 }
 
+/// One extent of a block status with extended headers.
+#[derive(
+    FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug, PartialEq, Eq,
+)]
+#[repr(C)]
+pub struct ExtendedStatusExtent {
+    /// Length in bytes.
+    pub len: U64,
+    /// [`allocation::HOLE`] and [`allocation::ZERO`].
+    pub flags: U64,
+}
+
 /// Longest text of an error chunk, in bytes.
 pub const MESSAGE_MAX: usize = 128;
 
 /// Most bytes of a reply without data.
-pub const SMALL_REPLY_MAX: usize = ChunkHeader::SIZE + 6 + MESSAGE_MAX;
+pub const SMALL_REPLY_MAX: usize = ExtendedChunkHeader::SIZE + 6 + MESSAGE_MAX;
+
+/// Writes the header of a chunk to the start of `into` and returns its length; 0 if it does not fit.
+/// `flags` are [`chunk::FLAG_DONE`], for the last one of a reply, or 0.
+pub fn encode_chunk_header(
+    into: &mut [u8],
+    headers: Headers,
+    to: ReplyTo,
+    (flags, kind): (u16, u16),
+    len: u32,
+) -> usize {
+    let fits = match headers {
+        Headers::Extended => {
+            ExtendedChunkHeader::new(to, flags, kind, len).write_to_prefix(into).is_ok()
+        }
+        Headers::Simple | Headers::Structured => {
+            ChunkHeader::new(to.cookie, flags, kind, len).write_to_prefix(into).is_ok()
+        }
+    };
+    if fits { headers.chunk_header() } else { 0 }
+}
 
 /// Writes a whole error chunk to the start of `into` and returns its length; 0 if it does not fit.
-pub fn encode_error_chunk(into: &mut [u8], cookie: u64, error: ErrorCode, message: &str) -> usize {
+pub fn encode_error_chunk(
+    into: &mut [u8],
+    headers: Headers,
+    to: ReplyTo,
+    error: ErrorCode,
+    message: &str,
+) -> usize {
     let text = message.get(..message.len().min(MESSAGE_MAX)).unwrap_or_default();
     let content = 6 + text.len();
-    let total = ChunkHeader::SIZE + content;
+    let total = headers.chunk_header() + content;
     let Some(into) = into.get_mut(..total) else { return 0 };
-    let (head, rest) = into.split_at_mut(ChunkHeader::SIZE);
-    head.copy_from_slice(ChunkHeader::only(cookie, chunk::ERROR, content as u32).as_bytes());
-    let (code, rest) = rest.split_at_mut(4);
+    let head =
+        encode_chunk_header(into, headers, to, (chunk::FLAG_DONE, chunk::ERROR), content as u32);
+    let (code, rest) = into.split_at_mut(head).1.split_at_mut(4);
     code.copy_from_slice(&(error as u32).to_be_bytes());
     let (len, rest) = rest.split_at_mut(2);
     len.copy_from_slice(&(text.len() as u16).to_be_bytes());
@@ -271,20 +341,38 @@ mod tests {
         assert_eq!(RequestHeader::SIZE, 28);
         assert_eq!(SimpleReply::SIZE, 16);
         assert_eq!(ChunkHeader::SIZE, 20);
-        assert_eq!(DataChunk::SIZE, 28);
+        assert_eq!(ExtendedRequestHeader::SIZE, 32);
+        assert_eq!(ExtendedChunkHeader::SIZE, 32);
+        assert_eq!(size_of::<ExtendedStatusExtent>(), 16);
         assert_eq!(Greeting::new().as_bytes(), b"NBDMAGICIHAVEOPT\0\x03");
     }
 
     #[test]
     fn error_chunks_are_cut_and_never_overrun() {
-        let mut into = [0xff; SMALL_REPLY_MAX];
-        let long = "x".repeat(500);
-        let len = encode_error_chunk(&mut into, 7, ErrorCode::NoSpace, &long);
-        assert_eq!(len, SMALL_REPLY_MAX);
-        let header = ChunkHeader::read_from_bytes(&into[..20]).expect("header");
-        assert_eq!(header.len.get() as usize, len - 20);
-        assert_eq!(into[20..26], [0, 0, 0, 28, 0, 128]);
-        assert_eq!(encode_error_chunk(&mut into[..30], 7, ErrorCode::Io, &long), 0);
+        let (to, long) = (ReplyTo { cookie: 7, offset: 512 }, "x".repeat(500));
+        for headers in [Headers::Structured, Headers::Extended] {
+            let mut into = [0xff; SMALL_REPLY_MAX];
+            let len = encode_error_chunk(&mut into, headers, to, ErrorCode::NoSpace, &long);
+            let head = headers.chunk_header();
+            assert_eq!(len, head + 6 + MESSAGE_MAX);
+            let content = match headers {
+                Headers::Extended => {
+                    let header = ExtendedChunkHeader::read_from_bytes(&into[..head]);
+                    let header = header.expect("header");
+                    assert_eq!((header.cookie.get(), header.offset.get()), (7, 512));
+                    header.len.get() as usize
+                }
+                _ => {
+                    let header = ChunkHeader::read_from_bytes(&into[..head]).expect("header");
+                    assert_eq!(header.cookie.get(), 7);
+                    header.len.get() as usize
+                }
+            };
+            assert_eq!(content, len - head);
+            assert_eq!(into[head..head + 6], [0, 0, 0, 28, 0, 128]);
+            let short = &mut into[..30];
+            assert_eq!(encode_error_chunk(short, headers, to, ErrorCode::Io, &long), 0);
+        }
     }
 
     #[test]

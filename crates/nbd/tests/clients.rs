@@ -3,11 +3,15 @@
 mod support;
 
 use std::collections::HashSet;
+use std::io::Read;
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use forebay_nbd::wire::*;
-use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener};
+use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Protection};
 use support::*;
+
+const ALL: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
 
 const SIZES: [usize; 9] = [
     512,
@@ -24,19 +28,19 @@ const SIZES: [usize; 9] = [
 #[test]
 fn every_size_is_written_and_read_on_every_path() {
     let server = TestServer::start();
-    for structured in [false, true] {
+    for headers in ALL {
         for export in ["memory", "later"] {
-            let mut client = server.open(export, structured);
+            let mut client = server.open(export, headers);
             assert_eq!(client.size, DISK);
             for (index, size) in SIZES.into_iter().enumerate() {
                 for fua in [0, command_flag::FUA] {
                     let offset = 512 * (index as u64 * 3 + u64::from(fua));
                     let data = pattern(offset + size as u64, size);
-                    let written = client.ask(command::WRITE, fua, offset, size as u32, &data);
+                    let written = client.ask(command::WRITE, fua, offset, size as u64, &data);
                     assert_eq!(written, Ok(vec![]));
-                    let df = if structured { command_flag::DF } else { 0 };
-                    let read = client.ask(command::READ, df, offset, size as u32, &[]);
-                    assert!(read == Ok(data), "{export} {structured} {size}");
+                    let df = if headers.has_chunks() { command_flag::DF } else { 0 };
+                    let read = client.ask(command::READ, df, offset, size as u64, &[]);
+                    assert!(read == Ok(data), "{export} {headers:?} {size}");
                 }
             }
             assert_eq!(client.read(0, 0), Ok(vec![]));
@@ -59,7 +63,7 @@ fn every_size_is_written_and_read_on_every_path() {
 #[test]
 fn allocation_is_told_to_those_who_asked_for_it() {
     let server = TestServer::start();
-    let mut client = server.open("memory", true);
+    let mut client = server.open("memory", Headers::Structured);
     client.write(3 << 20, &[1; 512]).expect("written");
     let status = |client: &mut Client, flags, offset, len| {
         client.ask(command::BLOCK_STATUS, flags, offset, len, &[]).map(|bytes| {
@@ -67,7 +71,7 @@ fn allocation_is_told_to_those_who_asked_for_it() {
             (0..bytes.len() / 8).map(|at| (word(at * 8), word(at * 8 + 4))).collect::<Vec<_>>()
         })
     };
-    let all = status(&mut client, 0, 0, DISK as u32);
+    let all = status(&mut client, 0, 0, DISK);
     assert_eq!(all, Ok(vec![(3 << 20, 3), (1 << 20, 0), (60 << 20, 3)]));
     let one = status(&mut client, command_flag::REQ_ONE, 512, 8 << 20);
     assert_eq!(one, Ok(vec![((3 << 20) - 512, 3)]));
@@ -76,16 +80,32 @@ fn allocation_is_told_to_those_who_asked_for_it() {
         client.ask(command::WRITE_ZEROES, flags, 8 << 20, 2 << 20, &[]).expect("zeroed");
         assert_eq!(status(&mut client, 0, 8 << 20, 2 << 20), Ok(vec![(2 << 20, expected)]));
     }
-    let mut old = server.open("memory", false);
+    let mut old = server.open("memory", Headers::Simple);
     assert_eq!(status(&mut old, 0, 0, 4096), Err(22));
+}
+
+#[test]
+fn lengths_of_more_than_32_bits_are_served() {
+    const WHOLE: u64 = 1 << 40;
+    let server = TestServer::start();
+    let mut client = server.open("null", Headers::Extended);
+    for command in [command::TRIM, command::WRITE_ZEROES] {
+        assert_eq!(client.ask(command, 0, 0, WHOLE, &[]), Ok(vec![]));
+        assert!(client.ask(command, 0, 512, WHOLE, &[]).is_err());
+    }
+    let expected = [WHOLE.to_be_bytes(), 3u64.to_be_bytes()].concat();
+    assert_eq!(client.ask(command::BLOCK_STATUS, 0, 0, WHOLE, &[]), Ok(expected));
+    assert_eq!(client.ask(command::READ, 0, 0, 1 << 33, &[]), Err(75));
+    assert_eq!(client.ask(command::CACHE, 0, 0, 1 << 33, &[]), Err(75));
+    assert_eq!(client.read(0, 512), Ok(vec![0; 512]));
 }
 
 #[test]
 fn pipelined_requests_are_answered_once_in_whatever_order() {
     let server = TestServer::start();
-    for structured in [false, true] {
+    for headers in ALL {
         for export in ["memory", "later"] {
-            let mut client = server.open(export, structured);
+            let mut client = server.open(export, headers);
             let mut bytes = Vec::new();
             let mut cookies = Vec::new();
             for at in 0..500u64 {
@@ -120,7 +140,7 @@ fn pipelined_requests_are_answered_once_in_whatever_order() {
 fn a_client_that_begins_to_ask_for_much_is_answered() {
     let server = TestServer::start();
     for export in ["memory", "later"] {
-        let mut client = server.open(export, true);
+        let mut client = server.open(export, Headers::Structured);
         let data = pattern(1, 128 << 10);
         client.write(0, &data).expect("written");
         // The read finds a reply in the small buffer that it does not fit into.
@@ -137,7 +157,7 @@ fn a_client_that_begins_to_ask_for_much_is_answered() {
 #[test]
 fn hits_overtake_what_waits() {
     let server = TestServer::start();
-    let mut client = server.open("later", true);
+    let mut client = server.open("later", Headers::Structured);
     server.on_lane(|state| state.later.hold());
     let first = client.send(command::READ, 0, 0, 4096, &[]);
     let second = client.send(command::READ, 0, 4096, 1 << 20, &[]);
@@ -151,7 +171,7 @@ fn hits_overtake_what_waits() {
 #[test]
 fn a_client_that_leaves_politely_gets_its_last_replies() {
     let server = TestServer::start();
-    let mut client = server.open("later", false);
+    let mut client = server.open("later", Headers::Simple);
     server.on_lane(|state| state.later.hold());
     let cookies: HashSet<_> = (0..5).map(|_| client.send(command::FLUSH, 0, 0, 0, &[])).collect();
     client.send(command::DISC, 0, 0, 0, &[]);
@@ -166,9 +186,9 @@ fn a_client_that_leaves_politely_gets_its_last_replies() {
 #[test]
 fn stop_answers_what_is_in_flight_and_takes_nothing_more() {
     let mut server = TestServer::start();
-    let mut client = server.open("later", true);
+    let mut client = server.open("later", Headers::Structured);
     let mut half = server.connect();
-    let mut other = server.open("memory", true);
+    let mut other = server.open("memory", Headers::Structured);
     server.on_lane(|state| state.later.hold());
     let cookie = client.send(command::WRITE, 0, 0, 4096, &[7; 4096]);
     // The beginning of another write, whose end will not be waited for.
@@ -188,7 +208,8 @@ fn stop_answers_what_is_in_flight_and_takes_nothing_more() {
 #[test]
 fn only_the_clients_of_one_export_are_dismissed() {
     let server = TestServer::start();
-    let (mut gone, mut stays) = (server.open("null", true), server.open("memory", true));
+    let (mut gone, mut stays) =
+        (server.open("null", Headers::Structured), server.open("memory", Headers::Structured));
     server.on_lane(|state| {
         if let Some(server) = &*state.server.borrow() {
             server.dismiss("null");
@@ -219,11 +240,36 @@ fn tcp_works_too() {
     let ListenAddress::Tcp { host, port } = &server.address else { panic!("not TCP") };
     let mut client =
         Client::handshake(TcpStream::connect((host.as_str(), *port)).expect("connect"));
-    client.go("memory", true);
+    client.go("memory", Headers::Structured);
     for size in SIZES {
         let data = pattern(size as u64, size);
         client.write(4096, &data).expect("written");
-        assert!(client.read(4096, size as u32) == Ok(data));
+        assert!(client.read(4096, size as u64) == Ok(data));
+    }
+}
+
+#[test]
+fn clients_of_other_networks_get_no_byte() {
+    let any = ListenAddress::Tcp { host: "127.0.0.1".into(), port: 0 };
+    for (allow, admitted) in
+        [(vec!["192.0.2.0/24", "::/0"], false), (vec!["192.0.2.0/24", "127.0.0.1"], true)]
+    {
+        let allow = allow.into_iter().map(|network| network.parse().expect("network")).collect();
+        let protection = Arc::new(Protection { allow, tls: None });
+        let listener = Listener::bind_protected(&any, &protection).expect("listener");
+        let folder = tempfile::tempdir().expect("folder");
+        let count = ConnectionCount::default();
+        let server = TestServer::start_on(folder, listener, Limits::default(), count);
+        let ListenAddress::Tcp { host, port } = &server.address else { panic!("not TCP") };
+        let connect = || TcpStream::connect((host.as_str(), *port)).expect("connect");
+        if admitted {
+            Client::handshake(connect()).go("memory", Headers::Structured);
+        } else {
+            for _ in 0..3 {
+                assert!(!matches!(connect().read(&mut [0; 1]), Ok(1..)));
+            }
+            assert_eq!(server.count.get(), 0);
+        }
     }
 }
 
@@ -237,7 +283,7 @@ fn two_lanes_share_a_listener() {
     let mut first =
         TestServer::start_on(folder, listener.clone(), Limits::default(), count.clone());
     let mut second = TestServer::start_on(other, listener, Limits::default(), count);
-    let mut clients: Vec<_> = (0..20).map(|_| first.open("null", true)).collect();
+    let mut clients: Vec<_> = (0..20).map(|_| first.open("null", Headers::Structured)).collect();
     for client in &mut clients {
         assert_eq!(client.read(0, 4096), Ok(vec![0; 4096]));
     }

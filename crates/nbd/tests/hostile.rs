@@ -24,22 +24,26 @@ fn check_neighbour(client: &mut Client) {
 #[test]
 fn impossible_requests_are_refused_and_the_stream_goes_on() {
     let server = TestServer::start();
-    let mut neighbour = server.open("memory", true);
-    for structured in [false, true] {
-        let mut client = server.open("memory", structured);
+    let mut neighbour = server.open("memory", Headers::Structured);
+    for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
+        let mut client = server.open("memory", headers);
+        // Errors that the protocol leaves to the server.
+        let too_large = if headers == Headers::Extended { 75 } else { 22 };
         let end = client.size;
         let max = 32 << 20;
         let large = vec![1; max + 512];
         assert_eq!(client.read(end, 512), Err(22));
         assert_eq!(client.read(end - 512, 1024), Err(22));
         assert_eq!(client.read(u64::MAX - 511, 1024), Err(22));
-        assert_eq!(client.read(0, u32::MAX), Err(22));
+        assert_eq!(client.read(0, u32::MAX.into()), Err(too_large));
         assert_eq!(client.read(1, 512), Err(22));
-        assert_eq!(client.read(0, max as u32 + 512), Err(22));
+        assert_eq!(client.read(0, max as u64 + 512), Err(too_large));
         assert_eq!(client.write(end, &[1; 512]), Err(28));
         assert_eq!(client.write(u64::MAX - 511, &[1; 1024]), Err(28));
         assert_eq!(client.write(0, &[1; 513]), Err(22));
-        assert_eq!(client.write(0, &large), Err(22));
+        if headers != Headers::Extended {
+            assert_eq!(client.write(0, &large), Err(22));
+        }
         assert_eq!(client.write(end - 512, &large[..1 << 20]), Err(28));
         assert_eq!(client.ask(command::WRITE, 1 << 9, 0, 4096, &[1; 4096]), Err(22));
         assert_eq!(client.ask(command::TRIM, 0, end, 512, &[]), Err(22));
@@ -51,7 +55,7 @@ fn impossible_requests_are_refused_and_the_stream_goes_on() {
         assert_eq!(client.read(0, 1024), Ok(vec![0; 1024]), "nothing was written");
         check_neighbour(&mut neighbour);
     }
-    let mut client = server.open("read-only", true);
+    let mut client = server.open("read-only", Headers::Structured);
     assert_eq!(client.write(0, &[1; 4096]), Err(1));
     assert_eq!(client.write(0, &vec![1; 1 << 20]), Err(1));
     assert_eq!(client.ask(command::TRIM, 0, 0, 512, &[]), Err(1));
@@ -61,9 +65,15 @@ fn impossible_requests_are_refused_and_the_stream_goes_on() {
 #[test]
 fn bad_magic_ends_the_connection_and_nothing_else() {
     let server = TestServer::start();
-    let mut neighbour = server.open("memory", true);
-    let mut client = server.open("memory", true);
+    let mut neighbour = server.open("memory", Headers::Structured);
+    let mut client = server.open("memory", Headers::Structured);
     client.stream.write_all(&[0x77; 28]).expect("sent");
+    assert!(client.is_closed());
+    check_neighbour(&mut neighbour);
+
+    // More than the largest payload is not waited for.
+    let mut client = server.open("memory", Headers::Extended);
+    client.send(command::WRITE, 0, 0, (32 << 20) + 512, &[]);
     assert!(client.is_closed());
     check_neighbour(&mut neighbour);
 
@@ -76,12 +86,12 @@ fn bad_magic_ends_the_connection_and_nothing_else() {
 #[test]
 fn clients_that_vanish_free_everything() {
     let server = TestServer::start();
-    let mut neighbour = server.open("memory", true);
+    let mut neighbour = server.open("memory", Headers::Structured);
     // In the middle of a header, of a small write, of a large one, of a refused one.
     for len in [0u32, 4096, 1 << 20, 32 << 20, u32::MAX] {
         for part in [0, 10, 27, 28, 100, 3000, 70_000] {
-            let mut client = server.open("memory", true);
-            let (_, header) = client.encode(command::WRITE, 0, 0, len);
+            let mut client = server.open("memory", Headers::Structured);
+            let (_, header) = client.encode(command::WRITE, 0, 0, len.into());
             let bytes = [header, vec![1; 70_000]].concat();
             client.stream.write_all(&bytes[..part.min(28 + len as usize)]).expect("sent");
         }
@@ -90,7 +100,7 @@ fn clients_that_vanish_free_everything() {
     // With requests in flight: these end later, and nobody hears of it.
     server.on_lane(|state| state.later.hold());
     for polite in [false, true] {
-        let mut client = server.open("later", true);
+        let mut client = server.open("later", Headers::Structured);
         for _ in 0..10 {
             client.send(command::READ, 0, 0, 1 << 20, &[]);
             client.send(command::WRITE, 0, 0, 4096, &[1; 4096]);
@@ -117,7 +127,7 @@ fn send_without_reading(client: &mut Client, len: u32) -> usize {
     client.stream.set_nonblocking(true).expect("non-blocking");
     let (mut sent, mut full) = (0, 0);
     while full < 50 {
-        let (_, header) = client.encode(command::READ, 0, 0, len);
+        let (_, header) = client.encode(command::READ, 0, 0, len.into());
         match client.stream.write(&header) {
             Ok(28) => (sent, full) = (sent + 1, 0),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -140,10 +150,10 @@ fn a_client_that_does_not_read_is_held_back() {
         ..Limits::default()
     };
     let server = TestServer::start_with(limits);
-    let mut neighbour = server.open("memory", true);
+    let mut neighbour = server.open("memory", Headers::Structured);
     for (export, len, most) in [("memory", 4096, 0), ("later", 4096, 64), ("later", 1 << 20, 8)] {
         let before = server.on_lane(|state| state.later.submitted());
-        let mut client = server.open(export, true);
+        let mut client = server.open(export, Headers::Structured);
         let sent = send_without_reading(&mut client, len);
         let taken = server.on_lane(|state| state.later.submitted()) - before;
         // What was answered into the socket and the batches counts as well.
@@ -165,14 +175,14 @@ fn limits_of_one_connection_hold_while_the_engine_waits() {
     let limits = Limits { requests: 10, bytes: 5 << 20, ..Limits::default() };
     let server = TestServer::start_with(limits);
     server.on_lane(|state| state.later.hold());
-    let mut many = server.open("later", true);
-    let mut large = server.open("later", true);
+    let mut many = server.open("later", Headers::Structured);
+    let mut large = server.open("later", Headers::Structured);
     for _ in 0..100 {
         many.send(command::FLUSH, 0, 0, 0, &[]);
         large.send(command::READ, 0, 0, 2 << 20, &[]);
     }
     server.wait_until(|state| state.later.waiting() == 12);
-    let mut neighbour = server.open("memory", true);
+    let mut neighbour = server.open("memory", Headers::Structured);
     check_neighbour(&mut neighbour);
     assert_eq!(server.on_lane(|state| state.later.waiting()), 12);
     server.on_lane(|state| state.later.release());
@@ -199,14 +209,14 @@ fn half_handshakes_do_not_stay() {
 fn clients_beyond_the_limit_are_turned_away() {
     let limits = Limits { connections: 2, ..Limits::default() };
     let server = TestServer::start_with(limits);
-    let mut first = server.open("memory", true);
-    let second = server.open("memory", true);
+    let mut first = server.open("memory", Headers::Structured);
+    let second = server.open("memory", Headers::Structured);
     let mut third = UnixStream::connect(server.path()).expect("connect");
     assert!(matches!(std::io::Read::read(&mut third, &mut [0; 18]), Ok(0) | Err(_)));
     check_neighbour(&mut first);
     drop(second);
     server.wait_until(|state| state.server.borrow().as_ref().is_some_and(|s| s.clients() == 1));
-    server.open("memory", true);
+    server.open("memory", Headers::Structured);
 }
 
 #[test]
@@ -220,7 +230,7 @@ fn a_thousand_options_and_long_names_are_answered() {
     let long = [&70_000u32.to_be_bytes()[..], &vec![b'n'; 70_000], &[0, 0]].concat();
     client.send_option(option::GO, &long);
     assert_eq!(client.option_replies(option::GO)[0].0, option_reply::ERR_TOO_BIG);
-    client.go("memory", true);
+    client.go("memory", Headers::Structured);
     check_neighbour(&mut client);
 }
 
@@ -228,7 +238,7 @@ fn a_thousand_options_and_long_names_are_answered() {
 fn options_without_reading_the_replies_do_not_go_on_for_ever() {
     let limits = Limits { handshake: Duration::from_millis(100), ..Limits::default() };
     let server = TestServer::start_with(limits);
-    let mut neighbour = server.open("memory", true);
+    let mut neighbour = server.open("memory", Headers::Structured);
     let mut rude = server.connect();
     let flood = [&b"IHAVEOPT"[..], &3u32.to_be_bytes(), &[0; 4]].concat().repeat(200_000);
     assert!(rude.stream.write_all(&flood).is_err());
@@ -248,7 +258,7 @@ fn small_server() -> (TestServer, Arc<MemoryBudget>) {
 
 /// A client that asks for much, and gets it although others have taken all they could.
 fn check_large(server: &TestServer, memory: &MemoryBudget) {
-    let mut client = server.open("later", true);
+    let mut client = server.open("later", Headers::Structured);
     let data = pattern(5, 32 << 20);
     assert_eq!(client.write(0, &data), Ok(vec![]));
     assert!(client.read(0, 32 << 20) == Ok(data), "another's data");
@@ -266,10 +276,10 @@ fn check_all_is_given_back(server: &TestServer, memory: &MemoryBudget) {
 fn clients_that_never_read_leave_memory_to_others() {
     for len in [64 << 10, 2 << 20, 32 << 20] {
         let (server, memory) = small_server();
-        let mut neighbour = server.open("later", true);
+        let mut neighbour = server.open("later", Headers::Structured);
         let rude: Vec<_> = (0..16)
             .map(|_| {
-                let mut client = server.open("later", false);
+                let mut client = server.open("later", Headers::Simple);
                 for _ in 0..8 {
                     client.send(command::READ, 0, 0, len, &[]);
                 }
@@ -292,7 +302,7 @@ fn clients_that_never_end_their_writes_leave_memory_to_others() {
     let (server, memory) = small_server();
     let slow: Vec<_> = (0..12)
         .map(|_| {
-            let mut client = server.open("later", false);
+            let mut client = server.open("later", Headers::Simple);
             client.send(command::WRITE, 0, 0, 32 << 20, &[7; 1024]);
             client
         })
@@ -306,7 +316,7 @@ fn clients_that_never_end_their_writes_leave_memory_to_others() {
 fn requests_of_clients_that_left_have_their_memory_until_they_end() {
     let (server, memory) = small_server();
     server.on_lane(|state| state.later.hold());
-    let mut client = server.open("later", true);
+    let mut client = server.open("later", Headers::Structured);
     for _ in 0..3 {
         client.send(command::READ, 0, 0, 8 << 20, &[]);
     }
@@ -321,7 +331,7 @@ fn requests_of_clients_that_left_have_their_memory_until_they_end() {
 #[test]
 fn clients_whose_connections_do_not_fit_are_turned_away() {
     let (server, memory) = small_server();
-    let mut first = server.open("memory", true);
+    let mut first = server.open("memory", Headers::Structured);
     let mut clients = Vec::new();
     let turned_away = loop {
         let mut stream = UnixStream::connect(server.path()).expect("connect");
@@ -335,5 +345,5 @@ fn clients_whose_connections_do_not_fit_are_turned_away() {
     check_neighbour(&mut first);
     drop((clients, turned_away));
     server.wait_until(|state| state.server.borrow().as_ref().is_some_and(|s| s.clients() == 1));
-    server.open("memory", true);
+    server.open("memory", Headers::Structured);
 }

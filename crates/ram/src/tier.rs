@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::Clock;
+use forebay_engine::StateExtent;
 use forebay_lane::Notify;
 use forebay_policy::curve::LiveCurve;
 use parking_lot::{Mutex, MutexGuard};
@@ -293,6 +294,18 @@ impl Tier {
     pub fn has(&self, offset: u64, len: u64) -> bool {
         let cached = |piece: Piece| self.shard(piece.block).has(piece.block, &piece.sectors);
         self.pieces(offset, len).all(cached)
+    }
+
+    /// Returns what RAM has of a range: a block with any data that the lower tier lacks is dirty.
+    pub(crate) fn states(&self, offset: u64, len: u64) -> Vec<StateExtent> {
+        let mut states = Vec::new();
+        for piece in self.pieces(offset, len) {
+            let shard = self.shard(piece.block);
+            let dirty = shard.is_pinned(piece.block);
+            let cached = dirty || shard.has(piece.block, &piece.sectors);
+            StateExtent { len: piece.bytes.len() as u64, cached, dirty }.push(&mut states);
+        }
+        states
     }
 
     /// Reads a range of whole sectors. `None`: not all of it is cached, and `into` may be overwritten in

@@ -4,8 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{IoError, Op, SECTOR_SIZE};
-use forebay_device::IoBuf;
-use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
+use forebay_device::{Device, IoBuf};
+use forebay_engine::{
+    BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent,
+};
 use forebay_lane::Lane;
 
 use forebay_policy::curve::Access;
@@ -269,6 +271,16 @@ impl BlockService for RamVolume {
             extent.len > 0
         });
         extents
+    }
+
+    fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        // First, so that data which is written down meanwhile is seen either here or below.
+        let here = self.tier.states(offset, len);
+        Some(StateExtent::join(&here, &self.lower.states(offset, len)?))
+    }
+
+    fn origin(&self) -> Option<Arc<dyn Device>> {
+        self.lower.origin()
     }
 }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use crate::{memory, mend, pieces};
 use forebay_engine::BlockService;
-use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress};
+use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_nbd::transmission::Session;
 use forebay_nbd::wire::OPTION_MAGIC;
@@ -25,7 +25,7 @@ pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -
 /// Flags that are known, options where options should be, lengths that fit most of the time.
 fn mend_options(data: &mut [u8]) {
     if let Some(flags) = data.get_mut(..4) {
-        flags.copy_from_slice(&[0, 0, 0, flags[3] & 3]);
+        flags.copy_from_slice(&[flags[0] & 1, 0, 0, flags[3] & 3]);
     }
     let mut at = 4;
     while at + 16 <= data.len() {
@@ -56,10 +56,15 @@ enum End {
 }
 
 /// Everything that is sent, and how it ends.
-fn feed(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) {
+fn feed(
+    security: Security,
+    whole: usize,
+    pieces: &[&[u8]],
+    exports: &ExportList,
+) -> (Vec<u8>, End) {
     let (mut sent, mut replies, mut input) = (Vec::new(), Vec::new(), Vec::new());
     let mut used = 0;
-    let mut handshake = Handshake::new(&mut replies);
+    let mut handshake = Handshake::new(security, &mut replies);
     for piece in pieces {
         input.extend_from_slice(piece);
         loop {
@@ -73,6 +78,8 @@ fn feed(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) 
             match progress {
                 Progress::Send => {}
                 Progress::Receive => break,
+                // As if the bytes that follow had been encrypted.
+                Progress::StartTls => handshake.secured(),
                 Progress::Start(start) => {
                     assert_eq!(start.session.size % 512, 0);
                     let (export, session) = (start.export, start.session);
@@ -91,14 +98,22 @@ fn feed(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) 
 /// One input.
 pub(crate) fn run(data: &[u8]) {
     let exports = exports();
+    // A first byte of 1, which no flags of a client have, stands for a server that insists on TLS.
+    let security = if data.first() == Some(&1) { Security::Required } else { Security::Plain };
+    let mut data = data.to_vec();
+    if let Some(first) = data.first_mut().filter(|first| **first == 1) {
+        *first = 0;
+    }
+    let data = &data[..];
     memory::within((8 << 20) + 64 * data.len(), || {
-        let whole = feed(data.len(), &[data], &exports);
-        assert!(whole == feed(data.len(), &pieces(data, usize::MAX), &exports), "a split matters");
+        let whole = feed(security, data.len(), &[data], &exports);
+        let in_pieces = feed(security, data.len(), &pieces(data, usize::MAX), &exports);
+        assert!(whole == in_pieces, "a split matters");
         if data.len() <= 512 {
             let bytes: Vec<&[u8]> = data.chunks(1).collect();
             assert!(whole.0.len() >= 18);
             // Without any input there is no call to `advance`.
-            assert!(data.is_empty() || whole == feed(data.len(), &bytes, &exports));
+            assert!(data.is_empty() || whole == feed(security, data.len(), &bytes, &exports));
         }
     });
 }

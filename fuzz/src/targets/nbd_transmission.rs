@@ -2,10 +2,13 @@
 
 use crate::{memory, mend, pieces};
 use forebay_core::Op;
+use forebay_nbd::status::Contexts;
 use forebay_nbd::transmission::{
-    BadMagic, Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session,
+    Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session, StreamError,
 };
-use forebay_nbd::wire::{REQUEST_MAGIC, RequestHeader};
+use forebay_nbd::wire::{
+    EXTENDED_REQUEST_MAGIC, ExtendedRequestHeader, Header, Headers, REQUEST_MAGIC, RequestHeader,
+};
 use libfuzzer_sys::fuzzer_mutate;
 
 const WINDOWS: [usize; 4] = [0, 512, 4096, 64 << 10];
@@ -15,9 +18,51 @@ const SIZES: [u64; 4] = [1 << 20, 1 << 40, 512, (1 << 63) - 512];
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     let size = fuzzer_mutate(data, size, max_size);
     if !seed.is_multiple_of(8) {
-        mend_requests(&mut data[..size]);
+        let data = &mut data[..size];
+        match data.first().map(|choice| headers(*choice)) {
+            Some(Headers::Extended) => mend_extended(data),
+            _ => mend_requests(data),
+        }
     }
     size
+}
+
+/// The form of the headers that the first byte asks for.
+fn headers(choice: u8) -> Headers {
+    match choice >> 1 & 1 | choice >> 6 & 2 {
+        0 => Headers::Simple,
+        1 => Headers::Structured,
+        _ => Headers::Extended,
+    }
+}
+
+/// As [`mend_requests`], for extended headers.
+fn mend_extended(data: &mut [u8]) {
+    let mut at = 1;
+    while at + ExtendedRequestHeader::SIZE <= data.len() {
+        let left = (data.len() - at - ExtendedRequestHeader::SIZE) & !511;
+        let header = &mut data[at..at + ExtendedRequestHeader::SIZE];
+        header[..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
+        header[4] = 0;
+        header[6] = 0;
+        header[7] %= 9;
+        if header[7] == 1 {
+            header[5] |= 0x20;
+        }
+        header[22] &= 0xfe;
+        header[23] = 0;
+        header[30] &= 0xfe;
+        header[31] = 0;
+        let mut len = [0; 8];
+        len.copy_from_slice(&header[24..]);
+        let mut len = u64::from_be_bytes(len);
+        let payload = header[5] & 0x20 != 0;
+        if payload && len > left as u64 && len <= 8 << 20 {
+            len = left as u64;
+        }
+        mend::put(data, at + 24, &len.to_be_bytes());
+        at += ExtendedRequestHeader::SIZE + if payload { len.min(1 << 30) as usize } else { 0 };
+    }
 }
 
 /// Requests where requests should be, most with known commands and offsets that are aligned.
@@ -47,18 +92,18 @@ enum Seen {
     Command(Command, Vec<u8>),
     Refused(Refusal),
     Disconnect,
-    Bad(BadMagic),
+    Bad(StreamError),
 }
 
 fn check(session: &Session, command: &Command, payload: &[u8]) {
     let is = |wanted: Op| matches!(command.kind, Kind::Volume { op, .. } if op == wanted);
     assert!(command.offset.is_multiple_of(512) && command.len.is_multiple_of(512));
-    assert!(command.offset + u64::from(command.len) <= session.size);
-    assert!(!(is(Op::Read) || is(Op::Write)) || command.len <= MAX_PAYLOAD);
+    assert!(command.offset + command.len <= session.size);
+    assert!(!(is(Op::Read) || is(Op::Write)) || command.len <= u64::from(MAX_PAYLOAD));
     assert_eq!(payload.len(), if is(Op::Write) { command.len as usize } else { 0 });
     let writes = is(Op::Write) || is(Op::Discard) || is(Op::WriteZeroes);
     assert!(!(writes && session.read_only));
-    assert!(session.allocation || !matches!(command.kind, Kind::BlockStatus { .. }));
+    assert!(!session.contexts.is_empty() || !matches!(command.kind, Kind::BlockStatus { .. }));
 }
 
 fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
@@ -91,7 +136,7 @@ fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
                 Event::Incomplete { missing } => {
                     assert!(missing > 0);
                     input.drain(..consumed);
-                    assert!(input.len() < window + RequestHeader::SIZE, "too much is kept");
+                    assert!(input.len() < window + Header::SIZE_MAX, "too much is kept");
                     break;
                 }
                 Event::Command { command, payload } => {
@@ -103,7 +148,6 @@ fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
                     large = Some((command, start.to_vec()));
                 }
                 Event::Refused(refusal) => {
-                    assert_eq!(refusal.structured, session.structured);
                     seen.push(Seen::Refused(refusal));
                 }
                 Event::Disconnect => {
@@ -123,8 +167,8 @@ pub(crate) fn run(data: &[u8]) {
     let session = Session {
         size: SIZES[usize::from(choice >> 5 & 3)],
         read_only: choice & 1 != 0,
-        structured: choice & 2 != 0,
-        allocation: choice & 4 != 0,
+        headers: headers(*choice),
+        contexts: Contexts { allocation: choice & 4 != 0, state: choice & 2 != 0 },
     };
     let window = WINDOWS[usize::from(choice >> 3 & 3)];
     memory::within((1 << 20) + 32 * data.len(), || {

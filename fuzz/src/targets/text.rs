@@ -1,4 +1,4 @@
-//! What an operator writes: sizes, durations, names, modes, devices, addresses, declarations. What is read is
+//! What an operator writes: sizes, durations, names, modes, devices, addresses, networks, declarations. What is read is
 //! written and read again, and is the same then.
 
 use std::fmt::{Debug, Display};
@@ -10,7 +10,7 @@ use forebay_core::units::format_size;
 use forebay_core::{Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::DeviceSpec;
 use forebay_format::VolumeRecord;
-use forebay_nbd::ListenAddress;
+use forebay_nbd::{ListenAddress, Network};
 use forebay_settings::duration::{format_duration, parse_duration};
 
 /// Longest message that a bad text may cause, in bytes, beyond the text itself.
@@ -56,6 +56,7 @@ pub(crate) fn run(data: &[u8]) {
         round::<Durability>(text);
         round::<ReplacementKind>(text);
         round::<ListenAddress>(text);
+        round::<Network>(text);
         if let Some(spec) = round::<DeviceSpec>(text) {
             assert_eq!(spec.is_volatile(), spec.path().is_none());
             let absolute = spec.absolute().expect("there is a working directory");

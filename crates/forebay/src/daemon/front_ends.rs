@@ -10,7 +10,9 @@ use forebay_core::FrontEndKind;
 use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
-use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
+use forebay_nbd::{
+    Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection, Tls, TlsFiles,
+};
 use forebay_ublk::UblkFrontEnd;
 use forebay_vhost_user::{Export, VhostUserFrontEnd};
 
@@ -29,6 +31,24 @@ pub(crate) struct FrontEndOptions {
     /// [default: nbd.sock beside the admin socket]
     #[arg(long, value_name = "PATH|HOST:PORT")]
     pub(crate) nbd: Vec<ListenAddress>,
+
+    /// Network from which clients may connect to NBD by TCP, or one address; repeatable [default:
+    /// all]
+    #[arg(long, value_name = "ADDRESS/BITS")]
+    pub(crate) nbd_allow: Vec<Network>,
+
+    /// Certificate of this server, PEM, with those between it and a trusted one: clients of NBD by
+    /// TCP have to use TLS
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_key", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_key: Option<PathBuf>,
+
+    /// Certificates of authorities, PEM: clients need a certificate signed by one of them
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_client_ca: Option<PathBuf>,
 
     /// Serve a volume to a virtual machine by vhost-user-blk at a unix socket; repeatable
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_export)]
@@ -77,6 +97,17 @@ impl FrontEndOptions {
                 return refused(format!("{address} is the admin socket"));
             }
         }
+        let by_tcp = |address: &ListenAddress| matches!(address, ListenAddress::Tcp { .. });
+        for (given, option) in [
+            (!self.nbd_allow.is_empty(), "--nbd-allow"),
+            (self.nbd_tls_cert.is_some(), "--nbd-tls-cert"),
+        ] {
+            if given && !self.nbd.iter().any(by_tcp) {
+                let message =
+                    "it is about TCP, but there is no --nbd HOST:PORT; add one, or leave it out";
+                return Err(ApiError::invalid(option, message));
+            }
+        }
         for (index, Export { path, .. }) in self.vhost_user.iter().enumerate() {
             let nbd = |address: &ListenAddress| matches!(address, ListenAddress::Unix(other) if other == path);
             let twice = self.vhost_user[..index].iter().any(|other| other.path == *path);
@@ -86,6 +117,22 @@ impl FrontEndOptions {
             }
         }
         Ok(self)
+    }
+}
+
+impl FrontEndOptions {
+    /// Reads the files of TLS.
+    fn tls(&self) -> Result<Option<Tls>, ApiError> {
+        let (Some(certificate), Some(key)) = (&self.nbd_tls_cert, &self.nbd_tls_key) else {
+            return Ok(None);
+        };
+        let files = TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: self.nbd_tls_client_ca.clone(),
+        };
+        let refused = |error| ApiError::invalid("--nbd-tls-cert", error);
+        Tls::load(&files).map(Some).map_err(refused)
     }
 }
 
@@ -120,12 +167,14 @@ pub(crate) fn claim(
     identities: Identities,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
+    let protection = Protection { allow: options.nbd_allow.clone(), tls: options.tls()? };
     let mut left = |kind: FrontEndKind| inherited.remove(kind.name()).unwrap_or_default();
     let mut clients = left(FrontEndKind::Nbd);
-    let nbd = outlasting(
-        || NbdFrontEnd::claim(&options.nbd, limits, memory.clone(), &mut clients),
-        |error| matches!(error, ListenError::InUse(_)),
-    );
+    let mut claim_nbd = || {
+        let protection = protection.clone();
+        NbdFrontEnd::claim(&options.nbd, protection, limits, memory.clone(), &mut clients)
+    };
+    let nbd = outlasting(&mut claim_nbd, |error| matches!(error, ListenError::InUse(_)));
     let nbd = nbd.map_err(|error| listen_error(&error))?;
     let vhost_user = outlasting(
         || VhostUserFrontEnd::claim(&options.vhost_user, DISMISSAL, memory.clone()),

@@ -8,6 +8,8 @@ use super::*;
 use crate::null::{ExportList, NullTarget};
 use crate::wire::option_reply as kind;
 
+const BASE: Contexts = Contexts { allocation: true, state: false };
+
 fn exports() -> ExportList {
     let volume =
         |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn BlockService>;
@@ -88,9 +90,14 @@ impl Outcome {
 
 /// Runs a handshake on `input`, given in pieces of `step` bytes.
 fn run(input: &[u8], step: usize) -> Outcome {
+    run_with(Security::Plain, input, step)
+}
+
+/// As [`run`]; with [`Security::Required`] the bytes behind STARTTLS count as encrypted.
+fn run_with(security: Security, input: &[u8], step: usize) -> Outcome {
     let exports = exports();
     let (mut sent, mut replies, mut held, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    let mut handshake = Handshake::new(&mut replies);
+    let mut handshake = Handshake::new(security, &mut replies);
     loop {
         let (consumed, progress) = handshake.advance(&held, &exports, &mut replies);
         assert!(consumed <= held.len());
@@ -107,6 +114,7 @@ fn run(input: &[u8], step: usize) -> Outcome {
                 at = end;
             }
             Progress::Send => {}
+            Progress::StartTls => handshake.secured(),
             end => {
                 held.extend_from_slice(&input[at..]);
                 return Outcome { sent, left: held, end: Some(end) };
@@ -142,12 +150,13 @@ fn a_session_is_agreed_on_wherever_the_bytes_are_cut() {
         assert_eq!(outcome.left, b"the next phase");
         let start = outcome.start();
         assert_eq!(start.export, "first");
-        let expected =
-            Session { size: 1 << 20, read_only: false, structured: true, allocation: true };
+        let headers = Headers::Structured;
+        let expected = Session { size: 1 << 20, read_only: false, headers, contexts: BASE };
         assert_eq!(start.session, expected);
         let expected = [
             vec![kind::ACK, kind::SERVER, kind::SERVER, kind::ACK, kind::ERR_UNSUP],
-            vec![kind::ERR_UNSUP, kind::META_CONTEXT, kind::ACK, kind::META_CONTEXT, kind::ACK],
+            vec![kind::ERR_UNSUP, kind::META_CONTEXT, kind::META_CONTEXT, kind::ACK],
+            vec![kind::META_CONTEXT, kind::ACK],
             vec![kind::INFO, kind::INFO, kind::ACK],
             vec![kind::INFO, kind::INFO, kind::INFO, kind::INFO, kind::ACK],
         ];
@@ -190,19 +199,117 @@ fn contexts_hold_for_the_export_for_which_they_were_set() {
         |name: &[u8], queries: &[&[u8]]| option(option::SET_META_CONTEXT, &contexts(name, queries));
     let structured = option(option::STRUCTURED_REPLY, &[]);
     let base: &[&[u8]] = &[b"base:allocation"];
-    for (options, allocation) in [
-        (vec![structured.clone(), set(b"first", base)], true),
-        (vec![structured.clone(), set(b"", base)], true),
-        (vec![structured.clone(), set("zwölf".as_bytes(), base)], false),
-        (vec![structured.clone(), set(b"first", &[b"base:"])], false),
-        (vec![structured.clone(), set(b"first", &[])], false),
-        (vec![structured.clone(), set(b"first", base), set(b"first", &[])], false),
-        (vec![structured.clone(), set(b"first", base), set(b"nobody", base)], false),
-        (vec![set(b"first", base), structured], false),
+    let both: &[&[u8]] = &[b"forebay:state", b"base:allocation", b"forebay:state"];
+    for (options, contexts) in [
+        (vec![structured.clone(), set(b"first", base)], BASE),
+        (vec![structured.clone(), set(b"", base)], BASE),
+        (vec![structured.clone(), set("zwölf".as_bytes(), base)], Contexts::default()),
+        (vec![structured.clone(), set(b"first", &[b"base:"])], Contexts::default()),
+        (vec![structured.clone(), set(b"first", &[])], Contexts::default()),
+        (vec![structured.clone(), set(b"first", base), set(b"first", &[])], Contexts::default()),
+        (vec![structured.clone(), set(b"first", base), set(b"nobody", base)], Contexts::default()),
+        (vec![structured.clone(), set(b"first", both)], Contexts { allocation: true, state: true }),
+        (
+            vec![structured.clone(), set(b"first", &[b"forebay:state"])],
+            Contexts { allocation: false, state: true },
+        ),
+        (
+            vec![structured.clone(), set(b"first", &[b"forebay:", b"forebay:x"])],
+            Contexts::default(),
+        ),
+        (vec![set(b"first", base), structured], Contexts::default()),
     ] {
         let outcome = outcome(&[options, vec![option(option::GO, &go(b"first", &[]))]].concat());
-        assert_eq!(outcome.start().session.allocation, allocation);
+        assert_eq!(outcome.start().session.contexts, contexts);
     }
+}
+
+#[test]
+fn extended_headers_take_precedence() {
+    let (structured, extended) =
+        (option(option::STRUCTURED_REPLY, &[]), option(option::EXTENDED_HEADERS, &[]));
+    let set = option(option::SET_META_CONTEXT, &contexts(b"first", &[b"base:allocation"]));
+    let begin = option(option::GO, &go(b"first", &[]));
+    let (ack, refused) = (kind::ACK, kind::ERR_EXT_HEADER_REQD);
+    for (options, answers, headers) in [
+        (vec![], vec![], Headers::Simple),
+        (vec![&structured], vec![ack], Headers::Structured),
+        (vec![&extended], vec![ack], Headers::Extended),
+        (vec![&extended, &extended], vec![ack, ack], Headers::Extended),
+        (vec![&structured, &extended], vec![ack, ack], Headers::Extended),
+        (vec![&extended, &structured], vec![ack, refused], Headers::Extended),
+    ] {
+        let options: Vec<_> = options.into_iter().chain([&begin]).cloned().collect();
+        let outcome = outcome(&options);
+        assert_eq!(outcome.kinds()[..answers.len()], answers);
+        assert_eq!(outcome.start().session.headers, headers);
+    }
+    // Contexts need no structured replies then.
+    let with_context = outcome(&[extended.clone(), set, begin]);
+    assert!(with_context.start().session.contexts.allocation);
+    let flags = transmission_flags(&with_context.start().session);
+    assert!(flags & transmission_flag::SEND_DF != 0);
+    let old = outcome(&[extended, option(option::EXPORT_NAME, b"first")]);
+    assert_eq!(old.reason(), Reason::Extended);
+}
+
+#[test]
+fn contexts_are_listed_by_name_and_by_namespace() {
+    for (queries, names) in [
+        (vec![], vec!["base:allocation", "forebay:state"]),
+        (vec!["base:"], vec!["base:allocation"]),
+        (vec!["forebay:"], vec!["forebay:state"]),
+        (vec!["forebay:state", "forebay:"], vec!["forebay:state"]),
+        (vec!["forebay:", "base:allocation"], vec!["base:allocation", "forebay:state"]),
+        (vec!["forebay", "forebay:states", "qemu:", ""], vec![]),
+    ] {
+        let queries: Vec<_> = queries.iter().map(|query| query.as_bytes()).collect();
+        let list = option(option::LIST_META_CONTEXT, &contexts(b"first", &queries));
+        let replies = outcome(&[option(option::EXTENDED_HEADERS, &[]), list]).replies();
+        let found = replies.iter().filter(|(_, kind, _)| *kind == kind::META_CONTEXT);
+        let found: Vec<_> = found.map(|(_, _, data)| String::from_utf8_lossy(&data[4..])).collect();
+        assert_eq!(found, names);
+    }
+}
+
+#[test]
+fn nothing_is_told_before_tls_where_it_is_required() {
+    let begin = option(option::GO, &go(b"first", &[]));
+    let (required, ack) = (kind::ERR_TLS_REQD, kind::ACK);
+    let before = [
+        option(option::LIST, &[]),
+        option(option::INFO, &go(b"first", &[])),
+        begin.clone(),
+        option(option::GO, b"malformed"),
+        option(option::STRUCTURED_REPLY, &[]),
+        option(option::EXTENDED_HEADERS, &[]),
+        option(option::LIST_META_CONTEXT, &contexts(b"", &[])),
+        option(4711, b"what"),
+        option(option::LIST, &vec![0; OPTION_DATA_MAX + 1]),
+    ];
+    let after = [
+        option(option::STARTTLS, &[0]),
+        option(option::STARTTLS, &[]),
+        option(option::STARTTLS, &[]),
+        option(option::EXTENDED_HEADERS, &[]),
+        begin,
+    ];
+    let input = fixed(&[&before[..], &after[..]].concat());
+    for step in [1, 7, 1000, input.len()] {
+        let outcome = run_with(Security::Required, &input, step);
+        let expected = [vec![required; before.len()], vec![kind::ERR_INVALID, ack]].concat();
+        assert_eq!(outcome.kinds()[..expected.len()], expected);
+        assert_eq!(outcome.kinds()[expected.len()..][..2], [kind::ERR_INVALID, ack]);
+        assert_eq!(outcome.start().session.headers, Headers::Extended);
+    }
+    let outcome_of = |options: &[Vec<u8>]| run_with(Security::Required, &fixed(options), 64);
+    let old = outcome_of(&[option(option::EXPORT_NAME, b"first")]);
+    assert_eq!((old.reason(), old.kinds()), (Reason::TlsRequired, vec![]));
+    let aborted = outcome_of(&[option(option::ABORT, &[])]);
+    assert_eq!((aborted.reason(), aborted.kinds()), (Reason::Abort, vec![ack]));
+    let encrypted =
+        outcome_of(&[option(option::STARTTLS, &[]), option(option::EXPORT_NAME, b"first")]);
+    assert_eq!(encrypted.start().export, "first");
 }
 
 #[test]
@@ -213,6 +320,7 @@ fn malformed_options_are_refused_and_the_next_one_works() {
     let cases: Vec<(u32, Vec<u8>, u32)> = vec![
         (option::LIST, vec![0], kind::ERR_INVALID),
         (option::STRUCTURED_REPLY, vec![0], kind::ERR_INVALID),
+        (option::EXTENDED_HEADERS, vec![0], kind::ERR_INVALID),
         (option::SET_META_CONTEXT, vec![], kind::ERR_INVALID),
         (option::SET_META_CONTEXT, contexts(b"nobody", &[]), kind::ERR_UNKNOWN),
         (option::LIST_META_CONTEXT, contexts(&long, &[]), kind::ERR_TOO_BIG),
@@ -271,7 +379,7 @@ fn a_thousand_options_are_answered_and_ten_thousand_are_not() {
 fn replies_do_not_pile_up() {
     let exports = exports();
     let mut replies = Vec::new();
-    let mut handshake = Handshake::new(&mut replies);
+    let mut handshake = Handshake::new(Security::Plain, &mut replies);
     let input = fixed(&vec![option(option::LIST, &[]); 3000]);
     let (consumed, progress) = handshake.advance(&input, &exports, &mut replies);
     assert!(matches!(progress, Progress::Send));

@@ -8,10 +8,14 @@ pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Starts every request of the transmission phase.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Starts every request once extended headers were agreed on.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Starts a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Starts a chunk of a structured reply.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+/// Starts a chunk once extended headers were agreed on.
+pub const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
 
 /// Flags of the greeting and of the client's answer to it.
 pub mod handshake_flag {
@@ -41,6 +45,8 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Use extended headers, which have lengths of 64 bits.
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Kinds of replies to options.
@@ -58,10 +64,14 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// The option's data are invalid.
     pub const ERR_INVALID: u32 = ERROR + 3;
+    /// Only `STARTTLS` and `ABORT` are possible before TLS is used.
+    pub const ERR_TLS_REQD: u32 = ERROR + 5;
     /// The export does not exist.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     /// The option is longer than this server reads.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
+    /// Extended headers are in use, which the option does not go with.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
 }
 
 /// Kinds of information about an export.
@@ -132,6 +142,8 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Fail rather than write zeroes slowly.
     pub const FAST_ZERO: u16 = 1 << 4;
+    /// The length is that of a payload (extended headers only).
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Kinds of chunks of a structured reply.
@@ -142,10 +154,24 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// Extents of one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
+    /// The same with extended headers.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// An error for the whole request.
     pub const ERROR: u16 = (1 << 15) + 1;
     /// Flag of the last chunk of a reply.
     pub const FLAG_DONE: u16 = 1;
+}
+
+/// Status of an extent in `forebay:state`.
+pub mod state {
+    /// The name of the context.
+    pub const NAME: &str = "forebay:state";
+    /// The number that this server assigns to it.
+    pub const ID: u32 = 2;
+    /// There is a copy in the cache or in RAM.
+    pub const CACHED: u32 = 1;
+    /// It is newer than the origin.
+    pub const DIRTY: u32 = 1 << 1;
 }
 
 /// Status of an extent in `base:allocation`.

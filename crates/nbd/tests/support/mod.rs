@@ -7,15 +7,20 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::sync::{Once, mpsc};
 
-use forebay_engine::{BlockService, Exports};
+use forebay_core::IoError;
+use forebay_device::{
+    Device, DeviceError, DeviceErrorKind, DeviceExtent, DeviceQueue, QueueContext,
+};
+use forebay_engine::{BlockService, CompletionSink, Exports, Extent, Request, StateExtent};
 use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
 use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
 use forebay_nbd::wire::*;
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Server};
+use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U16, U32, U64};
 
@@ -44,6 +49,98 @@ pub(crate) struct State {
     pub(crate) lane: LaneLoop,
     pub(crate) later: Rc<LaterTarget>,
     pub(crate) server: RefCell<Option<Server>>,
+}
+
+/// A device that is one hole, which it tells unless it hangs.
+pub(crate) struct OneHole {
+    pub(crate) hangs: Mutex<bool>,
+    pub(crate) goes_on: Condvar,
+}
+
+pub(crate) static ONE_HOLE: LazyLock<Arc<OneHole>> =
+    LazyLock::new(|| Arc::new(OneHole { hangs: Mutex::new(false), goes_on: Condvar::new() }));
+
+impl OneHole {
+    pub(crate) fn hang(&self, hangs: bool) {
+        *self.hangs.lock() = hangs;
+        self.goes_on.notify_all();
+    }
+}
+
+impl Device for OneHole {
+    fn name(&self) -> &str {
+        "one hole"
+    }
+
+    fn size(&self) -> u64 {
+        DISK
+    }
+
+    fn logical_block(&self) -> u64 {
+        512
+    }
+
+    fn knows_holes(&self) -> bool {
+        true
+    }
+
+    fn extent_at(&self, offset: u64) -> Option<DeviceExtent> {
+        let mut hangs = self.hangs.lock();
+        while *hangs {
+            self.goes_on.wait(&mut hangs);
+        }
+        (offset < DISK).then_some(DeviceExtent { end: DISK, hole: true })
+    }
+
+    fn open_queue(&self, _: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let (device, cause) = ("one hole".into(), "nothing is read from it".into());
+        let kind = DeviceErrorKind::NotSupported;
+        Err(DeviceError { kind, device, what: "open", offset: 0, cause })
+    }
+}
+
+/// A volume on [`OneHole`], of which the second MiB is cached and the third dirty.
+struct OnOneHole(NullTarget);
+
+impl BlockService for OnOneHole {
+    fn size(&self) -> u64 {
+        DISK
+    }
+
+    fn preferred_block(&self) -> u64 {
+        4096
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.0.read_now(offset, into)
+    }
+
+    fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        self.0.write_now(offset, data)
+    }
+
+    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
+        self.0.submit(request, sink);
+    }
+
+    fn extents(&self, _: u64, len: u64) -> Vec<Extent> {
+        vec![Extent { len, hole: false, zero: false }]
+    }
+
+    fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        // As a tier that knows no more than a MiB at a time.
+        let (mib, rest) = (offset >> 20, (1 << 20) - offset % (1 << 20));
+        let (cached, dirty) = (mib == 1 || mib == 2, mib == 2);
+        Some(vec![StateExtent { len: len.min(rest), cached, dirty }])
+    }
+
+    fn origin(&self) -> Option<Arc<dyn Device>> {
+        Some(ONE_HOLE.clone())
+    }
 }
 
 /// Ends with the lane.
@@ -82,7 +179,7 @@ impl Exports for Vanishing {
 }
 
 /// A lane with a server. Exports: `memory` answers at once, `later` does not, both on one disk;
-/// `null` and `read-only` are empty; `vanishing` is null, and goes when it is opened.
+/// `null` and `read-only` are empty, `holes` is a hole in part; `vanishing` is null, and goes when it is opened.
 pub(crate) struct TestServer {
     pub(crate) address: ListenAddress,
     pub(crate) count: ConnectionCount,
@@ -124,6 +221,7 @@ impl TestServer {
                 ("later".into(), later.clone()),
                 ("null".into(), Rc::new(NullTarget::new(1 << 40, false))),
                 ("read-only".into(), Rc::new(NullTarget::new(DISK, true))),
+                ("holes".into(), Rc::new(OnOneHole(NullTarget::new(DISK, false)))),
                 ("vanishing".into(), Rc::new(NullTarget::new(DISK, false))),
             ]);
             let exports = Rc::new(Vanishing(exports, lane.clone()));
@@ -198,9 +296,9 @@ impl TestServer {
         Client::handshake(UnixStream::connect(self.path()).expect("connect"))
     }
 
-    pub(crate) fn open(&self, export: &str, structured: bool) -> Client {
+    pub(crate) fn open(&self, export: &str, headers: Headers) -> Client {
         let mut client = self.connect();
-        client.go(export, structured);
+        client.go(export, headers);
         client
     }
 }
@@ -227,8 +325,9 @@ pub(crate) struct Client<S = UnixStream> {
     pub(crate) stream: S,
     pub(crate) size: u64,
     pub(crate) flags: u16,
-    structured: bool,
-    reads: HashMap<u64, (u64, u32)>,
+    headers: Headers,
+    /// The command, offset and length of each request that is not answered.
+    asked: HashMap<u64, (u16, u64, u64)>,
     next_cookie: u64,
 }
 
@@ -238,8 +337,14 @@ impl<S: Read + Write> Client<S> {
         stream.read_exact(&mut greeting).expect("greeting");
         assert_eq!(greeting, *b"NBDMAGICIHAVEOPT\0\x03");
         stream.write_all(&3u32.to_be_bytes()).expect("flags");
-        let reads = HashMap::new();
-        Client { stream, size: 0, flags: 0, structured: false, reads, next_cookie: 1 }
+        let asked = HashMap::new();
+        Client { stream, size: 0, flags: 0, headers: Headers::Simple, asked, next_cookie: 1 }
+    }
+
+    /// The same client over another stream.
+    pub(crate) fn over<T>(self, change: impl FnOnce(S) -> T) -> Client<T> {
+        let Client { stream, size, flags, headers, asked, next_cookie } = self;
+        Client { stream: change(stream), size, flags, headers, asked, next_cookie }
     }
 
     fn u16(&mut self) -> u16 {
@@ -289,16 +394,21 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    pub(crate) fn go(&mut self, export: &str, structured: bool) {
+    pub(crate) fn go(&mut self, export: &str, headers: Headers) {
         let name = [&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat();
-        if structured {
-            self.send_option(option::STRUCTURED_REPLY, &[]);
-            self.option_replies(option::STRUCTURED_REPLY);
+        self.headers = headers;
+        let option = match headers {
+            Headers::Simple => None,
+            Headers::Structured => Some(option::STRUCTURED_REPLY),
+            Headers::Extended => Some(option::EXTENDED_HEADERS),
+        };
+        if let Some(option) = option {
+            self.send_option(option, &[]);
+            self.option_replies(option);
             let query = [&15u32.to_be_bytes()[..], b"base:allocation"].concat();
             let data = [&name, &1u32.to_be_bytes()[..], &query].concat();
             self.send_option(option::SET_META_CONTEXT, &data);
             assert_eq!(self.option_replies(option::SET_META_CONTEXT).len(), 2);
-            self.structured = true;
         }
         self.send_option(option::GO, &[&name, &[0, 0][..]].concat());
         let replies = self.option_replies(option::GO);
@@ -314,7 +424,7 @@ impl<S: Read + Write> Client<S> {
         command: u16,
         flags: u16,
         offset: u64,
-        len: u32,
+        len: u64,
         data: &[u8],
     ) -> u64 {
         let (cookie, bytes) = self.encode(command, flags, offset, len);
@@ -327,21 +437,32 @@ impl<S: Read + Write> Client<S> {
         command: u16,
         flags: u16,
         offset: u64,
-        len: u32,
+        len: u64,
     ) -> (u64, Vec<u8>) {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
+        self.asked.insert(cookie, (command, offset, len));
+        let (command_code, cookie_code) = (U16::new(command), U64::new(cookie));
+        if self.headers == Headers::Extended {
+            let payload = if command == command::WRITE { command_flag::PAYLOAD_LEN } else { 0 };
+            let header = ExtendedRequestHeader {
+                magic: U32::new(EXTENDED_REQUEST_MAGIC),
+                flags: U16::new(flags | payload),
+                command: command_code,
+                cookie: cookie_code,
+                offset: U64::new(offset),
+                len: U64::new(len),
+            };
+            return (cookie, header.as_bytes().to_vec());
+        }
         let header = RequestHeader {
             magic: U32::new(REQUEST_MAGIC),
             flags: U16::new(flags),
-            command: U16::new(command),
-            cookie: U64::new(cookie),
+            command: command_code,
+            cookie: cookie_code,
             offset: U64::new(offset),
-            len: U32::new(len),
+            len: U32::new(u32::try_from(len).expect("a compact length")),
         };
-        if command == command::READ {
-            self.reads.insert(cookie, (offset, len));
-        }
         (cookie, header.as_bytes().to_vec())
     }
 
@@ -349,27 +470,41 @@ impl<S: Read + Write> Client<S> {
     pub(crate) fn reply(&mut self) -> Reply {
         let magic = self.u32();
         if magic == SIMPLE_REPLY_MAGIC {
+            assert_ne!(self.headers, Headers::Extended);
             let (error, cookie) = (self.u32(), self.u64());
-            let read = self.reads.remove(&cookie);
-            assert!(!(self.structured && read.is_some()), "a read is answered in chunks");
-            let len = read.filter(|_| error == 0).map_or(0, |(_, len)| len);
+            let (command, _, len) = self.asked.remove(&cookie).expect("asked");
+            let read = command == command::READ;
+            assert!(!(self.headers.has_chunks() && read), "a read is answered in chunks");
+            let len = if read && error == 0 { len } else { 0 };
             return Reply { cookie, error, data: self.bytes(len as usize) };
         }
-        assert_eq!(magic, CHUNK_MAGIC);
-        assert!(self.structured);
+        let extended = self.headers == Headers::Extended;
+        assert_eq!(magic, if extended { EXTENDED_CHUNK_MAGIC } else { CHUNK_MAGIC });
+        assert!(self.headers.has_chunks());
         assert_eq!(self.u16(), chunk::FLAG_DONE);
-        let (kind, cookie, len) = (self.u16(), self.u64(), self.u32());
-        let read = self.reads.remove(&cookie);
+        let (kind, cookie) = (self.u16(), self.u64());
+        let (_, offset, asked) = self.asked.remove(&cookie).expect("asked");
+        let len = if extended {
+            assert_eq!(self.u64(), offset);
+            self.u64()
+        } else {
+            self.u32().into()
+        };
         let mut error = 0;
         let data = match kind {
             chunk::NONE => Vec::new(),
             chunk::OFFSET_DATA => {
-                assert_eq!(read, Some((self.u64(), len - 8)));
+                assert_eq!((offset, asked), (self.u64(), len - 8));
                 self.bytes(len as usize - 8)
             }
-            chunk::BLOCK_STATUS => {
+            chunk::BLOCK_STATUS if !extended => {
                 assert_eq!(self.u32(), allocation::ID);
                 self.bytes(len as usize - 4)
+            }
+            chunk::BLOCK_STATUS_EXT if extended => {
+                assert_eq!(self.u32(), allocation::ID);
+                assert_eq!(u64::from(self.u32()) * 16 + 8, len);
+                self.bytes(len as usize - 8)
             }
             chunk::ERROR => {
                 error = self.u32();
@@ -389,7 +524,7 @@ impl<S: Read + Write> Client<S> {
         command: u16,
         flags: u16,
         offset: u64,
-        len: u32,
+        len: u64,
         data: &[u8],
     ) -> Result<Vec<u8>, u32> {
         let cookie = self.send(command, flags, offset, len, data);
@@ -398,12 +533,12 @@ impl<S: Read + Write> Client<S> {
         if reply.error == 0 { Ok(reply.data) } else { Err(reply.error) }
     }
 
-    pub(crate) fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
+    pub(crate) fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, u32> {
         self.ask(command::READ, 0, offset, len, &[])
     }
 
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<Vec<u8>, u32> {
-        self.ask(command::WRITE, 0, offset, data.len() as u32, data)
+        self.ask(command::WRITE, 0, offset, data.len() as u64, data)
     }
 
     /// Whether the server has closed the connection: nothing comes any more.

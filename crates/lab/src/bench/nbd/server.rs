@@ -142,7 +142,7 @@ async fn start(
 ) -> LabResult<(Served, Server)> {
     let (cache, exports) = cached(lane, plan, memory).await?;
     let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
-    let uri = listener.address().uri(VOLUME);
+    let uri = listener.address().uri(VOLUME, false);
     let (limits, count) = (Limits::default(), ConnectionCount::default());
     let server = Server::serve(lane.lane(), lane.ring(), &[listener], exports, limits, count);
     Ok((Served { cache, uri }, server))

@@ -1,0 +1,78 @@
+//! Work that may wait for a disk, in a thread of its own: a lane must not wait.
+#![allow(clippy::disallowed_methods, reason = "the simulator has no front ends")]
+
+use std::sync::Arc;
+
+use forebay_lane::Notify;
+use parking_lot::Mutex;
+
+struct Answer<T> {
+    /// Whether the thread has ended, and its result.
+    state: Mutex<(bool, Option<T>)>,
+    there: Notify,
+}
+
+/// Tells the waiting task on drop, also if the work panics.
+struct Tell<T>(Arc<Answer<T>>);
+
+impl<T> Drop for Tell<T> {
+    fn drop(&mut self) {
+        self.0.state.lock().0 = true;
+        self.0.there.notify_all();
+    }
+}
+
+/// Runs `work` in a thread called `name` and waits for its result. The caller limits how many there are
+/// at a time. `None`: there is no thread for it, or it has panicked.
+pub(crate) async fn run<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let answer = Arc::new(Answer { state: Mutex::new((false, None)), there: Notify::default() });
+    let tell = Tell(answer.clone());
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let result = work();
+        tell.0.state.lock().1 = Some(result);
+    });
+    if let Err(error) = spawned {
+        tracing::debug!(%error, name, "a thread cannot be started");
+        return None;
+    }
+    loop {
+        let there = answer.there.listen();
+        {
+            let mut state = answer.state.lock();
+            if state.0 {
+                return state.1.take();
+            }
+        }
+        there.await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    /// Polls a future until it is ready.
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let mut future = pin!(future);
+        loop {
+            let mut context = Context::from_waker(Waker::noop());
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return output;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_result_comes_and_a_panic_is_none() {
+        assert_eq!(block_on(run("work", || 7)), Some(7));
+        let panics = run("work", || -> u8 { panic!("as this test wants it") });
+        assert_eq!(block_on(panics), None);
+    }
+}
