@@ -17,13 +17,17 @@ def a_stream_over_several_connections_is_recognised(box):
     # Streams may use space that nobody needs: fill it.
     for offset in range(0, 256 * MIB, 256 * KIB):
         clients[0].pread(64 * KIB, (offset * 7) % (256 * MIB))
-    before = bypassed(daemon)
-    offsets = range(256 * MIB, 320 * MIB, CHUNK)
-    for number, offset in enumerate(offsets):
-        clients[number % 4].pread(CHUNK, offset)
-    found = bypassed(daemon) - before
-    # All but the first 4 MiB of 64.
-    check(found > len(offsets) * 0.85, f"{found} of {len(offsets)} reads bypassed the cache")
+    # On a machine that is busy with other things the origin may be too slow for a while to take a stream.
+    for start in (256 * MIB, 320 * MIB, 384 * MIB):
+        before = bypassed(daemon)
+        offsets = range(start, start + 64 * MIB, CHUNK)
+        for number, offset in enumerate(offsets):
+            clients[number % 4].pread(CHUNK, offset)
+        found = bypassed(daemon) - before
+        # All but the first 4 MiB of 64.
+        if found > len(offsets) * 0.85:
+            return
+    raise Failure(f"{found} of {len(offsets)} reads bypassed the cache")
 
 
 def stream(box, *rules):
