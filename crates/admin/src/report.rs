@@ -503,6 +503,9 @@ pub struct DaemonReport {
     pub lanes: u32,
     /// NBD addresses it listens on.
     pub nbd: Vec<String>,
+    /// The program that it runs.
+    #[serde(default)]
+    pub program: String,
     /// How often its program was replaced without disconnecting clients.
     #[serde(default)]
     pub hand_overs: u64,

@@ -89,7 +89,8 @@ impl Export {
         Ok(export)
     }
 
-    /// Goes on with an export of the previous program, which has everything but somebody who serves it.
+    /// Goes on with an export of the previous program, which has everything but somebody who serves it. The
+    /// device keeps its size if the volume has grown.
     ///
     /// # Errors
     /// The lanes cannot serve it. Its users get errors.
@@ -103,7 +104,23 @@ impl Export {
         let (facts, ended) = serve(volume, connections, board)?;
         let (file, ended) = (dir.join(volume), Mutex::new(ended));
         let export = Export { volume: volume.to_owned(), file, number, link, ended };
-        export.check(&facts).map(|()| export)
+        if let Err(error) = export.check(&facts) {
+            tracing::warn!(volume, "the device is that of the previous program: {error}");
+        }
+        Ok(export)
+    }
+
+    /// Removes an export of the previous program that nobody serves. Its users get errors.
+    pub(crate) fn abandon(dir: &Path, volume: &str, left: LeftExport, board: &Board) {
+        let LeftExport { number, link, connections } = left;
+        // From here on the kernel answers the requests that wait, with errors.
+        drop(connections);
+        let (_, ended) = channel();
+        let (file, ended) = (dir.join(volume), Mutex::new(ended));
+        let export = Export { volume: volume.to_owned(), file, number, link, ended };
+        if let Err(error) = export.end(board, true) {
+            tracing::error!(volume, "its export is left behind: {error}");
+        }
     }
 
     /// Returns its loop device.

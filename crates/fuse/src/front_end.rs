@@ -12,7 +12,7 @@ use forebay_device::ring::Ring;
 use forebay_engine::{
     ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
 };
-use forebay_export::errors::failed;
+use forebay_export::errors::{busy, failed};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
@@ -145,9 +145,19 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
-        if self.state.lock().left.contains_key(volume) {
-            // It can be removed once its requests are answered.
-            self.publish(volume)?;
+        {
+            let mut state = self.state.lock();
+            if let Some(left) = state.left.get(volume)
+                && !force
+            {
+                let waiting = "waiting for the volume to be served again";
+                return Err(busy(volume, &left.number.path(), waiting));
+            }
+            let left = state.left.remove(volume);
+            drop(state);
+            if let Some(left) = left {
+                Export::abandon(&self.dir, volume, left, &self.board);
+            }
         }
         let known = self.state.lock().exports.get(volume).cloned();
         if let Some(export) = known {

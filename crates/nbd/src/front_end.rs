@@ -119,7 +119,7 @@ impl FrontEnd for NbdFrontEnd {
 
     fn hand_over(&self) -> Vec<HandedOver> {
         let listeners = std::mem::take(&mut *self.listeners.lock());
-        let mut items = Vec::new();
+        let mut items = self.inherited.leave();
         for (listener, asked) in listeners.iter().zip(&self.addresses) {
             match listener.leave(asked) {
                 Ok(item) => items.push(item),

@@ -23,6 +23,9 @@ const EXPORTS: &str = "exports";
 
 /// How long clients wait for their volumes to be served again.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long new clients wait for all volumes that were served to be served again: one that does not come back
+/// does not hold them up for longer.
+const BACK: Duration = Duration::from_secs(10);
 /// How often that is checked.
 const STEP: Duration = Duration::from_millis(2);
 
@@ -115,9 +118,19 @@ impl Inherited {
         Inherited { clients: Mutex::new(clients), exports }
     }
 
+    /// Returns those of the previous program's clients that no lane has gone on with, for the next program.
+    pub(crate) fn leave(&self) -> Vec<HandedOver> {
+        let clients = std::mem::take(&mut *self.clients.lock());
+        let mut items: Vec<_> = clients.into_iter().map(client).collect();
+        if !items.is_empty() {
+            items.push(exports(self.exports.clone()));
+        }
+        items
+    }
+
     /// Waits until what was served is served again, so that no client finds less than before.
     pub(crate) async fn exports_are_back(&self, lane: &Rc<Lane>, served: &dyn Exports) {
-        let end = lane.now() + PATIENCE;
+        let end = lane.now() + BACK;
         while self.exports.iter().any(|name| served.open(name).is_none()) && lane.now() < end {
             lane.sleep(STEP).await;
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::HandedOver;
-use rustix::net::{Shutdown, getpeername, shutdown, sockopt};
+use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
 use crate::allow::Network;
@@ -153,10 +153,8 @@ impl Listener {
             // connection.
             let _ = sockopt::set_socket_send_buffer_size(&socket, TCP_BUFFER);
             let _ = sockopt::set_socket_recv_buffer_size(&socket, TCP_BUFFER);
-            return sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER)
-                + sockopt::socket_recv_buffer_size(&socket).unwrap_or(TCP_BUFFER);
         }
-        sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER)
+        socket_buffers(&socket)
     }
 
     /// Stops accepting, on every lane.
@@ -174,6 +172,16 @@ impl Drop for Listener {
         if identity(path).is_ok_and(|found| Some(found) == self.made) {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Returns the bytes that the kernel may buffer for a connected socket. A unix socket has no buffer for what it
+/// receives.
+pub(crate) fn socket_buffers(socket: impl AsFd) -> usize {
+    let send = sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER);
+    match sockopt::socket_domain(&socket) {
+        Ok(AddressFamily::UNIX) => send,
+        _ => send + sockopt::socket_recv_buffer_size(&socket).unwrap_or(TCP_BUFFER),
     }
 }
 

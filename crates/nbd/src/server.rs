@@ -20,7 +20,7 @@ use crate::hand_over::{self, Inherited, LeftClient};
 use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security, Start};
 use crate::inbox::{self, Inbox};
 use crate::limits::{ConnectionCount, Limits, Place};
-use crate::listener::{Listener, NotAdmitted};
+use crate::listener::{Listener, NotAdmitted, socket_buffers};
 use crate::outbox;
 use crate::receive::{Ended, receive_requests};
 use crate::records;
@@ -360,7 +360,8 @@ impl Shared {
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     while let Some((client, target)) = inherited.next(&shared.lane, &*shared.exports).await {
         let LeftClient { descriptor, export, session, received } = client;
-        let bytes = connection_bytes(0, false);
+        let buffers = socket_buffers(&descriptor);
+        let bytes = connection_bytes(buffers, false);
         let place = match shared.count.take(shared.limits.connections, bytes) {
             Ok(place) => place,
             Err(full) => {
@@ -406,6 +407,7 @@ async fn drop_stalled(shared: Weak<Shared>) {
                     export,
                     "a client is dropped: others wait for the memory of its requests, and it does not take its replies"
                 );
+                client.socket.keep(false);
                 connection.kill();
             }
         }

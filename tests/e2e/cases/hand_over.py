@@ -11,6 +11,7 @@ import threading
 import time
 
 from harness import *
+from harness.faults import Client, Disk, wait_for
 
 TIMES = 10
 PATIENCE = 60
@@ -198,6 +199,26 @@ def sighup_hands_over_to_the_program_at_the_same_path(box):
         check(time.monotonic() < end, "SIGHUP has no effect")
         time.sleep(0.05)
     check_equal(bytes(client.pread(4096, 0)), b"y" * 4096, "what a client reads afterwards")
+
+
+@test
+def nobody_hands_over_beside_a_device_that_hangs(box):
+    daemon = box.daemon()
+    origin = Disk(box, "origin", 64 * MIB)
+    uri = daemon.create("v", box.file("cache", 64 * MIB), origin.name)
+    other = connect(daemon.create("w", box.file("other-cache", 64 * MIB), box.file("other", 64 * MIB)))
+    origin.faults("hang read")
+    waits = Client(uri)
+    cookie, _ = waits.start_read(MIB, 4096)
+    wait_for(lambda: daemon.show("v")["state"] == "degraded", "the hang is noticed")
+    refused = daemon.cli("daemon", "--take-over", expect=3).stderr
+    check("has failed or does not answer" in refused, f"it said {refused.strip()}")
+    other.pwrite(bytes(4096), 0)
+    origin.heal()
+    waits.finish(cookie, "the read")
+    wait_for(lambda: daemon.show("v")["state"] == "running", "the device answers")
+    take_over(daemon)
+    other.pread(4096, 0)
 
 
 @test

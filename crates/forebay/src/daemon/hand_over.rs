@@ -43,8 +43,28 @@ pub(crate) struct Inherited {
     /// How many programs this process has had before; 0: nothing was handed over.
     pub(crate) hand_overs: u64,
     /// The admin socket and the lock of its path.
-    pub(crate) socket: Option<(OwnedFd, OwnedFd)>,
+    pub(crate) socket: Option<LeftSocket>,
+    /// The memory limit in force, in bytes.
+    pub(crate) memory_limit: Option<u64>,
     /// The front ends' descriptors.
+    pub(crate) items: Items,
+}
+
+/// A listening unix socket for the next program.
+pub(crate) struct LeftSocket {
+    pub(crate) listener: OwnedFd,
+    /// The lock of its path.
+    pub(crate) lock: OwnedFd,
+    /// Device and inode of its path.
+    pub(crate) identity: (u64, u64),
+}
+
+/// What this program hands over.
+pub(crate) struct Left {
+    /// As in [`Inherited`], without the present one.
+    pub(crate) hand_overs: u64,
+    pub(crate) socket: LeftSocket,
+    pub(crate) memory_limit: u64,
     pub(crate) items: Items,
 }
 
@@ -54,6 +74,8 @@ struct List {
     version: u32,
     hand_overs: u64,
     socket: [RawFd; 2],
+    socket_identity: (u64, u64),
+    memory_limit: u64,
     front_ends: BTreeMap<String, Vec<Item>>,
 }
 
@@ -62,7 +84,25 @@ struct List {
 struct Item {
     label: Vec<String>,
     descriptor: Option<RawFd>,
-    data: Vec<u8>,
+    /// In hexadecimal digits.
+    data: String,
+}
+
+fn to_hex(data: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = data.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
+}
+
+fn from_hex(text: &str) -> io::Result<Vec<u8>> {
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "its data is damaged");
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits = digits.ok_or_else(invalid)?;
+    match digits.as_chunks::<2>() {
+        (pairs, []) => Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect()),
+        _ => Err(invalid()),
+    }
 }
 
 /// Prints the version of the list that this program reads.
@@ -93,17 +133,22 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
         let message = format!("it has version {} and not {VERSION}", list.version);
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }
-    let [socket, lock] = list.socket;
-    let socket = Some((inherit(socket)?, inherit(lock)?));
+    let [listener, lock] = list.socket;
+    let socket = Some(LeftSocket {
+        listener: inherit(listener)?,
+        lock: inherit(lock)?,
+        identity: list.socket_identity,
+    });
     let mut items = Items::new();
     for (name, list) in list.front_ends {
         let own = items.entry(name).or_default();
         for Item { label, descriptor, data } in list {
             let descriptor = descriptor.map(inherit).transpose()?;
-            own.push(HandedOver { label, descriptor, data });
+            own.push(HandedOver { label, descriptor, data: from_hex(&data)? });
         }
     }
-    Ok(Inherited { hand_overs: list.hand_overs, socket, items })
+    let memory_limit = Some(list.memory_limit);
+    Ok(Inherited { hand_overs: list.hand_overs, socket, memory_limit, items })
 }
 
 /// Checks that a program can go on with the descriptors of this one.
@@ -132,6 +177,7 @@ pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() >= end {
             let _ = child.kill();
+            return refused("it does not answer".into());
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -163,13 +209,8 @@ pub(crate) fn own_program() -> io::Result<PathBuf> {
 
 /// Executes `program` in this process, with the arguments of the present one. Returns only if that is
 /// impossible; this program is executed anew then, if that is possible.
-pub(crate) fn execute(
-    program: &Path,
-    hand_overs: u64,
-    socket: &(OwnedFd, OwnedFd),
-    items: &Items,
-) -> ApiError {
-    let list = match write(hand_overs, socket, items) {
+pub(crate) fn execute(program: &Path, left: &Left) -> ApiError {
+    let list = match write(left) {
         Ok(list) => list,
         Err(error) => return ApiError::failed(format!("nothing can be handed over: {error}")),
     };
@@ -187,22 +228,28 @@ pub(crate) fn execute(
 }
 
 /// Writes the list, and has everything in it left open.
-fn write(hand_overs: u64, socket: &(OwnedFd, OwnedFd), items: &Items) -> io::Result<OwnedFd> {
+fn write(left: &Left) -> io::Result<OwnedFd> {
     let leave = |descriptor: &OwnedFd| -> io::Result<RawFd> {
         fcntl_setfd(descriptor, FdFlags::empty())?;
         Ok(descriptor.as_raw_fd())
     };
     let mut front_ends = BTreeMap::new();
-    for (name, own) in items {
+    for (name, own) in &left.items {
         let mut list = Vec::new();
         for HandedOver { label, descriptor, data } in own {
             let descriptor = descriptor.as_ref().map(leave).transpose()?;
-            list.push(Item { label: label.clone(), descriptor, data: data.clone() });
+            list.push(Item { label: label.clone(), descriptor, data: to_hex(data) });
         }
         front_ends.insert(name.clone(), list);
     }
-    let socket = [leave(&socket.0)?, leave(&socket.1)?];
-    let list = List { version: VERSION, hand_overs: hand_overs + 1, socket, front_ends };
+    let list = List {
+        version: VERSION,
+        hand_overs: left.hand_overs + 1,
+        socket: [leave(&left.socket.listener)?, leave(&left.socket.lock)?],
+        socket_identity: left.socket.identity,
+        memory_limit: left.memory_limit,
+        front_ends,
+    };
     let mut file = File::from(memfd_create("forebay-hand-over", MemfdFlags::CLOEXEC)?);
     file.write_all(&serde_json::to_vec(&list)?)?;
     fcntl_setfd(file.as_fd(), FdFlags::empty())?;
@@ -222,19 +269,24 @@ mod tests {
         let (socket, lock) = pair();
         let label = vec!["client".to_owned(), "v".to_owned()];
         let item =
-            HandedOver { label: label.clone(), descriptor: Some(mine.into()), data: vec![7] };
+            HandedOver { label: label.clone(), descriptor: Some(mine.into()), data: vec![7, 0xff] };
         let bare = HandedOver { label: vec!["exports".into()], ..HandedOver::default() };
         let items = Items::from([("nbd".to_owned(), vec![item, bare])]);
-        let sockets = (socket.into(), lock.into());
-        let list = write(4, &sockets, &items).expect("writable");
+        let socket =
+            LeftSocket { listener: socket.into(), lock: lock.into(), identity: (3, 1 << 60) };
+        let left = Left { hand_overs: 4, socket, memory_limit: 1 << 30, items };
+        let list = write(&left).expect("writable");
         let number = list.as_raw_fd().to_string();
         // As if `execve` had taken them away without closing them.
-        std::mem::forget((items, sockets, list));
+        std::mem::forget((left, list));
         let inherited = read(OsStr::new(&number)).expect("readable");
         assert_eq!(inherited.hand_overs, 5);
-        assert!(inherited.socket.is_some());
+        assert_eq!(inherited.socket.as_ref().map(|socket| socket.identity), Some((3, 1 << 60)));
+        assert_eq!(inherited.memory_limit, Some(1 << 30));
         let nbd = &inherited.items["nbd"];
-        assert_eq!((&nbd[0].label, &nbd[0].data, nbd.len()), (&label, &vec![7], 2));
+        assert_eq!((&nbd[0].label, &nbd[0].data, nbd.len()), (&label, &vec![7, 0xff], 2));
+        from_hex("0g").expect_err("no digit");
+        from_hex("0").expect_err("half a byte");
         assert!(nbd[1].descriptor.is_none());
         theirs.write_all(b"x").expect("still connected");
         let descriptor = nbd[0].descriptor.as_ref().expect("one").try_clone().expect("possible");

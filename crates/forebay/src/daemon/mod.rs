@@ -41,7 +41,7 @@ mod watchdog;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay_admin::ApiError;
@@ -49,6 +49,7 @@ use forebay_lane::MemoryBudget;
 
 use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
+use hand_over::Left;
 use hints::Hints;
 use ledger::Notes;
 use notify::ServiceManager;
@@ -90,6 +91,15 @@ pub(crate) struct Options {
 /// # Errors
 /// It cannot start, and has changed nothing; or it did not end cleanly.
 pub(crate) fn run(options: Options) -> Result<(), ApiError> {
+    // First of all: a signal that comes before would end a process whose previous program had clients.
+    let stop = Arc::new(StopRequest::default());
+    let running: Arc<OnceLock<Arc<Volumes>>> = Arc::default();
+    let (first, reload) = (running.clone(), running.clone());
+    signals::listen(
+        stop.clone(),
+        move || first.get().into_iter().for_each(|volumes| volumes.operations().close()),
+        move || reload_program(reload.get()),
+    )?;
     let mut inherited = hand_over::inherited()?;
     // Files created from here on are private to the daemon's user unless stated otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -110,26 +120,26 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     }
     let state = State::open(&options.state_dir)?;
     let socket = match inherited.socket.take() {
-        Some(descriptors) => ClaimedSocket::inherit(&options.socket, descriptors)?,
+        Some(left) => ClaimedSocket::inherit(&options.socket, left),
         None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
     };
     let left_socket = socket.leave()?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
     let hints = Hints::open(&options.state_dir)?;
-    let memory = Arc::new(MemoryBudget::new(memory::limit(options.memory_limit)?));
+    // A limit that an operator has set holds until the daemon ends, and so for its next program.
+    let limit = inherited.memory_limit.or(options.memory_limit);
+    let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
     let identities = Identities::default();
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, identities.clone())?;
     let known = state.known().clone();
     let host = host::open(lanes, &front_ends, &options.raw, known, notes, hints, &memory)?;
     identities.bind(&host);
-    let stop = Arc::new(StopRequest::default());
     let programs =
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
     let volumes = Volumes::new(host, state, front_ends, programs);
-    let operations = volumes.operations().clone();
-    signals::listen(stop.clone(), move || operations.close())?;
+    let _ = running.set(volumes.clone());
     let server = Server::start(socket, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
@@ -151,7 +161,17 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     if let End::HandOver(program) = end {
         manager.status("Handing over to another program");
         let items = volumes.hand_over();
-        let error = hand_over::execute(&program, inherited.hand_overs, &left_socket, &items);
+        if stop.wait_for(Duration::ZERO) == Some(End::Stop) {
+            tracing::info!("stopped instead of handed over: everything is closed");
+            return Ok(());
+        }
+        let left = Left {
+            hand_overs: inherited.hand_overs,
+            socket: left_socket,
+            memory_limit: volumes.memory().limit(),
+            items,
+        };
+        let error = hand_over::execute(&program, &left);
         tracing::error!("{error}");
         return Err(error);
     }
@@ -163,6 +183,26 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
     ended
+}
+
+/// Asks for a hand-over to the program at the path of this one, on a thread of its own: the program is asked
+/// first whether it can take over.
+fn reload_program(volumes: Option<&Arc<Volumes>>) {
+    let Some(volumes) = volumes.cloned() else {
+        tracing::error!("SIGHUP: the daemon is still starting; send it again");
+        return;
+    };
+    let reload = move || {
+        let program = hand_over::own_program().map_err(|error| {
+            ApiError::failed(format!("cannot tell which program this is: {error}"))
+        });
+        if let Err(error) = program.and_then(|program| volumes.ask_hand_over(program)) {
+            tracing::error!("SIGHUP: {error}");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("reload".to_owned()).spawn(reload) {
+        tracing::error!("SIGHUP: no thread: {error}");
+    }
 }
 
 fn default_lanes() -> u32 {

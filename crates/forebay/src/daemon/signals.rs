@@ -9,8 +9,6 @@ use forebay_admin::ApiError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::hand_over;
-
 /// How the daemon is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -28,13 +26,19 @@ pub(crate) struct StopRequest {
 }
 
 impl StopRequest {
-    /// Requests the end; returns false if one was requested before, which then stays as it is.
+    /// Requests the end; returns false if one was requested before, which then stays as it is. A stop takes
+    /// the place of a hand-over that has not come to its end.
     pub(crate) fn ask(&self, end: End) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = asked.is_none();
-        asked.get_or_insert(end);
+        let accepted = match (&*asked, &end) {
+            (None, _) | (Some(End::HandOver(_)), End::Stop) => true,
+            (Some(_), _) => false,
+        };
+        if accepted {
+            *asked = Some(end);
+        }
         self.changed.notify_all();
-        first
+        accepted
     }
 
     /// Whether an end was requested.
@@ -50,15 +54,15 @@ impl StopRequest {
     }
 }
 
-/// Turns SIGTERM and SIGINT into requests to stop, and SIGHUP into one to hand over to the program at the
-/// path of this one, until the process ends; `first` runs at the first request to stop, on the thread that
-/// waits for signals.
+/// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the first of
+/// them, and `reload` at each SIGHUP, on the thread that waits for signals.
 ///
 /// # Errors
 /// The handlers or the thread cannot be set up.
 pub(crate) fn listen(
     stop: Arc<StopRequest>,
     first: impl FnOnce() + Send + 'static,
+    reload: impl Fn() + Send + 'static,
 ) -> Result<(), ApiError> {
     let failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
@@ -67,7 +71,7 @@ pub(crate) fn listen(
         let mut first = Some(first);
         for signal in signals.forever() {
             if signal == SIGHUP {
-                reload(&stop);
+                reload();
                 continue;
             }
             let name = if signal == SIGTERM { "SIGTERM" } else { "SIGINT" };
@@ -84,15 +88,18 @@ pub(crate) fn listen(
     spawned.map(drop).map_err(failed)
 }
 
-/// Asks for a hand-over to the program at the path of this one.
-fn reload(stop: &StopRequest) {
-    let program = hand_over::own_program().map_err(|error| ApiError::failed(error.to_string()));
-    let checked = program.and_then(|program| hand_over::check(&program).map(|()| program));
-    match checked {
-        Ok(program) if stop.ask(End::HandOver(program.clone())) => {
-            tracing::info!(program = %program.display(), "SIGHUP: handing over");
-        }
-        Ok(_) => tracing::info!("SIGHUP: already ending"),
-        Err(error) => tracing::error!("SIGHUP: {error}"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_takes_the_place_of_a_hand_over_and_nothing_that_of_a_stop() {
+        let stop = StopRequest::default();
+        let next = || End::HandOver("/usr/bin/forebay".into());
+        assert_eq!(stop.wait_for(Duration::ZERO), None);
+        assert!(stop.ask(next()) && !stop.ask(next()));
+        assert_eq!(stop.wait_for(Duration::ZERO), Some(next()));
+        assert!(stop.ask(End::Stop) && !stop.ask(End::Stop) && !stop.ask(next()));
+        assert_eq!(stop.wait_for(Duration::ZERO), Some(End::Stop));
     }
 }

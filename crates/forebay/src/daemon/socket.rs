@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind as Io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use forebay_admin::{ApiError, ErrorKind};
 use rustix::fs::{FlockOperation, flock};
 
+use super::hand_over::LeftSocket;
 use crate::paths::{check_socket_path, io_error};
 
 /// A listening unix socket, removed on drop.
@@ -98,30 +99,27 @@ impl ClaimedSocket {
         Ok(ClaimedSocket { listener, path: path.to_owned(), identity: identity(&own), lock })
     }
 
-    /// Goes on with the socket of the previous program of this process, and its lock.
-    ///
-    /// # Errors
-    /// Its path is gone.
-    pub(crate) fn inherit(
-        path: &Path,
-        (listener, lock): (OwnedFd, OwnedFd),
-    ) -> Result<Self, ApiError> {
-        let own =
-            fs::symlink_metadata(path).map_err(|error| io_error("cannot inspect", path, &error))?;
+    /// Goes on with the socket of the previous program of this process.
+    pub(crate) fn inherit(path: &Path, left: LeftSocket) -> Self {
+        let LeftSocket { listener, lock, identity: made } = left;
+        if !fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == made) {
+            tracing::error!(path = %path.display(), "the socket has lost its path; a restart makes it anew");
+        }
         let (listener, lock) = (UnixListener::from(listener), File::from(lock));
-        let identity = identity(&own);
-        Ok(ClaimedSocket { listener, path: path.to_owned(), identity, lock })
+        ClaimedSocket { listener, path: path.to_owned(), identity: made, lock }
     }
 
     /// Returns descriptors of the socket and of its lock for another program.
     ///
     /// # Errors
     /// The limit of descriptors is reached.
-    pub(crate) fn leave(&self) -> Result<(OwnedFd, OwnedFd), ApiError> {
-        let listener = self.listener.as_fd().try_clone_to_owned();
-        let both =
-            listener.and_then(|listener| Ok((listener, self.lock.as_fd().try_clone_to_owned()?)));
-        both.map_err(|error| io_error("cannot hand over", &self.path, &error))
+    pub(crate) fn leave(&self) -> Result<LeftSocket, ApiError> {
+        let duplicate = |descriptor: BorrowedFd| descriptor.try_clone_to_owned();
+        let listener = duplicate(self.listener.as_fd());
+        let both = listener.and_then(|listener| Ok((listener, duplicate(self.lock.as_fd())?)));
+        let (listener, lock) =
+            both.map_err(|error| io_error("cannot hand over", &self.path, &error))?;
+        Ok(LeftSocket { listener, lock, identity: self.identity })
     }
 
     /// Returns the listening socket.

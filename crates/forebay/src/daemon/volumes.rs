@@ -16,6 +16,7 @@ use forebay_core::{Caching, ExportSet};
 use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
+use super::hand_over;
 use super::host_api::{Definition, Host, Remains};
 use super::operations::{Operations, Work};
 use super::{memory, preflight};
@@ -104,6 +105,8 @@ impl Volumes {
             state_dir: self.state.dir().display().to_string(),
             lanes: self.host.lanes(),
             nbd: self.front_ends.iter().flat_map(|front_end| front_end.addresses()).collect(),
+            program: hand_over::own_program()
+                .map_or_else(|_| String::new(), |program| program.display().to_string()),
             hand_overs: self.programs.hand_overs,
             ready: self.programs.ready.load(Ordering::Relaxed),
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_admin::ApiError;
 
 use super::notify::ServiceManager;
-use super::signals::StopRequest;
+use super::signals::{End, StopRequest};
 use super::volumes::Volumes;
 
 /// How often the daemon reports in the time that the manager waits for a report.
@@ -36,10 +36,14 @@ pub(crate) fn start(
         while stop.wait_for(pause).is_none() {
             report(&manager, &volumes, limit);
         }
-        let end = Instant::now() + STOPPING;
+        // A hand-over ends this thread, however much data in RAM is written down before.
+        let mut end = Instant::now() + STOPPING;
         while Instant::now() < end {
             manager.alive();
             std::thread::sleep(pause);
+            if matches!(stop.wait_for(Duration::ZERO), Some(End::HandOver(_))) {
+                end = Instant::now() + STOPPING;
+            }
         }
     });
     spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))

@@ -1,8 +1,9 @@
 //! `forebay daemon --take-over`: replaces the program of the running daemon by this one.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, DaemonReport, HandOverRequest};
+use forebay_admin::{ApiError, DaemonReport, ErrorKind, HandOverRequest};
 
 use crate::client::Client;
 use crate::exit::Outcome;
@@ -17,13 +18,24 @@ pub(super) fn run(client: &Client) -> Outcome {
     let program = std::env::current_exe()
         .map_err(|error| ApiError::failed(format!("cannot tell where this program is: {error}")))?;
     let before: DaemonReport = client.get("/daemon")?;
-    let _: DaemonReport = client.post("/daemon/hand-over", &HandOverRequest { program })?;
+    let request = HandOverRequest { program: program.clone() };
+    let mut last = match client.post::<DaemonReport>("/daemon/hand-over", &request) {
+        Ok(_) => None,
+        // The answer may be lost with the program that would have given it.
+        Err(error) if error.kind == ErrorKind::Failed => Some(error),
+        Err(error) => return Err(error),
+    };
     let end = Instant::now() + PATIENCE;
-    let mut last = None;
     while Instant::now() < end {
         std::thread::sleep(STEP);
         match client.get::<DaemonReport>("/daemon") {
             Ok(now) if now.hand_overs > before.hand_overs && now.ready => {
+                if !now.program.is_empty() && Path::new(&now.program) != program {
+                    return Err(ApiError::failed(format!(
+                        "the daemon goes on with {}; see its log",
+                        now.program
+                    )));
+                }
                 println!("version {} has taken over", now.version);
                 return Ok(());
             }

@@ -36,11 +36,13 @@ impl EngineHost {
 
     /// See [`crate::daemon::host_api::Host::hand_over`].
     pub(super) fn hand_over_all(self: &Arc<Self>) -> Items {
-        let from_lanes = self.lanes.hand_over();
+        let mut from_lanes = self.lanes.hand_over();
         if let Err(error) = self.close_everything() {
             tracing::error!("not everything stopped in order before the hand-over: {error}");
         }
         let mut items = Items::new();
+        // Also of those of which no lane has said anything.
+        from_lanes.resize_with(self.front_ends.len(), Vec::new);
         for (front_end, left) in self.front_ends.iter().zip(from_lanes) {
             let all = left.into_iter().chain(front_end.hand_over());
             if let Some(kind) = front_end.kind() {

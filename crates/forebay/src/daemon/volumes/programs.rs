@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_admin::{ApiError, ErrorKind, Operation, OperationState};
+use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, VolumeReport, VolumeState};
 
 use super::{PATIENCE, PREFETCH, Volumes};
 use crate::daemon::hand_over::{self, Items};
@@ -35,6 +35,19 @@ impl Volumes {
         let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
         if !self.programs.ready.load(Ordering::Relaxed) {
             return busy("the daemon is still starting its volumes; try again");
+        }
+        if self.programs.end.is_asked() {
+            return busy("the daemon is ending already");
+        }
+        // It would be cut off while its requests wait, and a device that hangs holds up the change of programs.
+        let hangs = |report: &VolumeReport| {
+            report.state == VolumeState::Degraded || self.is_hung(&report.name)
+        };
+        if let Some(report) = self.list().into_iter().find(hangs) {
+            return busy(&format!(
+                "a device of '{}' has failed or does not answer; mend it, or stop the volume first",
+                report.name
+            ));
         }
         let running = |operation: &Operation| {
             operation.state == OperationState::Running && operation.verb != PREFETCH

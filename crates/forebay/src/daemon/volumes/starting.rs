@@ -114,7 +114,7 @@ impl Volumes {
     }
 
     /// Whether a volume waits for a device that does not answer.
-    fn is_hung(&self, name: &VolumeName) -> bool {
+    pub(super) fn is_hung(&self, name: &VolumeName) -> bool {
         let report = self.host.report(name);
         let waits = report.and_then(|report| report.waiting_for);
         waits.is_some_and(|waits| waits.seconds >= HUNG.as_secs())
