@@ -50,8 +50,8 @@ impl Notes {
     /// That of the system.
     pub(crate) fn write(&self, volume: &str, note: &Note) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        // No volume's name begins with a dot.
-        let new = self.dir.join(".new");
+        // No volume's name begins with a dot. Notes of several volumes may be written at the same time.
+        let new = self.dir.join(format!(".{volume}"));
         let half = if note.half { HALF } else { "" };
         fs::write(&new, format!("{:016x} {}\n{half}", note.mark, note.identity))?;
         fs::rename(&new, self.dir.join(volume))

@@ -143,6 +143,10 @@ impl Queue {
                 Ok(request) => {
                     let executed = self.execute(tag, &request, buf, &sink).await;
                     buf = executed.1;
+                    // The volume may have failed it because it ends: the next server executes it again.
+                    if executed.0.is_err() && self.mood.get() == Mood::Leaving {
+                        return;
+                    }
                     executed.0.map(|()| request.done())
                 }
                 Err(errno) => Err(errno),

@@ -40,7 +40,7 @@ pub(crate) mod volumes;
 mod watchdog;
 
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ use forebay_lane::MemoryBudget;
 
 use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
-use hand_over::Left;
+use hand_over::{Left, LeftSocket};
 use hints::Hints;
 use ledger::Notes;
 use notify::ServiceManager;
@@ -91,15 +91,8 @@ pub(crate) struct Options {
 /// # Errors
 /// It cannot start, and has changed nothing; or it did not end cleanly.
 pub(crate) fn run(options: Options) -> Result<(), ApiError> {
-    // First of all: a signal that comes before would end a process whose previous program had clients.
     let stop = Arc::new(StopRequest::default());
-    let running: Arc<OnceLock<Arc<Volumes>>> = Arc::default();
-    let (first, reload) = (running.clone(), running.clone());
-    signals::listen(
-        stop.clone(),
-        move || first.get().into_iter().for_each(|volumes| volumes.operations().close()),
-        move || reload_program(reload.get()),
-    )?;
+    let running = listen(&stop)?;
     let mut inherited = hand_over::inherited()?;
     // Files created from here on are private to the daemon's user unless stated otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -157,23 +150,9 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
             None => volumes.note_positions(),
         }
     };
-
     if let End::HandOver(program) = end {
         manager.status("Handing over to another program");
-        let items = volumes.hand_over();
-        if stop.wait_for(Duration::ZERO) == Some(End::Stop) {
-            tracing::info!("stopped instead of handed over: everything is closed");
-            return Ok(());
-        }
-        let left = Left {
-            hand_overs: inherited.hand_overs,
-            socket: left_socket,
-            memory_limit: volumes.memory().limit(),
-            items,
-        };
-        let error = hand_over::execute(&program, &left);
-        tracing::error!("{error}");
-        return Err(error);
+        return hand_over_to(&program, &volumes, &stop, inherited.hand_overs, left_socket);
     }
     manager.stopping();
     let ended = volumes.shut_down();
@@ -183,6 +162,41 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
     ended
+}
+
+/// Begins to listen to signals, first of all: one that comes before would end a process whose previous program
+/// had clients. Returns the place for the volumes, which they concern.
+fn listen(stop: &Arc<StopRequest>) -> Result<Arc<OnceLock<Arc<Volumes>>>, ApiError> {
+    let running: Arc<OnceLock<Arc<Volumes>>> = Arc::default();
+    let (first, reload) = (running.clone(), running.clone());
+    signals::listen(
+        stop.clone(),
+        move || first.get().into_iter().for_each(|volumes| volumes.operations().close()),
+        move || reload_program(reload.get()),
+    )?;
+    Ok(running)
+}
+
+/// Closes everything and executes another program, unless a stop is asked for meanwhile.
+///
+/// # Errors
+/// No program can be executed.
+fn hand_over_to(
+    program: &Path,
+    volumes: &Volumes,
+    stop: &StopRequest,
+    hand_overs: u64,
+    socket: LeftSocket,
+) -> Result<(), ApiError> {
+    let items = volumes.hand_over();
+    if stop.wait_for(Duration::ZERO) == Some(End::Stop) {
+        tracing::info!("stopped instead of handed over: everything is closed");
+        return Ok(());
+    }
+    let left = Left { hand_overs, socket, memory_limit: volumes.memory().limit(), items };
+    let error = hand_over::execute(program, &left);
+    tracing::error!("{error}");
+    Err(error)
 }
 
 /// Asks for a hand-over to the program at the path of this one, on a thread of its own: the program is asked
