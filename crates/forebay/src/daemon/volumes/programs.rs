@@ -30,7 +30,8 @@ impl Volumes {
     /// Asks for a hand-over to a program.
     ///
     /// # Errors
-    /// The program cannot take over, or the daemon is not ready, or an operation is in progress.
+    /// The program cannot take over, the daemon is not ready, a device of a volume has failed or does not
+    /// answer, or an operation is in progress.
     pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
         let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
         if !self.programs.ready.load(Ordering::Relaxed) {
