@@ -99,6 +99,9 @@ pub struct ExportReport {
     /// Every URI.
     #[serde(default)]
     pub all: Vec<String>,
+    /// The URI of the socket for a virtual machine, `vhost-user:PATH`; `null` if there is none.
+    #[serde(default)]
+    pub vhost_user: Option<String>,
     /// The block device; `null` if there is none.
     #[serde(default)]
     pub device: Option<String>,

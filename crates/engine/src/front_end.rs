@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use forebay_core::FrontEndKind;
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_lane::Lane;
 
@@ -50,12 +50,17 @@ pub trait FrontEnd: Send + Sync {
     }
 
     /// Exports a volume that the lanes serve, if that takes more than its name; no effect if it is
-    /// exported already. Called off the lanes, and waits for them.
+    /// exported already as its settings say. Called off the lanes, and waits for them.
     ///
     /// # Errors
     /// The volume is not exported, and nothing is left of the attempt.
-    fn publish(&self, _volume: &str) -> Result<(), ExportError> {
+    fn publish(&self, _volume: &str, _settings: &ExportSet) -> Result<(), ExportError> {
         Ok(())
+    }
+
+    /// Returns whether the volume is published, or something that a former daemon has left waits for it.
+    fn holds(&self, volume: &str) -> bool {
+        self.device(volume).is_some()
     }
 
     /// Ends what [`FrontEnd::publish`] began; no effect on a volume that is not exported. Called off

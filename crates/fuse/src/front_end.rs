@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::FrontEndKind;
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{
     ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
@@ -122,7 +122,7 @@ impl FrontEnd for FuseFrontEnd {
         if able { Ok(()) } else { Err(refused("mount", rustix::io::Errno::PERM.into())) }
     }
 
-    fn publish(&self, volume: &str) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
         let left = self.state.lock().left.remove(volume);
         if let Some(left) = left {
             let export = Export::resume(&self.dir, volume, left, &self.board)?;
@@ -165,6 +165,11 @@ impl FrontEnd for FuseFrontEnd {
             self.state.lock().exports.remove(volume);
         }
         Ok(())
+    }
+
+    fn holds(&self, volume: &str) -> bool {
+        let state = self.state.lock();
+        state.exports.contains_key(volume) || state.left.contains_key(volume)
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {

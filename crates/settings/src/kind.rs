@@ -238,7 +238,7 @@ impl SettingValue for ExportSet {
     }
 
     fn to_number(&self) -> u64 {
-        ExportSet::to_number(*self)
+        ExportSet::to_number(self)
     }
 
     fn from_number(number: u64, _: &SettingKind) -> Option<Self> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::FrontEndKind;
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
 use forebay_export::Users;
@@ -105,7 +105,7 @@ impl FrontEnd for UblkFrontEnd {
         if able { Ok(()) } else { Err(refused(control, rustix::io::Errno::PERM.into())) }
     }
 
-    fn publish(&self, volume: &str) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
         if self.known(volume).is_some() {
             return Ok(());
         }
@@ -139,6 +139,11 @@ impl FrontEnd for UblkFrontEnd {
         }
         tracing::info!(volume, device = %path.display(), "the device is in use: its requests wait for the next daemon");
         Ok(())
+    }
+
+    fn holds(&self, volume: &str) -> bool {
+        let left = || self.shop.notes.read(volume).is_some_and(|note| find(note.mark).is_some());
+        self.known(volume).is_some() || left()
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {

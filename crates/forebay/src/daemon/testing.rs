@@ -13,7 +13,7 @@ use forebay_admin::report::{LostRange, WaitReport};
 use forebay_admin::{
     ApiError, DropRequest, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState,
 };
-use forebay_core::FrontEndKind;
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{
     ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
@@ -92,7 +92,7 @@ impl FrontEnd for FakeDevices {
         self.answer("check")
     }
 
-    fn publish(&self, volume: &str) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
         self.answer("publish")?;
         self.published.lock().expect("not poisoned").insert(volume.to_owned());
         Ok(())

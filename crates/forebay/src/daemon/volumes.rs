@@ -265,7 +265,7 @@ impl Volumes {
             let was_paused = entry.volume.settings.caching == Caching::Paused;
             let old = entry.volume.clone();
             request.settings.apply(&mut entry.volume.settings)?;
-            this.check_exports(entry.volume.settings.export.without(old.settings.export))?;
+            this.check_exports(&entry.volume.settings.export.without(&old.settings.export))?;
             if entry.volume.settings.caching == Caching::Paused && !was_paused {
                 // Its dirty blocks are written to the origin first.
                 this.check_served(&entry.volume.name, "pause")?;
@@ -416,7 +416,7 @@ impl Volumes {
         self.operate("stop", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let name = entry.volume.name.clone();
-            this.withdraw(&name, ExportSet::NONE, force)?;
+            this.withdraw(&name, &ExportSet::NONE, force)?;
             this.waiting().remove(&name);
             if entry.started {
                 // Stored first: a daemon that dies in between must not serve it again by itself.
@@ -488,7 +488,7 @@ impl Volumes {
         self.operate("delete", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let volume = entry.volume.clone();
-            this.withdraw(&volume.name, ExportSet::NONE, false)?;
+            this.withdraw(&volume.name, &ExportSet::NONE, false)?;
             if discard_dirty {
                 work.limit(PARTING_PATIENCE);
                 return this.delete_whatever_happens(&volume, work);

@@ -30,7 +30,7 @@ impl Volumes {
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
         preflight::check_devices(&volume, &others, force)?;
-        self.check_exports(volume.settings.export)?;
+        self.check_exports(&volume.settings.export)?;
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Force never overwrites the data of other volumes.
             Some(other) => {
@@ -76,7 +76,7 @@ impl Volumes {
         });
         kept.inspect_err(|_| {
             // A volume that would not come back after a restart must not be served.
-            let _ = self.withdraw(&name, ExportSet::NONE, true);
+            let _ = self.withdraw(&name, &ExportSet::NONE, true);
             if let Err(error) = self.host.delete(&volume, true, work) {
                 tracing::error!(volume = %name, "cannot delete the volume that could not be stored: {error}");
             }
@@ -85,7 +85,7 @@ impl Volumes {
 
     /// Deletes a new volume that could not be exported.
     fn delete_unfinished(&self, volume: &Definition, uuid: Uuid, work: &Arc<Work>) {
-        let _ = self.withdraw(&volume.name, ExportSet::NONE, true);
+        let _ = self.withdraw(&volume.name, &ExportSet::NONE, true);
         match self.host.delete(volume, true, work) {
             Ok(_) => self.forget_deleted(uuid),
             Err(error) => {

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeName, VolumeReport};
-use forebay_core::ExportSet;
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_engine::FrontEnd;
 
 use super::{Volumes, is_served};
@@ -18,18 +18,38 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Volumes {
     /// Returns the front ends in a set.
-    fn front_ends_of(&self, set: ExportSet) -> impl Iterator<Item = &Arc<dyn FrontEnd>> {
-        let chosen = move |front_end: &&Arc<dyn FrontEnd>| {
-            front_end.kind().is_some_and(|kind| set.has(kind))
-        };
-        self.front_ends.iter().filter(chosen)
+    fn front_ends_of(&self, set: &ExportSet) -> impl Iterator<Item = &Arc<dyn FrontEnd>> {
+        let listed =
+            |front_end: &&Arc<dyn FrontEnd>| front_end.kind().is_some_and(|kind| set.has(kind));
+        self.front_ends.iter().filter(listed)
+    }
+
+    /// Returns the set with the block device that `auto` means for a volume: the one that it has, or else
+    /// the best that is possible here. `auto` means none beside one that is listed.
+    fn resolved(&self, name: &VolumeName, set: &ExportSet) -> ExportSet {
+        let automatic = FrontEndKind::AUTOMATIC;
+        if !set.is_auto() || automatic.iter().any(|kind| set.has(*kind)) {
+            return set.clone();
+        }
+        let of_kind =
+            |kind: &FrontEndKind| self.front_ends.iter().find(|it| it.kind() == Some(*kind));
+        let all: Vec<&Arc<dyn FrontEnd>> = automatic.iter().filter_map(of_kind).collect();
+        let held = all.iter().find(|front_end| front_end.holds(name.as_str()));
+        let chosen = held.or_else(|| all.iter().find(|front_end| front_end.check().is_ok()));
+        match chosen.and_then(|front_end| front_end.kind()) {
+            Some(kind) => set.clone().with(kind),
+            None => {
+                tracing::warn!(volume = %name, "no block device can be made here: 'forebay doctor' says why");
+                set.clone()
+            }
+        }
     }
 
     /// Checks whether volumes can be exported by these front ends at all.
     ///
     /// # Errors
     /// What is missing.
-    pub(super) fn check_exports(&self, set: ExportSet) -> Result<(), ApiError> {
+    pub(super) fn check_exports(&self, set: &ExportSet) -> Result<(), ApiError> {
         let mut all = self.front_ends_of(set);
         all.try_for_each(|front_end| front_end.check()).map_err(|error| export_error(&error))
     }
@@ -40,8 +60,9 @@ impl Volumes {
     /// A front end did not export it; it stays served.
     pub(super) fn publish(&self, volume: &Definition) -> Result<(), ApiError> {
         let name = &volume.name;
-        let mut all = self.front_ends_of(volume.settings.export);
-        let result = all.try_for_each(|front_end| front_end.publish(name.as_str()));
+        let set = self.resolved(name, &volume.settings.export);
+        let mut all = self.front_ends_of(&set);
+        let result = all.try_for_each(|front_end| front_end.publish(name.as_str(), &set));
         let mut failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
         failures.remove(name);
         result.map_err(|error| {
@@ -60,7 +81,7 @@ impl Volumes {
     pub(super) fn withdraw(
         &self,
         name: &VolumeName,
-        keep: ExportSet,
+        keep: &ExportSet,
         force: bool,
     ) -> Result<(), ApiError> {
         let kept =
@@ -93,7 +114,8 @@ impl Volumes {
         if volume.settings.export == before.settings.export {
             return self.host.set(volume, work);
         }
-        self.withdraw(&volume.name, volume.settings.export, false)?;
+        let keep = self.resolved(&volume.name, &volume.settings.export);
+        self.withdraw(&volume.name, &keep, false)?;
         let applied = self.host.set(volume, work);
         let exported = applied.clone().and_then(|()| self.publish(volume));
         if exported.is_err() {
@@ -141,9 +163,16 @@ impl Volumes {
             return;
         }
         let name = report.name.as_str();
-        let uris = self.front_ends.iter().flat_map(|front_end| front_end.describe(name));
-        report.export.all = uris.collect();
-        report.export.nbd = report.export.all.first().cloned();
+        for front_end in &self.front_ends {
+            let uris = front_end.describe(name);
+            let first = match front_end.kind() {
+                Some(FrontEndKind::Nbd) => &mut report.export.nbd,
+                Some(FrontEndKind::VhostUser) => &mut report.export.vhost_user,
+                _ => &mut None,
+            };
+            *first = uris.first().cloned();
+            report.export.all.extend(uris);
+        }
         if let Some(device) = self.front_ends.iter().find_map(|front_end| front_end.device(name)) {
             report.export.device = Some(device.path.display().to_string());
             report.export.link = device.link.map(|link| link.display().to_string());
