@@ -161,12 +161,13 @@ fn processes(device: &Path, file: Option<&Path>) -> Vec<String> {
         })
         .collect();
     all.sort_unstable();
-    all.into_iter()
-        .map(|pid| {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("{pid} ({})", name.trim())
-        })
-        .collect()
+    all.into_iter().map(process).collect()
+}
+
+/// Returns a process as operators read it, like `1234 (fio)`.
+pub fn process(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("{pid} ({})", name.trim())
 }
 
 #[cfg(test)]

@@ -1,21 +1,25 @@
 //! vhost-user as one of the daemon's front ends.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::{Ring, RingOp};
-use forebay_engine::{Exports, FrontEnd, HandedOver, LaneFrontEnd};
+use forebay_engine::{ExportError, Exports, FrontEnd, HandedOver, LaneFrontEnd};
+use forebay_export::Board;
+use forebay_export::errors::failed;
 use forebay_lane::{Lane, MemoryBudget, either};
 use parking_lot::Mutex;
 
 use crate::control::Control;
+use crate::export::Export;
 use crate::lane_queues::{LaneHandle, LaneQueues, Lanes};
-use crate::listener::{ListenError, Listener};
 use crate::session::Session;
 use crate::wire::Wire;
 
@@ -23,55 +27,60 @@ use crate::wire::Wire;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often it is checked whether something has ended.
 const STEP: Duration = Duration::from_millis(5);
-/// How long a client waits for a volume that is not served yet, as after a restart of the daemon.
-const VOLUME_PATIENCE: Duration = Duration::from_secs(10);
+/// The lane that follows the control messages of all clients, which are rare.
+const CONTROLLING: usize = 0;
 
-/// A volume and the socket at which it is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// Name of the volume.
-    pub volume: String,
-    /// Path of the unix socket.
-    pub path: PathBuf,
-}
-
-/// vhost-user-blk on any number of sockets, one volume and one client at a time on each.
+/// vhost-user-blk: a socket for each volume, with one client at a time.
 pub struct VhostUserFrontEnd {
-    exports: Vec<(Export, Mutex<Option<Arc<Listener>>>)>,
+    /// Where sockets are whose paths no operator has named.
+    dir: PathBuf,
+    exports: Mutex<BTreeMap<String, Arc<Export>>>,
+    /// Sockets that are to be served.
+    board: Arc<Board<Arc<Export>>>,
     lanes: Arc<Lanes>,
     drain: Duration,
     memory: Arc<MemoryBudget>,
 }
 
 impl VhostUserFrontEnd {
-    /// Starts to listen. Clients wait until lanes serve them; what they need comes from `memory`.
-    /// `drain`: time limit for requests in progress when the daemon ends.
+    /// Starts without exports. Sockets are in `dir` unless an operator names others; what clients need comes
+    /// from `memory`. `drain`: time limit for requests in progress when the daemon ends.
+    pub fn new(dir: &Path, drain: Duration, memory: Arc<MemoryBudget>) -> Self {
+        let (exports, board, lanes) = (Mutex::default(), Arc::default(), Arc::default());
+        VhostUserFrontEnd { dir: dir.to_owned(), exports, board, lanes, drain, memory }
+    }
+
+    fn known(&self, volume: &str) -> Option<Arc<Export>> {
+        self.exports.lock().get(volume).cloned()
+    }
+
+    /// Returns where the socket of a volume is to be.
     ///
     /// # Errors
-    /// One of the sockets cannot be used; nothing has changed then.
-    pub fn claim(
-        exports: &[Export],
-        drain: Duration,
-        memory: Arc<MemoryBudget>,
-    ) -> Result<Self, ListenError> {
-        let listen = |export: &Export| {
-            let listener = Arc::new(Listener::bind(&export.path)?);
-            Ok((export.clone(), Mutex::new(Some(listener))))
-        };
-        let exports = exports.iter().map(listen).collect::<Result<_, _>>()?;
-        Ok(VhostUserFrontEnd { exports, lanes: Arc::default(), drain, memory })
+    /// The directory cannot be made.
+    fn path(&self, volume: &str, set: &ExportSet) -> Result<PathBuf, ExportError> {
+        if let Some(path) = set.socket() {
+            return Ok(path.to_owned());
+        }
+        let made = std::fs::create_dir_all(&self.dir);
+        made.map_err(|error| failed(self.dir.display(), error))?;
+        Ok(self.dir.join(format!("{volume}.sock")))
     }
 }
 
 impl FrontEnd for VhostUserFrontEnd {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::VhostUser)
+    }
+
     /// Returns nothing: a socket belongs to one volume, and is reported with it.
     fn addresses(&self) -> Vec<String> {
         Vec::new()
     }
 
     fn describe(&self, volume: &str) -> Vec<String> {
-        let own = self.exports.iter().filter(|(export, _)| export.volume == volume);
-        own.map(|(export, _)| format!("vhost-user:{}", export.path.display())).collect()
+        let export = self.known(volume).into_iter();
+        export.map(|export| format!("vhost-user:{}", export.path().display())).collect()
     }
 
     fn serve(
@@ -83,7 +92,7 @@ impl FrontEnd for VhostUserFrontEnd {
         let handle = Arc::new(LaneHandle::default());
         let queues = LaneQueues::new(lane, ring, exports.clone(), self.memory.clone());
         lane.spawn(queues.clone().follow(handle.clone()));
-        let first = self.lanes.add(handle);
+        self.lanes.add(handle);
         let server = Rc::new(LaneServer {
             lane: lane.clone(),
             ring: ring.clone(),
@@ -92,26 +101,50 @@ impl FrontEnd for VhostUserFrontEnd {
             queues,
             drain: self.drain,
             stopping: Cell::new(false),
-            accepting: Cell::new(0),
             clients: Cell::new(0),
-            listeners: RefCell::default(),
-            sessions: RefCell::default(),
+            served: RefCell::default(),
         });
-        // Control messages are rare: one lane follows those of all clients.
-        if first {
-            for (export, listener) in &self.exports {
-                if let Some(listener) = &*listener.lock() {
-                    server.listeners.borrow_mut().push(listener.clone());
-                    server.accepting.set(server.accepting.get() + 1);
-                    lane.spawn(accept(server.clone(), export.clone(), listener.clone()));
-                }
-            }
+        if self.board.join() == CONTROLLING {
+            lane.spawn(take_sockets(server.clone(), self.board.clone()));
         }
-        Box::new(VhostLane(server))
+        Box::new(VhostLane { server, board: self.board.clone() })
+    }
+
+    fn publish(&self, volume: &str, set: &ExportSet) -> Result<(), ExportError> {
+        let path = self.path(volume, set)?;
+        if let Some(former) = self.known(volume) {
+            if former.path() == path {
+                return Ok(());
+            }
+            former.check_unused()?;
+        }
+        let export = Export::begin(volume, &path)?;
+        tracing::info!(volume, path = %path.display(), "exported to a virtual machine");
+        self.board.post([(CONTROLLING, export.clone())]);
+        if let Some(former) = self.exports.lock().insert(volume.to_owned(), export) {
+            former.end();
+        }
+        Ok(())
+    }
+
+    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        let Some(export) = self.known(volume) else { return Ok(()) };
+        if !force {
+            export.check_unused()?;
+        }
+        export.end();
+        self.exports.lock().remove(volume);
+        Ok(())
+    }
+
+    fn holds(&self, volume: &str) -> bool {
+        self.known(volume).is_some()
     }
 
     fn release(&self) {
-        self.exports.iter().for_each(|(_, listener)| drop(listener.lock().take()));
+        self.exports.lock().clear();
+        // Only an empty one.
+        let _ = std::fs::remove_dir(&self.dir);
     }
 }
 
@@ -123,35 +156,34 @@ struct LaneServer {
     queues: Rc<LaneQueues>,
     drain: Duration,
     stopping: Cell<bool>,
-    /// Number of accept loops.
-    accepting: Cell<usize>,
     /// Number of clients so far.
     clients: Cell<u64>,
-    listeners: RefCell<Vec<Arc<Listener>>>,
-    sessions: RefCell<Vec<Weak<Session>>>,
+    /// Sockets with accept loops.
+    served: RefCell<Vec<Arc<Export>>>,
 }
 
-struct VhostLane(Rc<LaneServer>);
+struct VhostLane {
+    server: Rc<LaneServer>,
+    board: Arc<Board<Arc<Export>>>,
+}
 
 impl LaneFrontEnd for VhostLane {
     fn dismiss(&self, volume: &str) {
-        for session in self.0.sessions.borrow().iter().filter_map(Weak::upgrade) {
-            if session.volume == volume {
+        for export in self.server.served.borrow().iter().filter(|it| it.volume == volume) {
+            if let Some(session) = export.client() {
                 session.dismiss();
             }
         }
     }
 
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
-        let server = self.0;
+        let VhostLane { server, board } = *self;
         Box::pin(async move {
             server.stopping.set(true);
-            server.listeners.take().iter().for_each(|listener| listener.close());
-            for session in server.sessions.borrow().iter().filter_map(Weak::upgrade) {
-                session.dismiss();
-            }
+            board.changed.notify_all();
+            server.served.borrow().iter().for_each(|export| export.end());
             let end = server.lane.now() + server.drain;
-            while server.accepting.get() > 0 || !server.queues.is_empty() {
+            while !server.served.borrow().is_empty() || !server.queues.is_empty() {
                 if server.lane.now() >= end {
                     tracing::warn!("requests of vhost-user clients are not answered in time");
                     return;
@@ -171,39 +203,45 @@ impl LaneFrontEnd for VhostLane {
     }
 }
 
-/// Counts an accept loop down, also when it panics.
-struct Ending(Rc<LaneServer>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.0.accepting.set(self.0.accepting.get() - 1);
+/// Begins to serve sockets.
+async fn take_sockets(server: Rc<LaneServer>, board: Arc<Board<Arc<Export>>>) {
+    loop {
+        let changed = board.changed.listen();
+        while let Some(export) = board.take(CONTROLLING) {
+            server.served.borrow_mut().push(export.clone());
+            server.lane.spawn(accept(Ending(server.clone(), export)));
+        }
+        if server.stopping.get() {
+            return;
+        }
+        changed.await;
     }
 }
 
-/// Serves one client after the other.
-async fn accept(server: Rc<LaneServer>, export: Export, listener: Arc<Listener>) {
-    let _ending = Ending(server.clone());
+/// Notes that an accept loop has ended, also when it panics.
+struct Ending(Rc<LaneServer>, Arc<Export>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.served.borrow_mut().retain(|export| !Arc::ptr_eq(export, &self.1));
+    }
+}
+
+/// Serves one client after the other, until the socket is closed.
+async fn accept(ending: Ending) {
+    let Ending(server, export) = &ending;
     while !server.stopping.get() {
-        let done = server.ring.run(RingOp::Accept { fd: listener.fd().clone() }).await;
+        let done = server.ring.run(RingOp::Accept { fd: export.socket().clone() }).await;
         match (done.result, done.accepted) {
-            (Ok(_), Some(_)) if server.stopping.get() => return,
+            _ if server.stopping.get() || export.is_ended() => return,
             (Ok(_), Some(socket)) => {
                 let socket = Arc::new(socket);
-                let session = Session::new(export.volume.clone(), socket.clone());
-                {
-                    let mut sessions = server.sessions.borrow_mut();
-                    sessions.retain(|session| session.strong_count() > 0);
-                    sessions.push(Arc::downgrade(&session));
-                }
-                let wire = Wire::new(socket, server.ring.clone());
-                serve(&server, wire, session).await;
+                let session = export.admit(socket.clone());
+                serve(server, Wire::new(socket, server.ring.clone()), session).await;
             }
             (result, _) => {
-                if server.stopping.get() {
-                    return;
-                }
                 if let Err(error) = result {
-                    tracing::warn!(%error, path = %export.path.display(), "accepting a client failed");
+                    tracing::warn!(%error, path = %export.path().display(), "accepting a client failed");
                 }
                 server.lane.sleep(ACCEPT_PAUSE).await;
             }
@@ -214,17 +252,6 @@ async fn accept(server: Rc<LaneServer>, export: Export, listener: Arc<Listener>)
 /// Serves a client until it leaves or is dismissed, and until its requests in progress are answered.
 async fn serve(server: &Rc<LaneServer>, wire: Wire, session: Arc<Session>) {
     let volume = session.volume.clone();
-    let end = server.lane.now() + VOLUME_PATIENCE;
-    while server.exports.open(&volume).is_none() {
-        if server.stopping.get() || server.lane.now() >= end {
-            tracing::warn!(
-                volume,
-                "a client of vhost-user is turned away: the volume is not served"
-            );
-            return;
-        }
-        server.lane.sleep(STEP).await;
-    }
     let number = server.clients.get();
     server.clients.set(number + 1);
     tracing::debug!(volume, number, "a client of vhost-user starts");

@@ -56,11 +56,9 @@ impl LaneHandle {
 pub(crate) struct Lanes(Mutex<Vec<Arc<LaneHandle>>>);
 
 impl Lanes {
-    /// Adds a lane. Returns whether it is the first.
-    pub(crate) fn add(&self, handle: Arc<LaneHandle>) -> bool {
-        let mut lanes = self.0.lock();
-        lanes.push(handle);
-        lanes.len() == 1
+    /// Adds a lane.
+    pub(crate) fn add(&self, handle: Arc<LaneHandle>) {
+        self.0.lock().push(handle);
     }
 
     /// Returns the lane for a queue. `None`: there are no lanes.

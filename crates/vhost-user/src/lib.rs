@@ -8,7 +8,7 @@
 //! - [`inflight`]: the record of requests in progress that outlives the daemon
 //! - `queue`: a queue that a lane serves; `lane_queues`: the queues of a lane
 //! - `session`, `control`: a client, and its control messages
-//! - `listener`, [`front_end`]: sockets, and the interface to the daemon
+//! - `listener`, `export`, [`front_end`]: sockets, volumes at them, and the interface to the daemon
 //!
 //! One task on the first lane follows the control messages of a client. Each queue is a task of one
 //! lane, where its requests run to their ends.
@@ -18,6 +18,7 @@ mod answer;
 pub mod chain;
 pub mod config;
 mod control;
+mod export;
 pub mod features;
 pub mod front_end;
 pub mod inflight;
@@ -33,5 +34,4 @@ mod testing;
 pub mod virtqueue;
 mod wire;
 
-pub use front_end::{Export, VhostUserFrontEnd};
-pub use listener::ListenError;
+pub use front_end::VhostUserFrontEnd;

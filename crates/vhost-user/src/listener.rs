@@ -15,7 +15,7 @@ const PATH_MAX: usize = 107;
 
 /// Why a path cannot be listened at.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
+pub(crate) enum ListenError {
     /// It is too long.
     #[error("{} is longer than the {PATH_MAX} bytes that a unix socket may have; choose a shorter path", .0.display())]
     PathTooLong(PathBuf),
@@ -80,17 +80,22 @@ impl Listener {
         &self.fd
     }
 
-    /// Stops accepting.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Stops accepting, and removes the path.
     pub(crate) fn close(&self) {
         let _ = shutdown(&*self.fd, Shutdown::Both);
+        if identity(&self.path).is_ok_and(|found| Some(found) == self.made) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|found| Some(found) == self.made) {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        self.close();
     }
 }
 

@@ -54,6 +54,11 @@ impl Session {
         }
     }
 
+    /// Returns the connection.
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     pub(crate) fn has_write_cache(&self) -> bool {
         self.write_cache.load(Ordering::Relaxed)
     }

@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine", &["core", "settings", "format", "device", "lane", "policy", "store", "testkit"]),
     ("ram", &["core", "device", "lane", "policy", "store", "engine"]),
     ("nbd", &["core", "device", "lane", "engine"]),
-    ("vhost-user", &["core", "device", "lane", "engine"]),
+    ("vhost-user", &["core", "device", "lane", "engine", "export"]),
     ("export", &["lane", "engine"]),
     ("fuse", &["core", "device", "lane", "engine", "export"]),
     ("ublk", &["core", "device", "lane", "engine", "export"]),

@@ -235,6 +235,11 @@ def an_export_is_set_and_removed_while_the_volume_is_used(box):
         refused = daemon.cli("set", "v", "export=nbd", expect=3).stderr
         check(str(os.getpid()) in refused, f"the refusal does not name this process: {refused}")
     check_equal(daemon.show("v")["settings"]["export"], "nbd,fuse", "the setting after the refusal")
+    # The device that is there is good enough for auto.
+    daemon.cli("set", "v", "export=auto")
+    check_equal(daemon.show("v")["export"]["device"], device, "the device of auto")
+    daemon.cli("set", "v", "export=fuse")
+    check_equal(daemon.show("v")["export"]["device"], device, "the device after auto")
     daemon.cli("set", "v", "export=loop", expect=2)
     daemon.cli("set", "v", "export=nbd")
     client.shutdown()

@@ -15,9 +15,11 @@ SIZE = 64 * MIB
 def served(box, *arguments):
     """A daemon with a volume at a socket."""
     path = box.path("vu")
-    daemon = box.daemon("--vhost-user", f"v={path}")
-    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), *arguments)
-    return daemon, path, uri
+    daemon = box.daemon()
+    devices = box.file("cache", 64 * MIB), box.file("origin", SIZE)
+    printed = daemon.create("v", *devices, "--export", f"vhost-user={path}", *arguments)
+    check_equal(printed, f"vhost-user:{path}", "what create prints")
+    return daemon, path, daemon.show("v")["export"]["nbd"]
 
 
 @test
@@ -144,7 +146,7 @@ def requests_that_cannot_be_fail_alone(box):
     driver.close()
 
     daemon.terminate()
-    daemon.start("--vhost-user", f"v={path}")
+    daemon.start()
     check_equal(Driver(path).read(0, 4096), b"\x07" * 4096, "data after a restart")
 
 
@@ -158,6 +160,56 @@ def every_way_to_notify_works(box):
             driver.write(number * 4096, data)
             check_equal(driver.read(number * 4096, 4096), data, "what was written")
         driver.close()
+
+
+@test
+def a_socket_comes_and_goes_with_the_setting(box):
+    daemon = box.daemon()
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+
+    def socket_of():
+        uri = daemon.show("v")["export"]["vhost_user"]
+        return uri and uri.removeprefix("vhost-user:")
+
+    check_equal(socket_of(), None, "the socket of a volume without one")
+    daemon.cli("set", "v", "export=vhost-user")
+    usual = socket_of()
+    check_equal(usual, os.path.join(os.path.dirname(daemon.socket), "vhost-user", "v.sock"), "the usual socket")
+    driver = Driver(usual)
+    driver.write(0, b"\x03" * 4096)
+    named = box.path("named")
+    for command in ("set", "v", "export=nbd"), ("set", "v", f"export=vhost-user={named}"), ("stop", "v"), ("delete", "v"):
+        refused = daemon.cli(*command, expect=3).stderr
+        check(f"{os.getpid()} (" in refused and usual in refused, f"{command} does not name who uses it: {refused}")
+    check_equal(driver.read(0, 4096), b"\x03" * 4096, "what is read after the refusals")
+    check_equal(socket_of(), usual, "the socket after the refusals")
+    driver.close()
+    change = "set", "v", f"export=vhost-user={named}"
+    wait_for(lambda: daemon.cli(*change, expect=None).returncode == 0, "the change once nobody is connected")
+    check(not os.path.exists(usual), "the former socket is still there")
+    check_equal(Driver(named).read(0, 4096), b"\x03" * 4096, "what is read by another socket")
+    daemon.kill()
+    daemon.start()
+    check_equal(socket_of(), named, "the socket after a crash")
+    driver = Driver(named)
+    daemon.terminate()
+    check(not os.path.exists(named), "the socket outlives the daemon")
+    daemon.start()
+    driver.close()
+    driver.connect()
+    check_equal(driver.read(0, 4096), b"\x03" * 4096, "what is read after a restart")
+    daemon.cli("stop", "--force", "v")
+    check(driver.is_dropped(), "the client of a stopped volume stays connected")
+    check(not os.path.exists(named), "the socket outlives its volume")
+    # What is there already is not replaced, and the setting stays as it was.
+    daemon.cli("start", "v")
+    taken = box.file("taken", 512)
+    daemon.cli("set", "v", f"export=vhost-user={taken}", expect=1)
+    check_equal(socket_of(), named, "the socket after a path that is taken")
+    for bad in "vhost-user=", "vhost-user=relative", "nbd=/x", "vhost-user=/a/":
+        daemon.cli("set", "v", f"export={bad}", expect=2)
+    daemon.cli("set", "v", "export=nbd")
+    check(not os.path.exists(named), "the socket outlives the setting")
 
 
 class Load:
@@ -218,7 +270,7 @@ def killed_under_load(box, *arguments):
         daemon.kill()
         again += sum(len(queue.pending) for queue in driver.queues)
         driver.close()
-        daemon.start("--vhost-user", f"v={path}")
+        daemon.start()
         driver.connect()
         load.drain()
         load.verify()
@@ -255,13 +307,13 @@ def a_stop_answers_what_is_in_progress(box):
     load.verify()
     # An orderly end of the daemon, with requests in progress, and the next daemon.
     load.fill()
-    daemon.restart("--vhost-user", f"v={path}")
+    daemon.restart()
     driver.close()
     driver.connect()
     load.drain()
     load.verify()
-    # A stopped volume dismisses its clients; they come back when it is there again.
-    daemon.cli("stop", "v")
+    # Stopped with force, a volume dismisses its client, which comes back when it is there again.
+    daemon.cli("stop", "--force", "v")
     check(driver.is_dropped(), "the client of a stopped volume stays connected")
     daemon.cli("start", "v")
     driver.connect()
@@ -273,9 +325,10 @@ class Neighbour:
 
     def __init__(self, box):
         self.path, other = box.path("vu"), box.path("other")
-        self.daemon = box.daemon("--vhost-user", f"v={self.path}", "--vhost-user", f"w={other}")
-        for name in "vw":
-            self.daemon.create(name, box.file(f"cache-{name}", 64 * MIB), box.file(f"origin-{name}", SIZE))
+        self.daemon = box.daemon()
+        for name, path in ("v", self.path), ("w", other):
+            devices = box.file(f"cache-{name}", 64 * MIB), box.file(f"origin-{name}", SIZE)
+            self.daemon.create(name, *devices, "--export", f"vhost-user={path}")
         self.driver, self.count = Driver(other), 0
 
     def check(self):

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use forebay_admin::{ApiError, ErrorKind, VolumeName};
-use forebay_core::FrontEndKind;
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
@@ -14,7 +14,7 @@ use forebay_nbd::{
     Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection, Tls, TlsFiles,
 };
 use forebay_ublk::UblkFrontEnd;
-use forebay_vhost_user::{Export, VhostUserFrontEnd};
+use forebay_vhost_user::VhostUserFrontEnd;
 
 use super::afterlife::outlasting;
 use super::hand_over::Items;
@@ -50,10 +50,6 @@ pub(crate) struct FrontEndOptions {
     #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
     pub(crate) nbd_tls_client_ca: Option<PathBuf>,
 
-    /// Serve a volume to a virtual machine by vhost-user-blk at a unix socket; repeatable
-    #[arg(long, value_name = "NAME=PATH", value_parser = parse_export)]
-    pub(crate) vhost_user: Vec<Export>,
-
     /// Directory of the files below the block devices of export=fuse [default: export beside the
     /// admin socket]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -62,14 +58,10 @@ pub(crate) struct FrontEndOptions {
     /// Directory in which udev finds the volumes of ublk devices.
     #[arg(skip)]
     ublk_names: PathBuf,
-}
 
-/// Parses `NAME=PATH`.
-fn parse_export(text: &str) -> Result<Export, String> {
-    let (volume, path) = text.split_once('=').ok_or("it must be NAME=PATH")?;
-    let volume: VolumeName = volume.parse().map_err(|error| format!("{error}"))?;
-    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
-    Ok(Export { volume: volume.to_string(), path })
+    /// Directory of the sockets of export=vhost-user.
+    #[arg(skip)]
+    vhost_user_dir: PathBuf,
 }
 
 impl FrontEndOptions {
@@ -89,6 +81,8 @@ impl FrontEndOptions {
             std::path::absolute(&dir).map_err(|error| ApiError::invalid("--export-dir", error))?;
         self.export_dir = Some(dir);
         self.ublk_names = admin.with_file_name("ublk");
+        let sockets = std::path::absolute(admin.with_file_name("vhost-user"));
+        self.vhost_user_dir = sockets.map_err(|error| ApiError::invalid("--socket", error))?;
         for (index, address) in self.nbd.iter().enumerate() {
             if self.nbd[..index].contains(address) {
                 return refused(format!("{address} is given twice"));
@@ -106,14 +100,6 @@ impl FrontEndOptions {
                 let message =
                     "it is about TCP, but there is no --nbd HOST:PORT; add one, or leave it out";
                 return Err(ApiError::invalid(option, message));
-            }
-        }
-        for (index, Export { path, .. }) in self.vhost_user.iter().enumerate() {
-            let nbd = |address: &ListenAddress| matches!(address, ListenAddress::Unix(other) if other == path);
-            let twice = self.vhost_user[..index].iter().any(|other| other.path == *path);
-            if twice || path == admin || self.nbd.iter().any(nbd) {
-                let message = format!("{} is given twice, or is another socket", path.display());
-                return Err(ApiError::invalid("--vhost-user", message));
             }
         }
         Ok(self)
@@ -176,11 +162,7 @@ pub(crate) fn claim(
     };
     let nbd = outlasting(&mut claim_nbd, |error| matches!(error, ListenError::InUse(_)));
     let nbd = nbd.map_err(|error| listen_error(&error))?;
-    let vhost_user = outlasting(
-        || VhostUserFrontEnd::claim(&options.vhost_user, DISMISSAL, memory.clone()),
-        |error| matches!(error, forebay_vhost_user::ListenError::InUse(_)),
-    );
-    let vhost_user = vhost_user.map_err(|error| vhost_user_error(&error))?;
+    let vhost_user = VhostUserFrontEnd::new(&options.vhost_user_dir, DISMISSAL, memory.clone());
     let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
     if let Some(dir) = &options.export_dir {
         let files = left(FrontEndKind::Fuse);
@@ -189,7 +171,8 @@ pub(crate) fn claim(
     let wanted = |name: &str| {
         let volumes = state.volumes();
         let mut named = volumes.iter().filter(|entry| entry.volume.name.as_str() == name);
-        named.any(|entry| entry.volume.settings.export.has(FrontEndKind::Ublk))
+        let wants = |set: &ExportSet| set.has(FrontEndKind::Ublk) || set.is_auto();
+        named.any(|entry| wants(&entry.volume.settings.export))
     };
     let dir = state.dir().join("ublk");
     let identify = Box::new(move |volume: &str| identities.of(volume));
@@ -201,17 +184,6 @@ pub(crate) fn claim(
         memory.clone(),
     )));
     Ok(all)
-}
-
-/// Converts an error of the sockets of vhost-user.
-fn vhost_user_error(error: &forebay_vhost_user::ListenError) -> ApiError {
-    use forebay_vhost_user::ListenError;
-    let kind = match error {
-        ListenError::InUse(_) => ErrorKind::Refused,
-        ListenError::PathTooLong(_) | ListenError::Occupied(_) => ErrorKind::Invalid,
-        ListenError::System { .. } => ErrorKind::Failed,
-    };
-    ApiError::new(kind, format!("--vhost-user: {error}")).about("--vhost-user")
 }
 
 /// Converts an error of an export.

@@ -49,8 +49,8 @@ impl FrontEnd for FakeFrontEnd {
 }
 
 /// A front end that makes devices, and fails where it is told to.
-#[derive(Default)]
 pub(crate) struct FakeDevices {
+    kind: FrontEndKind,
     /// The volumes that have one.
     pub(crate) published: Mutex<BTreeSet<String>>,
     /// What fails: `check`, `publish`, or `withdraw` without force.
@@ -58,6 +58,18 @@ pub(crate) struct FakeDevices {
 }
 
 impl FakeDevices {
+    pub(crate) fn new(kind: FrontEndKind) -> Self {
+        FakeDevices { kind, published: Mutex::default(), failing: Mutex::default() }
+    }
+
+    pub(crate) fn fails(&self, what: Option<&'static str>) {
+        *self.failing.lock().expect("not poisoned") = what;
+    }
+
+    pub(crate) fn has(&self, volume: &str) -> bool {
+        self.published.lock().expect("not poisoned").contains(volume)
+    }
+
     fn answer(&self, what: &str) -> Result<(), ExportError> {
         if *self.failing.lock().expect("not poisoned") != Some(what) {
             return Ok(());
@@ -73,7 +85,7 @@ impl FakeDevices {
 
 impl FrontEnd for FakeDevices {
     fn kind(&self) -> Option<FrontEndKind> {
-        Some(FrontEndKind::Fuse)
+        Some(self.kind)
     }
 
     fn addresses(&self) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::{Latency, RamReport, ServedBy};
+use forebay_admin::report::{ExportReport, Latency, RamReport, ServedBy};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 use forebay_core::{Caching, Durability, Mode};
@@ -56,16 +56,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
             format_size(report.memory.limit_bytes)
         ),
     );
-    for (index, uri) in report.export.all.iter().enumerate() {
-        line(if index == 0 { "nbd" } else { "" }, uri.clone());
-    }
-    if let Some(device) = &report.export.device {
-        let link = report.export.link.as_ref();
-        line("device", link.map_or(device.clone(), |link| format!("{device}, {link}")));
-    }
-    if let Some(error) = &report.export.error {
-        line("not exported", error.clone());
-    }
+    exports(&report.export, &mut line);
     errors(report, &mut line);
 
     text.push('\n');
@@ -83,6 +74,23 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     }
     text.push_str(&settings.render());
     text
+}
+
+fn exports(export: &ExportReport, line: &mut impl FnMut(&str, String)) {
+    let uris = export.all.iter().filter(|uri| export.vhost_user.as_ref() != Some(*uri));
+    for (index, uri) in uris.enumerate() {
+        line(if index == 0 { "nbd" } else { "" }, uri.clone());
+    }
+    if let Some(device) = &export.device {
+        let link = export.link.as_ref();
+        line("device", link.map_or(device.clone(), |link| format!("{device}, {link}")));
+    }
+    if let Some(socket) = &export.vhost_user {
+        line("socket", socket.clone());
+    }
+    if let Some(error) = &export.error {
+        line("not exported", error.clone());
+    }
 }
 
 /// Returns the mode, and whether the volume is paused or frozen.

@@ -27,7 +27,8 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     if as_json {
         return json::print(&report);
     }
-    match report.export.device.or(report.export.nbd) {
+    let export = report.export;
+    match export.device.or(export.vhost_user).or(export.nbd) {
         Some(uri) => print_line(&uri),
         None => Err(ApiError::failed(format!("volume '{name}' was created, but is not served"))),
     }

@@ -1,17 +1,17 @@
 //! `forebay-lab vhost-user-server`: one volume by vhost-user-blk, with the cache and the origin in RAM, or
 //! without both. A client such as `blkio-bench` of libblkio measures it, and other servers with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use forebay_core::parse_size;
+use forebay_core::{ExportSet, parse_size};
 use forebay_device::RamDevice;
 use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
 use forebay_nbd::null::{ExportList, NullTarget};
-use forebay_vhost_user::{Export, VhostUserFrontEnd};
+use forebay_vhost_user::VhostUserFrontEnd;
 
 use super::nbd::server::cached;
 use crate::error::{LabResult, other};
@@ -33,11 +33,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> LabResult<()> {
     let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
-    let export = Export { volume: VOLUME.to_owned(), path: args.listen.clone() };
+    let listen = std::path::absolute(&args.listen)?;
+    let set: Result<ExportSet, _> = format!("vhost-user={}", listen.display()).parse();
+    let set = set.map_err(|error| other(error.to_string()))?;
     let memory = Arc::<MemoryBudget>::default();
-    let front_end = VhostUserFrontEnd::claim(&[export], Duration::from_secs(5), memory)
-        .map_err(|error| other(error.to_string()))?;
-    let null = args.null;
+    let front_end = VhostUserFrontEnd::new(Path::new("/"), Duration::from_secs(5), memory);
+    let front_end = Arc::new(front_end);
+    let (null, served) = (args.null, front_end.clone());
     let (tell, hear) = mpsc::channel();
     let setup = move |lane: &LaneLoop| {
         let kept: Rc<std::cell::RefCell<Option<Box<dyn LaneFrontEnd>>>> = Rc::default();
@@ -45,8 +47,7 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
         lane.lane().spawn(async move {
             let exports = exports(&lane_loop, size, null).await;
             let _ = tell.send(exports.map(|exports| {
-                let served = front_end.serve(lane_loop.lane(), lane_loop.ring(), exports);
-                inner.replace(Some(served));
+                inner.replace(Some(served.serve(lane_loop.lane(), lane_loop.ring(), exports)));
             }));
         });
         kept
@@ -54,7 +55,8 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     let clock = Arc::new(MonotonicClock::new());
     let thread = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?;
     hear.recv().map_err(|_| other("the server has ended"))??;
-    println!("{}", args.listen.display());
+    front_end.publish(VOLUME, &set).map_err(|error| other(error.to_string()))?;
+    println!("{}", listen.display());
     thread.join()?;
     Ok(())
 }

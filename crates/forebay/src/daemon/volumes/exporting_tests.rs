@@ -12,6 +12,8 @@ struct Daemon {
     dir: TempDir,
     host: Arc<FakeHost>,
     devices: Arc<FakeDevices>,
+    /// Better ones, which this host does not have unless a test says so.
+    ublk: Arc<FakeDevices>,
     volumes: Arc<Volumes>,
 }
 
@@ -29,15 +31,19 @@ impl Daemon {
     }
 
     fn open(dir: TempDir) -> Self {
-        let (host, devices) = (Arc::new(FakeHost::default()), Arc::new(FakeDevices::default()));
+        let host = Arc::new(FakeHost::default());
+        let devices = Arc::new(FakeDevices::new(FrontEndKind::Fuse));
+        let ublk = Arc::new(FakeDevices::new(FrontEndKind::Ublk));
+        ublk.fails(Some("check"));
         let state = State::open(&dir.path().join("state")).expect("free");
-        let front_ends: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(FakeFrontEnd), devices.clone()];
+        let front_ends: Vec<Arc<dyn FrontEnd>> =
+            vec![Arc::new(FakeFrontEnd), devices.clone(), ublk.clone()];
         let volumes = Volumes::new(host.clone(), state, front_ends, Programs::default());
-        Daemon { dir, host, devices, volumes }
+        Daemon { dir, host, devices, ublk, volumes }
     }
 
     fn fails(&self, what: Option<&'static str>) {
-        *self.devices.failing.lock().expect("not poisoned") = what;
+        self.devices.fails(what);
     }
 
     fn end(&self, begun: Result<OperationId, ApiError>) -> Result<(), ApiError> {
@@ -164,4 +170,41 @@ fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
     assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
     daemon.volumes.shut_down().expect("good");
     assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+}
+
+#[test]
+fn auto_takes_the_best_device_of_the_host_and_keeps_the_one_it_has() {
+    let daemon = Daemon::new();
+    let kinds = || (daemon.ublk.has("v"), daemon.devices.has("v"));
+    daemon.create("auto").expect("good");
+    assert_eq!(kinds(), (false, true));
+    assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,auto".into(), None));
+    // A module that is loaded later is used from the next start on, not under a mounted device.
+    daemon.ublk.fails(None);
+    daemon.set("idle=7s").expect("good");
+    daemon.end(daemon.volumes.start(&name(), false)).expect("served already");
+    assert_eq!(kinds(), (false, true));
+    daemon.end(daemon.volumes.stop(&name(), false)).expect("good");
+    daemon.end(daemon.volumes.start(&name(), false)).expect("good");
+    assert_eq!(kinds(), (true, false));
+    // A device that is listed is enough, and stays when it is not listed any more.
+    daemon.set("export=auto,fuse").expect("good");
+    assert_eq!(kinds(), (false, true));
+    daemon.set("export=auto").expect("good");
+    assert_eq!(kinds(), (false, true));
+    daemon.fails(Some("withdraw"));
+    daemon.set("export=auto,ublk").expect_err("the other one is in use");
+    assert_eq!(kinds(), (false, true));
+    assert_eq!(daemon.export().1, "nbd,auto");
+    daemon.fails(None);
+    daemon.set("export=nbd").expect("good");
+    assert_eq!(kinds(), (false, false));
+}
+
+#[test]
+fn auto_is_nbd_alone_where_no_device_can_be_made() {
+    let daemon = Daemon::new();
+    daemon.fails(Some("check"));
+    daemon.create("auto").expect("good");
+    assert_eq!(daemon.export(), (None, "nbd,auto".into(), None));
 }

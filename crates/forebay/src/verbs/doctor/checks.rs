@@ -150,7 +150,7 @@ fn nbd(host: &Host) -> Way {
 
 fn vhost_user(host: &Host) -> Way {
     let words = if host.qemu {
-        "for virtual machines: forebay daemon --vhost-user NAME=PATH"
+        "for virtual machines: forebay create ... --export vhost-user=PATH"
     } else {
         "for virtual machines, of which there is no monitor here"
     };

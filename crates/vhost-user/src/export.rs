@@ -1,0 +1,104 @@
+//! A published volume: its socket, and the client that uses it.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_export::users::process;
+use parking_lot::Mutex;
+use rustix::net::sockopt::socket_peercred;
+
+use crate::listener::{ListenError, Listener};
+use crate::session::Session;
+
+/// See the module.
+pub(crate) struct Export {
+    pub(crate) volume: String,
+    listener: Listener,
+    client: Mutex<Weak<Session>>,
+    ended: AtomicBool,
+}
+
+impl Export {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// The socket cannot be used; nothing has changed then.
+    pub(crate) fn begin(volume: &str, path: &Path) -> Result<Arc<Self>, ExportError> {
+        let listener = Listener::bind(path).map_err(unusable)?;
+        Ok(Arc::new(Export {
+            volume: volume.to_owned(),
+            listener,
+            client: Mutex::default(),
+            ended: AtomicBool::new(false),
+        }))
+    }
+
+    /// Returns where the socket is.
+    pub(crate) fn path(&self) -> &Path {
+        self.listener.path()
+    }
+
+    pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
+        self.listener.fd()
+    }
+
+    /// Notes a client. There is one at a time.
+    pub(crate) fn admit(&self, socket: Arc<OwnedFd>) -> Arc<Session> {
+        let session = Session::new(self.volume.clone(), socket);
+        *self.client.lock() = Arc::downgrade(&session);
+        if self.is_ended() {
+            session.dismiss();
+        }
+        session
+    }
+
+    /// Returns whether [`Export::end`] has been called.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Returns the client, if there is one.
+    pub(crate) fn client(&self) -> Option<Arc<Session>> {
+        self.client.lock().upgrade()
+    }
+
+    /// Makes sure that there is no client.
+    ///
+    /// # Errors
+    /// There is one.
+    pub(crate) fn check_unused(&self) -> Result<(), ExportError> {
+        let Some(session) = self.client() else { return Ok(()) };
+        let volume = &self.volume;
+        let peer = socket_peercred(session.socket()).map(|peer| peer.pid.as_raw_nonzero().get());
+        let client = peer.map_or_else(|_| "a client".to_owned(), |pid| process(pid.unsigned_abs()));
+        let message = format!(
+            "{} of '{volume}' is in use by {client}; end that first, or 'forebay stop --force {volume}' cuts it off",
+            self.path().display()
+        );
+        Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None })
+    }
+
+    /// Ends it: the path is gone, and the client is disconnected when its requests in progress are
+    /// answered.
+    pub(crate) fn end(&self) {
+        // First: a client that is admitted meanwhile is dismissed by whichever of the two comes later.
+        self.ended.store(true, Ordering::SeqCst);
+        self.listener.close();
+        if let Some(session) = self.client() {
+            session.dismiss();
+        }
+    }
+}
+
+/// Converts an error of a socket.
+fn unusable(error: ListenError) -> ExportError {
+    let message = format!("the socket for a virtual machine: {error}");
+    let cause = match error {
+        ListenError::System { cause, .. } => Some(cause),
+        _ => None,
+    };
+    ExportError { kind: ExportErrorKind::Failed, message, cause }
+}
