@@ -41,3 +41,22 @@ pub fn clone_connection(connection: impl AsFd) -> io::Result<OwnedFd> {
     unsafe { ioctl(&own, request)? };
     Ok(own)
 }
+
+/// Has the kernel give every request again that was taken from a connection and not answered: its server has
+/// ended, and another one goes on. Linux 6.9.
+///
+/// # Errors
+/// The kernel cannot, or the connection has ended.
+pub fn resend(connection: impl AsFd) -> io::Result<()> {
+    /// `FUSE_NOTIFY_RESEND`.
+    const RESEND: i32 = 7;
+
+    // `struct fuse_out_header` of a notice: its length, its number, and no request.
+    let mut message = [0; 16];
+    message[..4].copy_from_slice(&16_u32.to_ne_bytes());
+    message[4..8].copy_from_slice(&RESEND.to_ne_bytes());
+    match rustix::io::write(connection, &message)? {
+        16 => Ok(()),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

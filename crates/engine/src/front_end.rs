@@ -8,7 +8,7 @@
 //! descriptors, which the next program inherits, each with a label that says what it is.
 
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -131,6 +131,16 @@ impl HandedOver {
         let (first, rest) = self.label.split_first()?;
         (first == word).then_some(rest)
     }
+}
+
+/// Keeps descriptors open beyond the end of this process, whichever way it ends, for the next daemon: the
+/// service manager.
+pub trait DescriptorStore: Send + Sync {
+    /// Keeps a descriptor open, labelled as for [`HandedOver`]. Returns whether it does.
+    fn keep(&self, label: &[&str], descriptor: BorrowedFd<'_>) -> bool;
+
+    /// Closes its descriptors with a label.
+    fn forget(&self, label: &[&str]);
 }
 
 /// A block device of the kernel that exports a volume.

@@ -42,7 +42,8 @@ pub use control::samples::SampledOrigin;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{
-    ExportError, ExportErrorKind, ExportedDevice, FrontEnd, HandedOver, LaneFrontEnd,
+    DescriptorStore, ExportError, ExportErrorKind, ExportedDevice, FrontEnd, HandedOver,
+    LaneFrontEnd,
 };
 pub use lane::LaneVolume;
 pub use lane::engine::{EngineLane, LaneContext};

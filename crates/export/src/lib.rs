@@ -15,5 +15,9 @@ pub mod link;
 pub mod sync;
 pub mod users;
 
+/// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what
+/// it acknowledges as durable.
+pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
 pub use board::Board;
 pub use users::Users;

@@ -57,6 +57,12 @@ fn is_used(device: &Path) -> bool {
     if is_loop { sysfs.join("loop/backing_file").exists() } else { sysfs.exists() }
 }
 
+/// Returns the link with the name of a volume if it leads to this device.
+pub fn find(volume: &str, device: &Path) -> Option<PathBuf> {
+    let link = Path::new(DIR).join(volume);
+    target(&link).is_some_and(|target| target == device).then_some(link)
+}
+
 /// Removes a link, unless it leads somewhere else by now.
 pub fn remove(link: &Path, device: &Path) {
     if target(link).is_some_and(|target| target == device) {

@@ -32,6 +32,8 @@ pub struct FileFacts {
     pub uid: u32,
     /// The file's group.
     pub gid: u32,
+    /// It outlives the daemon, and its users do not notice that: what is answered must be durable.
+    pub outlives: bool,
 }
 
 /// A request to the volume.
@@ -231,6 +233,7 @@ fn write(offset: u64, len: u32, durable: bool, file: &FileFacts) -> Action {
     if len == 0 {
         return Action::Reply(Ok(written(0)));
     }
+    let durable = durable || file.outlives;
     Action::Volume(VolumeRequest { op: Op::Write, offset, len: len.into(), durable, punch: false })
 }
 
@@ -254,7 +257,7 @@ fn fallocate(offset: u64, len: u64, mode: u32, file: &FileFacts) -> Action {
             op: Op::WriteZeroes,
             offset,
             len,
-            durable: false,
+            durable: file.outlives,
             punch,
         }),
     }

@@ -11,12 +11,16 @@ pub(crate) enum Post {
     Serve(Connection),
     /// Close the connection for this volume, with the requests in flight unanswered.
     Close(String),
+    /// Answer the requests that were taken for this volume, and leave the others to the next daemon.
+    Leave(String),
 }
 
 /// A connection for one lane.
 pub(crate) struct Connection {
     pub(crate) volume: String,
     pub(crate) fd: OwnedFd,
+    /// The file outlives the daemon.
+    pub(crate) outlives: bool,
     /// Gets the facts about the volume when the lane has begun, or nothing if that does not have it.
     pub(crate) begun: Sender<FileFacts>,
     /// Dropped when the lane has ended.

@@ -27,9 +27,8 @@ use crate::board::{Board, Connection, Post};
 use crate::errors::refused;
 use crate::helper::Task;
 use crate::inherited::LeftExport;
-
-/// The type of the file systems, by which they are recognised.
-pub(crate) const FS_TYPE: &str = "fuse.forebay";
+use crate::keeping::Keeping;
+use crate::stale::FS_TYPE;
 
 /// How long attaching a loop device may take; nothing in it waits for a device.
 const ATTACHING: Duration = Duration::from_secs(30);
@@ -44,6 +43,8 @@ pub(crate) struct Export {
     file: PathBuf,
     number: LoopNumber,
     link: Option<PathBuf>,
+    /// Another daemon can go on with it.
+    outlives: bool,
     /// Disconnected when no lane serves the file any more.
     ended: Mutex<Receiver<()>>,
 }
@@ -65,15 +66,20 @@ impl Export {
     ///
     /// # Errors
     /// Any step failed; the others are undone.
-    pub(crate) fn begin(dir: &Path, volume: &str, board: &Board) -> Result<Self, ExportError> {
+    pub(crate) fn begin(
+        dir: &Path,
+        volume: &str,
+        (board, keeping): (&Board, &Keeping),
+    ) -> Result<Self, ExportError> {
         let connection = open_connection().map_err(|error| refused("/dev/fuse", error))?;
         let file = dir.join(volume);
         let mounted = mount_file(&connection, file.clone())?;
-        let (facts, ended) = serve(volume, vec![connection], board)?;
+        let (facts, ended) = serve(volume, vec![connection], (board, keeping))?;
         let attached = attach(&file, &facts);
         let number = match attached {
             Ok(number) => number,
             Err(error) => {
+                keeping.forget(volume);
                 close(board, volume);
                 return Err(error);
             }
@@ -81,9 +87,10 @@ impl Export {
         std::mem::forget(mounted);
         let link = link::make(volume, &number.path());
         let ended = Mutex::new(ended);
-        let export = Export { volume: volume.to_owned(), file, number, link, ended };
+        let outlives = facts.outlives;
+        let export = Export { volume: volume.to_owned(), file, number, link, outlives, ended };
         if let Err(error) = export.check(&facts) {
-            let _ = export.end(board, true);
+            let _ = export.end((board, keeping), true);
             return Err(error);
         }
         Ok(export)
@@ -98,12 +105,12 @@ impl Export {
         dir: &Path,
         volume: &str,
         left: LeftExport,
-        board: &Board,
+        (board, keeping): (&Board, &Keeping),
     ) -> Result<Self, ExportError> {
-        let LeftExport { number, link, connections } = left;
-        let (facts, ended) = serve(volume, connections, board)?;
-        let (file, ended) = (dir.join(volume), Mutex::new(ended));
-        let export = Export { volume: volume.to_owned(), file, number, link, ended };
+        let LeftExport { number, link, connections, .. } = left;
+        let (facts, ended) = serve(volume, connections, (board, keeping))?;
+        let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), facts.outlives);
+        let export = Export { volume: volume.to_owned(), file, number, link, outlives, ended };
         if let Err(error) = export.check(&facts) {
             tracing::warn!(volume, "the device is that of the previous program: {error}");
         }
@@ -111,14 +118,22 @@ impl Export {
     }
 
     /// Removes an export of the previous program that nobody serves. Its users get errors.
-    pub(crate) fn abandon(dir: &Path, volume: &str, left: LeftExport, board: &Board) {
-        let LeftExport { number, link, connections } = left;
+    pub(crate) fn abandon(
+        dir: &Path,
+        volume: &str,
+        left: LeftExport,
+        (board, keeping): (&Board, &Keeping),
+    ) {
+        let LeftExport { number, link, connections, kept } = left;
         // From here on the kernel answers the requests that wait, with errors.
         drop(connections);
+        if let Some(identity) = kept {
+            keeping.forget_former(volume, &identity);
+        }
         let (_, ended) = channel();
-        let (file, ended) = (dir.join(volume), Mutex::new(ended));
-        let export = Export { volume: volume.to_owned(), file, number, link, ended };
-        if let Err(error) = export.end(board, true) {
+        let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), false);
+        let export = Export { volume: volume.to_owned(), file, number, link, outlives, ended };
+        if let Err(error) = export.end((board, keeping), true) {
             tracing::error!(volume, "its export is left behind: {error}");
         }
     }
@@ -160,7 +175,11 @@ impl Export {
     ///
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
-    pub(crate) fn end(&self, board: &Board, force: bool) -> Result<(), ExportError> {
+    pub(crate) fn end(
+        &self,
+        (board, keeping): (&Board, &Keeping),
+        force: bool,
+    ) -> Result<(), ExportError> {
         let device = self.number.path();
         let file = Some(&*self.file);
         let users = if force { Users::of(&device, file) } else { Users::remaining(&device, file) };
@@ -187,6 +206,7 @@ impl Export {
             std::thread::sleep(STEP);
         }
         self.unmount(end, force || !users.is_empty());
+        keeping.forget(&self.volume);
         close(board, &self.volume);
         let left = end.saturating_duration_since(Instant::now()).max(STEP);
         if self.ended.lock().recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
@@ -199,6 +219,26 @@ impl Export {
             link::remove(link, &device);
         }
         Ok(())
+    }
+
+    /// Leaves it to the next daemon if that can go on with it and somebody uses it. Returns whether it is left.
+    pub(crate) fn leave(&self, board: &Board) -> bool {
+        let (device, file) = (self.number.path(), Some(&*self.file));
+        let users = Users::of(&device, file);
+        if !self.outlives || users.is_empty() {
+            return false;
+        }
+        // The service may be stopped for good.
+        sync(&users);
+        board.post_to_all(|| Post::Leave(self.volume.clone()));
+        if self.ended.lock().recv_timeout(LETTING_GO) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                volume = self.volume,
+                "its requests in flight are left to the next daemon"
+            );
+        }
+        tracing::info!(volume = self.volume, device = %device.display(), "the device is in use: its requests wait for the next daemon");
+        true
     }
 
     fn unmount(&self, end: Instant, force: bool) {
@@ -221,7 +261,7 @@ impl Export {
 fn serve(
     volume: &str,
     mut fds: Vec<OwnedFd>,
-    board: &Board,
+    (board, keeping): (&Board, &Keeping),
 ) -> Result<(FileFacts, Receiver<()>), ExportError> {
     // A descriptor without requests in flight can be closed while others remain.
     fds.truncate(board.lanes());
@@ -229,10 +269,11 @@ fn serve(
         let cloned = fds.first().map(clone_connection);
         fds.extend(cloned.transpose().map_err(|error| failed("/dev/fuse", error))?);
     }
+    let outlives = keeping.keep(volume, &fds);
     let (lanes, (begun, beginnings), (ending, ended)) = (fds.len(), channel(), channel());
     let posts = fds.into_iter().enumerate().map(|(lane, fd)| {
         let (begun, ended) = (begun.clone(), ending.clone());
-        (lane, Post::Serve(Connection { volume: volume.to_owned(), fd, begun, ended }))
+        (lane, Post::Serve(Connection { volume: volume.to_owned(), fd, outlives, begun, ended }))
     });
     board.post(posts);
     drop((begun, ending));
@@ -241,6 +282,7 @@ fn serve(
         Some(facts) => Ok((*facts, ended)),
         None => {
             let message = format!("not every lane can serve the file of '{volume}'; see the log");
+            keeping.forget(volume);
             close(board, volume);
             Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
         }

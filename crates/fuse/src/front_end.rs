@@ -10,8 +10,10 @@ use std::sync::Arc;
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{
-    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
+    DescriptorStore, ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver,
+    LaneFrontEnd,
 };
+use forebay_export::Identify;
 use forebay_export::errors::{busy, failed};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
@@ -21,6 +23,7 @@ use crate::board::Board;
 use crate::errors::refused;
 use crate::export::Export;
 use crate::inherited::{self, Inherited, LeftExport};
+use crate::keeping::Keeping;
 use crate::server::Server;
 use crate::stale;
 
@@ -29,6 +32,7 @@ pub struct FuseFrontEnd {
     dir: PathBuf,
     memory: Arc<MemoryBudget>,
     board: Arc<Board>,
+    keeping: Keeping,
     state: Mutex<State>,
 }
 
@@ -42,25 +46,41 @@ struct State {
 }
 
 impl FuseFrontEnd {
-    /// Starts with the exports that the previous program has handed over, or without exports: then it
-    /// removes those in `dir` that a killed daemon has left. Requests share `memory`.
-    pub fn claim(dir: &Path, memory: Arc<MemoryBudget>, items: Vec<HandedOver>) -> Self {
+    /// Starts with the exports that the previous program has handed over, or with those of a former daemon of
+    /// which `store` has kept the connections; then it removes others in `dir` that a killed daemon has left.
+    /// Requests share `memory`.
+    pub fn claim(
+        dir: &Path,
+        memory: Arc<MemoryBudget>,
+        items: Vec<HandedOver>,
+        (store, identify): (Option<Arc<dyn DescriptorStore>>, Identify),
+    ) -> Self {
         let Inherited { lock, exports: left } = Inherited::new(dir, items);
-        let inherits = lock.is_some();
+        let handed_over = lock.is_some();
         let front_end = FuseFrontEnd {
             dir: dir.to_owned(),
             memory,
             board: Arc::default(),
+            keeping: Keeping::new(store, identify),
             state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
-        if inherits {
-            return front_end;
-        }
         // A directory that another daemon uses is reported when a volume is to be exported there.
-        if dir.exists() && front_end.lock(&mut front_end.state.lock()).is_ok() {
-            stale::clean(dir);
+        if !handed_over && dir.exists() {
+            let mut state = front_end.state.lock();
+            match front_end.lock(&mut state) {
+                Ok(()) => {
+                    let left = |file: &Path| state.left.keys().any(|name| dir.join(name) == file);
+                    stale::clean(dir, left);
+                }
+                Err(_) => state.left.clear(),
+            }
         }
         front_end
+    }
+
+    /// What exports are made with.
+    fn tools(&self) -> (&Board, &Keeping) {
+        (&self.board, &self.keeping)
     }
 
     /// Makes sure that no other daemon uses the directory.
@@ -125,10 +145,13 @@ impl FrontEnd for FuseFrontEnd {
     fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
         let left = self.state.lock().left.remove(volume);
         if let Some(left) = left {
-            let export = Export::resume(&self.dir, volume, left, &self.board)?;
-            tracing::info!(volume, device = %export.number().path().display(), "served again");
-            self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
-            return Ok(());
+            if self.keeping.revive(volume, &left) {
+                let export = Export::resume(&self.dir, volume, left, self.tools())?;
+                tracing::info!(volume, device = %export.number().path().display(), "served again");
+                self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
+                return Ok(());
+            }
+            Export::abandon(&self.dir, volume, left, self.tools());
         }
         {
             let mut state = self.state.lock();
@@ -138,7 +161,7 @@ impl FrontEnd for FuseFrontEnd {
             self.prepare(&mut state)?;
         }
         // Not under the lock: reports must not wait for it.
-        let export = Export::begin(&self.dir, volume, &self.board)?;
+        let export = Export::begin(&self.dir, volume, self.tools())?;
         tracing::info!(volume, device = %export.number().path().display(), "exported");
         self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
         Ok(())
@@ -156,15 +179,24 @@ impl FrontEnd for FuseFrontEnd {
             let left = state.left.remove(volume);
             drop(state);
             if let Some(left) = left {
-                Export::abandon(&self.dir, volume, left, &self.board);
+                Export::abandon(&self.dir, volume, left, self.tools());
             }
         }
         let known = self.state.lock().exports.get(volume).cloned();
         if let Some(export) = known {
-            export.end(&self.board, force)?;
+            export.end(self.tools(), force)?;
             self.state.lock().exports.remove(volume);
         }
         Ok(())
+    }
+
+    /// Leaves a device in use to the next daemon if the service manager keeps its connections: its users wait.
+    fn leave(&self, volume: &str) -> Result<(), ExportError> {
+        let known = self.state.lock().exports.get(volume).cloned();
+        if known.is_some_and(|export| export.leave(&self.board)) {
+            return Ok(());
+        }
+        self.withdraw(volume, true)
     }
 
     fn holds(&self, volume: &str) -> bool {

@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::LoopNumber;
 use forebay_engine::HandedOver;
+use forebay_export::link;
+
+use crate::stale;
 
 /// Label of the directory's lock: its path.
 const DIRECTORY: &str = "directory";
-/// Label of one lane's connection for a file: the volume.
-const CONNECTION: &str = "connection";
+/// Label of one lane's connection for a file: the volume, and if the service manager has kept it, what tells the
+/// volume from others of its name.
+pub(crate) const CONNECTION: &str = "connection";
 /// Label of an export: the volume, the number of the loop device, and the link to that, if there is one.
 const EXPORT: &str = "export";
 
@@ -40,8 +44,11 @@ pub(crate) fn directory(dir: &Path, lock: OwnedFd) -> HandedOver {
 pub(crate) struct LeftExport {
     pub(crate) number: LoopNumber,
     pub(crate) link: Option<PathBuf>,
-    /// Descriptors of the connection, at least one, with no request in flight.
+    /// Descriptors of the connection, at least one.
     pub(crate) connections: Vec<OwnedFd>,
+    /// The service manager has kept them for the volume of which this is the identity: there may be requests in
+    /// flight. `None`: they were handed over, without requests in flight.
+    pub(crate) kept: Option<String>,
 }
 
 /// Everything that the previous program has left.
@@ -59,6 +66,7 @@ impl Inherited {
     pub(crate) fn new(dir: &Path, items: Vec<HandedOver>) -> Self {
         let mut inherited = Inherited::default();
         let mut connections: BTreeMap<String, Vec<OwnedFd>> = BTreeMap::new();
+        let mut kept: BTreeMap<(String, String), Vec<OwnedFd>> = BTreeMap::new();
         let own = dir.to_string_lossy();
         for item in items {
             let label = item.label.clone();
@@ -70,10 +78,14 @@ impl Inherited {
                 ([CONNECTION, volume], Some(descriptor)) => {
                     connections.entry((*volume).to_owned()).or_default().push(descriptor);
                 }
+                ([CONNECTION, volume, identity], Some(descriptor)) => {
+                    let key = ((*volume).to_owned(), (*identity).to_owned());
+                    kept.entry(key).or_default().push(descriptor);
+                }
                 ([EXPORT, volume, number, link @ ..], None) => {
                     let Ok(number) = number.parse().map(LoopNumber) else { continue };
                     let link = link.first().map(PathBuf::from);
-                    let left = LeftExport { number, link, connections: Vec::new() };
+                    let left = LeftExport { number, link, connections: Vec::new(), kept: None };
                     inherited.exports.insert((*volume).to_owned(), left);
                 }
                 _ => {
@@ -99,8 +111,34 @@ impl Inherited {
             }
             whole
         });
+        for ((volume, identity), connections) in kept {
+            match revived(dir, &volume, identity, connections) {
+                Some(left) => {
+                    inherited.exports.insert(volume, left);
+                }
+                None => {
+                    tracing::error!(
+                        volume,
+                        "its file was kept, but has no loop device any more; its users get errors"
+                    );
+                }
+            }
+        }
         inherited
     }
+}
+
+/// Finds the loop device on top of a file whose connections were kept.
+fn revived(
+    dir: &Path,
+    volume: &str,
+    identity: String,
+    connections: Vec<OwnedFd>,
+) -> Option<LeftExport> {
+    let file = dir.join(volume);
+    let (number, _) = stale::attached(dir).into_iter().find(|(_, path)| *path == file)?;
+    let link = link::find(volume, &number.path());
+    Some(LeftExport { number, link, connections, kept: Some(identity) })
 }
 
 #[cfg(test)]

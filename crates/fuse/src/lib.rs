@@ -19,6 +19,7 @@ mod export;
 pub mod front_end;
 pub mod helper;
 mod inherited;
+mod keeping;
 pub mod request;
 mod server;
 mod stale;

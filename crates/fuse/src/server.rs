@@ -97,6 +97,7 @@ async fn take_posts(shared: Rc<Shared>) {
             match post {
                 Post::Serve(connection) => begin(&shared, connection),
                 Post::Close(volume) => shared.each_of(&volume, |channel| channel.close()),
+                Post::Leave(volume) => shared.each_of(&volume, |channel| channel.leave()),
             }
         }
         if shared.stopping.get() {
@@ -106,19 +107,20 @@ async fn take_posts(shared: Rc<Shared>) {
     }
 }
 
-fn facts(target: &dyn BlockService) -> FileFacts {
+fn facts(target: &dyn BlockService, outlives: bool) -> FileFacts {
     FileFacts {
         size: target.size(),
         read_only: target.read_only(),
         block: target.preferred_block(),
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
+        outlives,
     }
 }
 
 /// Begins to serve a connection. If that is impossible, it is closed.
 fn begin(shared: &Rc<Shared>, connection: Connection) {
-    let Connection { volume, fd, begun, ended } = connection;
+    let Connection { volume, fd, outlives, begun, ended } = connection;
     let Some(target) = shared.exports.open(&volume) else { return };
     if !shared.budget.take_for_connection(CHANNEL_BYTES, false) {
         tracing::warn!(volume, "there is no memory to serve its file; raise --memory-limit");
@@ -128,7 +130,7 @@ fn begin(shared: &Rc<Shared>, connection: Connection) {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "the lane cannot be told from other users of the file");
     }
-    let file = facts(&*target);
+    let file = facts(&*target, outlives);
     let lane = (shared.lane.clone(), shared.ring.clone(), shared.memory.clone());
     let channel = Channel::new(&volume, fd, (target, file), lane);
     shared.channels.borrow_mut().push(channel.clone());

@@ -9,12 +9,16 @@ use forebay_export::link;
 use forebay_export::users::{Users, mounts};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::export::FS_TYPE;
+/// The type of the file systems, by which they are recognised.
+pub(crate) const FS_TYPE: &str = "fuse.forebay";
 
-/// Cleans a directory of files that no daemon uses any more.
-pub(crate) fn clean(dir: &Path) {
+/// Cleans a directory of files that no daemon uses any more: all that are not `kept`.
+pub(crate) fn clean(dir: &Path, kept: impl Fn(&Path) -> bool) {
     // The devices first: they are recognised by the paths of their files.
     for (number, file) in attached(dir) {
+        if kept(&file) {
+            continue;
+        }
         let users = Users::of(&number.path(), Some(&file));
         if !users.is_empty() {
             let device = number.path();
@@ -26,14 +30,17 @@ pub(crate) fn clean(dir: &Path) {
         link::remove_all(&number.path());
     }
     for mount in mounts() {
-        let ours = mount.kind == FS_TYPE && mount.point.parent() == Some(dir);
+        let ours =
+            mount.kind == FS_TYPE && mount.point.parent() == Some(dir) && !kept(&mount.point);
         if ours && let Err(error) = unmount(&mount.point, UnmountFlags::DETACH) {
             tracing::warn!(file = %mount.point.display(), %error, "a file of the previous daemon cannot be unmounted");
         }
     }
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        // Mount points are empty files; anything else is not ours.
-        if entry.metadata().is_ok_and(|found| found.is_file() && found.len() == 0) {
+        // Mount points are empty files; anything else is not ours. Those in use cannot be removed.
+        if !kept(&entry.path())
+            && entry.metadata().is_ok_and(|found| found.is_file() && found.len() == 0)
+        {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -41,7 +48,7 @@ pub(crate) fn clean(dir: &Path) {
 
 /// Returns the loop devices on top of files in `dir`. The kernel does not know the path of a file any more
 /// whose mount namespace is gone, as that of a service is; but it knows the path of earlier.
-fn attached(dir: &Path) -> Vec<(LoopNumber, PathBuf)> {
+pub(crate) fn attached(dir: &Path) -> Vec<(LoopNumber, PathBuf)> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;

@@ -24,7 +24,14 @@ pub(crate) fn run(data: &[u8]) {
     let _ = coming(data);
     let Ok(message) = parse(data) else { return };
     for read_only in [false, true] {
-        let file = FileFacts { size: (1 << 30) + 512, read_only, block: 4096, uid: 0, gid: 0 };
+        let file = FileFacts {
+            size: (1 << 30) + 512,
+            read_only,
+            block: 4096,
+            uid: 0,
+            gid: 0,
+            outlives: false,
+        };
         let request = match decide(&message, &file) {
             Action::Read { request, skip, len } => {
                 assert!(u64::from(skip) + u64::from(len) <= request.len);

@@ -1,5 +1,6 @@
 """A daemon of a test, and the verbs that talk to it."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -18,8 +19,10 @@ PATIENCE = 60
 class Daemon:
     """One `forebay daemon` with a state directory and sockets in the sandbox."""
 
-    def __init__(self, box, name="d"):
+    def __init__(self, box, name="d", keeps=0):
         self.box = box
+        # Descriptors that a service manager keeps for it, by their names, and how many it would keep.
+        self.kept, self.keeps = [], keeps
         self.binary = os.environ["FOREBAY"]
         self.socket = box.path(f"{name}.sock")
         self.nbd = box.path(f"{name}-nbd.sock")
@@ -42,18 +45,62 @@ class Daemon:
 
     def launch(self, *arguments):
         """Starts it without waiting; gives the socket that will say that it is ready."""
+        self.hear_all()
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = self.box.path("notify")
         pathlib.Path(path).unlink(missing_ok=True)
         notify.bind(path)
         # It stays open as long as the daemon: that also says when it stops.
         self.notify = notify
+        command, variables, fds = self.command(*arguments), {}, [fd for _, fd in self.kept]
+        if self.keeps:
+            variables["FDSTORE"] = str(self.keeps)
+        if fds:
+            # As sd_listen_fds(3) expects them. The shell becomes the daemon.
+            variables["LISTEN_FDS"] = str(len(fds))
+            variables["LISTEN_FDNAMES"] = ":".join(name for name, _ in self.kept)
+            moves = " ".join(f"{number}<&{fd}-" for number, fd in enumerate(fds, 3))
+            command = ["bash", "-c", f'exec {moves}; LISTEN_PID=$$ exec "$@"', "bash", *command]
         with open(self.log_path, "ab") as log:
             self.process = self.box.spawn(
-                *self.command(*arguments),
-                stdout=log, stderr=log, env=environment(NOTIFY_SOCKET=path),
+                *command, stdout=log, stderr=log, pass_fds=fds,
+                env=environment(NOTIFY_SOCKET=path, **variables),
             )  # fmt: skip
         return notify
+
+    def hear(self):
+        """Takes one message to the service manager; gives its lines."""
+        message, fds, _, _ = socket.recv_fds(self.notify, 4096, 8)
+        lines = message.decode().splitlines()
+        names = [line.removeprefix("FDNAME=") for line in lines if line.startswith("FDNAME=")]
+        if "FDSTORE=1" in lines:
+            # Away from the numbers that the next daemon finds them at.
+            self.kept += [(name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100)) for name, fd in zip(names, fds)]
+        if "FDSTOREREMOVE=1" in lines:
+            for name, fd in [entry for entry in self.kept if entry[0] in names]:
+                os.close(fd)
+                self.kept.remove((name, fd))
+        for fd in fds:
+            os.close(fd)
+        return lines
+
+    def hear_all(self):
+        """Takes every message that is there."""
+        if self.notify is None:
+            return
+        self.notify.setblocking(False)
+        try:
+            while True:
+                self.hear()
+        except BlockingIOError:
+            pass
+
+    def let_go(self):
+        """Closes what is kept, as a service manager does when the service is stopped for good."""
+        self.hear_all()
+        for _, fd in self.kept:
+            os.close(fd)
+        self.kept = []
 
     def wait_ready(self, notify):
         """Waits for the message that a service manager waits for."""
@@ -61,7 +108,7 @@ class Daemon:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
-                if b"READY=1" in notify.recv(4096).splitlines():
+                if "READY=1" in self.hear():
                     return
             except TimeoutError:
                 if self.process.poll() is not None:

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::{ExportSet, FrontEndKind};
-use forebay_engine::{ExportError, ExportErrorKind, FrontEnd};
+use forebay_engine::{DescriptorStore, ExportError, ExportErrorKind, FrontEnd};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{
@@ -19,6 +19,7 @@ use forebay_vhost_user::VhostUserFrontEnd;
 use super::afterlife::outlasting;
 use super::hand_over::Items;
 use super::host_api::Host;
+use super::kept::Kept;
 use super::state::State;
 
 /// Time limit for a dismissed client to take its last replies.
@@ -166,7 +167,10 @@ pub(crate) fn claim(
     let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
     if let Some(dir) = &options.export_dir {
         let files = left(FrontEndKind::Fuse);
-        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files)));
+        let store = Kept::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
+        let identities = identities.clone();
+        let identify = Box::new(move |volume: &str| identities.of(volume));
+        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files, (store, identify))));
     }
     let wanted = |name: &str| {
         let volumes = state.volumes();

@@ -4,7 +4,8 @@
 //! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
 //!   ones
 //! - [`operations`]: long-running operations
-//! - [`hand_over`]: replaces the program without disconnecting clients
+//! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
+//!   beyond a crash
 //! - [`hints`]: lists of what RAM tiers held
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
@@ -22,6 +23,7 @@ pub(crate) mod hints;
 pub(crate) mod host;
 pub(crate) mod host_api;
 pub(crate) mod http;
+mod kept;
 pub(crate) mod known;
 pub(crate) mod ledger;
 pub(crate) mod memory;
@@ -94,6 +96,9 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
     let running = listen(&stop)?;
     let mut inherited = hand_over::inherited()?;
+    if inherited.hand_overs == 0 {
+        inherited.items = kept::take();
+    }
     // Files created from here on are private to the daemon's user unless stated otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let manager = ServiceManager::from_env();

@@ -3,7 +3,8 @@
 use super::*;
 use crate::request::RequestId;
 
-const FILE: FileFacts = FileFacts { size: 1 << 20, read_only: false, block: 4096, uid: 5, gid: 6 };
+const FILE: FileFacts =
+    FileFacts { size: 1 << 20, read_only: false, block: 4096, uid: 5, gid: 6, outlives: false };
 const READ_ONLY: FileFacts = FileFacts { read_only: true, ..FILE };
 
 fn of(request: Request, file: &FileFacts) -> Action {

@@ -150,8 +150,14 @@ impl Kernel {
                 seen: own_seen,
             });
             let _ = ram.this.set(Rc::downgrade(&ram));
-            let file =
-                FileFacts { size: SIZE as u64, read_only: false, block: 4096, uid: 0, gid: 0 };
+            let file = FileFacts {
+                size: SIZE as u64,
+                read_only: false,
+                block: 4096,
+                uid: 0,
+                gid: 0,
+                outlives: false,
+            };
             let memory = Rc::new(LaneMemory::new(own_memory));
             let channel = Channel::new("v", mine, (ram, file), (lane.clone(), ring, memory));
             lane.spawn(async move {

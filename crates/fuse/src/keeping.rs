@@ -1,0 +1,110 @@
+//! Files that outlive the daemon: the service manager keeps their connections, and the next daemon goes on with
+//! them. The kernel then has it execute again what the former one had taken and not answered.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use forebay_device::fuse::resend;
+use forebay_engine::DescriptorStore;
+use forebay_export::Identify;
+
+use crate::inherited::{CONNECTION, LeftExport};
+
+/// First word of the labels in the store, where other front ends have theirs.
+const FUSE: &str = "fuse";
+/// The first version of Linux that gives requests to another server: before, their users would wait for ever.
+const RESENDS: (u32, u32) = (6, 9);
+
+/// See the module.
+pub(crate) struct Keeping {
+    /// `None`: nobody keeps anything, or the kernel cannot go on.
+    store: Option<Arc<dyn DescriptorStore>>,
+    identify: Identify,
+}
+
+impl Keeping {
+    pub(crate) fn new(store: Option<Arc<dyn DescriptorStore>>, identify: Identify) -> Self {
+        let able = release().is_some_and(|release| release >= RESENDS);
+        Keeping { store: store.filter(|_| able), identify }
+    }
+
+    /// Has the connections of a volume kept. Returns whether they are: never those of a volume that keeps in RAM
+    /// what it acknowledges as durable.
+    pub(crate) fn keep(&self, volume: &str, connections: &[OwnedFd]) -> bool {
+        let (Some(store), Some(identity)) = (&self.store, (self.identify)(volume)) else {
+            return false;
+        };
+        let label = [FUSE, CONNECTION, volume, &identity];
+        let all = connections.iter().all(|connection| store.keep(&label, connection.as_fd()));
+        if !all {
+            store.forget(&label);
+        }
+        all
+    }
+
+    /// Has the connections of a volume closed.
+    pub(crate) fn forget(&self, volume: &str) {
+        if let Some(identity) = (self.identify)(volume) {
+            self.forget_former(volume, &identity);
+        }
+    }
+
+    /// As [`Keeping::forget`], for the volume that had the name when a former daemon served it.
+    pub(crate) fn forget_former(&self, volume: &str, identity: &str) {
+        if let Some(store) = &self.store {
+            store.forget(&[FUSE, CONNECTION, volume, identity]);
+        }
+    }
+
+    /// Prepares a file whose daemon was killed for being served again. Returns whether it can be: not if another
+    /// volume has that name by now.
+    pub(crate) fn revive(&self, volume: &str, left: &LeftExport) -> bool {
+        let Some(former) = &left.kept else { return true };
+        if (self.identify)(volume).as_ref() != Some(former) {
+            tracing::error!(
+                volume,
+                "a file of the former daemon is that of another volume of this name"
+            );
+            return false;
+        }
+        let Some(connection) = left.connections.first() else { return false };
+        // Before anything is taken from it: that would be executed twice.
+        let resent = resend(connection);
+        if let Err(error) = &resent {
+            tracing::error!(volume, %error, "the kernel does not give the requests of the former daemon again");
+        }
+        resent.is_ok()
+    }
+}
+
+/// Returns the first two numbers of the kernel's version.
+fn release() -> Option<(u32, u32)> {
+    let name = rustix::system::uname();
+    parse(name.release().to_str().ok()?)
+}
+
+fn parse(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_the_kernel_are_compared_as_numbers() {
+        for (release, expected) in [
+            ("6.12.95+deb12-amd64", Some((6, 12))),
+            ("6.9-rc1", Some((6, 9))),
+            ("6.8.0-31-generic", Some((6, 8))),
+            ("10.0", Some((10, 0))),
+            ("x", None),
+            ("6", None),
+        ] {
+            assert_eq!(parse(release), expected, "{release}");
+        }
+        assert!(RESENDS <= (6, 12) && (6, 8) < RESENDS && RESENDS < (10, 0));
+        assert!(release().is_some());
+    }
+}
