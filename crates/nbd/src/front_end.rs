@@ -15,6 +15,7 @@ use crate::address::{ListenAddress, ListenError};
 use crate::hand_over::Inherited;
 use crate::limits::{ConnectionCount, Limits};
 use crate::listener::{Listener, Protection};
+use crate::outliving::Outliving;
 use crate::server::Server;
 
 /// NBD on any number of addresses.
@@ -50,14 +51,21 @@ impl NbdFrontEnd {
         for address in addresses.iter().filter(|address| !address.is_local()) {
             warn(address, &protection);
         }
+        let connections = ConnectionCount::within(memory);
+        let inherited = Inherited::new(std::mem::take(inherited), connections.outliving());
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),
             encrypted: protection.tls.is_some(),
             listeners: Mutex::new(listeners),
             limits,
-            connections: ConnectionCount::within(memory),
-            inherited: Arc::new(Inherited::new(std::mem::take(inherited))),
+            connections,
+            inherited: Arc::new(inherited),
         })
+    }
+
+    /// Returns which devices are connected, those of clients that were handed over included.
+    pub fn outliving(&self) -> Outliving {
+        self.connections.outliving().clone()
     }
 }
 

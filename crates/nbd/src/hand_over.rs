@@ -11,6 +11,7 @@ use forebay_engine::{BlockService, Exports, HandedOver};
 use forebay_lane::Lane;
 use parking_lot::Mutex;
 
+use crate::outliving::{Outliving, Present};
 use crate::transmission::Session;
 use crate::wire::Headers;
 
@@ -18,6 +19,8 @@ use crate::wire::Headers;
 pub(crate) const LISTENER: &str = "listener";
 /// Label of a client: its export, the size of that, and the flags of its session.
 const CLIENT: &str = "client";
+/// Word of a client that is a device, before its number.
+const DEVICE: &str = "device=";
 /// Label of the names of the exports that were served.
 const EXPORTS: &str = "exports";
 
@@ -37,11 +40,13 @@ pub(crate) struct LeftClient {
     pub(crate) session: Session,
     /// Bytes that have been received and not been executed: the beginning of a request, if any.
     pub(crate) received: Vec<u8>,
+    /// Counts it, if it is a device, while it waits for its volume.
+    pub(crate) present: Option<Present>,
 }
 
 /// The flags of a session, by name.
 fn flags(session: &Session) -> [(&'static str, bool); 5] {
-    let Session { size: _, read_only, headers, contexts } = *session;
+    let Session { size: _, read_only, headers, contexts, device: _ } = *session;
     [
         ("read-only", read_only),
         ("structured", headers == Headers::Structured),
@@ -53,10 +58,11 @@ fn flags(session: &Session) -> [(&'static str, bool); 5] {
 
 /// Labels a client.
 pub(crate) fn client(client: LeftClient) -> HandedOver {
-    let LeftClient { descriptor, export, session, received } = client;
+    let LeftClient { descriptor, export, session, received, present: _ } = client;
     let mut label = vec![CLIENT.to_owned(), export, session.size.to_string()];
     let set = flags(&session).into_iter().filter(|(_, set)| *set);
     label.extend(set.map(|(name, _)| name.to_owned()));
+    label.extend(session.device.map(|device| format!("{DEVICE}{device:016x}")));
     HandedOver { label, descriptor: Some(descriptor), data: received }
 }
 
@@ -71,11 +77,15 @@ fn read_client(item: HandedOver) -> Option<LeftClient> {
             "extended" => session.headers = Headers::Extended,
             "allocation" => session.contexts.allocation = true,
             "state" => session.contexts.state = true,
-            _ => return None,
+            other => {
+                let device = other.strip_prefix(DEVICE)?;
+                session.device = Some(u64::from_str_radix(device, 16).ok()?);
+            }
         }
     }
     let export = export.clone();
-    Some(LeftClient { descriptor: item.descriptor?, export, session, received: item.data })
+    let descriptor = item.descriptor?;
+    Some(LeftClient { descriptor, export, session, received: item.data, present: None })
 }
 
 /// Labels the names of what a lane serves.
@@ -93,8 +103,9 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
-    /// Takes clients and names out of what was handed over.
-    pub(crate) fn new(items: Vec<HandedOver>) -> Self {
+    /// Takes clients and names out of what was handed over. Clients that are devices are among `outliving`
+    /// from now on.
+    pub(crate) fn new(items: Vec<HandedOver>, outliving: &Outliving) -> Self {
         let mut clients = Vec::new();
         let mut exports = Vec::new();
         for item in items {
@@ -104,7 +115,10 @@ impl Inherited {
             }
             let label = item.label.clone();
             match read_client(item) {
-                Some(client) => clients.push(client),
+                Some(client) => {
+                    let present = client.session.device.map(|device| outliving.enter(device));
+                    clients.push(LeftClient { present, ..client });
+                }
                 None => {
                     tracing::warn!(
                         ?label,
@@ -203,15 +217,17 @@ mod tests {
     fn a_client_reads_back_and_one_that_is_not_understood_is_closed() {
         let left = |export: &str, session| {
             let descriptor = UnixStream::pair().expect("sockets").0.into();
-            client(LeftClient { descriptor, export: export.into(), session, received: vec![1, 2] })
+            let (export, received) = (export.into(), vec![1, 2]);
+            client(LeftClient { descriptor, export, session, received, present: None })
         };
-        for flags in 0..24u8 {
+        for flags in 0..48u8 {
             let headers = [Headers::Simple, Headers::Structured, Headers::Extended];
             let session = Session {
                 size: 1 << 40,
                 read_only: flags & 1 != 0,
-                headers: headers[usize::from(flags) / 8],
+                headers: headers[usize::from(flags) / 8 % 3],
                 contexts: Contexts { allocation: flags & 2 != 0, state: flags & 4 != 0 },
+                device: (flags >= 24).then_some(u64::MAX - 1),
             };
             let read = read_client(left("a b", session)).expect("it is one");
             assert_eq!((read.export.as_str(), read.session), ("a b", session));
@@ -222,9 +238,14 @@ mod tests {
         unknown.label.push("of-tomorrow".into());
         let mut nameless = left("v", session);
         nameless.descriptor = None;
-        let items = vec![left("v", session), unknown, nameless, exports(vec!["v".into()])];
-        let inherited = Inherited::new(items);
-        assert_eq!(inherited.clients.lock().len(), 1);
+        let device = left("v", Session { device: Some(5), ..session });
+        let items = vec![left("v", session), unknown, nameless, device, exports(vec!["v".into()])];
+        let outliving = Outliving::default();
+        let inherited = Inherited::new(items, &outliving);
+        assert_eq!(inherited.clients.lock().len(), 2);
+        assert!(outliving.has(5));
+        inherited.give_up();
+        assert!(!outliving.has(5));
         assert_eq!(inherited.exports, ["v"]);
     }
 }

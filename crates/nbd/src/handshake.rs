@@ -109,6 +109,7 @@ pub struct Handshake {
     headers: Headers,
     /// The metadata contexts that were chosen, and the export for which they hold.
     contexts: Option<(String, Contexts)>,
+    device: Option<u64>,
     options: u32,
 }
 
@@ -126,6 +127,7 @@ impl Handshake {
             padding: true,
             headers: Headers::Simple,
             contexts: None,
+            device: None,
             options: 0,
         }
     }
@@ -254,6 +256,13 @@ impl Handshake {
             }
             option::LIST => list(data, exports, replies),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
+            option::OUTLIVING => match data.try_into() {
+                Ok(bytes) => {
+                    self.device = Some(u64::from_be_bytes(bytes));
+                    Ok(())
+                }
+                Err(_) => Err(DATA),
+            },
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, replies)
             }
@@ -322,6 +331,7 @@ impl Handshake {
             read_only: target.read_only(),
             headers: self.headers,
             contexts: self.contexts_of(&export),
+            device: self.device,
         };
         Start { export, target, session }
     }
@@ -460,6 +470,10 @@ fn list(data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Result<(),
 pub fn transmission_flags(session: &Session) -> u16 {
     use transmission_flag::*;
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
+    if session.device.is_some() {
+        // To Linux that is a device without a volatile write cache.
+        flags &= !(SEND_FLUSH | SEND_FUA);
+    }
     if session.read_only {
         flags |= READ_ONLY;
     } else {

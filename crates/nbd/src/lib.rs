@@ -3,6 +3,7 @@
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
 //! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
+//! - [`outliving`]: clients that are devices of the kernel
 //! - `off_lane`: work that may wait for a disk
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`tls`]: certificates and keys; `records`: TLS of a connection
@@ -28,6 +29,7 @@ mod memory;
 pub mod null;
 mod off_lane;
 mod outbox;
+pub mod outliving;
 mod receive;
 mod records;
 mod send;
@@ -43,5 +45,6 @@ pub use allow::{Network, NetworkError};
 pub use front_end::NbdFrontEnd;
 pub use limits::{ConnectionCount, Limits};
 pub use listener::{Listener, Protection};
+pub use outliving::Outliving;
 pub use server::Server;
 pub use tls::{Tls, TlsError, TlsFiles};

@@ -8,6 +8,7 @@ use forebay_lane::MemoryBudget;
 
 use crate::holes::HoleFinder;
 use crate::memory::ConnectionMemory;
+use crate::outliving::{Outliving, Present};
 
 /// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +42,13 @@ impl Default for Limits {
 }
 
 /// Counts the connections of all lanes of a server, and holds what they share: the memory budget of the
-/// daemon, and the threads that look for holes.
+/// daemon, the threads that look for holes, and which devices are connected.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCount {
     count: Arc<AtomicUsize>,
     memory: Arc<MemoryBudget>,
     finder: HoleFinder,
+    outliving: Outliving,
 }
 
 /// Why a client is turned away.
@@ -61,7 +63,7 @@ pub(crate) enum Full {
 impl ConnectionCount {
     /// Starts at no connections, within `memory`.
     pub fn within(memory: Arc<MemoryBudget>) -> Self {
-        ConnectionCount { count: Arc::default(), memory, finder: HoleFinder::default() }
+        ConnectionCount { memory, ..ConnectionCount::default() }
     }
 
     /// Returns the current number of connections.
@@ -79,6 +81,11 @@ impl ConnectionCount {
         &self.finder
     }
 
+    /// Returns the devices that are connected.
+    pub(crate) fn outliving(&self) -> &Outliving {
+        &self.outliving
+    }
+
     pub(crate) fn take(&self, limit: usize, bytes: u64) -> Result<Place, Full> {
         let taken = self.count.fetch_add(1, Ordering::Relaxed);
         let counted = Counted(self.count.clone());
@@ -86,7 +93,7 @@ impl ConnectionCount {
             return Err(Full::Connections(limit));
         }
         let memory = ConnectionMemory::take(&self.memory, bytes).ok_or(Full::Memory)?;
-        Ok(Place { memory, _counted: counted })
+        Ok(Place { memory, present: None, _counted: counted })
     }
 }
 
@@ -101,5 +108,7 @@ impl Drop for Counted {
 /// A connection's entry in the count, with its memory.
 pub(crate) struct Place {
     pub(crate) memory: ConnectionMemory,
+    /// Counts it among the devices, if it is one.
+    pub(crate) present: Option<Present>,
     _counted: Counted,
 }

@@ -327,7 +327,7 @@ impl Shared {
         match socket.duplicate() {
             Ok(descriptor) => {
                 let received = inbox.unused().to_vec();
-                let left = LeftClient { descriptor, export, session, received };
+                let left = LeftClient { descriptor, export, session, received, present: None };
                 self.left.borrow_mut().push(hand_over::client(left));
             }
             Err(error) => tracing::error!(export, %error, "a client cannot be handed over"),
@@ -359,7 +359,7 @@ impl Shared {
 /// other lane.
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     while let Some((client, target)) = inherited.next(&shared.lane, &*shared.exports).await {
-        let LeftClient { descriptor, export, session, received } = client;
+        let LeftClient { descriptor, export, session, received, present } = client;
         let buffers = socket_buffers(&descriptor);
         let bytes = connection_bytes(buffers, false);
         let place = match shared.count.take(shared.limits.connections, bytes) {
@@ -373,6 +373,7 @@ async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
         let (shared, start) = (shared.clone(), Start { export, target, session });
         shared.lane.clone().spawn(async move {
             let _end = AtEnd(|| shared.end(&client));
+            let _present = present;
             if let Some(inbox) = Inbox::resume(&received) {
                 transmit(&shared, &client, start, inbox, place).await;
             }
@@ -491,10 +492,11 @@ async fn transmit(
     client: &Rc<Client>,
     start: Start,
     mut inbox: Inbox,
-    place: Place,
+    mut place: Place,
 ) {
     let Start { export, target, session } = start;
     tracing::debug!(export, ?session, "a client starts");
+    place.present = session.device.map(|device| shared.count.outliving().enter(device));
     let connection = {
         let lane = (shared.lane.clone(), shared.memory.clone());
         let finder = shared.count.finder().clone();

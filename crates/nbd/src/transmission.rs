@@ -22,6 +22,9 @@ pub struct Session {
     pub headers: Headers,
     /// The metadata contexts that the client may query.
     pub contexts: Contexts,
+    /// The client is this device, which outlives the connection: each write is durable before it is
+    /// answered, see [`OUTLIVING`](crate::wire::option::OUTLIVING).
+    pub device: Option<u64>,
 }
 
 /// What a request does.
@@ -299,7 +302,7 @@ pub fn judge(header: &Header, session: &Session) -> Verdict {
     if command == command::DISC {
         return Verdict::Disconnect;
     }
-    let Some((kind, allowed)) = classify(command, flags, session.headers) else {
+    let Some((mut kind, allowed)) = classify(command, flags, session.headers) else {
         return refuse(ErrorCode::Invalid, "unknown command");
     };
     // FUA is meaningless but allowed where nothing is written.
@@ -312,6 +315,9 @@ pub fn judge(header: &Header, session: &Session) -> Verdict {
     let writes = matches!(command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
     if writes && session.read_only {
         return refuse(ErrorCode::Permission, "the export is read-only");
+    }
+    if let Kind::Volume { fua, .. } = &mut kind {
+        *fua |= writes && session.device.is_some();
     }
     if let Err((error, message)) = check_length(header, session) {
         return refuse(error, message);

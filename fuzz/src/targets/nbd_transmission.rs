@@ -169,6 +169,7 @@ pub(crate) fn run(data: &[u8]) {
         read_only: choice & 1 != 0,
         headers: headers(*choice),
         contexts: Contexts { allocation: choice & 4 != 0, state: choice & 2 != 0 },
+        device: (choice & 6 == 6).then_some(1),
     };
     let window = WINDOWS[usize::from(choice >> 3 & 3)];
     memory::within((1 << 20) + 32 * data.len(), || {

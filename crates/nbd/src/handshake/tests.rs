@@ -151,7 +151,8 @@ fn a_session_is_agreed_on_wherever_the_bytes_are_cut() {
         let start = outcome.start();
         assert_eq!(start.export, "first");
         let headers = Headers::Structured;
-        let expected = Session { size: 1 << 20, read_only: false, headers, contexts: BASE };
+        let expected =
+            Session { size: 1 << 20, read_only: false, headers, contexts: BASE, device: None };
         assert_eq!(start.session, expected);
         let expected = [
             vec![kind::ACK, kind::SERVER, kind::SERVER, kind::ACK, kind::ERR_UNSUP],
@@ -176,6 +177,25 @@ fn facts_are_those_of_the_volume() {
     let has = |flag| flags & flag != 0;
     assert!(has(transmission_flag::READ_ONLY) && !has(transmission_flag::SEND_TRIM));
     assert!(has(transmission_flag::CAN_MULTI_CONN) && !has(transmission_flag::SEND_DF));
+}
+
+#[test]
+fn a_device_that_outlives_its_connection_has_nothing_to_flush() {
+    use transmission_flag::{READ_ONLY, SEND_FLUSH, SEND_FUA, SEND_TRIM};
+    let go = option(option::GO, &go(b"first", &[]));
+    let outliving = |data: &[u8]| outcome(&[option(option::OUTLIVING, data), go.clone()]);
+    let device = outliving(&[0, 0, 0, 0, 0, 0, 1, 2]);
+    assert_eq!(device.kinds(), [kind::ACK, kind::INFO, kind::INFO, kind::ACK]);
+    assert_eq!(device.start().session.device, Some(0x102));
+    let flags = transmission_flags(&device.start().session);
+    assert_eq!(flags & (READ_ONLY | SEND_FLUSH | SEND_FUA | SEND_TRIM), SEND_TRIM);
+    for bad in [&[][..], &[0; 7], &[0; 9]] {
+        let other = outliving(bad);
+        assert_eq!(other.kinds()[0], kind::ERR_INVALID);
+        assert_eq!(other.start().session.device, None);
+        let flags = transmission_flags(&other.start().session);
+        assert_eq!(flags & SEND_FLUSH, SEND_FLUSH);
+    }
 }
 
 #[test]

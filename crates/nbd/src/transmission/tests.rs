@@ -12,7 +12,8 @@ const ALL: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extend
 const SIZE: u64 = 1 << 30;
 
 fn session() -> Session {
-    Session { size: SIZE, read_only: false, headers: Headers::Structured, contexts: BASE }
+    let headers = Headers::Structured;
+    Session { size: SIZE, read_only: false, headers, contexts: BASE, device: None }
 }
 
 fn header(command: u16, flags: u16, offset: u64, len: u64) -> Header {
@@ -76,6 +77,22 @@ fn every_command_with_every_flag_is_decided() {
                     assert_eq!(error_of(verdict), Some(ErrorCode::Invalid), "{command} {flags:#x}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_write_of_a_device_is_durable_before_it_is_answered() {
+    for (device, asked) in [(None, false), (None, true), (Some(7), false), (Some(7), true)] {
+        let session = Session { device, ..session() };
+        for command in [command::READ, command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            let flags = if asked { command_flag::FUA } else { 0 };
+            let verdict = judge(&header(command, flags, 0, 4096), &session);
+            let Verdict::Accept(Command { kind: Kind::Volume { fua, .. }, .. }) = verdict else {
+                panic!("{command} is refused");
+            };
+            let by_itself = device.is_some() && command != command::READ;
+            assert_eq!(fua, asked || by_itself, "{command} {device:?}");
         }
     }
 }
