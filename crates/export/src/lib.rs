@@ -2,6 +2,7 @@
 //!
 //! - [`users`]: who uses a device
 //! - [`link`]: links with the names of volumes
+//! - [`notes`]: by which the next daemon knows a device
 //! - [`board`]: messages to the lanes
 //! - [`helper`]: steps in a process of their own
 //! - [`sync`]: one of these steps: has file systems write what they have in memory
@@ -12,6 +13,7 @@ pub mod board;
 pub mod errors;
 pub mod helper;
 pub mod link;
+pub mod notes;
 pub mod sync;
 pub mod users;
 
@@ -20,4 +22,5 @@ pub mod users;
 pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 pub use board::Board;
+pub use notes::{Note, Notes};
 pub use users::Users;

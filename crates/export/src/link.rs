@@ -49,12 +49,15 @@ fn target(link: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Whether a device is there, and if it is a loop device, has a file.
+/// Whether a device is there, and if it is a loop device or one of NBD, is set up.
 fn is_used(device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let sysfs = Path::new("/sys/block").join(name);
-    let is_loop = name.as_encoded_bytes().starts_with(b"loop");
-    if is_loop { sysfs.join("loop/backing_file").exists() } else { sysfs.exists() }
+    let name = name.as_encoded_bytes();
+    if name.starts_with(b"loop") {
+        return sysfs.join("loop/backing_file").exists();
+    }
+    if name.starts_with(b"nbd") { sysfs.join("pid").exists() } else { sysfs.exists() }
 }
 
 /// Returns the link with the name of a volume if it leads to this device.

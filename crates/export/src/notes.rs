@@ -14,13 +14,13 @@ const MOST: u64 = 4096;
 
 /// The device of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Note {
+pub struct Note {
     /// Not 0.
-    pub(crate) mark: u64,
+    pub mark: u64,
     /// Tells the volume from others of that name; empty if nothing does.
-    pub(crate) identity: String,
+    pub identity: String,
     /// A daemon is about to take the device over, or was killed while it did.
-    pub(crate) half: bool,
+    pub half: bool,
 }
 
 /// The second line of a note with [`Note::half`].
@@ -28,17 +28,18 @@ const HALF: &str = "half\n";
 
 /// The notes of a daemon.
 #[derive(Debug)]
-pub(crate) struct Notes {
+pub struct Notes {
     dir: PathBuf,
 }
 
 impl Notes {
-    pub(crate) fn new(dir: &Path) -> Self {
+    /// Keeps notes in a directory, which is made when there is one.
+    pub fn new(dir: &Path) -> Self {
         Notes { dir: dir.to_owned() }
     }
 
     /// Returns the note of a volume. One that cannot be read is none.
-    pub(crate) fn read(&self, volume: &str) -> Option<Note> {
+    pub fn read(&self, volume: &str) -> Option<Note> {
         let path = self.dir.join(volume);
         let small = fs::metadata(&path).is_ok_and(|found| found.len() <= MOST);
         parse(&small.then(|| fs::read_to_string(&path).ok())??)
@@ -48,7 +49,7 @@ impl Notes {
     ///
     /// # Errors
     /// That of the system.
-    pub(crate) fn write(&self, volume: &str, note: &Note) -> io::Result<()> {
+    pub fn write(&self, volume: &str, note: &Note) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         // No volume's name begins with a dot. Notes of several volumes may be written at the same time.
         let new = self.dir.join(format!(".{volume}"));
@@ -58,7 +59,7 @@ impl Notes {
     }
 
     /// Removes the note of a volume.
-    pub(crate) fn remove(&self, volume: &str) {
+    pub fn remove(&self, volume: &str) {
         match fs::remove_file(self.dir.join(volume)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(volume, %error, "the note about its device cannot be removed");
@@ -68,7 +69,7 @@ impl Notes {
     }
 
     /// Returns the volumes with notes.
-    pub(crate) fn volumes(&self) -> Vec<String> {
+    pub fn volumes(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| !name.starts_with('.')).collect()
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn notes_read_back() {
         let dir = tempfile::tempdir().expect("a directory");
-        let notes = Notes::new(&dir.path().join("ublk"));
+        let notes = Notes::new(&dir.path().join("notes"));
         assert_eq!(notes.read("v"), None);
         assert_eq!(notes.volumes(), Vec::<String>::new());
         let first = Note { mark: 0xabc, identity: "1 2".to_owned(), half: true };

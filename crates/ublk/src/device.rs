@@ -15,7 +15,7 @@ use forebay_device::ublk;
 use forebay_engine::{ExportError, ExportErrorKind};
 use forebay_export::errors::{busy, failed};
 use forebay_export::sync::sync;
-use forebay_export::{Users, link};
+use forebay_export::{Note, Notes, Users, link};
 use forebay_lane::MemoryBudget;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -24,7 +24,6 @@ use crate::board::{Board, NewQueue, Post, QueueMemory, VolumeFacts};
 use crate::control::{self, NewDevice, resets, survives};
 use crate::errors::refused;
 use crate::helper::{Step, Task, path};
-use crate::notes::{Note, Notes};
 use crate::wire::{DeviceInfo, state};
 
 /// How long the lanes may take to begin or to end.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
-use forebay_export::Users;
+use forebay_export::{Notes, Users};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -18,7 +18,6 @@ use crate::board::Board;
 use crate::device::{Device, Shop, find};
 use crate::errors::refused;
 use crate::helper::path;
-use crate::notes::Notes;
 use crate::server::Server;
 
 /// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what

@@ -5,7 +5,6 @@
 //! - `queue`: one queue of a device on a lane; `server`: begins and ends queues
 //! - `board`: messages to the lanes
 //! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of their own
-//! - `notes`: by which the next daemon knows its devices
 //! - `device`: a volume's device, from its beginning, or its recovery, to its end
 //! - [`front_end`]: the interface to the daemon; `errors`: what operators read
 #![forbid(unsafe_code)]
@@ -16,7 +15,6 @@ mod device;
 mod errors;
 pub mod front_end;
 pub mod helper;
-mod notes;
 mod queue;
 pub mod request;
 mod server;
