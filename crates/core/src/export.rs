@@ -33,8 +33,9 @@ impl FrontEndKind {
         FrontEndKind::NbdKernel,
     ];
 
-    /// Those of which `auto` takes the first that the host has: ublk devices survive the daemon.
-    pub const AUTOMATIC: &'static [FrontEndKind] = &[FrontEndKind::Ublk, FrontEndKind::Fuse];
+    /// Those of which `auto` takes the first that the host has: the one that costs least first.
+    pub const AUTOMATIC: &'static [FrontEndKind] =
+        &[FrontEndKind::Ublk, FrontEndKind::Fuse, FrontEndKind::NbdKernel];
 
     /// Returns its word.
     pub fn name(self) -> &'static str {

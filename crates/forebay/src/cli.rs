@@ -231,8 +231,8 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) ordered: bool,
 
-    /// Front ends of the volume, separated by commas: nbd (always among them), ublk and fuse (block
-    /// devices of this machine) [default: nbd]
+    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and
+    /// nbd-kernel (block devices of this machine) [default: nbd]
     #[arg(long, value_name = "LIST")]
     pub(crate) export: Option<ExportSet>,
 

@@ -104,7 +104,7 @@ operator {
         "Whether the volume caches as its mode says (on), serves and updates what is cached but lets nothing else enter (frozen), or passes all requests through to the origin after everything that only the cache has was written there (paused); see resume, freeze and pause.";
     export: ExportSet = ExportSet::default(), Volume, Some(52),
         SettingKind::List { words: ExportSet::WORDS },
-        "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them); a block device of this machine, by ublk (ublk), FUSE and a loop device (fuse), the kernel's NBD client (nbd-kernel), or the best of the first two that the host has (auto); a socket for a virtual machine (vhost-user, or vhost-user=PATH).";
+        "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them); a block device of this machine, by ublk (ublk), FUSE and a loop device (fuse), the kernel's NBD client (nbd-kernel), or the first of these that the host has (auto); a socket for a virtual machine (vhost-user, or vhost-user=PATH).";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen for eviction; shared by all volumes of a cache device.";

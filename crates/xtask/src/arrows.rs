@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("export", &["lane", "engine"]),
     ("fuse", &["core", "device", "lane", "engine", "export"]),
     ("ublk", &["core", "device", "lane", "engine", "export"]),
+    ("nbd-kernel", &["core", "device", "lane", "engine", "export", "nbd"]),
     ("admin", &["core", "settings"]),
     (
         "forebay",
@@ -43,6 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "export",
             "fuse",
             "ublk",
+            "nbd-kernel",
             "admin",
             "trace",
         ],

@@ -13,6 +13,7 @@ use forebay_lane::MemoryBudget;
 use forebay_nbd::{
     Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection, Tls, TlsFiles,
 };
+use forebay_nbd_kernel::{NbdKernelFrontEnd, NbdServer};
 use forebay_ublk::UblkFrontEnd;
 use forebay_vhost_user::VhostUserFrontEnd;
 
@@ -60,6 +61,10 @@ pub(crate) struct FrontEndOptions {
     #[arg(skip)]
     ublk_names: PathBuf,
 
+    /// Directory in which udev finds the volumes of devices of the kernel's NBD client.
+    #[arg(skip)]
+    nbd_names: PathBuf,
+
     /// Directory of the sockets of export=vhost-user.
     #[arg(skip)]
     vhost_user_dir: PathBuf,
@@ -84,6 +89,7 @@ impl FrontEndOptions {
         self.ublk_names = admin.with_file_name("ublk");
         let sockets = std::path::absolute(admin.with_file_name("vhost-user"));
         self.vhost_user_dir = sockets.map_err(|error| ApiError::invalid("--socket", error))?;
+        self.nbd_names = admin.with_file_name("nbd-kernel");
         for (index, address) in self.nbd.iter().enumerate() {
             if self.nbd[..index].contains(address) {
                 return refused(format!("{address} is given twice"));
@@ -108,6 +114,14 @@ impl FrontEndOptions {
 }
 
 impl FrontEndOptions {
+    /// Returns the first unix socket of NBD.
+    fn local_nbd(&self) -> Option<PathBuf> {
+        self.nbd.iter().find_map(|address| match address {
+            ListenAddress::Unix(path) => Some(path.clone()),
+            ListenAddress::Tcp { .. } => None,
+        })
+    }
+
     /// Reads the files of TLS.
     fn tls(&self) -> Result<Option<Tls>, ApiError> {
         let (Some(certificate), Some(key)) = (&self.nbd_tls_cert, &self.nbd_tls_key) else {
@@ -151,7 +165,7 @@ pub(crate) fn claim(
     memory: &Arc<MemoryBudget>,
     inherited: &mut Items,
     state: &State,
-    identities: Identities,
+    identities: &Identities,
 ) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
     let limits = Limits { drain: DISMISSAL, ..Limits::default() };
     let protection = Protection { allow: options.nbd_allow.clone(), tls: options.tls()? };
@@ -164,28 +178,38 @@ pub(crate) fn claim(
     let nbd = outlasting(&mut claim_nbd, |error| matches!(error, ListenError::InUse(_)));
     let nbd = nbd.map_err(|error| listen_error(&error))?;
     let vhost_user = VhostUserFrontEnd::new(&options.vhost_user_dir, DISMISSAL, memory.clone());
+    let connected = nbd.outliving();
+    let identify = || {
+        let identities = identities.clone();
+        Box::new(move |volume: &str| identities.of(volume))
+    };
     let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
     if let Some(dir) = &options.export_dir {
         let files = left(FrontEndKind::Fuse);
         let store = Kept::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
-        let identities = identities.clone();
-        let identify = Box::new(move |volume: &str| identities.of(volume));
-        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files, (store, identify))));
+        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files, (store, identify()))));
     }
-    let wanted = |name: &str| {
+    let wanted = |name: &str, kind| {
         let volumes = state.volumes();
         let mut named = volumes.iter().filter(|entry| entry.volume.name.as_str() == name);
-        let wants = |set: &ExportSet| set.has(FrontEndKind::Ublk) || set.is_auto();
+        let wants = |set: &ExportSet| {
+            set.has(kind) || (set.is_auto() && FrontEndKind::AUTOMATIC.contains(&kind))
+        };
         named.any(|entry| wants(&entry.volume.settings.export))
     };
-    let dir = state.dir().join("ublk");
-    let identify = Box::new(move |volume: &str| identities.of(volume));
     all.push(Arc::new(UblkFrontEnd::claim(
-        &dir,
+        &state.dir().join("ublk"),
         &options.ublk_names,
-        wanted,
-        identify,
+        |name| wanted(name, FrontEndKind::Ublk),
+        identify(),
         memory.clone(),
+    )));
+    all.push(Arc::new(NbdKernelFrontEnd::claim(
+        &state.dir().join("nbd-kernel"),
+        &options.nbd_names,
+        NbdServer { socket: options.local_nbd(), connected },
+        |name| wanted(name, FrontEndKind::NbdKernel),
+        identify(),
     )));
     Ok(all)
 }

@@ -130,7 +130,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
     let identities = Identities::default();
     let front_ends =
-        front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, identities.clone())?;
+        front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
     let known = state.known().clone();
     let host = host::open(lanes, &front_ends, &options.raw, known, notes, hints, &memory)?;
     identities.bind(&host);

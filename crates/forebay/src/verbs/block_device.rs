@@ -16,6 +16,8 @@ pub(super) fn run(task: &[OsString]) -> Outcome {
         task.execute()
     } else if let Some(task) = forebay_ublk::helper::Task::parse(task) {
         task.execute()
+    } else if let Some(task) = forebay_nbd_kernel::helper::Task::parse(task) {
+        task.execute()
     } else {
         let message = "this verb is for daemons only; see 'forebay help'";
         return Err(ApiError::new(ErrorKind::Invalid, message));

@@ -132,15 +132,7 @@ fn fuse(host: &Host) -> Way {
 }
 
 fn nbd_kernel(host: &Host) -> Way {
-    let lacks = match (host.nbd, host.nbd_client) {
-        (Device::Absent, _) => Some("this kernel has no nbd"),
-        (Device::Loadable, _) => Some("modprobe nbd"),
-        (Device::Forbidden, _) => Some("it takes root"),
-        (Device::Usable, false) => Some("apt install nbd-client"),
-        (Device::Usable, true) => None,
-    };
-    let words = lacks.unwrap_or("nbd-client -unix SOCKET -N NAME -b 4096 -persist /dev/nbd0");
-    Way { name: "nbd, kernel", works: lacks.is_none(), block_device: true, words: words.to_owned() }
+    made_by_daemon("nbd-kernel", lack(host.nbd, "nbd"), host)
 }
 
 fn nbd(host: &Host) -> Way {

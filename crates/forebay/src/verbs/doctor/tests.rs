@@ -14,7 +14,6 @@ fn host() -> Host {
         loops: Device::Usable,
         ublk: Device::Absent,
         nbd: Device::Absent,
-        nbd_client: false,
         qemu: true,
     }
 }
@@ -31,9 +30,9 @@ fn the_best_front_end_is_one_that_makes_a_block_device_here() {
         let without = Host { fuse: lacking, ..host() };
         assert_eq!(best(&without), None);
         assert_eq!(best(&Host { loops: lacking, ..host() }), None);
-        let kernel = Host { nbd: Device::Usable, nbd_client: true, ..without };
-        assert_eq!(best(&kernel), Some("nbd, kernel"));
-        assert_eq!(best(&Host { nbd_client: false, ..kernel }), None);
+        let kernel = Host { nbd: Device::Usable, ..without };
+        assert_eq!(best(&kernel), Some("nbd-kernel"));
+        assert_eq!(best(&Host { admin: false, ..kernel }), None);
         assert_eq!(best(&Host { ublk: lacking, ..host() }), Some("fuse"));
     }
     let ublk = Host { ublk: Device::Usable, ..host() };

@@ -1,0 +1,168 @@
+//! Commands to the kernel's NBD client, by generic netlink. None of them waits for a request to a device,
+//! except disconnecting.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
+
+use crate::message::{Answer, Request, answers, attribute, u16_at};
+
+/// Protection against a hang: the kernel has answered when a request is sent.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of an answer.
+const MOST: usize = 8192;
+
+/// The family that tells the others, `GENL_ID_CTRL`, and its command and attributes.
+mod families {
+    pub(super) const FAMILY: u16 = 0x10;
+    pub(super) const VERSION: u8 = 1;
+    pub(super) const GET: u8 = 3;
+    pub(super) const NUMBER: u16 = 1;
+    pub(super) const NAME: u16 = 2;
+}
+
+/// `include/uapi/linux/nbd-netlink.h`.
+mod nbd {
+    pub(super) const NAME: &str = "nbd";
+    pub(super) const VERSION: u8 = 1;
+
+    pub(super) const CONNECT: u8 = 1;
+    pub(super) const DISCONNECT: u8 = 2;
+    pub(super) const RECONFIGURE: u8 = 3;
+
+    pub(super) const INDEX: u16 = 1;
+    pub(super) const SIZE_BYTES: u16 = 2;
+    pub(super) const BLOCK_SIZE_BYTES: u16 = 3;
+    pub(super) const TIMEOUT: u16 = 4;
+    pub(super) const SERVER_FLAGS: u16 = 5;
+    pub(super) const SOCKETS: u16 = 7;
+    pub(super) const DEAD_CONN_TIMEOUT: u16 = 8;
+    pub(super) const BACKEND_IDENTIFIER: u16 = 10;
+
+    pub(super) const SOCK_ITEM: u16 = 1;
+    pub(super) const SOCK_FD: u16 = 1;
+}
+
+/// What the kernel has to know of a new device.
+#[derive(Clone, Debug)]
+pub(crate) struct NewDevice<'a> {
+    pub(crate) number: u32,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Bytes of a sector.
+    pub(crate) block: u64,
+    /// Those of the server.
+    pub(crate) flags: u16,
+    /// How long requests wait for a new connection.
+    pub(crate) patience: Duration,
+    /// The text that the kernel keeps with the device.
+    pub(crate) identifier: &'a str,
+}
+
+/// A socket to the kernel.
+pub(crate) struct Control {
+    socket: OwnedFd,
+    family: u16,
+    /// The number of the last request.
+    sequence: Cell<u32>,
+}
+
+impl Control {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// `NotFound`: the kernel has no NBD client, or it is not loaded.
+    pub(crate) fn open() -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(GENERIC))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        let sequence = Cell::new(0);
+        let mut control = Control { socket, family: families::FAMILY, sequence };
+        let request = control.request(families::GET, families::VERSION);
+        let answer = control.ask(request.with_text(families::NAME, nbd::NAME))?;
+        let number = attribute(&answer, families::NUMBER).and_then(|number| u16_at(number, 0));
+        control.family = number.ok_or(Errno::NOENT)?;
+        Ok(control)
+    }
+
+    fn request(&self, command: u8, version: u8) -> Request {
+        self.sequence.set(self.sequence.get().wrapping_add(1));
+        Request::new(self.family, command, version, self.sequence.get())
+    }
+
+    /// Makes a request; returns the attributes of the answer.
+    fn ask(&self, request: Request) -> io::Result<Vec<u8>> {
+        let bytes = request.finish();
+        sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        let (mut attributes, mut buf) = (Vec::new(), vec![0; MOST]);
+        loop {
+            let (received, _) = recv(&self.socket, &mut buf[..], RecvFlags::empty())?;
+            for answer in answers(buf.get(..received).unwrap_or_default(), self.sequence.get()) {
+                match answer {
+                    Answer::Result(result) => return Ok(result.map(|()| attributes)?),
+                    Answer::Attributes(found) => attributes.extend_from_slice(found),
+                }
+            }
+        }
+    }
+
+    /// Sets a device up, and makes it first if there is none of that number.
+    ///
+    /// # Errors
+    /// `Errno::BUSY`: it is in use.
+    pub(crate) fn connect(&self, new: &NewDevice<'_>, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let request = self
+            .request(nbd::CONNECT, nbd::VERSION)
+            .with_u32(nbd::INDEX, new.number)
+            .with_u64(nbd::SIZE_BYTES, new.size)
+            .with_u64(nbd::BLOCK_SIZE_BYTES, new.block)
+            // None: it would end connections on which a request takes long.
+            .with_u64(nbd::TIMEOUT, 0)
+            .with_u64(nbd::DEAD_CONN_TIMEOUT, new.patience.as_secs())
+            .with_u64(nbd::SERVER_FLAGS, new.flags.into())
+            .with_text(nbd::BACKEND_IDENTIFIER, new.identifier);
+        self.ask(with_socket(request, socket)).map(drop)
+    }
+
+    /// Gives a device a new connection.
+    ///
+    /// # Errors
+    /// `Errno::NOSPC`: its connection has not ended. `Errno::INVAL`: it is not set up, or is another one.
+    pub(crate) fn reconnect(
+        &self,
+        number: u32,
+        identifier: &str,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let request = self
+            .request(nbd::RECONFIGURE, nbd::VERSION)
+            .with_u32(nbd::INDEX, number)
+            .with_text(nbd::BACKEND_IDENTIFIER, identifier);
+        self.ask(with_socket(request, socket)).map(drop)
+    }
+
+    /// Ends a device: its requests fail from now on, those in progress too. It is free for others when nobody
+    /// has it open any more.
+    ///
+    /// # Errors
+    /// `Errno::INVAL`: there is none.
+    pub(crate) fn disconnect(&self, number: u32) -> io::Result<()> {
+        let request = self.request(nbd::DISCONNECT, nbd::VERSION);
+        self.ask(request.with_u32(nbd::INDEX, number)).map(drop)
+    }
+}
+
+fn with_socket(request: Request, socket: BorrowedFd<'_>) -> Request {
+    let number = socket.as_fd().as_raw_fd().unsigned_abs();
+    request.with_nested(nbd::SOCKETS, |all| {
+        all.with_nested(nbd::SOCK_ITEM, |item| item.with_u32(nbd::SOCK_FD, number))
+    })
+}

@@ -1,0 +1,92 @@
+//! What the lanes have to do with devices whose requests come through the NBD server: they are told from other
+//! users of the device.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_engine::{HandedOver, LaneFrontEnd};
+use forebay_lane::{Lane, Notify};
+
+/// What the front end tells its lanes, and they it.
+#[derive(Debug, Default)]
+pub(crate) struct Word {
+    /// There is, or was, a device.
+    served: AtomicBool,
+    /// The daemon ends or hands over: connections that end now are not replaced.
+    ending: AtomicBool,
+    changed: Notify,
+}
+
+impl Word {
+    /// There is a device.
+    pub(crate) fn serve(&self) {
+        self.served.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// The daemon ends.
+    pub(crate) fn end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the daemon ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
+    }
+}
+
+/// A lane.
+pub(crate) struct Server {
+    word: Arc<Word>,
+    stopping: Rc<Cell<bool>>,
+}
+
+impl Server {
+    pub(crate) fn serve(lane: &Rc<Lane>, word: &Arc<Word>) -> Self {
+        let stopping = Rc::<Cell<bool>>::default();
+        lane.spawn(wait_for_device(word.clone(), stopping.clone()));
+        Server { word: word.clone(), stopping }
+    }
+
+    fn stop(&self) {
+        self.word.end();
+        self.stopping.set(true);
+        self.word.changed.notify_all();
+    }
+}
+
+async fn wait_for_device(word: Arc<Word>, stopping: Rc<Cell<bool>>) {
+    loop {
+        let changed = word.changed.listen();
+        if stopping.get() {
+            return;
+        }
+        if word.served.load(Ordering::Relaxed) {
+            break;
+        }
+        changed.await;
+    }
+    // The kernel may need this thread to write to a device before it gets memory for itself.
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!(%error, "the lane cannot be told from other users of the device");
+    }
+}
+
+impl LaneFrontEnd for Server {
+    fn dismiss(&self, _volume: &str) {}
+
+    fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
+        self.stop();
+        Box::pin(async {})
+    }
+
+    /// Hands nothing over: the connections are those of the NBD server.
+    fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
+        self.stop();
+        Box::pin(async { Vec::new() })
+    }
+}

@@ -1,0 +1,57 @@
+//! What the kernel tells about the devices of its NBD client, below `/sys/block`.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use forebay_core::SECTOR_SIZE;
+
+/// Highest number that a new device gets.
+const HIGHEST: u32 = 1023;
+
+/// Returns the path of a device.
+pub(crate) fn path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nbd{number}"))
+}
+
+fn fact(number: u32, name: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/block/nbd{number}/{name}")).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Returns the text that the kernel keeps with the device of a mark.
+pub(crate) fn identifier(mark: u64) -> String {
+    format!("forebay {mark:016x}")
+}
+
+/// Returns whether the kernel keeps that mark with a device. It does so from the beginning until the device has
+/// been ended and nobody has it open any more.
+pub(crate) fn has_mark(number: u32, mark: u64) -> bool {
+    fact(number, "backend").is_some_and(|text| text == identifier(mark))
+}
+
+/// Finds the device with a mark, see [`has_mark`].
+pub(crate) fn find(mark: u64) -> Option<u32> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let mut numbers =
+        entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nbd")?.parse().ok());
+    numbers.find(|number| has_mark(*number, mark))
+}
+
+/// Returns numbers of devices that nobody uses, as far as can be seen. The kernel makes those that do not exist.
+pub(crate) fn unused() -> impl Iterator<Item = u32> {
+    (0..=HIGHEST).filter(|number| fact(*number, "pid").is_none())
+}
+
+/// Returns the bytes of a device.
+pub(crate) fn size(number: u32) -> Option<u64> {
+    fact(number, "size")?.parse::<u64>().ok()?.checked_mul(SECTOR_SIZE)
+}
+
+/// Sets after how many milliseconds the kernel looks after a request.
+///
+/// # Errors
+/// That of the system.
+pub(crate) fn set_timeout(number: u32, milliseconds: u32) -> io::Result<()> {
+    fs::write(format!("/sys/block/nbd{number}/queue/io_timeout"), milliseconds.to_string())
+}
