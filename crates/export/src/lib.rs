@@ -1,6 +1,6 @@
 //! What front ends share that make block devices of this machine.
 //!
-//! - [`users`]: who uses a device
+//! - [`users`]: who uses a device; [`mounts`]: what is mounted
 //! - [`link`]: links with the names of volumes
 //! - [`notes`]: by which the next daemon knows a device
 //! - [`board`]: messages to the lanes
@@ -13,6 +13,7 @@ pub mod board;
 pub mod errors;
 pub mod helper;
 pub mod link;
+pub mod mounts;
 pub mod notes;
 pub mod sync;
 pub mod users;

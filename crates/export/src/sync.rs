@@ -16,8 +16,8 @@ const WORD: &str = "sync";
 
 /// Has the file systems on a device write what they have in memory, as far as that is quick.
 pub fn sync(users: &Users) {
-    for point in &users.mounts {
-        if let Err(error) = helper::run(&[WORD.into(), point.into()], PATIENCE) {
+    for point in users.file_systems() {
+        if let Err(error) = helper::run(&[WORD.into(), (&point).into()], PATIENCE) {
             tracing::warn!(point = %point.display(), %error, "a file system cannot write what it has in memory");
         }
     }

@@ -1,4 +1,4 @@
-//! Who uses a block device, or the file below it.
+//! Who uses a block device, its partitions, or the file below it.
 #![expect(clippy::disallowed_methods, reason = "waits for processes, on a thread of an operation")]
 
 use std::fmt;
@@ -6,96 +6,65 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::mounts::{self, Mount};
+
 /// How long a process may look at a device that is to be removed.
 const LOOKING: Duration = Duration::from_secs(2);
 /// How often that is checked.
 const STEP: Duration = Duration::from_millis(100);
 
-/// One line of `/proc/self/mountinfo`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    /// The number of the device, like `7:0`.
-    pub device: String,
-    /// Where it is mounted.
-    pub point: PathBuf,
-    /// The type of the file system.
-    pub kind: String,
-    /// The device as named when it was mounted.
-    pub source: String,
-}
-
-/// Returns what is mounted in this process's view.
-pub fn mounts() -> Vec<Mount> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    text.lines().filter_map(mount).collect()
-}
-
-/// Parses one line; `None`: it is not one.
-fn mount(line: &str) -> Option<Mount> {
-    let (first, last) = line.split_once(" - ")?;
-    let mut first = first.split(' ').skip(2);
-    let (device, point) = (first.next()?, first.nth(1)?);
-    let mut last = last.split(' ');
-    Some(Mount {
-        device: device.to_owned(),
-        point: unescaped(point).into(),
-        kind: last.next()?.to_owned(),
-        source: unescaped(last.next()?),
-    })
-}
-
-/// Replaces the octal escapes of the kernel, like `\040` for a space.
-fn unescaped(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let code = (*first == b'\\').then(|| after.get(..3)).flatten();
-        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(3..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 /// The users of one export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Users {
-    /// Where it is mounted.
-    pub mounts: Vec<PathBuf>,
-    /// Block devices on top of it.
-    holders: Vec<String>,
+pub struct Users(Vec<User>);
+
+/// One user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct User {
+    /// The partition that is used; `None`: the whole device.
+    partition: Option<String>,
+    what: Use,
+}
+
+/// A kind of use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Use {
+    /// It is mounted there, in the view of this process or of another one.
+    Mount { point: PathBuf, viewer: Option<u32> },
+    /// A block device is on top of it.
+    Holder(String),
     /// It is swapped to.
-    swap: bool,
-    /// Processes that have it open, like `1234 (fio)`.
-    processes: Vec<String>,
+    Swap,
+    /// A process has it open.
+    Process(u32),
+}
+
+/// A device, or one of its partitions.
+struct Part {
+    /// `None`: the whole device.
+    partition: Option<String>,
+    path: PathBuf,
+    sysfs: PathBuf,
+    /// Its number, like `7:0`.
+    id: String,
 }
 
 impl Users {
-    /// Finds the users of a device, such as `/dev/loop0`, and of the file below it. Those in other mount
-    /// namespaces are only found as processes.
+    /// Finds the users of a device, such as `/dev/loop0`, of its partitions, and of the file below it. A mount
+    /// is found in every mount namespace that has a process.
     pub fn of(device: &Path, file: Option<&Path>) -> Self {
-        let sysfs = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
-        let id = fs::read_to_string(sysfs.join("dev")).unwrap_or_default();
-        let is_device = |name: &str| {
-            name.starts_with("/dev/") && fs::canonicalize(name).is_ok_and(|path| path == device)
-        };
-        let mounted = mounts().into_iter();
-        let mounts = mounted
-            .filter(|mount| mount.device == id.trim() || is_device(&mount.source))
-            .map(|mount| mount.point)
-            .collect();
+        let parts = parts(device);
+        let mut all = mounted(&parts);
         let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-        let swap = swaps.lines().filter_map(|line| line.split_whitespace().next()).any(is_device);
-        let processes = processes(device, file);
-        Users { mounts, holders: holders(&sysfs), swap, processes }
+        for part in &parts {
+            let mut add = |what| all.push(part.user(what));
+            holders(&part.sysfs).into_iter().for_each(|name| add(Use::Holder(name)));
+            let mut areas = swaps.lines().filter_map(|line| line.split_whitespace().next());
+            if areas.any(|area| part.is(area)) {
+                add(Use::Swap);
+            }
+        }
+        all.extend(opened(&parts, file));
+        Users(all)
     }
 
     /// As [`Users::of`], after processes had the time to look at the device: one that has changed is
@@ -113,55 +82,146 @@ impl Users {
 
     /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
-        *self == Users::default()
+        self.0.is_empty()
     }
 
     /// Returns whether there are none but processes that have it open. These may just be looking at a
     /// device that has changed, as udev does.
-    fn may_pass(&self) -> bool {
-        self.mounts.is_empty() && self.holders.is_empty() && !self.swap
+    pub fn may_pass(&self) -> bool {
+        self.0.iter().all(|user| matches!(user.what, Use::Process(_)))
+    }
+
+    /// Returns where this process finds the file systems on it.
+    pub(crate) fn file_systems(&self) -> Vec<PathBuf> {
+        let find = |user: &User| match &user.what {
+            Use::Mount { point, viewer: None } => Some(point.clone()),
+            Use::Mount { point, viewer: Some(pid) } => {
+                let root = PathBuf::from(format!("/proc/{pid}/root"));
+                Some(root.join(point.strip_prefix("/").unwrap_or(point)))
+            }
+            _ => None,
+        };
+        self.0.iter().filter_map(find).collect()
     }
 }
 
 impl fmt::Display for Users {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = Vec::new();
-        all.extend(self.mounts.iter().map(|point| format!("mounted on {}", point.display())));
-        all.extend(self.holders.iter().map(|name| format!("a part of /dev/{name}")));
-        all.extend(self.swap.then(|| "used for swap".to_owned()));
-        all.extend(self.processes.iter().map(|process| format!("open in process {process}")));
+        let all: Vec<String> = self.0.iter().map(User::to_string).collect();
         f.write_str(&all.join(", "))
     }
 }
 
-/// Returns the names in a directory; none if there is no such directory.
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            Use::Mount { point, viewer: None } => write!(f, "mounted on {}", point.display())?,
+            Use::Mount { point, viewer: Some(pid) } => {
+                write!(
+                    f,
+                    "mounted on {} in the view of process {}",
+                    point.display(),
+                    process(*pid)
+                )?;
+            }
+            Use::Holder(device) => write!(f, "a part of /dev/{device}")?,
+            Use::Swap => f.write_str("used for swap")?,
+            Use::Process(pid) => write!(f, "open in process {}", process(*pid))?,
+        }
+        match &self.partition {
+            Some(partition) => write!(f, " (partition {partition})"),
+            None => Ok(()),
+        }
+    }
 }
 
-fn holders(sysfs: &Path) -> Vec<String> {
-    let mut all = names(&sysfs.join("holders"));
+impl Part {
+    fn new(path: PathBuf, sysfs: PathBuf, partition: Option<String>) -> Self {
+        let id = fs::read_to_string(sysfs.join("dev")).unwrap_or_default().trim().to_owned();
+        Part { partition, path, sysfs, id }
+    }
+
+    fn user(&self, what: Use) -> User {
+        User { partition: self.partition.clone(), what }
+    }
+
+    /// Whether a name leads to it.
+    fn is(&self, name: &str) -> bool {
+        name.starts_with("/dev/") && fs::canonicalize(name).is_ok_and(|path| path == self.path)
+    }
+
+    /// Whether it is mounted there. File systems of several devices have a number of their own.
+    fn has(&self, mount: &Mount) -> bool {
+        mount.device == self.id || (mount.device.starts_with("0:") && self.is(&mount.source))
+    }
+}
+
+/// Returns a device and its partitions.
+fn parts(device: &Path) -> Vec<Part> {
+    let sysfs = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+    let mut partitions = names(&sysfs);
+    partitions.retain(|name| sysfs.join(name).join("partition").exists());
+    let partitions = partitions.into_iter().map(|name| {
+        Part::new(Path::new("/dev").join(&name), sysfs.join(&name), Some(name.clone()))
+    });
+    let partitions: Vec<Part> = partitions.collect();
+    let mut all = vec![Part::new(device.to_owned(), sysfs, None)];
+    all.extend(partitions);
+    all
+}
+
+/// Returns the mounts of these. One that several namespaces have at the same place is one mount: most have
+/// it from their parents.
+fn mounted(parts: &[Part]) -> Vec<User> {
+    let mut all: Vec<User> = Vec::new();
+    let own = (None, mounts::mounts());
+    let others = mounts::elsewhere().into_iter().map(|(pid, mounts)| (Some(pid), mounts));
+    for (viewer, mounts) in std::iter::once(own).chain(others) {
+        for mount in mounts {
+            for part in parts.iter().filter(|part| part.has(&mount)) {
+                let known = all.iter().any(|user| {
+                    let same = |point: &PathBuf| *point == mount.point;
+                    user.partition == part.partition
+                        && matches!(&user.what, Use::Mount { point, .. } if same(point))
+                });
+                if !known {
+                    all.push(part.user(Use::Mount { point: mount.point.clone(), viewer }));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Returns the processes, other than this one, that have these or the file open.
+fn opened(parts: &[Part], file: Option<&Path>) -> Vec<User> {
+    let mut all = Vec::new();
+    let own = std::process::id();
+    for pid in mounts::pids().into_iter().filter(|pid| *pid != own) {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        for target in entries.filter_map(|entry| fs::read_link(entry.path()).ok()) {
+            let part = match Some(&*target) == file {
+                true => parts.first(),
+                false => parts.iter().find(|part| part.path == target),
+            };
+            let user = part.map(|part| part.user(Use::Process(pid)));
+            all.extend(user.filter(|user| !all.contains(user)));
+        }
+    }
+    all
+}
+
+/// Returns the names in a directory in order; none if there is no such directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut all: Vec<String> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     all.sort_unstable();
     all
 }
 
-/// Returns the processes, other than this one, that have the device or the file open.
-fn processes(device: &Path, file: Option<&Path>) -> Vec<String> {
-    let own = std::process::id();
-    let mut all: Vec<u32> = names(Path::new("/proc"))
-        .into_iter()
-        .filter_map(|name| name.parse().ok())
-        .filter(|pid| *pid != own)
-        .filter(|pid| {
-            let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-            entries
-                .filter_map(|entry| fs::read_link(entry.path()).ok())
-                .any(|target| target == device || Some(&*target) == file)
-        })
-        .collect();
-    all.sort_unstable();
-    all.into_iter().map(process).collect()
+fn holders(sysfs: &Path) -> Vec<String> {
+    names(&sysfs.join("holders"))
 }
 
 /// Returns a process as operators read it, like `1234 (fio)`.
@@ -175,38 +235,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_mountinfo_are_read() {
-        let line =
-            r"36 35 7:3 / /mnt/a\040b\134 rw,noatime master:1 - ext4 /dev/loop3 rw,errors=continue";
-        let read = mount(line).expect("a line");
-        assert_eq!((&*read.device, read.point), ("7:3", PathBuf::from("/mnt/a b\\")));
-        assert_eq!((&*read.kind, &*read.source), ("ext4", "/dev/loop3"));
-        let line = r"36 35 0:50 / /run/x/v rw - fuse.forebay forebay rw";
-        assert_eq!(mount(line).expect("a line").kind, "fuse.forebay");
-        for bad in ["", " - ", "36 35 7:3 / - ext4 x", "36 35 7:3 / /mnt rw", "1 2 3 - ext4"] {
-            assert_eq!(mount(bad), None, "{bad:?}");
-        }
-        assert_eq!(unescaped(r"\04"), r"\04");
-        assert_eq!(unescaped(r"\777x"), r"\777x");
-    }
-
-    #[test]
     fn users_are_named() {
-        let users = Users {
-            mounts: vec!["/mnt".into()],
-            holders: vec!["dm-0".to_owned()],
-            swap: true,
-            processes: vec!["12 (fio)".to_owned()],
-        };
-        let text = "mounted on /mnt, a part of /dev/dm-0, used for swap, open in process 12 (fio)";
+        let partition = Some("loop0p1".to_owned());
+        let mount = |viewer| Use::Mount { point: "/mnt".into(), viewer };
+        let whole = |what| User { partition: None, what };
+        // No process has that number.
+        let pid = u32::MAX;
+        let users = Users(vec![
+            whole(mount(None)),
+            User { partition: partition.clone(), what: mount(Some(pid)) },
+            whole(Use::Holder("dm-0".to_owned())),
+            User { partition, what: Use::Swap },
+            whole(Use::Process(pid)),
+        ]);
+        let text = format!(
+            "mounted on /mnt, mounted on /mnt in the view of process {pid} () (partition loop0p1), \
+             a part of /dev/dm-0, used for swap (partition loop0p1), open in process {pid} ()"
+        );
         assert_eq!(users.to_string(), text);
+        let places = ["/mnt".to_owned(), format!("/proc/{pid}/root/mnt")];
+        assert_eq!(users.file_systems(), places.map(PathBuf::from));
         assert!(!users.may_pass() && !users.is_empty());
-        let passing = Users { processes: users.processes, ..Users::default() };
+        let passing = Users(vec![whole(Use::Process(pid))]);
         assert!(passing.may_pass() && !passing.is_empty());
     }
 
     #[test]
-    fn the_mounts_of_this_process_are_found() {
-        assert!(mounts().iter().any(|mount| mount.point == Path::new("/")));
+    fn a_device_has_its_partitions() {
+        // Whatever disks this machine has: each partition is one of its disk, and nothing else is.
+        for disk in names(Path::new("/sys/block")) {
+            let all = parts(&Path::new("/dev").join(&disk));
+            let expected = names(Path::new("/sys/class/block")).into_iter().filter(|name| {
+                let real = fs::canonicalize(Path::new("/sys/class/block").join(name));
+                let parent = real.ok().and_then(|path| path.parent()?.file_name().map(Into::into));
+                parent == Some(std::ffi::OsString::from(&disk))
+            });
+            let found = all.iter().filter_map(|part| part.partition.clone());
+            assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>(), "{disk}");
+            assert!(all.iter().all(|part| part.id.contains(':')), "{disk}");
+        }
     }
 }

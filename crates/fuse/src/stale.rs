@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::{self, LoopNumber};
-use forebay_export::link;
-use forebay_export::users::{Users, mounts};
+use forebay_export::mounts::mounts;
+use forebay_export::{Users, link};
 use rustix::mount::{UnmountFlags, unmount};
 
 /// The type of the file systems, by which they are recognised.

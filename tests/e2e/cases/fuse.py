@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import stat
 import subprocess
 import time
 
@@ -218,6 +219,52 @@ def a_device_in_use_is_not_removed_without_force(box):
     with open(f"{point}/file", "rb") as file:
         check_equal(file.read(), b"x" * MIB, "the file")
     box.run("umount", point)
+
+
+@test
+def users_of_a_partition_and_in_other_namespaces_are_named(box):
+    need("mkfs.ext4", "addpart", "delpart", "unshare")
+    daemon, device = exported(box)
+    box.run("mkfs.ext4", "-q", "-F", device)
+    # In a view of its own, as a container has it.
+    point, name = box.path("elsewhere"), os.path.basename(device)
+    os.makedirs(point)
+    hidden = subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c",
+         f"mount {device} {point} && echo mounted && read end"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    box.at_end(hidden.kill)
+    check_equal(hidden.stdout.readline(), "mounted\n", "what the mount in a namespace said")
+    refused = daemon.cli("stop", "v", expect=3).stderr
+    check(f"mounted on {point} in the view of process" in refused, f"the refusal: {refused.strip()}")
+    hidden.communicate("end\n")
+
+    made = box.run("addpart", device, "1", "2048", "65536", expect=None)
+    if made.returncode != 0:
+        skip(f"loop devices have no partitions here: {made.stderr.strip()}")
+    # It would outlive the device: this one is not scanned for partitions.
+    box.at_end(box.run, "delpart", device, "1")
+    partition = f"{device}p1"
+    for _ in range(100):
+        if os.path.exists(partition):
+            break
+        time.sleep(0.1)
+    else:
+        # Nobody makes nodes for devices here.
+        number = pathlib.Path(f"/sys/class/block/{name}p1/dev").read_text().strip().split(":")
+        os.mknod(partition, 0o600 | stat.S_IFBLK, os.makedev(*map(int, number)))
+        box.at_end(os.unlink, partition)
+    box.run("mkfs.ext4", "-q", "-F", partition)
+    point = mount(box, "ext4", partition)
+    refused = daemon.cli("stop", "v", expect=3).stderr
+    check(f"mounted on {point} (partition {name}p1)" in refused, f"the refusal: {refused.strip()}")
+    box.run("umount", point)
+    with open(partition, "rb"):
+        refused = daemon.cli("stop", "v", expect=3).stderr
+    check(f"(python3) (partition {name}p1)" in refused, f"the refusal: {refused.strip()}")
+    box.run("delpart", device, "1")
+    daemon.cli("stop", "v")
 
 
 @test

@@ -1,0 +1,121 @@
+//! What is mounted, in this mount namespace and in others.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::PathBuf;
+
+/// One line of `/proc/PID/mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// The number of the device, like `7:0`.
+    pub device: String,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// The type of the file system.
+    pub kind: String,
+    /// The device as named when it was mounted.
+    pub source: String,
+}
+
+/// Returns what is mounted in this process's view.
+pub fn mounts() -> Vec<Mount> {
+    read("self").unwrap_or_default()
+}
+
+/// Returns what is mounted in the view of others, with one process for each mount namespace. One without
+/// processes is not found. Costs a link for each process, and a file for each namespace.
+pub(crate) fn elsewhere() -> Vec<(u32, Vec<Mount>)> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
+    let mut all = Vec::new();
+    for pid in pids() {
+        let process = pid.to_string();
+        let new = namespace(&process).filter(|found| !seen.contains(found));
+        // If the process has ended meanwhile, the next one in its namespace is asked.
+        if let Some(namespace) = new
+            && let Some(mounts) = read(&process)
+        {
+            seen.insert(namespace);
+            all.push((pid, mounts));
+        }
+    }
+    all
+}
+
+/// Returns all processes, in the order of their numbers.
+pub(crate) fn pids() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut all: Vec<u32> = numbers.collect();
+    all.sort_unstable();
+    all
+}
+
+fn read(process: &str) -> Option<Vec<Mount>> {
+    let text = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
+    Some(text.lines().filter_map(mount).collect())
+}
+
+/// Parses one line; `None`: it is not one.
+fn mount(line: &str) -> Option<Mount> {
+    let (first, last) = line.split_once(" - ")?;
+    let mut first = first.split(' ').skip(2);
+    let (device, point) = (first.next()?, first.nth(1)?);
+    let mut last = last.split(' ');
+    Some(Mount {
+        device: device.to_owned(),
+        point: unescaped(point).into(),
+        kind: last.next()?.to_owned(),
+        source: unescaped(last.next()?),
+    })
+}
+
+/// Replaces the octal escapes of the kernel, like `\040` for a space.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let code = (*first == b'\\').then(|| after.get(..3)).flatten();
+        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn lines_of_mountinfo_are_read() {
+        let line =
+            r"36 35 7:3 / /mnt/a\040b\134 rw,noatime master:1 - ext4 /dev/loop3 rw,errors=continue";
+        let read = mount(line).expect("a line");
+        assert_eq!((&*read.device, read.point), ("7:3", PathBuf::from("/mnt/a b\\")));
+        assert_eq!((&*read.kind, &*read.source), ("ext4", "/dev/loop3"));
+        let line = r"36 35 0:50 / /run/x/v rw - fuse.forebay forebay rw";
+        assert_eq!(mount(line).expect("a line").kind, "fuse.forebay");
+        for bad in ["", " - ", "36 35 7:3 / - ext4 x", "36 35 7:3 / /mnt rw", "1 2 3 - ext4"] {
+            assert_eq!(mount(bad), None, "{bad:?}");
+        }
+        assert_eq!(unescaped(r"\04"), r"\04");
+        assert_eq!(unescaped(r"\777x"), r"\777x");
+    }
+
+    #[test]
+    fn the_mounts_of_this_process_are_found() {
+        assert!(mounts().iter().any(|mount| mount.point == Path::new("/")));
+        assert!(pids().contains(&std::process::id()));
+    }
+}
