@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_device::IoBuf;
 use forebay_device::ublk::{ControlCommand, control};
+use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::{
@@ -46,6 +47,16 @@ pub(crate) fn info(number: u32) -> io::Result<DeviceInfo> {
     let buf = IoBuf::zeroed(size_of::<DeviceInfo>());
     let buf = control(ControlCommand::GetInfo, number, buf, QUICK)?;
     parsed(&buf)
+}
+
+/// Returns the facts about a device that is expected to have this mark. Its number may be that of another one by now,
+/// which is [`Errno::NODEV`].
+pub(crate) fn owned(number: u32, mark: u64) -> io::Result<DeviceInfo> {
+    of_mark(info(number)?, mark)
+}
+
+fn of_mark(info: DeviceInfo, mark: u64) -> io::Result<DeviceInfo> {
+    if info.mark == mark { Ok(info) } else { Err(Errno::NODEV.into()) }
 }
 
 fn parsed(buf: &[u8]) -> io::Result<DeviceInfo> {
@@ -159,6 +170,14 @@ mod tests {
         preferred: 16384,
         survives: true,
     };
+
+    #[test]
+    fn a_device_of_another_program_is_no_device() {
+        let info = DeviceInfo { mark: 7, ..DeviceInfo::default() };
+        assert_eq!(of_mark(info, 7).ok(), Some(info));
+        let error = of_mark(info, 8).expect_err("another one");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::NODEV));
+    }
 
     #[test]
     fn a_device_has_a_write_cache_unless_it_survives_its_server() {

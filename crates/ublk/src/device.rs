@@ -117,15 +117,15 @@ impl Shop {
         let memory = self.prepare(volume, &info);
         let started = memory.and_then(|memory| self.serve(volume, info, memory));
         let started = started.and_then(|ended| {
-            let started = Task::run(Step::Start, info.number);
+            let started = Task::new(Step::Start, info.number, mark).run();
             started.map(|()| ended).map_err(|error| failed(path(info.number).display(), error))
         });
         match started {
             Ok(ended) => Ok(self.started(volume, info, ended)),
             Err(error) => {
                 self.fail(volume);
-                let cut = Task::run(Step::Cut, info.number).is_ok();
-                self.forget(volume, info.number, cut);
+                let cut = Task::new(Step::Cut, info.number, mark).run().is_ok();
+                self.forget(volume, (info.number, mark), cut);
                 Err(error)
             }
         }
@@ -154,11 +154,11 @@ impl Shop {
         let begun = Instant::now();
         self.name(volume, number);
         let memory = self.prepare(volume, &found)?;
-        wait_until_left(number, begun + TAKEOVER).map_err(failed)?;
+        wait_until_left(number, note.mark, begun + TAKEOVER).map_err(failed)?;
         // From here to the end, a kernel before 6.16 must not lose this process: so nothing in between waits
         // for anything else, and no other process is needed.
         let half = |half| self.notes.write(volume, &Note { half, ..note.clone() }).map_err(failed);
-        recover(number, begun + TAKEOVER, half)?;
+        recover((number, note.mark), begun + TAKEOVER, half)?;
         let ended = self.serve(volume, found, memory)?;
         control::end_recovery(number).map_err(failed)?;
         half(false)?;
@@ -243,18 +243,18 @@ impl Shop {
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
     pub(crate) fn end(&self, device: &Device, force: bool) -> Result<(), ExportError> {
-        let (volume, number) = (&device.volume, device.info.number);
+        let (volume, number, mark) = (&device.volume, device.info.number, device.info.mark);
         let first = |users: &Users| {
             if force {
                 sync(users);
                 self.fail(volume);
             }
         };
-        let cut = cut(volume, number, force, first)?;
+        let cut = cut(volume, (number, mark), force, first)?;
         if device.ended.lock().recv_timeout(LANES) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(volume, "its device is removed, but requests are still in flight");
         }
-        self.forget(volume, number, cut);
+        self.forget(volume, (number, mark), cut);
         Ok(())
     }
 
@@ -266,8 +266,8 @@ impl Shop {
         let Some(note) = self.notes.read(volume) else { return Ok(()) };
         match find(note.mark) {
             Some(found) => {
-                let cut = cut(volume, found.number, force, |_| ())?;
-                self.forget(volume, found.number, cut);
+                let cut = cut(volume, (found.number, note.mark), force, |_| ())?;
+                self.forget(volume, (found.number, note.mark), cut);
             }
             None => self.notes.remove(volume),
         }
@@ -275,13 +275,13 @@ impl Shop {
     }
 
     /// Removes all traces of a device. It is deleted too if it is `cut`: without a block device.
-    fn forget(&self, volume: &str, number: u32, cut: bool) {
+    fn forget(&self, volume: &str, (number, mark): (u32, u64), cut: bool) {
         link::remove_all(&path(number));
         let _ = fs::remove_file(self.name_of(number));
         // Only the last one succeeds.
         let _ = fs::remove_dir(&self.names);
         // Deleting a device that the kernel cannot remove would keep it from adding others.
-        let deleted = if cut { Task::run(Step::Delete, number) } else { Ok(()) };
+        let deleted = if cut { Task::new(Step::Delete, number, mark).run() } else { Ok(()) };
         match deleted {
             // The note stays: it leads to the device.
             Err(error) if Errno::from_io_error(&error) != Some(Errno::NODEV) => {
@@ -310,9 +310,9 @@ impl Device {
 }
 
 /// Waits until the kernel has noticed that the former server of a device has ended.
-fn wait_until_left(number: u32, end: Instant) -> io::Result<()> {
+fn wait_until_left(number: u32, mark: u64, end: Instant) -> io::Result<()> {
     loop {
-        match control::info(number)?.state {
+        match control::owned(number, mark)?.state {
             state::QUIESCED | state::FAIL_IO => return Ok(()),
             _ if Instant::now() < end => std::thread::sleep(STEP),
             _ => return Err(Errno::BUSY.into()),
@@ -323,16 +323,18 @@ fn wait_until_left(number: u32, end: Instant) -> io::Result<()> {
 /// Makes a device ready for its next server, when the kernel has let go of the former one. From then on
 /// `half` is noted.
 fn recover(
-    number: u32,
+    (number, mark): (u32, u64),
     end: Instant,
     half: impl Fn(bool) -> Result<(), ExportError>,
 ) -> Result<(), ExportError> {
     loop {
+        let failed = |error| failed(path(number).display(), error);
+        control::owned(number, mark).map_err(failed)?;
         half(true)?;
         let Err(error) = control::start_recovery(number) else { return Ok(()) };
         half(false)?;
         if Errno::from_io_error(&error) != Some(Errno::BUSY) || Instant::now() >= end {
-            return Err(failed(path(number).display(), error));
+            return Err(failed(error));
         }
         std::thread::sleep(STEP);
     }
@@ -349,7 +351,7 @@ fn is_stuck(error: &ExportError, number: u32) -> bool {
 /// gone; it always is without `force`.
 fn cut(
     volume: &str,
-    number: u32,
+    (number, mark): (u32, u64),
     force: bool,
     first: impl FnOnce(&Users),
 ) -> Result<bool, ExportError> {
@@ -363,7 +365,7 @@ fn cut(
     }
     first(&users);
     let step = if force { Step::Cut } else { Step::Stop };
-    match Task::run(step, number) {
+    match Task::new(step, number, mark).run() {
         Err(error) if !force && Errno::from_io_error(&error) == Some(Errno::BUSY) => {
             let elsewhere = "mounted or held where the daemon cannot see it";
             Err(busy(volume, &device, elsewhere))

@@ -53,33 +53,44 @@ impl Step {
 /// A step, for a device and the daemon that serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    pub(crate) step: Step,
+    step: Step,
     /// The number of the device.
-    pub(crate) number: u32,
+    number: u32,
+    /// Its mark.
+    mark: u64,
     /// The daemon.
-    pub(crate) pid: u32,
+    pid: u32,
 }
 
 impl Task {
+    /// Returns a step for a device of this process, which the mark tells from others that get its number later.
+    pub(crate) fn new(step: Step, number: u32, mark: u64) -> Self {
+        Task { step, number, mark, pid: std::process::id() }
+    }
+
     /// Returns the arguments behind the verb.
-    fn arguments(&self) -> [OsString; 3] {
-        [self.step.word().into(), self.number.to_string().into(), self.pid.to_string().into()]
+    fn arguments(&self) -> [OsString; 4] {
+        let Task { step, number, mark, pid } = self;
+        let [number, pid] = [number, pid].map(u32::to_string);
+        [step.word().into(), number.into(), format!("{mark:016x}").into(), pid.into()]
     }
 
     /// Parses the arguments behind the verb.
     pub fn parse(arguments: &[OsString]) -> Option<Self> {
-        let [word, number, pid] = arguments else { return None };
+        let [word, number, mark, pid] = arguments else { return None };
         let word = word.to_str()?;
         let (step, _) = Step::ALL.into_iter().find(|(_, known)| *known == word)?;
         let (number, pid) = (number.to_str()?.parse().ok()?, pid.to_str()?.parse().ok()?);
-        Some(Task { step, number, pid })
+        let mark = u64::from_str_radix(mark.to_str()?, 16).ok()?;
+        Some(Task { step, number, mark, pid })
     }
 
     /// Does it; returns the number of the device. For the helper.
     ///
     /// # Errors
-    /// That of the system, or `TimedOut`.
+    /// That of the system, or `TimedOut`; `NODEV` if the number is that of another device by now.
     pub fn execute(&self) -> io::Result<u32> {
+        control::owned(self.number, self.mark)?;
         let command = match self.step {
             Step::Start => ControlCommand::Start(self.pid),
             Step::Stop | Step::Cut => ControlCommand::Stop,
@@ -104,9 +115,8 @@ impl Task {
     ///
     /// # Errors
     /// As [`Task::execute`].
-    pub(crate) fn run(step: Step, number: u32) -> io::Result<()> {
-        let task = Task { step, number, pid: std::process::id() };
-        helper::run(&task.arguments(), PATIENCE + MORE).map(drop)
+    pub(crate) fn run(&self) -> io::Result<()> {
+        helper::run(&self.arguments(), PATIENCE + MORE).map(drop)
     }
 }
 
@@ -117,11 +127,16 @@ mod tests {
     #[test]
     fn tasks_read_back() {
         for (step, word) in Step::ALL {
-            let task = Task { step, number: 7, pid: 1234 };
+            let task = Task { step, number: 7, mark: 0xabc, pid: 1234 };
             assert_eq!(task.arguments()[0], *word);
             assert_eq!(Task::parse(&task.arguments()), Some(task));
         }
-        for bad in [["attach", "1", "2"], ["ublk-stop", "x", "2"], ["ublk-stop", "1", "-2"]] {
+        for bad in [
+            ["attach", "1", "a", "2"],
+            ["ublk-stop", "x", "a", "2"],
+            ["ublk-stop", "1", "x", "2"],
+            ["ublk-stop", "1", "a", "-2"],
+        ] {
             assert_eq!(Task::parse(&bad.map(Into::into)), None);
         }
         assert_eq!(Task::parse(&[]), None);
