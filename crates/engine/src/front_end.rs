@@ -82,6 +82,15 @@ pub trait FrontEnd: Send + Sync {
         self.withdraw(volume, true)
     }
 
+    /// Checks whether users of a volume notice no more than a pause when the next program of this process goes
+    /// on with it. Called off the lanes.
+    ///
+    /// # Errors
+    /// They would get errors, or the next program could not go on.
+    fn check_hand_over(&self, _volume: &str) -> Result<(), ExportError> {
+        Ok(())
+    }
+
     /// Returns the block device of a published volume, if it has one.
     fn device(&self, _volume: &str) -> Option<ExportedDevice> {
         None

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use forebay_engine::{ExportError, ExportErrorKind};
 
+use crate::users::Users;
+
 /// What a front end needs, for the errors of [`refused`].
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
@@ -40,4 +42,16 @@ pub fn busy(volume: &str, device: &Path, users: &str) -> ExportError {
         device.display()
     );
     ExportError { kind: ExportErrorKind::InUse, message, cause: None }
+}
+
+/// Checks that nobody uses a device that ends with this program.
+///
+/// # Errors
+/// Somebody does.
+pub fn check_ending(volume: &str, device: &Path) -> Result<(), ExportError> {
+    let users = Users::remaining(device, None);
+    if users.is_empty() {
+        return Ok(());
+    }
+    Err(busy(volume, device, &format!("{users}, and ends with this program")))
 }

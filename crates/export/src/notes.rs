@@ -26,6 +26,9 @@ pub struct Note {
 /// The second line of a note with [`Note::half`].
 const HALF: &str = "half\n";
 
+/// Begins the names of notes that are set aside. No volume's name begins with a dot.
+const ASIDE: &str = "..";
+
 /// The notes of a daemon.
 #[derive(Debug)]
 pub struct Notes {
@@ -68,11 +71,46 @@ impl Notes {
         }
     }
 
+    /// Sets the note of a volume aside: the volume may get another device before the kernel has removed this one.
+    pub fn set_aside(&self, volume: &str) {
+        let Some(Note { mark, .. }) = self.read(volume) else { return };
+        if let Err(error) = fs::rename(self.dir.join(volume), self.place_aside(volume, mark)) {
+            tracing::warn!(volume, %error, "the note about its former device cannot be kept");
+        }
+    }
+
+    /// Returns the marks of the devices of a volume whose notes were set aside.
+    pub fn aside(&self, volume: &str) -> Vec<u64> {
+        let all = self.all_aside().into_iter();
+        all.filter(|(of, _)| of == volume).map(|(_, mark)| mark).collect()
+    }
+
+    /// Returns volumes and marks of all notes that were set aside.
+    pub fn all_aside(&self) -> Vec<(String, u64)> {
+        let parse = |name: &String| {
+            let (volume, mark) = name.strip_prefix(ASIDE)?.rsplit_once('.')?;
+            Some((volume.to_owned(), u64::from_str_radix(mark, 16).ok()?))
+        };
+        self.names().iter().filter_map(parse).collect()
+    }
+
+    /// Removes one of these.
+    pub fn remove_aside(&self, volume: &str, mark: u64) {
+        let _ = fs::remove_file(self.place_aside(volume, mark));
+    }
+
+    fn place_aside(&self, volume: &str, mark: u64) -> PathBuf {
+        self.dir.join(format!("{ASIDE}{volume}.{mark:016x}"))
+    }
+
     /// Returns the volumes with notes.
     pub fn volumes(&self) -> Vec<String> {
+        self.names().into_iter().filter(|name| !name.starts_with('.')).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| !name.starts_with('.')).collect()
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 }
 
@@ -111,6 +149,24 @@ mod tests {
         notes.remove("v");
         notes.remove("v");
         assert_eq!((notes.read("v"), notes.volumes()), (None, vec!["w".to_owned()]));
+    }
+
+    #[test]
+    fn a_note_that_is_set_aside_makes_room_for_another() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let notes = Notes::new(dir.path());
+        for (volume, mark) in [("v", 1), ("v", u64::MAX), ("v.1", 2)] {
+            notes.write(volume, &Note { mark, identity: String::new(), half: false }).expect("ok");
+            notes.set_aside(volume);
+            assert_eq!(notes.read(volume), None);
+        }
+        notes.set_aside("v");
+        let mut marks = notes.aside("v");
+        marks.sort_unstable();
+        assert_eq!((marks, notes.aside("v.1")), (vec![1, u64::MAX], vec![2]));
+        assert_eq!((notes.all_aside().len(), notes.volumes()), (3, Vec::<String>::new()));
+        notes.remove_aside("v", 1);
+        assert_eq!(notes.aside("v"), [u64::MAX]);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::sync::{Arc, Once};
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
-use forebay_export::{Notes, Users};
+use forebay_export::errors::check_ending;
+use forebay_export::{Identify, Notes, Users};
 use forebay_lane::Lane;
 use forebay_nbd::Outliving;
 use parking_lot::Mutex;
@@ -20,10 +21,6 @@ use crate::errors::{no_socket, refused};
 use crate::lanes::Server;
 use crate::sysfs::{find, path};
 use crate::watch::{Shared, watch};
-
-/// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what
-/// it acknowledges as durable.
-pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// See the module.
 pub struct NbdKernelFrontEnd {
@@ -151,6 +148,11 @@ impl FrontEnd for NbdKernelFrontEnd {
         }
         tracing::info!(volume, device = %path.display(), "the device is in use: its requests wait for the next daemon");
         Ok(())
+    }
+
+    fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
+        let ending = self.known(volume).filter(|device| !device.survives());
+        ending.map_or(Ok(()), |device| check_ending(volume, &device.path()))
     }
 
     fn holds(&self, volume: &str) -> bool {

@@ -26,4 +26,4 @@ pub mod message;
 mod sysfs;
 mod watch;
 
-pub use front_end::{Identify, NbdKernelFrontEnd, NbdServer};
+pub use front_end::{NbdKernelFrontEnd, NbdServer};

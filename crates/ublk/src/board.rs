@@ -41,8 +41,8 @@ pub(crate) struct NewQueue {
     /// The queue, from 0.
     pub(crate) number: u16,
     pub(crate) memory: QueueMemory,
-    /// Gets the queue when the lane serves it, or nothing if it cannot.
-    pub(crate) begun: Sender<u16>,
+    /// Gets the queue, and whether the lane serves it.
+    pub(crate) begun: Sender<(u16, bool)>,
     /// Dropped when the queue has ended.
     pub(crate) ended: Sender<()>,
 }

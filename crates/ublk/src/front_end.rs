@@ -8,8 +8,11 @@ use std::sync::Arc;
 
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
-use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
-use forebay_export::{Notes, Users};
+use forebay_engine::{
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
+};
+use forebay_export::errors::check_ending;
+use forebay_export::{Identify, Notes, Users};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -19,10 +22,6 @@ use crate::device::{Device, Shop, find};
 use crate::errors::refused;
 use crate::helper::path;
 use crate::server::Server;
-
-/// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what
-/// it acknowledges as durable.
-pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// See the module.
 pub struct UblkFrontEnd {
@@ -44,7 +43,11 @@ impl UblkFrontEnd {
     ) -> Self {
         let names = names.to_owned();
         let notes = Notes::new(dir);
-        let shop = Shop { notes, names, board: Arc::default(), memory };
+        let (board, begun) = Default::default();
+        let shop = Shop { notes, names, board, memory, begun };
+        for (volume, _) in shop.notes.all_aside() {
+            shop.sweep(&volume, false);
+        }
         for volume in shop.notes.volumes() {
             let found = shop.notes.read(&volume).and_then(|note| find(note.mark));
             let device = found.map(|found| path(found.number));
@@ -116,6 +119,7 @@ impl FrontEnd for UblkFrontEnd {
     }
 
     fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        self.shop.sweep(volume, force);
         match self.known(volume) {
             Some(device) => {
                 self.shop.end(&device, force)?;
@@ -138,6 +142,17 @@ impl FrontEnd for UblkFrontEnd {
         }
         tracing::info!(volume, device = %path.display(), "the device is in use: its requests wait for the next daemon");
         Ok(())
+    }
+
+    fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
+        if self.shop.only_this_process_goes_on(volume) {
+            let message = format!(
+                "the device of '{volume}' is not taken over from the former daemon yet, which only this program can do: 'forebay start {volume}' tries again, 'forebay stop --force {volume}' removes it"
+            );
+            return Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None });
+        }
+        let ending = self.known(volume).filter(|device| !device.survives());
+        ending.map_or(Ok(()), |device| check_ending(volume, &device.path()))
     }
 
     fn holds(&self, volume: &str) -> bool {

@@ -5,7 +5,8 @@
 //! - `queue`: one queue of a device on a lane; `server`: begins and ends queues
 //! - `board`: messages to the lanes
 //! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of their own
-//! - `device`: a volume's device, from its beginning, or its recovery, to its end
+//! - `device`: a volume's device, and how it is made; `queues`: its queues on the lanes
+//! - `recovery`: takes a device over; `removal`: removes one
 //! - [`front_end`]: the interface to the daemon; `errors`: what operators read
 #![forbid(unsafe_code)]
 
@@ -16,8 +17,11 @@ mod errors;
 pub mod front_end;
 pub mod helper;
 mod queue;
+mod queues;
+mod recovery;
+mod removal;
 pub mod request;
 mod server;
 pub mod wire;
 
-pub use front_end::{Identify, UblkFrontEnd};
+pub use front_end::UblkFrontEnd;

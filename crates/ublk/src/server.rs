@@ -91,15 +91,21 @@ async fn take_posts(shared: Rc<Shared>) {
     }
 }
 
-/// Begins to serve a queue. If that is impossible, its end of the channels is closed.
+/// Begins to serve a queue, or drops all of it, and says which.
 fn begin(shared: &Rc<Shared>, new: NewQueue) {
-    let NewQueue { volume, fd, info, number, mut memory, begun, ended } = new;
-    let Some(target) = shared.exports.open(&volume) else { return };
+    let (number, begun) = (new.number, new.begun.clone());
+    let served = try_begin(shared, new);
+    let _ = begun.send((number, served));
+}
+
+fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
+    let NewQueue { volume, fd, info, number, mut memory, ended, .. } = new;
+    let Some(target) = shared.exports.open(&volume) else { return false };
     let descriptors = match Descriptors::map(&*fd, number, info.depth) {
         Ok(descriptors) => descriptors,
         Err(error) => {
             tracing::error!(volume, number, %error, "the queue of its device cannot be mapped");
-            return;
+            return false;
         }
     };
     // The kernel may need this thread to write to the device before it gets memory for itself.
@@ -121,7 +127,7 @@ fn begin(shared: &Rc<Shared>, new: NewQueue) {
         those.queues.borrow_mut().retain(|known| Rc::as_ptr(known) != this.as_ptr());
         drop((memory, ended));
     });
-    let _ = begun.send(number);
+    true
 }
 
 impl LaneFrontEnd for Server {

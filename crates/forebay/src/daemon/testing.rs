@@ -53,7 +53,7 @@ pub(crate) struct FakeDevices {
     kind: FrontEndKind,
     /// The volumes that have one.
     pub(crate) published: Mutex<BTreeSet<String>>,
-    /// What fails: `check`, `publish`, or `withdraw` without force.
+    /// What fails: `check`, `publish`, `hand over`, or `withdraw` without force.
     pub(crate) failing: Mutex<Option<&'static str>>,
 }
 
@@ -76,7 +76,7 @@ impl FakeDevices {
         }
         let kind = match what {
             "check" => ExportErrorKind::NotPermitted,
-            "withdraw" => ExportErrorKind::InUse,
+            "withdraw" | "hand over" => ExportErrorKind::InUse,
             _ => ExportErrorKind::Failed,
         };
         Err(ExportError { kind, message: format!("told to fail: {what}"), cause: None })
@@ -117,6 +117,11 @@ impl FrontEnd for FakeDevices {
         }
         published.remove(volume);
         Ok(())
+    }
+
+    fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
+        let published = self.published.lock().expect("not poisoned").contains(volume);
+        if published { self.answer("hand over") } else { Ok(()) }
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {

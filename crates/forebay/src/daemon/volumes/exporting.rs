@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, VolumeName, VolumeReport};
+use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_engine::FrontEnd;
 
@@ -127,6 +127,19 @@ impl Volumes {
             self.publish_again(before);
         }
         exported
+    }
+
+    /// Checks whether the next program can go on with everything that is exported.
+    ///
+    /// # Errors
+    /// The users of one would get errors.
+    pub(super) fn check_hand_over(&self) -> Result<(), ApiError> {
+        self.state.volumes().iter().try_for_each(|entry| {
+            let name = entry.volume.name.as_str();
+            let mut all = self.front_ends.iter();
+            let checked = all.try_for_each(|front_end| front_end.check_hand_over(name));
+            checked.map_err(|error| ApiError::new(ErrorKind::Refused, error.to_string()))
+        })
     }
 
     /// Ends all exports because the daemon ends, whether they are in use or not.

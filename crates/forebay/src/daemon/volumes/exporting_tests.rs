@@ -1,6 +1,6 @@
 //! Volumes with devices, over a fake host and a fake front end.
 
-use forebay_admin::{Assignments, CreateRequest, ErrorKind, OperationId, SetRequest, VolumeState};
+use forebay_admin::{Assignments, CreateRequest, OperationId, SetRequest, VolumeState};
 
 use super::*;
 use crate::daemon::signals::StopRequest;
@@ -207,4 +207,18 @@ fn auto_is_nbd_alone_where_no_device_can_be_made() {
     daemon.fails(Some("check"));
     daemon.create("auto").expect("good");
     assert_eq!(daemon.export(), (None, "nbd,auto".into(), None));
+}
+
+#[test]
+fn a_hand_over_is_refused_that_would_cut_off_users_of_a_device() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    daemon.volumes.note_ready();
+    let ask = || daemon.volumes.ask_hand_over("/does/not/exist".into()).expect_err("no program");
+    daemon.fails(Some("hand over"));
+    let refused = ask();
+    assert_eq!((refused.kind, &*refused.message), (ErrorKind::Refused, "told to fail: hand over"));
+    assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
+    daemon.fails(None);
+    assert!(ask().message.contains("/does/not/exist"), "the program is asked only then");
 }

@@ -31,7 +31,7 @@ impl Volumes {
     ///
     /// # Errors
     /// The program cannot take over, the daemon is not ready, a device of a volume has failed or does not
-    /// answer, or an operation is in progress.
+    /// answer, an operation is in progress, or users of an export would get errors.
     pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
         let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
         if !self.programs.ready.load(Ordering::Relaxed) {
@@ -59,6 +59,7 @@ impl Volumes {
                 operation.verb, operation.volume
             ));
         }
+        self.check_hand_over()?;
         hand_over::check(&program)?;
         tracing::info!(program = %program.display(), "handing over");
         if self.programs.end.ask(End::HandOver(program)) {

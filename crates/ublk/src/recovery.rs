@@ -1,0 +1,192 @@
+//! Takes over the device of a former daemon.
+//!
+//! `START_USER_RECOVERY` is the step that cannot be taken twice: the kernel then waits until all queues are
+//! served, and a lane cannot give back what it serves. So an attempt that fails later is kept, and the next one
+//! of the same process goes on with it. After the end of the process, a kernel since 6.16 begins anew; one before
+//! can do so only if all queues were served, which nobody knows then.
+#![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_core::SECTOR_SIZE;
+use forebay_device::ublk;
+use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_export::Users;
+use forebay_export::errors::failed;
+use rustix::io::Errno;
+
+use crate::control;
+use crate::device::{Begun, Device, LANES, Shop, sysfs};
+use crate::helper::path;
+use crate::queues::Queues;
+use crate::wire::{DeviceInfo, state};
+use forebay_export::Note;
+
+/// How long the kernel may take to notice that the former server has ended. If that had all requests that
+/// a queue can have, an older kernel notices it when a request has taken [`crate::device::NOTICED`].
+const TAKEOVER: Duration = Duration::from_secs(60);
+/// How often something is checked.
+const STEP: Duration = Duration::from_millis(20);
+
+impl Shop {
+    /// Has the lanes serve the device of a former daemon, or the rest of its queues if an earlier attempt of
+    /// this process has failed.
+    ///
+    /// # Errors
+    /// The device stays, and so do its note and what has begun: see [`Shop::has_begun`].
+    pub(crate) fn take_over(
+        &self,
+        volume: &str,
+        found: DeviceInfo,
+        note: &Note,
+        size: u64,
+    ) -> Result<Device, ExportError> {
+        let number = found.number;
+        let began = Instant::now();
+        check_size(volume, number, size)?;
+        self.name(volume, number);
+        let earlier = self.begun.lock().remove(volume).filter(|begun| begun.mark == note.mark);
+        let mut queues = match earlier {
+            Some(Begun { queues, .. }) => queues,
+            None => {
+                let mut queues = Queues::new(found);
+                queues.prepare(volume, &self.memory)?;
+                let end = began + TAKEOVER;
+                wait_until_left(number, note.mark, end)
+                    .map_err(|error| failed(path(number).display(), error))?;
+                // From here to the end, a kernel before 6.16 must not lose this process: so nothing in between
+                // waits for anything else, and no other process is needed.
+                self.recover(volume, number, note, end)?;
+                queues
+            }
+        };
+        match self.go_on(volume, number, note, &mut queues) {
+            Ok(()) => {
+                tracing::info!(volume, device = %path(number).display(), seconds = began.elapsed().as_secs_f32(), "its device is served again");
+                Ok(self.started(volume, found, queues))
+            }
+            Err(error) => {
+                let begun = Begun { mark: note.mark, resets: control::resets(&found), queues };
+                self.begun.lock().insert(volume.to_owned(), begun);
+                let message = format!(
+                    "{}; {} waits: 'forebay start {volume}' tries again, 'forebay stop --force {volume}' removes it",
+                    error.message,
+                    path(number).display()
+                );
+                Err(ExportError { message, ..error })
+            }
+        }
+    }
+
+    /// Returns whether a take-over has failed with which this process can go on.
+    pub(crate) fn has_begun(&self, volume: &str) -> bool {
+        self.begun.lock().contains_key(volume)
+    }
+
+    /// Returns whether there is one with which no other process can go on.
+    pub(crate) fn only_this_process_goes_on(&self, volume: &str) -> bool {
+        self.begun.lock().get(volume).is_some_and(|begun| !begun.resets)
+    }
+
+    /// Does what is left when the kernel waits for the queues.
+    fn go_on(
+        &self,
+        volume: &str,
+        number: u32,
+        note: &Note,
+        queues: &mut Queues,
+    ) -> Result<(), ExportError> {
+        queues.prepare(volume, &self.memory)?;
+        queues.serve(volume, &self.board, ublk::open, LANES)?;
+        let ended = control::end_recovery(number).or_else(|error| {
+            // The command of an earlier attempt may have been carried out late.
+            let info = control::owned(number, note.mark)?;
+            if info.state == state::LIVE { Ok(()) } else { Err(error) }
+        });
+        ended.map_err(|error| failed(path(number).display(), error))?;
+        self.note_half(volume, note, false)
+    }
+
+    /// Makes a device ready for its next server, when the kernel has let go of the former one. From then on it is
+    /// noted that this has begun.
+    fn recover(
+        &self,
+        volume: &str,
+        number: u32,
+        note: &Note,
+        end: Instant,
+    ) -> Result<(), ExportError> {
+        let failed = |error| failed(path(number).display(), error);
+        loop {
+            control::owned(number, note.mark).map_err(failed)?;
+            self.note_half(volume, note, true)?;
+            let Err(error) = control::start_recovery(number) else { return Ok(()) };
+            // It may still be carried out.
+            if error.kind() == io::ErrorKind::TimedOut {
+                return Err(failed(error));
+            }
+            self.note_half(volume, note, false)?;
+            if Errno::from_io_error(&error) != Some(Errno::BUSY) || Instant::now() >= end {
+                return Err(failed(error));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    fn note_half(&self, volume: &str, note: &Note, half: bool) -> Result<(), ExportError> {
+        let written = self.notes.write(volume, &Note { half, ..note.clone() });
+        written.map_err(|error| failed("the state directory", error))
+    }
+
+    /// Removes a device that a former process was taking over, with which this kernel can do nothing any more.
+    ///
+    /// # Errors
+    /// Something is on it: that is not cut off without being asked.
+    pub(crate) fn give_up_half(&self, volume: &str, number: u32) -> Result<(), ExportError> {
+        let device = path(number);
+        let why = "the daemon ended while it took the device over, and this kernel can do nothing with that any more";
+        let users = Users::of(&device, None);
+        if !users.may_pass() {
+            let message = format!(
+                "{}: {why}; it is {users}, and all of that waits: 'forebay stop --force {volume}' cuts it off, and 'forebay start {volume}' then makes a new device",
+                device.display()
+            );
+            return Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None });
+        }
+        tracing::error!(volume, number, "{why}: it is removed");
+        self.remove_left(volume, true)
+    }
+}
+
+/// Checks that a device is as large as its volume.
+fn check_size(volume: &str, number: u32, size: u64) -> Result<(), ExportError> {
+    let device = path(number);
+    let found = sectors(&device).map(|sectors| sectors * SECTOR_SIZE);
+    if found == Some(size) {
+        return Ok(());
+    }
+    let message = format!(
+        "{} has {found:?} bytes instead of the {size} of '{volume}'; 'forebay stop --force {volume}' removes it",
+        device.display(),
+    );
+    Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
+}
+
+/// Returns the size of a block device in sectors.
+fn sectors(device: &Path) -> Option<u64> {
+    fs::read_to_string(sysfs(device).join("size")).ok()?.trim().parse().ok()
+}
+
+/// Waits until the kernel has noticed that the former server of a device has ended.
+fn wait_until_left(number: u32, mark: u64, end: Instant) -> io::Result<()> {
+    loop {
+        match control::owned(number, mark)?.state {
+            state::QUIESCED | state::FAIL_IO => return Ok(()),
+            _ if Instant::now() < end => std::thread::sleep(STEP),
+            _ => return Err(Errno::BUSY.into()),
+        }
+    }
+}
