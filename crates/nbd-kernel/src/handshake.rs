@@ -135,7 +135,7 @@ mod tests {
                 |read_only| Rc::new(NullTarget::new(1 << 20, read_only)) as Rc<dyn BlockService>;
             let volumes = vec![("v".to_owned(), volume(false)), ("fixed".to_owned(), volume(true))];
             Served {
-                handshake: Handshake::new(Security::Plain, &mut replies),
+                handshake: Handshake::new(Security::Local, &mut replies),
                 exports: ExportList::new(volumes),
                 received: Vec::new(),
                 replies,

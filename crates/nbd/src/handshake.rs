@@ -92,6 +92,8 @@ enum State {
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
+    /// It is not, and need not be: the client is on this machine, and may use the socket.
+    Local,
     /// It is not, and need not be.
     Plain,
     /// It has to be before anything else is agreed on.
@@ -182,7 +184,7 @@ impl Handshake {
                 let text = "the option is longer than this server reads";
                 let refused = match self.security {
                     Security::Required => NO_TLS,
-                    Security::Plain | Security::Encrypted => (option_reply::ERR_TOO_BIG, text),
+                    _ => (option_reply::ERR_TOO_BIG, text),
                 };
                 refuse(replies, option, refused);
                 self.state = State::Option;
@@ -256,7 +258,8 @@ impl Handshake {
             }
             option::LIST => list(data, exports, replies),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
-            option::OUTLIVING => match data.try_into() {
+            // Another machine's kernel has no device of ours.
+            option::OUTLIVING if self.security == Security::Local => match data.try_into() {
                 Ok(bytes) => {
                     self.device = Some(u64::from_be_bytes(bytes));
                     Ok(())
@@ -285,7 +288,9 @@ impl Handshake {
 
     fn start_tls(&self, data: &[u8]) -> Result<(), Refused> {
         match self.security {
-            Security::Plain => Err((option_reply::ERR_UNSUP, "there is no TLS at this address")),
+            Security::Local | Security::Plain => {
+                Err((option_reply::ERR_UNSUP, "there is no TLS at this address"))
+            }
             Security::Encrypted => Err((option_reply::ERR_INVALID, "TLS is in use already")),
             Security::Required if data.is_empty() => Ok(()),
             Security::Required => Err(DATA),

@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown, sockopt};
 use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
 use crate::allow::Network;
 use crate::hand_over::LISTENER;
+use crate::handshake::Security;
 use crate::tls::Tls;
 
 /// Bytes of each buffer of a TCP socket, as far as the system allows.
@@ -132,6 +133,15 @@ impl Listener {
         let peer = peer.ok_or(NotAdmitted::Unknown)?.ip().to_canonical();
         let allowed = allow.iter().any(|network| network.contains(peer));
         if allowed { Ok(()) } else { Err(NotAdmitted::Address(peer)) }
+    }
+
+    /// Returns how its clients are secured at first.
+    pub(crate) fn security(&self) -> Security {
+        match self.address {
+            ListenAddress::Unix(_) => Security::Local,
+            ListenAddress::Tcp { .. } if self.protection.tls.is_some() => Security::Required,
+            ListenAddress::Tcp { .. } => Security::Plain,
+        }
     }
 
     /// Returns the TLS that clients have to use.

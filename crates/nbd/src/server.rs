@@ -316,8 +316,8 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
             }
         };
         let client = shared.add(fd, Phase::Handshake);
-        let tls = listener.tls().cloned();
-        shared.lane.spawn(serve_client(shared.clone(), client, place, tls));
+        let secured = (listener.security(), listener.tls().cloned());
+        shared.lane.spawn(serve_client(shared.clone(), client, place, secured));
     }
 }
 
@@ -415,11 +415,16 @@ async fn drop_stalled(shared: Weak<Shared>) {
     }
 }
 
-async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place, tls: Option<Tls>) {
+async fn serve_client(
+    shared: Rc<Shared>,
+    client: Rc<Client>,
+    place: Place,
+    secured: (Security, Option<Tls>),
+) {
     let _end = AtEnd(|| shared.end(&client));
     let mut inbox = Inbox::new();
     let agreed = {
-        let agree = agree(&client, &shared, &mut inbox, tls);
+        let agree = agree(&client, &shared, &mut inbox, secured);
         let late = || {
             tracing::debug!("a client is dropped: its handshake takes too long");
             client.socket.close();
@@ -438,11 +443,10 @@ async fn agree(
     client: &Client,
     shared: &Shared,
     inbox: &mut Inbox,
-    tls: Option<Tls>,
+    (security, tls): (Security, Option<Tls>),
 ) -> Option<Start> {
     let socket = &*client.socket;
     let mut replies = Vec::new();
-    let security = if tls.is_some() { Security::Required } else { Security::Plain };
     let mut handshake = Handshake::new(security, &mut replies);
     loop {
         let (consumed, progress) =

@@ -99,7 +99,7 @@ fn feed(
 pub(crate) fn run(data: &[u8]) {
     let exports = exports();
     // A first byte of 1, which no flags of a client have, stands for a server that insists on TLS.
-    let security = if data.first() == Some(&1) { Security::Required } else { Security::Plain };
+    let security = if data.first() == Some(&1) { Security::Required } else { Security::Local };
     let mut data = data.to_vec();
     if let Some(first) = data.first_mut().filter(|first| **first == 1) {
         *first = 0;
