@@ -55,7 +55,7 @@ impl FuseFrontEnd {
         items: Vec<HandedOver>,
         (store, identify): (Option<Arc<dyn DescriptorStore>>, Identify),
     ) -> Self {
-        let Inherited { lock, exports: left } = Inherited::new(dir, items);
+        let Inherited { lock, exports: left, useless } = Inherited::new(dir, items);
         let handed_over = lock.is_some();
         let front_end = FuseFrontEnd {
             dir: dir.to_owned(),
@@ -64,6 +64,10 @@ impl FuseFrontEnd {
             keeping: Keeping::new(store, identify),
             state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
+        // As long as the manager keeps them, whoever waits for such a file waits for ever.
+        for (volume, identity) in useless {
+            front_end.keeping.forget_former(&volume, &identity);
+        }
         // A directory that another daemon uses is reported when a volume is to be exported there.
         if !handed_over && dir.exists() {
             let mut state = front_end.state.lock();

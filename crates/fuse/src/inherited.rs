@@ -58,6 +58,8 @@ pub(crate) struct Inherited {
     pub(crate) lock: Option<File>,
     /// By volume, until each is served again.
     pub(crate) exports: BTreeMap<String, LeftExport>,
+    /// Volumes and identities of connections that were kept in vain: nobody can go on with them.
+    pub(crate) useless: Vec<(String, String)>,
 }
 
 impl Inherited {
@@ -112,7 +114,7 @@ impl Inherited {
             whole
         });
         for ((volume, identity), connections) in kept {
-            match revived(dir, &volume, identity, connections) {
+            match revived(dir, &volume, identity.clone(), connections) {
                 Some(left) => {
                     inherited.exports.insert(volume, left);
                 }
@@ -121,6 +123,7 @@ impl Inherited {
                         volume,
                         "its file was kept, but has no loop device any more; its users get errors"
                     );
+                    inherited.useless.push((volume, identity));
                 }
             }
         }

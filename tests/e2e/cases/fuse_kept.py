@@ -137,6 +137,20 @@ def the_manager_lets_go_of_what_is_removed(box):
 
 
 @test
+def what_nobody_can_go_on_with_is_not_kept(box):
+    daemon, device = kept(box)
+    daemon.hear_all()
+    daemon.kill()
+    # As of a daemon that was killed before it had a loop device.
+    daemon.kept = [(name.replace("/v/", "/w/"), fd) for name, fd in daemon.kept]
+    daemon.start()
+    daemon.hear_all()
+    check(daemon.kept and all("/v/" in name for name, _ in daemon.kept), f"what is kept: {daemon.kept}")
+    with open(daemon.show("v")["export"]["device"], "rb") as disk:
+        check_equal(disk.read(4096), bytes(4096), "what the new device reads")
+
+
+@test
 def a_volume_in_ram_does_not_outlive_its_daemon(box):
     daemon = box.daemon(keeps=16)
     exported(box, "v", daemon=daemon)
