@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use forebay_core::SECTOR_SIZE;
 use forebay_device::ublk;
 use forebay_engine::{ExportError, ExportErrorKind};
-use forebay_export::Users;
 use forebay_export::errors::failed;
+use forebay_export::{Note, Users};
 use rustix::io::Errno;
 
 use crate::control;
@@ -23,7 +23,6 @@ use crate::device::{Begun, Device, LANES, Shop, sysfs};
 use crate::helper::path;
 use crate::queues::Queues;
 use crate::wire::{DeviceInfo, state};
-use forebay_export::Note;
 
 /// How long the kernel may take to notice that the former server has ended. If that had all requests that
 /// a queue can have, an older kernel notices it when a request has taken [`crate::device::NOTICED`].

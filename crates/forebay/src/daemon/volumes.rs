@@ -416,7 +416,8 @@ impl Volumes {
         self.operate("stop", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let name = entry.volume.name.clone();
-            this.withdraw(&name, &ExportSet::NONE, force)?;
+            this.withdraw(&name, &ExportSet::NONE, force)
+                .inspect_err(|_| this.publish_again(&entry.volume))?;
             this.waiting().remove(&name);
             if entry.started {
                 // Stored first: a daemon that dies in between must not serve it again by itself.
@@ -488,7 +489,8 @@ impl Volumes {
         self.operate("delete", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let volume = entry.volume.clone();
-            this.withdraw(&volume.name, &ExportSet::NONE, false)?;
+            this.withdraw(&volume.name, &ExportSet::NONE, false)
+                .inspect_err(|_| this.publish_again(&volume))?;
             if discard_dirty {
                 work.limit(PARTING_PATIENCE);
                 return this.delete_whatever_happens(&volume, work);

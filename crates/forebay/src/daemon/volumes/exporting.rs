@@ -77,7 +77,8 @@ impl Volumes {
     /// Removes the exports of a volume, except those in `keep`.
     ///
     /// # Errors
-    /// One of them is in use, never with `force`.
+    /// One of them is in use, never with `force`. Those before it are removed:
+    /// [`Volumes::publish_again`] brings them back.
     pub(super) fn withdraw(
         &self,
         name: &VolumeName,
@@ -115,7 +116,7 @@ impl Volumes {
             return self.host.set(volume, work);
         }
         let keep = self.resolved(&volume.name, &volume.settings.export);
-        self.withdraw(&volume.name, &keep, false)?;
+        self.withdraw(&volume.name, &keep, false).inspect_err(|_| self.publish_again(before))?;
         let applied = self.host.set(volume, work);
         let exported = applied.clone().and_then(|()| self.publish(volume));
         if exported.is_err() {

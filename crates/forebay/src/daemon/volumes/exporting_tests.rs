@@ -222,3 +222,19 @@ fn a_hand_over_is_refused_that_would_cut_off_users_of_a_device() {
     daemon.fails(None);
     assert!(ask().message.contains("/does/not/exist"), "the program is asked only then");
 }
+
+#[test]
+fn a_refusal_by_one_front_end_leaves_the_exports_of_the_others() {
+    let daemon = Daemon::new();
+    daemon.ublk.fails(None);
+    daemon.create("fuse,ublk").expect("good");
+    daemon.ublk.fails(Some("withdraw"));
+    for refused in [
+        daemon.end(daemon.volumes.stop(&name(), false)),
+        daemon.end(daemon.volumes.delete(&name(), false)),
+        daemon.set("export=nbd"),
+    ] {
+        assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);
+        assert_eq!((daemon.devices.has("v"), daemon.ublk.has("v")), (true, true));
+    }
+}
