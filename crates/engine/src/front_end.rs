@@ -27,11 +27,15 @@ pub trait FrontEnd: Send + Sync {
         None
     }
 
-    /// Returns the addresses as an operator writes them.
-    fn addresses(&self) -> Vec<String>;
+    /// Returns the addresses at which every volume is found, as an operator writes them; none if each has its own.
+    fn addresses(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Returns the URIs of a volume, one for each address.
-    fn describe(&self, volume: &str) -> Vec<String>;
+    fn describe(&self, _volume: &str) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Starts serving `exports` on the calling lane.
     fn serve(

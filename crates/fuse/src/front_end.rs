@@ -120,14 +120,6 @@ impl FrontEnd for FuseFrontEnd {
         Some(FrontEndKind::Fuse)
     }
 
-    fn addresses(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn describe(&self, _volume: &str) -> Vec<String> {
-        Vec::new()
-    }
-
     fn serve(
         &self,
         lane: &Rc<Lane>,

@@ -84,14 +84,6 @@ impl FrontEnd for NbdKernelFrontEnd {
         Some(FrontEndKind::NbdKernel)
     }
 
-    fn addresses(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn describe(&self, _volume: &str) -> Vec<String> {
-        Vec::new()
-    }
-
     fn serve(
         &self,
         lane: &Rc<Lane>,

@@ -81,14 +81,6 @@ impl FrontEnd for UblkFrontEnd {
         Some(FrontEndKind::Ublk)
     }
 
-    fn addresses(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn describe(&self, _volume: &str) -> Vec<String> {
-        Vec::new()
-    }
-
     fn serve(
         &self,
         lane: &Rc<Lane>,

@@ -73,11 +73,6 @@ impl FrontEnd for VhostUserFrontEnd {
         Some(FrontEndKind::VhostUser)
     }
 
-    /// Returns nothing: a socket belongs to one volume, and is reported with it.
-    fn addresses(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     fn describe(&self, volume: &str) -> Vec<String> {
         let export = self.known(volume).into_iter();
         export.map(|export| format!("vhost-user:{}", export.path().display())).collect()

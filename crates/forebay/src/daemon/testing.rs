@@ -88,14 +88,6 @@ impl FrontEnd for FakeDevices {
         Some(self.kind)
     }
 
-    fn addresses(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn describe(&self, _: &str) -> Vec<String> {
-        Vec::new()
-    }
-
     fn serve(&self, _: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
         unreachable!("no test has lanes")
     }
