@@ -6,7 +6,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
-use forebay_core::{BlockSize, Mode, Op, SegmentId};
+use forebay_core::{BlockSize, Mode, Op, SegmentId, Survives};
 use forebay_device::{Device, IoBuf, RamDevice};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request,
@@ -99,8 +99,16 @@ impl CompletionSink for Sink {
 /// One request, to its end.
 fn request(world: &LaneWorld, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, byte: u8) {
     let data = (op == Op::Write).then(|| IoBuf::copy_from(&vec![byte; len as usize]));
-    let request =
-        Request { tag: 1, op, offset, len, fua: false, fast: false, no_hole: false, data };
+    let request = Request {
+        tag: 1,
+        op,
+        offset,
+        len,
+        survives: Survives::Nothing,
+        fast: false,
+        no_hole: false,
+        data,
+    };
     let sink = Rc::new(Sink::default());
     let as_sink: Rc<dyn CompletionSink> = sink.clone();
     target.submit(request, &as_sink);

@@ -30,7 +30,7 @@ pub use counters::CounterTotals;
 pub use export::{ExportSet, ExportSetError, FrontEndKind};
 pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
-pub use op::{IoError, Op};
+pub use op::{IoError, Op, Survives};
 pub use quiet::QuietHours;
 pub use settings::{
     Admission, Caching, ChoiceError, Durability, Mode, RamStrategy, ReplacementKind, WriteDown,

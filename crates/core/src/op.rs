@@ -17,6 +17,18 @@ pub enum Op {
     Prefetch,
 }
 
+/// What the effect of a request survives, once the request has succeeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Survives {
+    /// Nothing, until a flush: it may be in the memory of the daemon alone.
+    #[default]
+    Nothing,
+    /// The end of the daemon, in any way: a device has it, perhaps in a volatile write cache.
+    Daemon,
+    /// A power failure: it is durable, as FUA demands.
+    PowerLoss,
+}
+
 /// Why a request failed, as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum IoError {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Op, Survives};
 use forebay_device::{Device, IoBuf};
 
 /// One request of a client.
@@ -24,8 +24,8 @@ pub struct Request {
     pub offset: u64,
     /// Length of the range in bytes, a multiple of 512.
     pub len: u64,
-    /// Complete the request only when its effect is durable.
-    pub fua: bool,
+    /// Complete the request only when its effect survives this (`Write`, `WriteZeroes`, `Discard`).
+    pub survives: Survives,
     /// Refuse with [`IoError::NotSupported`] rather than write zeroes slowly (`WriteZeroes` only).
     pub fast: bool,
     /// Keep the space allocated (`WriteZeroes` only): do not punch a hole.

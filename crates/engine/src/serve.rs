@@ -91,7 +91,7 @@ pub(crate) struct Dispatch<'a>(pub(crate) &'a LaneVolume);
 impl Dispatch<'_> {
     async fn serve(self, request: Request) -> Completion {
         let started = self.0.now();
-        let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
+        let Request { tag, op, offset, len, survives, fast, no_hole, data } = request;
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
         let range =
             if op == Op::Flush { Ok(()) } else { self.0.volume.check_range(offset, len, write) };
@@ -119,16 +119,16 @@ impl Dispatch<'_> {
                 Op::Prefetch => (Reader(self.0).prefetch(offset, len).await, data),
                 Op::Write => match data {
                     Some(data) if data.len() as u64 == len => {
-                        let (result, data) = Writer(self.0).write(offset, data, fua).await;
+                        let (result, data) = Writer(self.0).write(offset, data, survives).await;
                         (result, Some(data))
                     }
                     other => (Err(IoError::Invalid), other),
                 },
                 Op::WriteZeroes => {
                     let zeroes = Zeroes { fast, no_hole };
-                    (Discarder(self.0).write_zeroes(offset, len, fua, zeroes).await, data)
+                    (Discarder(self.0).write_zeroes(offset, len, survives, zeroes).await, data)
                 }
-                Op::Discard => (Discarder(self.0).discard(offset, len, fua).await, data),
+                Op::Discard => (Discarder(self.0).discard(offset, len, survives).await, data),
                 Op::Flush => (Flusher(self.0).flush().await, data),
             },
         };

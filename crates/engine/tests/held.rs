@@ -4,7 +4,7 @@ mod world;
 
 use std::time::Duration;
 
-use forebay_core::{Durability, Mode, Op};
+use forebay_core::{Durability, Mode, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{Request, Settings};
 use forebay_testkit::OpKind;
@@ -125,7 +125,8 @@ fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
                 op: Op::Write,
                 offset: block * 4096,
                 len: data.len() as u64,
-                fua: number % 3 == 0,
+                survives: [Survives::PowerLoss, Survives::Daemon, Survives::Nothing]
+                    [number as usize % 3],
                 fast: false,
                 no_hole: false,
                 data: Some(IoBuf::copy_from(&data)),

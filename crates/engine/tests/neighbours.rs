@@ -6,7 +6,7 @@ mod world;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_core::{Mode, Op, OriginBlock};
+use forebay_core::{Mode, Op, OriginBlock, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, CompletionSink};
 use forebay_engine::{EngineLane, LaneVolume, Request, Settings, VolumeState};
@@ -365,7 +365,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
 /// A write through the cache while the log is full.
 #[test]
 fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
-    for fua in [false, true] {
+    for survives in [Survives::Nothing, Survives::Daemon, Survives::PowerLoss] {
         let world = World::new();
         let engine = open_small(&world, 8 * MIB);
         let (origin, faults) = world.faulty(ram(32));
@@ -389,7 +389,7 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
             let data = Some(IoBuf::copy_from(&pattern(tag)));
             let (op, offset) = (Op::Write, block * 4096);
             let (len, fast, no_hole) = (4096, false, false);
-            a.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, &sink);
+            a.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, &sink);
         }
         world.advance(Duration::from_secs(1));
         let space = engine.cache.store.space_of(a.volume().id).expect("it is there");
@@ -410,7 +410,7 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
         for (tag, early) in tags.into_iter().zip(early) {
             if early.is_none() {
                 world.wait(tag).result.expect("written");
-                assert!(!fua || faults.syncs() > syncs);
+                assert!(survives < Survives::PowerLoss || faults.syncs() > syncs);
             }
         }
         assert!(on_origin());

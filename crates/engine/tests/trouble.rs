@@ -5,7 +5,7 @@ mod world;
 
 use std::time::Duration;
 
-use forebay_core::{BlockSize, IoError, Mode, Op};
+use forebay_core::{BlockSize, IoError, Mode, Op, Survives};
 use forebay_engine::{Request, Settings};
 use forebay_testkit::{OpKind, peek, ram};
 use world::{World, settings};
@@ -102,7 +102,16 @@ fn zeroes_that_must_have_space_make_no_hole() {
         let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
         world.write(&target, 0, &vec![9; 3 << 20]);
         let (tag, op, offset, fast) = (0, Op::WriteZeroes, 512, false);
-        let request = Request { tag, op, offset, len, fua: false, fast, no_hole, data: None };
+        let request = Request {
+            tag,
+            op,
+            offset,
+            len,
+            survives: Survives::Nothing,
+            fast,
+            no_hole,
+            data: None,
+        };
         let tag = world.submit_as(&target, request);
         world.wait(tag).result.expect("zeroed");
         world.drain(&engine).expect("drained");

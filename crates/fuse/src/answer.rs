@@ -1,6 +1,6 @@
 //! Decides what becomes of a request: answered at once, passed to the volume, or ignored. Pure.
 
-use forebay_core::{IoError, Op, SECTOR_SIZE};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -32,8 +32,15 @@ pub struct FileFacts {
     pub uid: u32,
     /// The file's group.
     pub gid: u32,
-    /// It outlives the daemon, and its users do not notice that: what is answered must be durable.
+    /// It outlives the daemon, and its users do not notice that: what is answered must survive it.
     pub outlives: bool,
+}
+
+impl FileFacts {
+    /// Returns what each change survives at least.
+    fn promise(&self) -> Survives {
+        if self.outlives { Survives::Daemon } else { Survives::Nothing }
+    }
 }
 
 /// A request to the volume.
@@ -45,8 +52,8 @@ pub struct VolumeRequest {
     pub offset: u64,
     /// Bytes, a multiple of 512.
     pub len: u64,
-    /// Must be durable before the reply.
-    pub durable: bool,
+    /// Must survive this before the reply.
+    pub survives: Survives,
     /// The range should be deallocated (`WriteZeroes` only).
     pub punch: bool,
 }
@@ -138,7 +145,7 @@ pub fn decide(message: &Message, file: &FileFacts) -> Action {
             op: Op::Flush,
             offset: 0,
             len: 0,
-            durable: false,
+            survives: Survives::Nothing,
             punch: false,
         }),
         Request::Fallocate { offset, len, mode } => fallocate(offset, len, mode, file),
@@ -217,7 +224,7 @@ fn read(offset: u64, len: u32, file: &FileFacts) -> Action {
         offset: start,
         // The size is a multiple of 512, so this does not go beyond it.
         len: end.next_multiple_of(SECTOR_SIZE) - start,
-        durable: false,
+        survives: Survives::Nothing,
         punch: false,
     };
     Action::Read { request, skip: (offset - start) as u32, len: (end - offset) as u32 }
@@ -233,8 +240,8 @@ fn write(offset: u64, len: u32, durable: bool, file: &FileFacts) -> Action {
     if len == 0 {
         return Action::Reply(Ok(written(0)));
     }
-    let durable = durable || file.outlives;
-    Action::Volume(VolumeRequest { op: Op::Write, offset, len: len.into(), durable, punch: false })
+    let survives = if durable { Survives::PowerLoss } else { file.promise() };
+    Action::Volume(VolumeRequest { op: Op::Write, offset, len: len.into(), survives, punch: false })
 }
 
 /// Returns the reply to a write of `len` bytes.
@@ -257,7 +264,7 @@ fn fallocate(offset: u64, len: u64, mode: u32, file: &FileFacts) -> Action {
             op: Op::WriteZeroes,
             offset,
             len,
-            durable: file.outlives,
+            survives: file.promise(),
             punch,
         }),
     }

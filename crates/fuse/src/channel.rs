@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp, RingRun};
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
@@ -387,7 +387,7 @@ impl Channel {
         }
         let len = request.len as usize;
         let data = buf.get(DATA..DATA + len).unwrap_or_default();
-        if !request.durable
+        if request.survives == Survives::Nothing
             && let Some(result) = target.write_now(request.offset, data)
         {
             self.reply(id, result.map(|()| written(request.len as u32)).map_err(errno));
@@ -413,10 +413,10 @@ impl Channel {
         in_flight: InFlight,
         sink: &Rc<dyn CompletionSink>,
     ) {
-        let VolumeRequest { op, offset, len, durable, punch } = *request;
+        let VolumeRequest { op, offset, len, survives, punch } = *request;
         let tag = self.in_flight.borrow_mut().add(in_flight);
         let (fast, no_hole) = (punch, op == Op::WriteZeroes && !punch);
-        target.submit(Request { tag, op, offset, len, fua: durable, fast, no_hole, data }, sink);
+        target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, sink);
     }
 
     /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a file
@@ -434,9 +434,9 @@ impl Channel {
         let lane = self.lane.clone();
         lane.spawn(async move {
             let tag = self.in_flight.borrow_mut().add(InFlight { kind: Kind::Other, ..in_flight });
-            let VolumeRequest { op, offset, len, durable: fua, .. } = request;
+            let VolumeRequest { op, offset, len, survives, .. } = request;
             let request =
-                Request { tag, op, offset, len, fua, fast: false, no_hole: false, data: None };
+                Request { tag, op, offset, len, survives, fast: false, no_hole: false, data: None };
             let sink: Rc<dyn CompletionSink> = self;
             target.submit(request, &sink);
         });

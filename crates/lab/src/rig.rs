@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::{BlockSize, Clock, Op};
+use forebay_core::{BlockSize, Clock, Op, Survives};
 use forebay_device::{Device, IoBuf, Queue, QueueContext};
 use forebay_engine::{EngineLane, LaneContext, LaneVolume, Request, Settings, VolumeSpec};
 use forebay_format::Uuid;
@@ -128,7 +128,7 @@ impl Plan {
 /// A request without flags.
 #[inline]
 pub(crate) fn request(tag: u64, op: Op, offset: u64, len: u64, data: Option<IoBuf>) -> Request {
-    Request { tag, op, offset, len, fua: false, fast: false, no_hole: false, data }
+    Request { tag, op, offset, len, survives: Survives::Nothing, fast: false, no_hole: false, data }
 }
 
 /// Formats the cache device, opens it and creates the volume.

@@ -15,14 +15,14 @@ use forebay_engine::{ExportError, ExportErrorKind};
 use forebay_export::errors::{busy, failed};
 use forebay_export::sync::sync;
 use forebay_export::{Note, Notes, Users, link};
-use forebay_nbd::Outliving;
+use forebay_nbd::{Outliving, OutlivingDevice};
 use rustix::io::Errno;
 
 use crate::control::{Control, NewDevice};
 use crate::errors::{no_socket, refused};
 use crate::handshake::{Export, agree};
 use crate::helper::{Step, Task};
-use crate::sysfs::{find, has_mark, identifier, path, size, unused};
+use crate::sysfs::{find, flushes, has_mark, identifier, path, size, unused};
 
 /// How long requests wait for the next daemon. Then they fail, as those of a disk that is gone.
 const ABSENCE: Duration = Duration::from_secs(600);
@@ -94,7 +94,8 @@ impl Shop {
     /// Sets up a device.
     fn make(&self, volume: &str, mark: u64, survives: bool) -> Result<Device, ExportError> {
         let control = Control::open().map_err(refused)?;
-        let (socket, Export { size, flags }) = self.dial(volume, survives.then_some(mark))?;
+        let (socket, Export { size, flags }) =
+            self.dial(volume, survives.then_some(OutlivingDevice { mark, flushes: true }))?;
         let patience = if survives { ABSENCE } else { NO_ABSENCE };
         let text = identifier(mark);
         for number in unused() {
@@ -164,7 +165,9 @@ impl Shop {
         notice: Duration,
     ) -> Result<(), ExportError> {
         let device = path(number);
-        let (socket, export) = self.dial(volume, Some(mark))?;
+        // A former version has made devices without a write cache.
+        let known = OutlivingDevice { mark, flushes: flushes(number) };
+        let (socket, export) = self.dial(volume, Some(known))?;
         let has = size(number);
         if has.is_none_or(|has| has > export.size) {
             let message = format!(
@@ -206,7 +209,11 @@ impl Shop {
     }
 
     /// Connects to the daemon's NBD server, and agrees on a volume.
-    fn dial(&self, volume: &str, device: Option<u64>) -> Result<(UnixStream, Export), ExportError> {
+    fn dial(
+        &self,
+        volume: &str,
+        device: Option<OutlivingDevice>,
+    ) -> Result<(UnixStream, Export), ExportError> {
         let socket = self.socket.as_ref().ok_or_else(no_socket)?;
         let dialled = || {
             let mut stream = UnixStream::connect(socket)?;

@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 
+use forebay_nbd::OutlivingDevice;
 use forebay_nbd::wire::{
     GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader,
     handshake_flag, info, option, option_reply, transmission_flag,
@@ -45,7 +46,7 @@ fn unexpected(what: &str) -> io::Error {
 pub fn agree(
     stream: &mut (impl Read + Write),
     volume: &str,
-    device: Option<u64>,
+    device: Option<OutlivingDevice>,
 ) -> io::Result<Export> {
     let mut greeting = [0; GREETING];
     stream.read_exact(&mut greeting)?;
@@ -56,7 +57,7 @@ pub fn agree(
     let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
     stream.write_all(&u32::from(flags).to_be_bytes())?;
     if let Some(device) = device {
-        ask(stream, option::OUTLIVING, &device.to_be_bytes())?;
+        ask(stream, option::OUTLIVING, &device.to_bytes())?;
     }
     let len = u32::try_from(volume.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let go = [&len.to_be_bytes(), volume.as_bytes(), &0u16.to_be_bytes()].concat();
@@ -118,6 +119,10 @@ mod tests {
 
     use super::*;
 
+    fn device(flushes: bool) -> Option<OutlivingDevice> {
+        Some(OutlivingDevice { mark: 77, flushes })
+    }
+
     /// The daemon's server, without a socket.
     struct Served {
         handshake: Handshake,
@@ -125,7 +130,7 @@ mod tests {
         received: Vec<u8>,
         replies: Vec<u8>,
         /// The device of the session, when there is one.
-        started: Option<Option<u64>>,
+        started: Option<Option<OutlivingDevice>>,
     }
 
     impl Served {
@@ -178,8 +183,9 @@ mod tests {
         let writes = SEND_TRIM | SEND_WRITE_ZEROES;
         for (volume, device, flags) in [
             ("v", None, HAS_FLAGS | SEND_FLUSH | SEND_FUA | writes),
-            ("v", Some(77), HAS_FLAGS | writes),
-            ("fixed", Some(77), HAS_FLAGS | READ_ONLY),
+            ("v", device(true), HAS_FLAGS | SEND_FLUSH | SEND_FUA | writes),
+            ("v", device(false), HAS_FLAGS | writes),
+            ("fixed", device(false), HAS_FLAGS | READ_ONLY),
         ] {
             let mut server = Served::new();
             let export = agree(&mut server, volume, device).expect("agreed");
@@ -200,7 +206,7 @@ mod tests {
         for replies in [&b"NBDMAGIC"[..], &[0; 64], b"NBDMAGICIHAVEOPT\0\x03"] {
             let mut server = Served { replies: replies.to_vec(), ..Served::new() };
             server.exports = ExportList::new(Vec::new());
-            assert!(agree(&mut server, "v", Some(1)).is_err());
+            assert!(agree(&mut server, "v", device(true)).is_err());
         }
     }
 }

@@ -43,6 +43,11 @@ pub(crate) fn unused() -> impl Iterator<Item = u32> {
     (0..=HIGHEST).filter(|number| fact(*number, "pid").is_none())
 }
 
+/// Returns whether the kernel takes a device for one with a volatile write cache, and flushes it.
+pub(crate) fn flushes(number: u32) -> bool {
+    fact(number, "queue/write_cache").is_some_and(|text| text == "write back")
+}
+
 /// Returns the bytes of a device.
 pub(crate) fn size(number: u32) -> Option<u64> {
     fact(number, "size")?.parse::<u64>().ok()?.checked_mul(SECTOR_SIZE)

@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use forebay_core::{IoError, Nanos, Op};
+use forebay_core::{IoError, Nanos, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
 use forebay_lane::{Lane, LaneMemory, Signal, yield_now};
@@ -285,9 +285,9 @@ impl Connection {
     pub(crate) fn execute(&self, command: &Command, payload: &[u8], sink: &Rc<dyn CompletionSink>) {
         let Command { kind, offset, len, .. } = *command;
         let to = command.to();
-        let (op, fua) = match kind {
+        let (op, survives) = match kind {
             Kind::BlockStatus { .. } => return,
-            Kind::Volume { op, fua, .. } => (op, fua),
+            Kind::Volume { op, survives, .. } => (op, survives),
         };
         let data = match op {
             // Empty requests need nothing from the volume.
@@ -308,7 +308,9 @@ impl Connection {
                 None
             }
             Op::Write => {
-                if !fua && let Some(result) = self.target.write_now(offset, payload) {
+                if survives == Survives::Nothing
+                    && let Some(result) = self.target.write_now(offset, payload)
+                {
                     self.batch.borrow_mut().put_result(to, result);
                     return;
                 }
@@ -340,8 +342,8 @@ impl Connection {
         data: IoBuf,
         sink: &Rc<dyn CompletionSink>,
     ) {
-        let fua = matches!(command.kind, Kind::Volume { fua: true, .. });
-        if !fua && let Some(result) = self.target.write_now(command.offset, &data) {
+        let buffered = matches!(command.kind, Kind::Volume { survives: Survives::Nothing, .. });
+        if buffered && let Some(result) = self.target.write_now(command.offset, &data) {
             self.batch.borrow_mut().put_result(command.to(), result);
             return;
         }
@@ -349,7 +351,8 @@ impl Connection {
     }
 
     fn submit(&self, command: &Command, data: Option<IoBuf>, sink: &Rc<dyn CompletionSink>) {
-        let Command { kind: Kind::Volume { op, fua, fast, no_hole }, offset, len, .. } = *command
+        let Command { kind: Kind::Volume { op, survives, fast, no_hole }, offset, len, .. } =
+            *command
         else {
             return;
         };
@@ -357,7 +360,7 @@ impl Connection {
         let held = self.granted.take();
         let request = InFlight { to: command.to(), len, read, held };
         let tag = self.in_flight.borrow_mut().add(request);
-        self.target.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, sink);
+        self.target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, sink);
     }
 
     /// Wakes the sending task if the batch is not empty.

@@ -11,7 +11,7 @@ use forebay_engine::{BlockService, Exports, HandedOver};
 use forebay_lane::Lane;
 use parking_lot::Mutex;
 
-use crate::outliving::{Outliving, Present};
+use crate::outliving::{Outliving, OutlivingDevice, Present};
 use crate::transmission::Session;
 use crate::wire::Headers;
 
@@ -21,6 +21,8 @@ pub(crate) const LISTENER: &str = "listener";
 const CLIENT: &str = "client";
 /// Word of a client that is a device, before its number.
 const DEVICE: &str = "device=";
+/// Word of a device with a volatile write cache.
+const FLUSHES: &str = "flushes";
 /// Label of the names of the exports that were served.
 const EXPORTS: &str = "exports";
 
@@ -45,14 +47,15 @@ pub(crate) struct LeftClient {
 }
 
 /// The flags of a session, by name.
-fn flags(session: &Session) -> [(&'static str, bool); 5] {
-    let Session { size: _, read_only, headers, contexts, device: _ } = *session;
+fn flags(session: &Session) -> [(&'static str, bool); 6] {
+    let Session { size: _, read_only, headers, contexts, device } = *session;
     [
         ("read-only", read_only),
         ("structured", headers == Headers::Structured),
         ("extended", headers == Headers::Extended),
         ("allocation", contexts.allocation),
         ("state", contexts.state),
+        (FLUSHES, device.is_some_and(|device| device.flushes)),
     ]
 }
 
@@ -62,7 +65,7 @@ pub(crate) fn client(client: LeftClient) -> HandedOver {
     let mut label = vec![CLIENT.to_owned(), export, session.size.to_string()];
     let set = flags(&session).into_iter().filter(|(_, set)| *set);
     label.extend(set.map(|(name, _)| name.to_owned()));
-    label.extend(session.device.map(|device| format!("{DEVICE}{device:016x}")));
+    label.extend(session.device.map(|device| format!("{DEVICE}{:016x}", device.mark)));
     HandedOver { label, descriptor: Some(descriptor), data: received }
 }
 
@@ -70,6 +73,7 @@ pub(crate) fn client(client: LeftClient) -> HandedOver {
 fn read_client(item: HandedOver) -> Option<LeftClient> {
     let [export, size, words @ ..] = item.labelled(CLIENT)? else { return None };
     let mut session = Session { size: size.parse().ok()?, ..Session::default() };
+    let flushes = words.iter().any(|word| word == FLUSHES);
     for word in words {
         match word.as_str() {
             "read-only" => session.read_only = true,
@@ -77,9 +81,10 @@ fn read_client(item: HandedOver) -> Option<LeftClient> {
             "extended" => session.headers = Headers::Extended,
             "allocation" => session.contexts.allocation = true,
             "state" => session.contexts.state = true,
+            FLUSHES => (),
             other => {
-                let device = other.strip_prefix(DEVICE)?;
-                session.device = Some(u64::from_str_radix(device, 16).ok()?);
+                let mark = u64::from_str_radix(other.strip_prefix(DEVICE)?, 16).ok()?;
+                session.device = Some(OutlivingDevice { mark, flushes });
             }
         }
     }
@@ -116,7 +121,7 @@ impl Inherited {
             let label = item.label.clone();
             match read_client(item) {
                 Some(client) => {
-                    let present = client.session.device.map(|device| outliving.enter(device));
+                    let present = client.session.device.map(|device| outliving.enter(device.mark));
                     clients.push(LeftClient { present, ..client });
                 }
                 None => {
@@ -227,7 +232,8 @@ mod tests {
                 read_only: flags & 1 != 0,
                 headers: headers[usize::from(flags) / 8 % 3],
                 contexts: Contexts { allocation: flags & 2 != 0, state: flags & 4 != 0 },
-                device: (flags >= 24).then_some(u64::MAX - 1),
+                device: (flags >= 24)
+                    .then_some(OutlivingDevice { mark: u64::MAX - 1, flushes: flags & 4 != 0 }),
             };
             let read = read_client(left("a b", session)).expect("it is one");
             assert_eq!((read.export.as_str(), read.session), ("a b", session));
@@ -238,7 +244,10 @@ mod tests {
         unknown.label.push("of-tomorrow".into());
         let mut nameless = left("v", session);
         nameless.descriptor = None;
-        let device = left("v", Session { device: Some(5), ..session });
+        let device = left(
+            "v",
+            Session { device: Some(OutlivingDevice { mark: 5, flushes: false }), ..session },
+        );
         let items = vec![left("v", session), unknown, nameless, device, exports(vec!["v".into()])];
         let outliving = Outliving::default();
         let inherited = Inherited::new(items, &outliving);

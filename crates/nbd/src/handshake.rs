@@ -10,6 +10,7 @@ use forebay_engine::{BlockService, Exports};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::outliving::OutlivingDevice;
 use crate::status::Contexts;
 use crate::transmission::{MAX_PAYLOAD, Session};
 use crate::wire::{
@@ -111,7 +112,7 @@ pub struct Handshake {
     headers: Headers,
     /// The metadata contexts that were chosen, and the export for which they hold.
     contexts: Option<(String, Contexts)>,
-    device: Option<u64>,
+    device: Option<OutlivingDevice>,
     options: u32,
 }
 
@@ -259,13 +260,11 @@ impl Handshake {
             option::LIST => list(data, exports, replies),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
             // Another machine's kernel has no device of ours.
-            option::OUTLIVING if self.security == Security::Local => match data.try_into() {
-                Ok(bytes) => {
-                    self.device = Some(u64::from_be_bytes(bytes));
-                    Ok(())
-                }
-                Err(_) => Err(DATA),
-            },
+            option::OUTLIVING if self.security == Security::Local => {
+                let device = OutlivingDevice::from_bytes(data);
+                self.device = device.or(self.device);
+                device.map(drop).ok_or(DATA)
+            }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, replies)
             }
@@ -475,7 +474,7 @@ fn list(data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Result<(),
 pub fn transmission_flags(session: &Session) -> u16 {
     use transmission_flag::*;
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
-    if session.device.is_some() {
+    if session.device.is_some_and(|device| !device.flushes) {
         // To Linux that is a device without a volatile write cache.
         flags &= !(SEND_FLUSH | SEND_FUA);
     }

@@ -45,6 +45,6 @@ pub use allow::{Network, NetworkError};
 pub use front_end::NbdFrontEnd;
 pub use limits::{ConnectionCount, Limits};
 pub use listener::{Listener, Protection};
-pub use outliving::Outliving;
+pub use outliving::{Outliving, OutlivingDevice};
 pub use server::Server;
 pub use tls::{Tls, TlsError, TlsFiles};

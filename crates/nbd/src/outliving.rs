@@ -6,7 +6,43 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_core::Survives;
 use parking_lot::Mutex;
+
+/// A device that outlives its connections, and sends requests again that were not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutlivingDevice {
+    /// Tells it from others.
+    pub mark: u64,
+    /// It has a volatile write cache: its users flush what must be durable.
+    pub flushes: bool,
+}
+
+impl OutlivingDevice {
+    /// Returns what its writes survive at least. It does not notice that the daemon ends, so it would take
+    /// its next flush as proof of what was lost.
+    pub(crate) fn promise(self) -> Survives {
+        if self.flushes { Survives::Daemon } else { Survives::PowerLoss }
+    }
+
+    /// Returns the data of the option that introduces it.
+    pub fn to_bytes(self) -> [u8; 9] {
+        let mut bytes = [0; 9];
+        bytes[..8].copy_from_slice(&self.mark.to_be_bytes());
+        bytes[8] = self.flushes.into();
+        bytes
+    }
+
+    /// The inverse of [`OutlivingDevice::to_bytes`].
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (mark, rest) = bytes.split_first_chunk()?;
+        let mark = u64::from_be_bytes(*mark);
+        match rest {
+            [flushes @ (0 | 1)] => Some(OutlivingDevice { mark, flushes: *flushes == 1 }),
+            _ => None,
+        }
+    }
+}
 
 /// The number of sessions of each device, over all lanes.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +58,7 @@ pub(crate) struct Present {
 }
 
 impl Outliving {
-    /// Returns whether a device is connected, has requests in flight from a connection that has ended, or waits
+    /// Returns whether the device with a mark is connected, has requests in flight from a connection that has ended, or waits
     /// for its volume after a hand-over.
     pub fn has(&self, device: u64) -> bool {
         self.0.lock().contains_key(&device)

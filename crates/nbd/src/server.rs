@@ -500,7 +500,7 @@ async fn transmit(
 ) {
     let Start { export, target, session } = start;
     tracing::debug!(export, ?session, "a client starts");
-    place.present = session.device.map(|device| shared.count.outliving().enter(device));
+    place.present = session.device.map(|device| shared.count.outliving().enter(device.mark));
     let connection = {
         let lane = (shared.lane.clone(), shared.memory.clone());
         let finder = shared.count.finder().clone();

@@ -3,8 +3,9 @@
 //! Pure. The [`Parser`] gets the bytes received so far and returns the next event in them. It reads
 //! no further than that, allocates nothing, and skips the data of refused writes.
 
-use forebay_core::{Op, SECTOR_SIZE};
+use forebay_core::{Op, SECTOR_SIZE, Survives};
 
+use crate::outliving::OutlivingDevice;
 use crate::status::Contexts;
 use crate::wire::{ErrorCode, Header, Headers, ReplyTo, command, command_flag};
 
@@ -22,9 +23,9 @@ pub struct Session {
     pub headers: Headers,
     /// The metadata contexts that the client may query.
     pub contexts: Contexts,
-    /// The client is this device, which outlives the connection: each write is durable before it is
-    /// answered, see [`OUTLIVING`](crate::wire::option::OUTLIVING).
-    pub device: Option<u64>,
+    /// The client is this device, which outlives the connection: each write survives the daemon before it
+    /// is answered, see [`OUTLIVING`](crate::wire::option::OUTLIVING).
+    pub device: Option<OutlivingDevice>,
 }
 
 /// What a request does.
@@ -34,8 +35,8 @@ pub enum Kind {
     Volume {
         /// The operation.
         op: Op,
-        /// Must be durable before the reply (FUA).
-        fua: bool,
+        /// Must survive this before the reply.
+        survives: Survives,
         /// Must fail rather than be slow (`WriteZeroes` only).
         fast: bool,
         /// The zeroes must stay allocated (`WriteZeroes` only).
@@ -253,7 +254,7 @@ fn classify(command: u16, flags: u16, headers: Headers) -> Option<(Kind, u16)> {
 
     let volume = |op| Kind::Volume {
         op,
-        fua: flags & FUA != 0,
+        survives: if flags & FUA != 0 { Survives::PowerLoss } else { Survives::Nothing },
         fast: flags & FAST_ZERO != 0,
         no_hole: flags & NO_HOLE != 0,
     };
@@ -316,8 +317,9 @@ pub fn judge(header: &Header, session: &Session) -> Verdict {
     if writes && session.read_only {
         return refuse(ErrorCode::Permission, "the export is read-only");
     }
-    if let Kind::Volume { fua, .. } = &mut kind {
-        *fua |= writes && session.device.is_some();
+    if let (Kind::Volume { survives, .. }, Some(device), true) = (&mut kind, session.device, writes)
+    {
+        *survives = device.promise().max(*survives);
     }
     if let Err((error, message)) = check_length(header, session) {
         return refuse(error, message);

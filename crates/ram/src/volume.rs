@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{IoError, Op, SECTOR_SIZE};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{
     BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent,
@@ -214,6 +214,7 @@ impl BlockService for RamVolume {
     fn submit(&self, mut request: Request, sink: &Rc<dyn CompletionSink>) {
         let Request { op, offset, len, .. } = request;
         let ignores_flush = self.tier.is_deferring() && self.tier.deferring.ignores_flush();
+        let promises = |request: &Request| request.survives != Survives::Nothing && !ignores_flush;
         self.watch_change(&request);
         let then = match op {
             Op::Flush if ignores_flush => {
@@ -224,11 +225,11 @@ impl BlockService for RamVolume {
             _ if !self.is_valid(offset, len) => Then::Pass,
             Op::Read => Then::Fill,
             Op::Write if self.defers(&request) => {
-                let durable = request.fua && !ignores_flush;
+                let durable = promises(&request);
                 return self.forward.defer(request, durable, sink);
             }
             Op::WriteZeroes if self.is_small_zero(&request) => {
-                let durable = request.fua && !ignores_flush;
+                let durable = promises(&request);
                 let data = Some(IoBuf::zeroed(len as usize));
                 return self.forward.defer(Request { data, ..request }, durable, sink);
             }

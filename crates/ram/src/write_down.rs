@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use forebay_core::{IoError, Nanos, Op, WriteDown};
+use forebay_core::{IoError, Nanos, Op, Survives, WriteDown};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, Notify, either, join_all, yield_now};
@@ -80,7 +80,16 @@ async fn ask(lower: &Rc<dyn BlockService>, request: Request) -> Completion {
 }
 
 fn request(op: Op, offset: u64, len: u64, data: Option<IoBuf>) -> Request {
-    Request { tag: 0, op, offset, len, fua: false, fast: false, no_hole: false, data }
+    Request {
+        tag: 0,
+        op,
+        offset,
+        len,
+        survives: Survives::Nothing,
+        fast: false,
+        no_hole: false,
+        data,
+    }
 }
 
 fn write(offset: u64, data: IoBuf) -> Request {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_core::{Nanos, Op};
+use forebay_core::{Nanos, Op, Survives};
 
 /// An operation that a client wants.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +13,8 @@ pub struct WorkloadOp {
     pub first: u64,
     /// Sectors; 0 for a flush.
     pub sectors: u64,
-    /// Whether the effect must be durable when it ends.
-    pub fua: bool,
+    /// What the effect must survive when it ends.
+    pub survives: Survives,
     /// Whether to try the path that does not wait first.
     pub at_once: bool,
 }
@@ -36,6 +36,8 @@ pub struct Mix {
     pub prefetch: u32,
     /// Percentage of writes that are FUA.
     pub fua_percent: u32,
+    /// Percentage of the other writes that must survive the daemon.
+    pub written_percent: u32,
 }
 
 impl Mix {
@@ -49,6 +51,7 @@ impl Mix {
             write_zeroes: if zeroes { rng.u32(0..5) } else { 0 },
             prefetch: rng.u32(0..4),
             fua_percent: if rng.bool() { rng.u32(0..20) } else { 0 },
+            written_percent: 0,
         }
     }
 
@@ -134,7 +137,7 @@ impl Client {
         let op = self.mix.op(&mut self.rng);
         let at_once = self.rng.bool();
         if op == Op::Flush {
-            return WorkloadOp { op, first: 0, sectors: 0, fua: false, at_once };
+            return WorkloadOp { op, first: 0, sectors: 0, survives: Survives::Nothing, at_once };
         }
         let sectors = match op {
             // Long enough to be zeroed without a write.
@@ -143,9 +146,22 @@ impl Client {
         };
         let sectors = sectors.min(self.sectors);
         let first = self.start(sectors).min(self.sectors - sectors);
-        let fua = matches!(op, Op::Write | Op::WriteZeroes)
-            && self.rng.u32(0..100) < self.mix.fua_percent;
-        WorkloadOp { op, first, sectors, fua, at_once }
+        let survives = match op {
+            Op::Write | Op::WriteZeroes => self.promise(),
+            _ => Survives::Nothing,
+        };
+        WorkloadOp { op, first, sectors, survives, at_once }
+    }
+
+    fn promise(&mut self) -> Survives {
+        if self.rng.u32(0..100) < self.mix.fua_percent {
+            return Survives::PowerLoss;
+        }
+        let written = self.mix.written_percent;
+        if written > 0 && self.rng.u32(0..100) < written {
+            return Survives::Daemon;
+        }
+        Survives::Nothing
     }
 
     /// Mostly bursts; sometimes a pause in which background work gets its turn.

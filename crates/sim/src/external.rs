@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineError, EngineErrorKind, Obstacle, Request,
 };
@@ -204,7 +204,7 @@ impl World<'_> {
             op: Op::Read,
             offset,
             len,
-            fua: false,
+            survives: Survives::Nothing,
             fast: false,
             no_hole: false,
             data: None,

@@ -44,11 +44,13 @@ pub enum Feature {
     /// The system stops in good order more often, and loads the index slowly while requests are
     /// served.
     Loading,
+    /// Clients want writes to survive the daemon, and more crashes are the end of the process alone.
+    Written,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 15] = [
+    pub const ALL: [Feature; 16] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -64,6 +66,7 @@ impl Feature {
         Feature::Caching,
         Feature::IgnoreFlush,
         Feature::Loading,
+        Feature::Written,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -84,6 +87,7 @@ impl Feature {
             Feature::Caching => "caching",
             Feature::IgnoreFlush => "ignore-flush",
             Feature::Loading => "loading",
+            Feature::Written => "written",
         }
     }
 
@@ -93,7 +97,7 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
-            Feature::Deferred | Feature::Caching | Feature::Loading => 6,
+            Feature::Deferred | Feature::Caching | Feature::Loading | Feature::Written => 6,
             Feature::IgnoreFlush => 24,
         }
     }
@@ -110,6 +114,7 @@ impl Feature {
             Feature::Caching => Some(0xcac4),
             Feature::IgnoreFlush => Some(0x19f1),
             Feature::Loading => Some(0x10ad),
+            Feature::Written => Some(0x3717),
             _ => None,
         }
     }
@@ -122,6 +127,7 @@ impl Feature {
             PlantedBug::NotLoadedIsAbsent | PlantedBug::LoadedDirtyNotTold => {
                 Some(Feature::Loading)
             }
+            PlantedBug::WriteOutDoesNotWait => Some(Feature::Written),
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::GenerationsWrap => Some(Feature::Aged),
@@ -155,7 +161,7 @@ impl Feature {
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
-            Feature::Loading => true,
+            Feature::Loading | Feature::Written => true,
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,

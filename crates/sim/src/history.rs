@@ -7,6 +7,8 @@
 //!
 //! Times are event numbers, so no two are equal.
 
+use forebay_core::Survives;
+
 use crate::stamp::{Content, Value};
 
 /// The number of an event.
@@ -29,6 +31,11 @@ struct Version {
     hidden: Moment,
     /// Made durable by a flush, by FUA or by recovery.
     durable: bool,
+    /// It survives the death of the process, if no power fails.
+    written: bool,
+    /// It was replaced by such a version before the process died: unless the power fails before the system is
+    /// up again, it is gone.
+    superseded: bool,
     lost: bool,
     /// A discard: it hides nothing until a read returns its zeroes.
     advisory: bool,
@@ -78,6 +85,8 @@ impl History {
             settled: 0,
             hidden: NEVER,
             durable: true,
+            written: false,
+            superseded: false,
             lost: false,
             advisory: false,
             before: Vec::new(),
@@ -101,6 +110,8 @@ impl History {
             settled: NEVER,
             hidden: NEVER,
             durable: false,
+            written: false,
+            superseded: false,
             lost: false,
             advisory,
             before: Vec::new(),
@@ -108,12 +119,12 @@ impl History {
         });
     }
 
-    /// Notes that it ended: with success, perhaps durably, or with an error.
+    /// Notes that it ended: with success, and what it survives then, or with an error.
     pub fn end(
         &mut self,
         id: VersionId,
         success: bool,
-        fua: bool,
+        survives: Survives,
         now: Moment,
         oldest_read: Moment,
     ) {
@@ -124,7 +135,8 @@ impl History {
             return;
         }
         version.acknowledged = now;
-        version.durable |= fua;
+        version.durable |= survives == Survives::PowerLoss;
+        version.written |= survives >= Survives::Daemon;
         if !version.advisory {
             self.covered |= self.tainted.is_some_and(|tainted| tainted < version.submitted);
             let ended = version.clone();
@@ -235,21 +247,39 @@ impl History {
     }
 
     /// Notes a crash with nothing in flight afterwards: any version that is not lost may be found,
-    /// and must then stay.
-    pub fn crash(&mut self, now: Moment) {
+    /// and must then stay. `power`: a device lost its power, and not only the process died.
+    pub fn crash(&mut self, power: bool, now: Moment) {
         self.covered = false;
         self.versions.retain(|version| !version.lost);
-        self.versions.sort_by_key(|version| version.value);
+        for index in 0..self.versions.len() {
+            let version = &self.versions[index];
+            let replaces =
+                |other: &Version| other.written && !other.advisory && version.precedes(other);
+            let superseded = version.superseded || self.versions.iter().any(replaces);
+            self.versions[index].superseded = superseded && !power;
+        }
+        self.versions.sort_by_key(|version| (version.value, version.superseded));
         self.versions.dedup_by_key(|version| version.value);
         for version in &mut self.versions {
             version.submitted = 0;
             version.acknowledged = now;
             version.settled = now;
-            version.hidden = NEVER;
+            version.hidden = if version.superseded { now } else { NEVER };
             version.durable = true;
+            version.written = false;
             version.advisory = false;
             version.before.clear();
         }
+    }
+
+    /// Notes that the system is up after a crash: what is found now stays, whatever fails next.
+    pub fn opened(&mut self) {
+        self.versions.retain(|version| !version.superseded);
+    }
+
+    /// Notes that a device lost writes in a failed sync: only what is durable survives.
+    pub fn unwritten(&mut self) {
+        self.versions.iter_mut().for_each(|version| version.written = false);
     }
 
     /// Notes that the origin failed a sync and lost some versions, as a client of a plain disk
@@ -268,6 +298,7 @@ impl History {
             version.settled = now;
             version.hidden = NEVER;
             version.durable = false;
+            version.written = false;
             version.before.clear();
         }
     }
@@ -346,7 +377,7 @@ mod tests {
         events.sort_unstable();
         for (now, id, ends) in events {
             if ends {
-                history.end(id, true, false, now, NEVER);
+                history.end(id, true, Survives::Nothing, now, NEVER);
             } else {
                 history.submit(id, Value::Write(id), false, now);
             }
@@ -361,7 +392,7 @@ mod tests {
 
     fn after_crash(history: &History) -> Vec<u32> {
         let mut crashed = history.clone();
-        crashed.crash(100);
+        crashed.crash(true, 100);
         assert_eq!(crashed.expected(), history.after_a_crash());
         readable(&crashed, 101)
     }
@@ -380,7 +411,7 @@ mod tests {
     fn a_read_that_began_before_the_end_of_a_write_may_return_the_old_value() {
         let mut history = History::new(Value::Write(0));
         history.submit(1, Value::Write(1), false, 10);
-        history.end(1, true, true, 20, 15);
+        history.end(1, true, Survives::PowerLoss, 20, 15);
         assert_eq!(readable(&history, 15), [0, 1]);
         assert_eq!(readable(&history, 25), [1]);
     }
@@ -425,22 +456,51 @@ mod tests {
         let mut history = history(&[(1, 10, 20)]);
         history.submit(2, Value::Write(2), false, 30);
         history.submit(3, Value::Write(3), false, 31);
-        history.end(3, true, false, 35, NEVER);
-        history.end(2, true, true, 40, NEVER);
+        history.end(3, true, Survives::Nothing, 35, NEVER);
+        history.end(2, true, Survives::PowerLoss, 40, NEVER);
         assert_eq!(after_crash(&history), [2, 3]);
+    }
+
+    #[test]
+    fn what_is_written_survives_the_process_and_no_power_cut() {
+        let mut history = history(&[(1, 10, 20)]);
+        history.submit(2, Value::Write(2), false, 30);
+        history.end(2, true, Survives::Daemon, 40, NEVER);
+        history.submit(3, Value::Write(3), false, 50);
+        assert_eq!(after_crash(&history), [0, 1, 2, 3]);
+        history.crash(false, 60);
+        assert_eq!(readable(&history, 61), [2, 3]);
+        let mut again = history.clone();
+        again.crash(false, 70);
+        assert_eq!(readable(&again, 71), [2, 3], "it died once more");
+        again.crash(true, 80);
+        assert_eq!(readable(&again, 81), [0, 1, 2, 3], "it was not up when the power failed");
+        history.opened();
+        history.crash(true, 70);
+        assert_eq!(readable(&history, 71), [2, 3]);
+    }
+
+    #[test]
+    fn what_a_failed_sync_may_have_lost_need_not_survive() {
+        let mut history = history(&[(1, 10, 20)]);
+        history.submit(2, Value::Write(2), false, 30);
+        history.end(2, true, Survives::Daemon, 40, NEVER);
+        history.unwritten();
+        history.crash(false, 60);
+        assert_eq!(readable(&history, 61), [0, 1, 2]);
     }
 
     #[test]
     fn what_was_found_after_a_crash_stays() {
         let mut history = history(&[(1, 10, 20), (2, 25, 0)]);
-        history.crash(40);
+        history.crash(true, 40);
         assert_eq!(readable(&history, 41), [0, 1, 2]);
         assert_eq!(history.observe(own(1), 41, 42, NEVER), Ok(()));
         assert_eq!(readable(&history, 43), [1]);
         assert_eq!(after_crash(&history), [1]);
         assert!(history.is_settled());
         history.submit(4, Value::Write(4), false, 50);
-        history.end(4, true, false, 51, NEVER);
+        history.end(4, true, Survives::Nothing, 51, NEVER);
         assert_eq!(after_crash(&history), [1, 4]);
     }
 
@@ -448,12 +508,12 @@ mod tests {
     fn a_failed_write_may_have_happened_but_hides_nothing() {
         let mut history = history(&[(1, 10, 20)]);
         history.submit(2, Value::Write(2), false, 30);
-        history.end(2, false, false, 40, NEVER);
+        history.end(2, false, Survives::Nothing, 40, NEVER);
         assert_eq!(readable(&history, 50), [1, 2]);
         assert_eq!(history.observe(own(1), 50, 51, NEVER), Ok(()));
         assert_eq!(readable(&history, 60), [1]);
         history.submit(3, Value::Write(3), false, 70);
-        history.end(3, true, true, 80, NEVER);
+        history.end(3, true, Survives::PowerLoss, 80, NEVER);
         assert_eq!(after_crash(&history), [3]);
     }
 
@@ -462,7 +522,7 @@ mod tests {
         let zero = Content::Own(Value::Zero);
         let mut history = history(&[(1, 10, 20)]);
         history.submit(2, Value::Zero, true, 30);
-        history.end(2, true, false, 40, NEVER);
+        history.end(2, true, Survives::Nothing, 40, NEVER);
         assert_eq!(readable(&history, 50), [1]);
         assert!(history.clone().observe(zero, 50, 51, NEVER).is_ok());
         assert_eq!(after_crash(&history), [0, 1]);
@@ -501,13 +561,13 @@ mod tests {
         history.taint(5);
         history.submit(1, Value::Write(1), false, 10);
         assert!(history.is_tainted());
-        history.end(1, true, false, 20, NEVER);
+        history.end(1, true, Survives::Nothing, 20, NEVER);
         assert!(!history.is_tainted() && history.is_tainted_below());
         let mut flushed = history.clone();
-        history.crash(30);
+        history.crash(true, 30);
         assert!(history.is_tainted(), "the crash may have taken the write");
         flushed.flushed(25, NEVER);
-        flushed.crash(30);
+        flushed.crash(true, 30);
         assert!(!flushed.is_tainted());
     }
 
@@ -515,7 +575,7 @@ mod tests {
     fn what_is_in_doubt_has_one_of_its_values_and_keeps_it() {
         let mut history = history(&[(3, 10, 20)]);
         history.flushed(30, NEVER);
-        history.crash(40);
+        history.crash(true, 40);
         history.doubt(&[1, 2, 3].map(Value::Write), &[], 50);
         assert_eq!(readable(&history, 60), [1, 2, 3]);
         assert_eq!(history.observe(own(2), 60, 70, NEVER), Ok(()));
@@ -526,7 +586,7 @@ mod tests {
     #[test]
     fn a_copy_that_should_be_gone_and_what_is_below_take_turns_until_the_next_write() {
         let mut history = history(&[]);
-        history.crash(40);
+        history.crash(true, 40);
         history.doubt(&[1, 2, 3].map(Value::Write), &[Value::Write(3)], 50);
         assert_eq!(history.observe(own(2), 60, 70, NEVER), Ok(()));
         assert_eq!(readable(&history, 80), [2, 3]);
@@ -534,7 +594,7 @@ mod tests {
         assert_eq!(history.observe(own(3), 80, 90, NEVER), Ok(()));
         assert_eq!(readable(&history, 95), [2, 3]);
         written.submit(4, Value::Write(4), false, 80);
-        written.end(4, true, false, 90, NEVER);
+        written.end(4, true, Survives::Nothing, 90, NEVER);
         assert_eq!(readable(&written, 95), [4]);
         assert_eq!(after_crash(&written), [2, 3, 4]);
     }

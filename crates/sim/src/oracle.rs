@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
-use forebay_core::{IoError, Nanos, Op};
+use forebay_core::{IoError, Nanos, Op, Survives};
 
 use crate::history::{History, Moment, VersionId, Wrong};
 use crate::order::OrderOracle;
@@ -49,8 +49,8 @@ pub struct Asked {
     pub first: u64,
     /// Sectors.
     pub sectors: u64,
-    /// Whether the effect must be durable when it ends.
-    pub fua: bool,
+    /// What the effect must survive when it ends; nothing for a discard.
+    pub survives: Survives,
     /// Number of the write or discard within its volume; 0 for other requests.
     pub id: VersionId,
 }
@@ -262,12 +262,11 @@ impl Oracle {
         let volume = &mut self.volumes[usize::from(asked.volume)];
         match asked.op {
             Op::Write | Op::WriteZeroes | Op::Discard => {
-                let fua = asked.fua && asked.op != Op::Discard;
                 for sector in range.clone() {
                     volume.histories[sector as usize].end(
                         asked.id,
                         result.is_ok(),
-                        fua,
+                        asked.survives,
                         now,
                         oldest_read,
                     );
@@ -442,16 +441,36 @@ impl Oracle {
         }
     }
 
-    /// Notes a crash; requests in progress are gone.
-    pub fn crash(&mut self) {
+    /// Notes a crash; requests in progress are gone. `power`: the volumes of which the origin or the cache
+    /// device lost its power.
+    pub fn crash(&mut self, power: impl Fn(u16) -> bool) {
         let now = self.tick();
         self.crashed_once = true;
         self.order.crash(now);
         self.underway.clear();
         self.given_up.clear();
+        for (number, volume) in (0..).zip(&mut self.volumes) {
+            for &sector in &volume.active {
+                volume.histories[sector as usize].crash(power(number), now);
+            }
+        }
+    }
+
+    /// Notes that volumes are up after a crash, and everything found is durable.
+    pub fn opened(&mut self, volumes: &[u16]) {
+        for volume in volumes {
+            let Some(volume) = self.volumes.get_mut(usize::from(*volume)) else { continue };
+            for &sector in &volume.active {
+                volume.histories[sector as usize].opened();
+            }
+        }
+    }
+
+    /// Notes that the cache device lost writes in a failed sync.
+    pub fn unwritten(&mut self) {
         for volume in &mut self.volumes {
             for &sector in &volume.active {
-                volume.histories[sector as usize].crash(now);
+                volume.histories[sector as usize].unwritten();
             }
         }
     }
@@ -487,7 +506,7 @@ mod tests {
     }
 
     fn asked(op: Op, id: VersionId) -> Asked {
-        Asked { volume: 0, op, first: 0, sectors: 1, fua: false, id }
+        Asked { volume: 0, op, first: 0, sectors: 1, survives: Survives::Nothing, id }
     }
 
     fn read(oracle: &mut Oracle, value: Value) -> Result<(), Violation> {
@@ -517,7 +536,7 @@ mod tests {
             assert!(oracle.complete(1, Ok(()), None, Excuses::default()).is_ok());
             oracle.time = Nanos(50);
             oracle.durable_since(0, Nanos(bound));
-            oracle.crash();
+            oracle.crash(|_| true);
             assert_eq!(read(&mut oracle, Value::Zero).is_err(), kept, "{bound}");
         }
     }
@@ -530,7 +549,7 @@ mod tests {
         oracle.complete(1, Ok(()), None, Excuses::default()).expect("fine");
         oracle.submit(2, Asked { sectors: 0, ..asked(Op::Flush, 0) });
         oracle.complete(2, Ok(()), None, Excuses::default()).expect("fine");
-        oracle.crash();
+        oracle.crash(|_| true);
         read(&mut oracle, Value::Write(id)).expect("survived");
         assert_eq!(read(&mut oracle, Value::Write(9)).map_err(|v| v.invariant), Err(1));
         assert_eq!(read(&mut oracle, Value::Zero).map_err(|v| v.invariant), Err(1));

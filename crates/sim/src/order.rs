@@ -5,7 +5,7 @@
 //! write had been submitted, and no later write of the sector had been made durable. So each sector
 //! has spans of such moments, and all sectors must have a moment in common.
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 
 use crate::history::{Moment, VersionId};
 use crate::oracle::{Asked, Violation};
@@ -131,7 +131,7 @@ impl OrderOracle {
                 write.settled = now;
                 if success {
                     write.acknowledged = now;
-                    if asked.fua && !write.advisory {
+                    if asked.survives == Survives::PowerLoss && !write.advisory {
                         write.durable = now;
                     } else {
                         volume.unflushed.push(asked.id);
@@ -328,7 +328,8 @@ mod tests {
 
         fn asked(&self, op: Op, first: u64, fua: bool) -> Asked {
             let sectors = u64::from(op != Op::Flush);
-            Asked { volume: 0, op, first, sectors, fua, id: self.next }
+            let survives = if fua { Survives::PowerLoss } else { Survives::Nothing };
+            Asked { volume: 0, op, first, sectors, survives, id: self.next }
         }
 
         fn run(&mut self, op: Op, first: u64, fua: bool) -> VersionId {

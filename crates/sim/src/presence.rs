@@ -6,7 +6,7 @@
 //! A deletion that discards dirty blocks leaves whatever had reached the origin, and cached data
 //! must never overwrite what others write to the origin afterwards.
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 use forebay_engine::EngineError;
 
 use crate::image::Image;
@@ -124,6 +124,10 @@ impl World<'_> {
                 }
             }
             Presence::Gone => self.deleted(action)?,
+            // If syncs of its origin fail, that may not have what was written before a crash durably.
+            Presence::Running if self.profile.fault_profile != FaultProfile::OriginErrors => {
+                self.oracle.opened(&[volume]);
+            }
             _ => {}
         }
         // A stop that gave up on its origin leaves requests behind, which end when the origin answers.
@@ -193,7 +197,14 @@ impl World<'_> {
         for _ in 0..self.rng.u64(0..OTHERS) {
             let first = self.rng.u64(0..sectors);
             let id = self.oracle.next_id(volume);
-            let asked = Asked { volume, op: Op::Write, first, sectors: 1, fua: true, id };
+            let asked = Asked {
+                volume,
+                op: Op::Write,
+                first,
+                sectors: 1,
+                survives: Survives::PowerLoss,
+                id,
+            };
             self.oracle.submit(0, asked);
             let mut bytes = [0; SECTOR];
             stamp::fill_value(

@@ -168,6 +168,9 @@ impl Profile {
         if features.has(Feature::Shards) {
             setup.shards = Some(1 << rng.u32(1..=4));
         }
+        if features.has(Feature::Written) {
+            self.mix.written_percent = rng.u32(20..80);
+        }
         setup.loads_slowly = features.has(Feature::Loading);
         if setup.loads_slowly {
             // The index of a cache with ordered volumes is loaded at once.

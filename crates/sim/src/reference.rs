@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_core::{IoError, Op, SECTOR_SIZE};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
 use forebay_engine::{BlockService, Completion, CompletionSink, EngineError, Extent, Request};
 use forebay_lane::Lane;
@@ -150,7 +150,9 @@ impl Body {
                     && offset + len < self.size;
                 let offset = if astray { offset + SECTOR_SIZE } else { offset };
                 self.queue.write(offset, buf).await.map_err(io)?;
-                if request.fua && self.bug != Some(ReferenceBug::ForgottenFua) {
+                if request.survives == Survives::PowerLoss
+                    && self.bug != Some(ReferenceBug::ForgottenFua)
+                {
                     self.queue.sync().await.map_err(io)?;
                 }
             }
@@ -159,7 +161,7 @@ impl Body {
             Op::Discard | Op::WriteZeroes => {
                 let op = DeviceOp::WriteZeroes { offset, len };
                 self.queue.run(op).await.result.map_err(io)?;
-                if request.fua {
+                if request.survives == Survives::PowerLoss {
                     self.queue.sync().await.map_err(io)?;
                 }
             }

@@ -1,7 +1,7 @@
 //! The life of one world: format, then rounds of open, verify, work and crash or stop, and finally
 //! a drained stop after which the origins must be complete without the cache.
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 use forebay_engine::{EngineError, Obstacle};
 
 use crate::clients::WorkloadOp;
@@ -155,6 +155,9 @@ impl World<'_> {
         let opened = instance.is_some();
         self.instance = instance;
         if opened {
+            self.oracle.opened(&self.running());
+        }
+        if opened {
             self.presence_seen()?;
         }
         Ok(opened)
@@ -198,7 +201,13 @@ impl World<'_> {
                 let Some((volume, first, sectors)) = chunks.pop() else { break };
                 let lane = world.rng.usize(0..world.lanes.len());
                 let at_once = world.rng.bool();
-                let wanted = WorkloadOp { op: Op::Read, first, sectors, fua: false, at_once };
+                let wanted = WorkloadOp {
+                    op: Op::Read,
+                    first,
+                    sectors,
+                    survives: Survives::Nothing,
+                    at_once,
+                };
                 world.submit(lane, volume, wanted, None)?;
             }
             Ok(chunks.is_empty() && world.oracle.underway() == 0)
@@ -350,16 +359,22 @@ impl World<'_> {
         self.counts.crashes += 1;
         self.judge_loss();
         self.drop_process();
-        let power = (self.rng.u32(0..4) > 0).then(|| PowerCut::choose(&mut self.rng));
-        let alone = self.profile.features.has(Feature::OwnPower);
+        let killed = self.profile.features.has(Feature::Written) && self.rng.bool();
+        let power = (!killed && self.rng.u32(0..4) > 0).then(|| PowerCut::choose(&mut self.rng));
+        let alone = self.profile.features.has(Feature::OwnPower) && !killed;
+        let mut cut = Vec::new();
         for disk in std::iter::once(&self.cache).chain(&self.origins) {
             let own = alone.then(|| self.rng.bool().then(|| PowerCut::choose(&mut self.rng)));
-            disk.crash(own.unwrap_or(power));
+            let power = own.unwrap_or(power);
+            cut.push(power.is_some());
+            disk.crash(power);
         }
         if let Some(ledger) = &self.ledger {
             ledger.crash();
         }
-        self.oracle.crash();
+        // A damaged record that no later one confirms looks like one that did not arrive.
+        let damaged = self.profile.features.has(Feature::Rot);
+        self.oracle.crash(|volume| damaged || cut[0] || cut[usize::from(volume) + 1]);
         self.note_cut_off();
         self.set_faults(false);
         self.shared.arm(None);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{Clock, IoError, Nanos, Op};
+use forebay_core::{Clock, IoError, Nanos, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, EngineError, Request};
 use forebay_lane::{Lane, LaneId};
@@ -279,8 +279,9 @@ impl<'a> World<'a> {
             self.oracle.doubt(place, |_| Vec::new());
         }
         for (disk, sectors) in self.shared.take_forgotten() {
-            if let Some(volume) = disk.checked_sub(1) {
-                self.oracle.reopen(volume as u16, &sectors);
+            match disk.checked_sub(1) {
+                Some(volume) => self.oracle.reopen(volume as u16, &sectors),
+                None => self.oracle.unwritten(),
             }
         }
         for told in self.shared.take_told() {
@@ -323,7 +324,7 @@ impl<'a> World<'a> {
         let Some(asked) = asked else {
             return self.oracle.complete(tag, result, data, Excuses::default());
         };
-        if result.is_ok() && (asked.op == Op::Flush || asked.fua) {
+        if result.is_ok() && (asked.op == Op::Flush || asked.survives == Survives::PowerLoss) {
             self.noted.insert(asked.volume);
         }
         if result.is_err() {
@@ -363,7 +364,7 @@ impl<'a> World<'a> {
             op: if ignores && wanted.op == Op::Flush { Op::Prefetch } else { wanted.op },
             first: wanted.first,
             sectors: wanted.sectors,
-            fua: wanted.fua && !ignores,
+            survives: if ignores { Survives::Nothing } else { wanted.survives },
             id,
         };
         self.shared.event(
@@ -375,7 +376,7 @@ impl<'a> World<'a> {
                 wanted.op as u64,
                 wanted.first,
                 wanted.sectors,
-                u64::from(wanted.fua),
+                wanted.survives as u64,
                 u64::from(id),
             ],
             format_args!(
@@ -383,7 +384,11 @@ impl<'a> World<'a> {
                 wanted.op,
                 wanted.first,
                 wanted.sectors,
-                if wanted.fua { " fua" } else { "" },
+                match wanted.survives {
+                    Survives::Nothing => "",
+                    Survives::Daemon => " written",
+                    Survives::PowerLoss => " fua",
+                },
                 if id > 0 { format!(" (write {id})") } else { String::new() },
             ),
         );
@@ -411,7 +416,7 @@ impl<'a> World<'a> {
             Op::Write => Some(self.stamped(asked)),
             _ => None,
         };
-        if wanted.at_once && !wanted.fua {
+        if wanted.at_once && wanted.survives == Survives::Nothing {
             let answer = match (wanted.op, &mut data) {
                 (Op::Read, Some(buf)) => target.read_now(offset, buf),
                 (Op::Write, Some(buf)) => target.write_now(offset, buf),
@@ -430,7 +435,7 @@ impl<'a> World<'a> {
             op: wanted.op,
             offset,
             len,
-            fua: wanted.fua,
+            survives: wanted.survives,
             fast: false,
             no_hole: false,
             data,

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::hazard::HazardId;
 use crate::index::{Condition, NewVersion, Put};
 use crate::latency;
-use crate::log::{AMPLE, Log, Round, RoundTicket};
+use crate::log::{AMPLE, Round, RoundEnding, Rounds};
 use crate::planted::{self, PlantedBug};
 use crate::record::{Encoded, Ready, Reservation};
 use crate::segments::Live;
@@ -318,24 +318,68 @@ impl StoreLane {
     pub async fn commit(self: &Rc<Self>) -> Result<u64, StoreError> {
         let log = &self.store.log;
         let durably = self.store.device.writes_durably();
-        let mut wanted = 0;
+        let ample = || durably && self.open_cells() >= AMPLE;
+        let without_sync = || durably && !log.needs_sync();
+        let commit = async |without_sync| self.commit_round(without_sync).await;
+        let (round, own) = self.run_round(&log.commits, ample, without_sync, commit).await?;
+        if own {
+            self.free_drained();
+        }
+        Ok(round)
+    }
+
+    /// Writes everything to the device that was appended before this call: it survives the end of the
+    /// process. It is not necessarily durable, and a later commit syncs it.
+    ///
+    /// # Errors
+    /// The cache device failed, now or earlier.
+    pub async fn write_out(self: &Rc<Self>) -> Result<(), StoreError> {
+        if self.store.device.writes_durably() {
+            return self.commit().await.map(drop);
+        }
+        let ample = || self.open_cells() >= AMPLE;
+        let write = async |_| {
+            let through = {
+                let _closing = self.store.log.closing.lock();
+                self.close_records(false);
+                self.store.log.last_closed()
+            };
+            // Barrier for invariant 31: what is written counts only with all earlier records of its
+            // segment, so all earlier records are waited for.
+            if planted::has(PlantedBug::WriteOutDoesNotWait) {
+                return Ok(());
+            }
+            self.wait_written(through).await
+        };
+        self.run_round(&self.store.log.writes, ample, || true, write).await.map(drop)
+    }
+
+    /// Runs a round, or waits for one that covers the caller. Returns its number, and whether the
+    /// caller has run one.
+    async fn run_round(
+        self: &Rc<Self>,
+        rounds: &Rounds,
+        ample: impl Fn() -> bool,
+        without_sync: impl Fn() -> bool,
+        run: impl AsyncFn(bool) -> Result<(), StoreError>,
+    ) -> Result<(u64, bool), StoreError> {
+        let (mut wanted, mut own) = (0, false);
         loop {
-            let ended = log.round_ended.listen();
-            let ample = durably && self.open_cells() >= AMPLE;
-            match log.begin_round(&mut wanted, durably, ample) {
-                Round::Covered(round) => return Ok(round),
+            let ended = rounds.ended.listen();
+            match rounds.begin(&mut wanted, &without_sync, ample()) {
+                Round::Covered(round) => return Ok((round, own)),
                 Round::Failed => return Err(self.failed()),
                 Round::Wait => ended.await,
                 Round::Run(round) => {
-                    let ending = RoundEnding { log, round, well: false };
+                    let ending = RoundEnding::new(rounds, round);
                     // Once a round has failed, no later one succeeds.
-                    let _guard = self.store.fail_on_panic("a commit");
-                    let result = self.commit_round(round.durably).await;
+                    let _guard = self.store.fail_on_panic(rounds.name);
+                    let result = run(round.without_sync).await;
                     ending.end(result.is_ok());
                     result?;
-                    self.free_drained();
+                    own = true;
                     if round.number >= wanted {
-                        return Ok(round.number);
+                        return Ok((round.number, own));
                     }
                 }
             }
@@ -486,30 +530,14 @@ impl StoreLane {
     pub fn free_drained(&self) -> bool {
         let store = &self.store;
         let is_read = |segment| store.hazards.is_read(segment);
-        let (freed, need_checkpoint) =
-            store.segments.free_drained(store.log.last_round(), store.log.marks_durable(), is_read);
+        let (freed, need_checkpoint) = store.segments.free_drained(
+            store.log.commits.last(),
+            store.log.marks_durable(),
+            is_read,
+        );
         if freed > 0 {
             store.space.notify_all();
         }
         need_checkpoint
-    }
-}
-
-/// Ends a round when dropped; a round that is dropped without a result has failed.
-struct RoundEnding<'a> {
-    log: &'a Log,
-    round: RoundTicket,
-    well: bool,
-}
-
-impl RoundEnding<'_> {
-    fn end(mut self, well: bool) {
-        self.well = well;
-    }
-}
-
-impl Drop for RoundEnding<'_> {
-    fn drop(&mut self) {
-        self.log.end_round(self.round, self.well);
     }
 }

@@ -14,12 +14,10 @@ use crate::layout::SegmentLayout;
 use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
 
-/// The most commit rounds in flight if none needs a sync.
-const ROUNDS_WITHOUT_SYNC: usize = 3;
-/// The same limit for ample callers.
-const AMPLE_ROUNDS: usize = 16;
-/// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
-pub(crate) const AMPLE: usize = 16;
+mod rounds;
+
+pub(crate) use rounds::{AMPLE, Round, RoundEnding, Rounds};
+
 /// Further appenders are used only with this many segments for each, because open segments are not
 /// reclaimed.
 const SEGMENTS_FOR_EACH: usize = 5;
@@ -35,18 +33,6 @@ struct Numbers {
 struct Marks {
     pending: Vec<Mark>,
     pushed: u64,
-}
-
-struct Rounds {
-    started: u64,
-    /// Rounds in flight.
-    running: usize,
-    /// How many of them are ample.
-    ample: usize,
-    /// Whether the last round to begin expected to need no sync.
-    without_sync: bool,
-    ended_well: u64,
-    failed: bool,
 }
 
 struct Buffers {
@@ -84,12 +70,13 @@ pub(crate) struct Log {
     marks: Mutex<Marks>,
     marks_pushed: AtomicU64,
     marks_durable: AtomicU64,
-    rounds: Mutex<Rounds>,
+    /// Commits: what they cover is durable.
+    pub(crate) commits: Rounds,
+    /// What these cover is written to the device.
+    pub(crate) writes: Rounds,
     /// Held by a round while it takes marks and closes records, so that the marks that it sees as
     /// taken are in records that it sees as closed.
     pub(crate) closing: Mutex<()>,
-    /// Notified when a commit round ended.
-    pub(crate) round_ended: Notify,
     buffers: Mutex<Buffers>,
     buffer_limit: usize,
 }
@@ -137,28 +124,6 @@ impl Roles {
     }
 }
 
-/// A round in flight.
-#[derive(Clone, Copy)]
-pub(crate) struct RoundTicket {
-    pub(crate) number: u64,
-    /// Whether it writes durably the records that it closes.
-    pub(crate) durably: bool,
-    ample: bool,
-}
-
-/// The result of [`Log::begin_round`].
-pub(crate) enum Round {
-    /// The caller runs this round.
-    Run(RoundTicket),
-    /// A round that covers the caller succeeded.
-    Covered(u64),
-    /// A round in flight covers the caller, or there are as many as are allowed: wait for
-    /// [`Log::round_ended`].
-    Wait,
-    /// A round failed; no later one succeeds.
-    Failed,
-}
-
 impl Log {
     pub(crate) fn new(
         layout: SegmentLayout,
@@ -181,16 +146,9 @@ impl Log {
             marks: Mutex::new(Marks { pending: Vec::new(), pushed: 0 }),
             marks_pushed: AtomicU64::new(0),
             marks_durable: AtomicU64::new(0),
-            rounds: Mutex::new(Rounds {
-                started: 0,
-                running: 0,
-                ample: 0,
-                without_sync: false,
-                ended_well: 0,
-                failed: false,
-            }),
+            commits: Rounds::new("a commit"),
+            writes: Rounds::new("a write of what has to survive"),
             closing: Mutex::new(()),
-            round_ended: Notify::default(),
             buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
             buffer_limit: Self::most_buffers(lanes, segments),
         }
@@ -324,75 +282,6 @@ impl Log {
         marks.pending.drain(..superfluous as usize);
         drop(marks);
         self.set_marks_durable(count);
-    }
-
-    /// Joins or starts a commit round. `wanted` must be 0 at first; after [`Round::Wait`], pass the
-    /// same variable again. A round covers a caller if it started after the caller's first call.
-    ///
-    /// `durably`: the device can make single writes durable. Then several rounds may be in flight
-    /// as long as nothing needs a sync, so that one closes and writes while another waits. Each
-    /// round covers everything that was closed before it finished closing, so the order in which
-    /// they end does not matter.
-    ///
-    /// `ample`: the caller's open record has [`AMPLE`] blocks or more. Such a caller does not wait
-    /// for one of the few rounds that are allowed for smaller ones: callers that were answered
-    /// together commit together, and if all of them waited for one round, the device would idle
-    /// meanwhile.
-    pub(crate) fn begin_round(&self, wanted: &mut u64, durably: bool, ample: bool) -> Round {
-        let mut rounds = self.rounds.lock();
-        if *wanted == 0 {
-            *wanted = rounds.started + 1;
-        }
-        if rounds.ended_well >= *wanted {
-            return Round::Covered(rounds.ended_well);
-        }
-        if rounds.failed {
-            return Round::Failed;
-        }
-        if rounds.started >= *wanted {
-            // A round that covers the caller is in flight.
-            return Round::Wait;
-        }
-        let without_sync = durably && !self.needs_sync();
-        let most = match (without_sync && rounds.without_sync, ample) {
-            (false, _) => 1,
-            (true, true) => AMPLE_ROUNDS,
-            // An ample round is in flight: wait, and this caller's record will be ample soon.
-            (true, false) if rounds.ample > 0 => 1,
-            (true, false) => ROUNDS_WITHOUT_SYNC,
-        };
-        if rounds.running >= most {
-            return Round::Wait;
-        }
-        rounds.running += 1;
-        rounds.ample += usize::from(ample);
-        rounds.without_sync = without_sync;
-        rounds.started += 1;
-        Round::Run(RoundTicket { number: rounds.started, durably: without_sync, ample })
-    }
-
-    pub(crate) fn end_round(&self, round: RoundTicket, well: bool) {
-        {
-            let mut rounds = self.rounds.lock();
-            rounds.running -= 1;
-            rounds.ample -= usize::from(round.ample);
-            if well {
-                rounds.ended_well = rounds.ended_well.max(round.number);
-            } else {
-                rounds.failed = true;
-            }
-        }
-        self.round_ended.notify_all();
-    }
-
-    /// Returns the number of the round that will cover everything done before this call.
-    pub(crate) fn next_round(&self) -> u64 {
-        self.rounds.lock().started + 1
-    }
-
-    /// Returns the highest number of a successful round.
-    pub(crate) fn last_round(&self) -> u64 {
-        self.rounds.lock().ended_well
     }
 
     pub(crate) fn take_buffer(&self) -> Option<Arc<LogBuffer>> {

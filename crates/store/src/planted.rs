@@ -35,6 +35,8 @@ planted_bugs! {
     FlushForgetsLane = "flush-forgets-lane",
     /// A commit does not wait until its records are written.
     CommitDoesNotWait = "commit-does-not-wait",
+    /// Data that has to survive the daemon is acknowledged before it is written.
+    WriteOutDoesNotWait = "write-out-does-not-wait",
     /// There are no timed commits.
     NoTimedCommit = "no-timed-commit",
     /// Checksums cover the data, but not its place.

@@ -413,7 +413,8 @@ impl Store {
     pub(crate) fn fail(&self, error: &dyn std::fmt::Display) {
         self.health.fail(error);
         self.log.written.notify_all();
-        self.log.round_ended.notify_all();
+        self.log.commits.ended.notify_all();
+        self.log.writes.ended.notify_all();
         self.space.notify_all();
         self.space_wanted.notify_all();
     }
@@ -462,7 +463,7 @@ impl Store {
     /// Ends the reclaim of a segment. Returns whether it is empty: then it becomes free once
     /// everything that removed its blocks is durable.
     pub fn end_reclaim(&self, segment: SegmentId) -> bool {
-        self.segments.end_reclaim(segment, || (self.log.next_round(), self.log.marks_pushed()))
+        self.segments.end_reclaim(segment, || (self.log.commits.next(), self.log.marks_pushed()))
     }
 }
 

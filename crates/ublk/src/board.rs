@@ -38,6 +38,8 @@ pub(crate) struct NewQueue {
     pub(crate) volume: String,
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) info: DeviceInfo,
+    /// The kernel flushes the device.
+    pub(crate) flushes: bool,
     /// The queue, from 0.
     pub(crate) number: u16,
     pub(crate) memory: QueueMemory,

@@ -95,8 +95,7 @@ pub(crate) fn survives(info: &DeviceInfo) -> bool {
 fn params(new: &NewDevice, granted: &DeviceInfo) -> Params {
     let preferred = new.preferred.clamp(1 << PHYSICAL_SHIFT, 1 << 30);
     let best_shift = preferred.checked_ilog2().map_or(PHYSICAL_SHIFT, |shift| shift as u8);
-    // A server that is followed by another one unnoticed can have no writes that it may lose.
-    let cache = if survives(granted) { 0 } else { attribute::VOLATILE_CACHE | attribute::FUA };
+    let cache = attribute::VOLATILE_CACHE | attribute::FUA;
     let discards = if new.read_only { 0 } else { param::DISCARD };
     Params {
         len: PARAMS_LEN,
@@ -180,21 +179,19 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_a_write_cache_unless_it_survives_its_server() {
+    fn a_device_has_a_write_cache() {
         let granted = |flags| DeviceInfo { flags, max_io_bytes: MAX_IO, ..DeviceInfo::default() };
         let both = flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE;
         let with = params(&NEW, &granted(both));
-        assert_eq!(with.basic.attributes, 0);
-        for flags in [0, flag::USER_RECOVERY, flag::USER_RECOVERY_REISSUE] {
-            let without = params(&NEW, &granted(flags));
-            let attributes = attribute::VOLATILE_CACHE | attribute::FUA;
-            assert_eq!(without.basic.attributes, attributes, "flags {flags:#x}");
+        let cache = attribute::VOLATILE_CACHE | attribute::FUA;
+        for flags in [0, both] {
+            assert_eq!(params(&NEW, &granted(flags)).basic.attributes, cache, "flags {flags:#x}");
         }
         assert_eq!((with.basic.sectors, with.basic.max_sectors), (131_073, 512));
         assert_eq!((with.basic.logical_shift, with.basic.physical_shift), (9, 12));
         assert_eq!((with.basic.best_shift, with.discard.granularity), (14, 16384));
         let read_only = params(&NewDevice { read_only: true, ..NEW }, &granted(both));
-        assert_eq!(read_only.basic.attributes, attribute::READ_ONLY);
+        assert_eq!(read_only.basic.attributes, cache | attribute::READ_ONLY);
         assert_eq!(read_only.types, param::BASIC);
         assert_eq!(read_only.as_bytes().len(), PARAMS_LEN as usize + 4);
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_device::ublk::{Descriptors, QueueCommand};
@@ -184,10 +184,12 @@ impl Queue {
         let Some(target) = target.filter(|_| self.mood.get() != Mood::Failing) else {
             return (Err(Errno::IO), buf);
         };
-        let VolumeRequest { op, offset, len, durable, no_hole } = *request;
+        let VolumeRequest { op, offset, len, survives, no_hole } = *request;
         let now = match (op, buf.get_mut(..request.data())) {
             (Op::Read, Some(into)) => target.read_now(offset, into),
-            (Op::Write, Some(data)) if !durable => target.write_now(offset, data),
+            (Op::Write, Some(data)) if survives == Survives::Nothing => {
+                target.write_now(offset, data)
+            }
             _ => None,
         };
         if let Some(result) = now {
@@ -213,8 +215,8 @@ impl Queue {
         };
         let outcome = self.outcomes.borrow().get(usize::from(tag)).cloned().unwrap_or_default();
         let own = self.in_flight.borrow_mut().add(InFlight { outcome: outcome.clone(), held });
-        let (tag, fua, fast) = (own, durable, false);
-        target.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, sink);
+        let (tag, fast) = (own, false);
+        target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, sink);
         outcome.changed.wait().await;
         let completion = outcome.completion.take();
         let Some(Completion { result, data, .. }) = completion else {
@@ -246,7 +248,7 @@ impl Queue {
 
     /// Leaves all requests from now on to the next server of the device. If there cannot be one, they fail.
     pub(crate) fn leave(&self) {
-        match self.facts.survives {
+        match self.facts.outlives {
             true => self.mood.set(Mood::Leaving),
             false => self.fail(),
         }

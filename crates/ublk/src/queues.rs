@@ -2,8 +2,10 @@
 //! cannot give the kernel's side of a queue back, so another attempt asks for the others only.
 #![expect(clippy::disallowed_methods, reason = "waits for the lanes, on a thread of an operation")]
 
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,6 +15,8 @@ use forebay_export::errors::failed;
 use forebay_lane::MemoryBudget;
 
 use crate::board::{Board, NewQueue, Post, QueueMemory};
+use crate::device::sysfs;
+use crate::helper::path;
 use crate::wire::DeviceInfo;
 
 /// How far a queue is.
@@ -30,6 +34,8 @@ type Channel<T> = (Sender<T>, Receiver<T>);
 /// See the module.
 pub(crate) struct Queues {
     info: DeviceInfo,
+    /// The kernel flushes the device.
+    flushes: bool,
     all: Vec<Progress>,
     /// The character device, as long as a lane has it: it is closed when none serves a queue.
     fd: Weak<OwnedFd>,
@@ -43,7 +49,8 @@ impl Queues {
     /// Returns those of a device, of which the lanes know none.
     pub(crate) fn new(info: DeviceInfo) -> Self {
         let all = (0..info.queues).map(|_| Progress::Missing(None)).collect();
-        Queues { info, all, fd: Weak::new(), begun: channel(), ended: channel() }
+        let flushes = flushes(&sysfs(&path(info.number)));
+        Queues { info, flushes, all, fd: Weak::new(), begun: channel(), ended: channel() }
     }
 
     /// Takes the memory of all queues that lack it.
@@ -120,14 +127,14 @@ impl Queues {
             }
         };
         self.fd = Arc::downgrade(&fd);
-        let (info, lanes) = (self.info, board.lanes().max(1));
+        let (info, flushes, lanes) = (self.info, self.flushes, board.lanes().max(1));
         let mut posts = Vec::new();
         for (number, queue) in (0..).zip(&mut self.all) {
             let Progress::Missing(memory @ Some(_)) = queue else { continue };
             let Some(memory) = memory.take() else { continue };
             let (begun, ended) = (self.begun.0.clone(), self.ended.0.clone());
             let (volume, fd) = (volume.to_owned(), fd.clone());
-            let new = NewQueue { volume, fd, info, number, memory, begun, ended };
+            let new = NewQueue { volume, fd, info, flushes, number, memory, begun, ended };
             posts.push((usize::from(number) % lanes, Post::Serve(new)));
             *queue = Progress::Posted;
         }
@@ -158,6 +165,13 @@ impl Queues {
 pub(crate) fn unserved(volume: &str) -> ExportError {
     let message = format!("not every lane can serve the device of '{volume}'; see the log");
     ExportError { kind: ExportErrorKind::Failed, message, cause: None }
+}
+
+/// Returns whether the kernel takes a device for one with a volatile write cache, and flushes it. A former version
+/// has made devices without; one that the kernel does not know yet has it.
+fn flushes(sysfs: &Path) -> bool {
+    let cache = fs::read_to_string(sysfs.join("queue/write_cache"));
+    cache.map_or_else(|_| !sysfs.exists(), |text| text.trim() == "write back")
 }
 
 #[cfg(test)]
@@ -250,5 +264,20 @@ mod tests {
         let kept = lanes(&board, |_| true);
         queues.serve("v", &board, not_again, PATIENCE).expect("all are served");
         assert_eq!(kept.len(), 2);
+    }
+
+    #[test]
+    fn the_kernel_says_of_a_device_that_it_knows_whether_it_flushes_it() {
+        let dir = std::env::temp_dir().join(format!("forebay-ublk-{}", std::process::id()));
+        let cache = dir.join("queue/write_cache");
+        assert!(flushes(&dir), "it does not know it yet");
+        fs::create_dir_all(dir.join("queue")).expect("made");
+        let mut said = vec![flushes(&dir)];
+        for text in ["write back\n", "write through\n"] {
+            fs::write(&cache, text).expect("written");
+            said.push(flushes(&dir));
+        }
+        fs::remove_dir_all(&dir).expect("removed");
+        assert_eq!(said, [false, true, false]);
     }
 }

@@ -1,6 +1,6 @@
 //! Converts a descriptor of the kernel to a request to the volume. Pure.
 
-use forebay_core::{IoError, Op, SECTOR_SIZE};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
@@ -15,8 +15,22 @@ pub struct DeviceFacts {
     pub read_only: bool,
     /// Bytes of the longest read or write.
     pub max_io: u32,
-    /// The device survives its server, so whatever is answered must be durable.
-    pub survives: bool,
+    /// The device outlives its server.
+    pub outlives: bool,
+    /// The kernel flushes it: it has a volatile write cache.
+    pub flushes: bool,
+}
+
+impl DeviceFacts {
+    /// Returns what each write survives at least. Users of a device that outlives its server do not notice
+    /// that the server ends, so they would take the next flush as proof of what was lost.
+    fn promise(&self) -> Survives {
+        match (self.outlives, self.flushes) {
+            (_, false) => Survives::PowerLoss,
+            (true, true) => Survives::Daemon,
+            (false, true) => Survives::Nothing,
+        }
+    }
 }
 
 /// A request to the volume.
@@ -28,8 +42,8 @@ pub struct VolumeRequest {
     pub offset: u64,
     /// Bytes, a multiple of 512.
     pub len: u64,
-    /// Must be durable before the answer.
-    pub durable: bool,
+    /// Must survive this before the answer.
+    pub survives: Survives,
     /// The range must stay allocated (`WriteZeroes` only).
     pub no_hole: bool,
 }
@@ -60,8 +74,8 @@ pub fn convert(bytes: &[u8], facts: &DeviceFacts) -> Result<VolumeRequest, Errno
         op::READ => (Op::Read, false),
         op::WRITE => (Op::Write, true),
         op::FLUSH => {
-            let (offset, len, durable, no_hole) = (0, 0, false, false);
-            return Ok(VolumeRequest { op: Op::Flush, offset, len, durable, no_hole });
+            let (offset, len, survives, no_hole) = (0, 0, Survives::Nothing, false);
+            return Ok(VolumeRequest { op: Op::Flush, offset, len, survives, no_hole });
         }
         op::DISCARD => (Op::Discard, true),
         op::WRITE_ZEROES => (Op::WriteZeroes, true),
@@ -86,7 +100,11 @@ pub fn convert(bytes: &[u8], facts: &DeviceFacts) -> Result<VolumeRequest, Errno
         op: operation,
         offset,
         len,
-        durable: writes && (fua || facts.survives),
+        survives: match writes {
+            true if fua => Survives::PowerLoss,
+            true => facts.promise(),
+            false => Survives::Nothing,
+        },
         no_hole: operation == Op::WriteZeroes && descriptor.op_flags & io_flag::NOUNMAP != 0,
     })
 }
@@ -107,8 +125,13 @@ mod tests {
 
     use super::*;
 
-    const FACTS: DeviceFacts =
-        DeviceFacts { size: 1 << 20, read_only: false, max_io: 64 << 10, survives: true };
+    const FACTS: DeviceFacts = DeviceFacts {
+        size: 1 << 20,
+        read_only: false,
+        max_io: 64 << 10,
+        outlives: true,
+        flushes: true,
+    };
 
     fn request(
         op_flags: u32,
@@ -143,14 +166,21 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_that_survives_its_server_answers_is_durable() {
-        let forgets = DeviceFacts { survives: false, ..FACTS };
-        for code in [op::WRITE, op::DISCARD, op::WRITE_ZEROES] {
-            assert!(request(code, 0, 8, FACTS).expect("valid").durable);
-            assert!(!request(code, 0, 8, forgets).expect("valid").durable);
-            assert!(request(code | io_flag::FUA, 0, 8, forgets).expect("valid").durable);
+    fn what_a_device_that_outlives_its_server_answers_survives_it() {
+        for (outlives, flushes, least) in [
+            (true, true, Survives::Daemon),
+            (false, true, Survives::Nothing),
+            (true, false, Survives::PowerLoss),
+            (false, false, Survives::PowerLoss),
+        ] {
+            let facts = DeviceFacts { outlives, flushes, ..FACTS };
+            let survives = |code| request(code, 0, 8, facts).expect("valid").survives;
+            for code in [op::WRITE, op::DISCARD, op::WRITE_ZEROES] {
+                assert_eq!(survives(code), least, "{facts:?}");
+                assert_eq!(survives(code | io_flag::FUA), Survives::PowerLoss, "{facts:?}");
+            }
+            assert_eq!(survives(op::READ), Survives::Nothing);
         }
-        assert!(!request(op::READ, 0, 8, FACTS).expect("valid").durable);
     }
 
     #[test]

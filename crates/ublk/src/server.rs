@@ -99,7 +99,7 @@ fn begin(shared: &Rc<Shared>, new: NewQueue) {
 }
 
 fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
-    let NewQueue { volume, fd, info, number, mut memory, ended, .. } = new;
+    let NewQueue { volume, fd, info, flushes, number, mut memory, ended, .. } = new;
     let Some(target) = shared.exports.open(&volume) else { return false };
     let descriptors = match Descriptors::map(&*fd, number, info.depth) {
         Ok(descriptors) => descriptors,
@@ -116,7 +116,8 @@ fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
         size: target.size(),
         read_only: target.read_only(),
         max_io: info.max_io_bytes,
-        survives: survives(&info),
+        outlives: survives(&info),
+        flushes,
     };
     let own = (shared.ring.clone(), shared.memory.clone());
     let queue = Queue::new((&volume, number), (target, facts), own);

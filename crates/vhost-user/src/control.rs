@@ -401,6 +401,9 @@ impl Control {
         match bytes {
             [on] if offset == WRITE_CACHE_AT => {
                 self.session.set_write_cache(*on != 0);
+                if let Some(record) = &self.record {
+                    record.set_write_cache(*on != 0);
+                }
                 Ok(())
             }
             _ => Err(ControlError::Config(offset)),
@@ -439,7 +442,9 @@ impl Control {
         }
         let memory =
             SharedMemory::map(file, place.offset, place.len).map_err(ControlError::RecordMemory)?;
-        self.record = Some(Record::new(memory, place).ok_or(ControlError::Record)?);
+        let record = Record::new(memory, place).ok_or(ControlError::Record)?;
+        self.session.set_write_cache(record.has_write_cache());
+        self.record = Some(record);
         Ok(())
     }
 }

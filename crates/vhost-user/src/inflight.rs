@@ -24,6 +24,9 @@ const ENTRY: u64 = 16;
 /// Parts of different queues are not in one cache line.
 const ALIGN: u64 = 64;
 const VERSION: u16 = 1;
+/// The guest has not said that it relies on no flushes.
+const WRITE_CACHE: u8 = 0;
+const NO_WRITE_CACHE: u8 = 1;
 
 // Places of the fields.
 const AT_VERSION: u64 = 8;
@@ -39,9 +42,15 @@ fn part(size: QueueSize) -> u64 {
     (HEADER + ENTRY * u64::from(size.get())).next_multiple_of(ALIGN)
 }
 
-/// Returns the bytes of a record.
-pub fn record_bytes(queues: u16, size: QueueSize) -> u64 {
+/// Returns the bytes of the parts of all queues.
+fn parts(queues: u16, size: QueueSize) -> u64 {
     part(size) * u64::from(queues)
+}
+
+/// Returns the bytes of a record as this program makes it: behind the parts that the protocol specifies, one
+/// says whether the guest has switched its write cache off, as the client does not tell the next daemon.
+pub fn record_bytes(queues: u16, size: QueueSize) -> u64 {
+    parts(queues, size) + ALIGN
 }
 
 /// The record of all queues.
@@ -57,8 +66,24 @@ impl Record {
     /// impossible.
     pub fn new(memory: SharedMemory, place: InflightPlace) -> Option<Self> {
         let size = QueueSize::new(place.queue_size.into())?;
-        let fits = place.queues > 0 && record_bytes(place.queues, size) <= memory.len();
+        let fits = place.queues > 0 && parts(place.queues, size) <= memory.len();
         fits.then(|| Record { memory: Arc::new(memory), queues: place.queues, size })
+    }
+
+    /// Returns whether the guest relies on flushes. What a record does not tell is not so.
+    pub fn has_write_cache(&self) -> bool {
+        let at = parts(self.queues, self.size);
+        let told = record_bytes(self.queues, self.size) <= self.memory.len();
+        told && self.memory.load_u8(at, SeqCst) == Ok(WRITE_CACHE)
+    }
+
+    /// Notes whether the guest relies on flushes.
+    pub fn set_write_cache(&self, on: bool) {
+        if record_bytes(self.queues, self.size) <= self.memory.len() {
+            let state = if on { WRITE_CACHE } else { NO_WRITE_CACHE };
+            // If the memory is not as it was, the queues end.
+            let _ = self.memory.store_u8(parts(self.queues, self.size), state, SeqCst);
+        }
     }
 
     /// Returns the part of a queue of `size` descriptors. `None`: the record has no room for it.

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::IoError;
+use forebay_core::{IoError, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::Ring;
 use forebay_engine::{BlockService, Completion, CompletionSink};
@@ -117,8 +117,8 @@ pub(crate) struct Queue {
     session: Arc<Session>,
     ring: Rc<Ring>,
     target: Rc<dyn BlockService>,
-    /// Whether every write must be durable before it is answered; see [`Queue::is_durable`].
-    survives: bool,
+    /// Whether the guest goes on with the next daemon.
+    outlives: bool,
     flushes: bool,
     kick: Arc<OwnedFd>,
     call: RefCell<Option<Arc<OwnedFd>>>,
@@ -188,7 +188,7 @@ impl Queue {
             session: start.session,
             ring: ring.clone(),
             target,
-            survives: tracker.is_some(),
+            outlives: tracker.is_some(),
             flushes: start.flushes,
             kick: start.kick,
             call: RefCell::new(start.call),
@@ -247,12 +247,16 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns whether a write must be durable before it is answered: if the guest cannot flush or has
-    /// switched the write cache off, and if it outlives this daemon. Such a guest does not notice a
-    /// crash of the daemon, so it cannot know that answered writes were lost, and would take its next
-    /// flush as proof that they were not.
-    fn is_durable(&self) -> bool {
-        self.survives || !self.flushes || !self.session.has_write_cache()
+    /// Returns what each write must survive before it is answered. A guest that cannot flush, or has
+    /// switched the write cache off, relies on every write. A guest that goes on with the next daemon does
+    /// not notice a crash of this one, so it cannot know that answered writes were lost, and would take
+    /// its next flush as proof that they were not.
+    fn promise(&self) -> Survives {
+        match (self.flushes && self.session.has_write_cache(), self.outlives) {
+            (false, _) => Survives::PowerLoss,
+            (true, true) => Survives::Daemon,
+            (true, false) => Survives::Nothing,
+        }
     }
 
     /// Returns whether the guest has made requests available, and wakes the task then. The task notices

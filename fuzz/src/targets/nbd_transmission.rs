@@ -2,6 +2,7 @@
 
 use crate::{memory, mend, pieces};
 use forebay_core::Op;
+use forebay_nbd::OutlivingDevice;
 use forebay_nbd::status::Contexts;
 use forebay_nbd::transmission::{
     Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session, StreamError,
@@ -169,7 +170,7 @@ pub(crate) fn run(data: &[u8]) {
         read_only: choice & 1 != 0,
         headers: headers(*choice),
         contexts: Contexts { allocation: choice & 4 != 0, state: choice & 2 != 0 },
-        device: (choice & 6 == 6).then_some(1),
+        device: (choice & 6 == 6).then_some(OutlivingDevice { mark: 1, flushes: choice & 1 != 0 }),
     };
     let window = WINDOWS[usize::from(choice >> 3 & 3)];
     memory::within((1 << 20) + 32 * data.len(), || {

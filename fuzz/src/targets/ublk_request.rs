@@ -1,6 +1,6 @@
 //! Descriptors of the kernel's requests: whatever they say, the volume's request lies inside the device.
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 use forebay_ublk::request::{DeviceFacts, convert};
 use libfuzzer_sys::fuzzer_mutate;
 
@@ -24,8 +24,10 @@ pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -
 /// See [`super::Target`].
 pub(crate) fn run(data: &[u8]) {
     let descriptor = data.get(..24).unwrap_or(data);
-    for (read_only, survives) in [(false, false), (false, true), (true, true)] {
-        let facts = DeviceFacts { size: (1 << 28) + 512, read_only, max_io: 256 << 10, survives };
+    for (read_only, outlives) in [(false, false), (false, true), (true, true)] {
+        let flushes = descriptor.first().is_some_and(|byte| byte & 128 == 0);
+        let (size, max_io) = ((1 << 28) + 512, 256 << 10);
+        let facts = DeviceFacts { size, read_only, max_io, outlives, flushes };
         let Ok(request) = convert(descriptor, &facts) else { continue };
         assert_eq!(descriptor.len(), 24);
         assert!(request.offset.is_multiple_of(512) && request.len.is_multiple_of(512));
@@ -33,8 +35,8 @@ pub(crate) fn run(data: &[u8]) {
         assert!(request.data() <= facts.max_io as usize);
         assert!(request.done() >= 0 && request.done() as usize == request.data());
         let writes = matches!(request.op, Op::Write | Op::Discard | Op::WriteZeroes);
-        assert!(!writes || !read_only && (request.durable || !survives));
-        assert!(writes || !request.durable);
+        assert!(!writes || !read_only && (request.survives > Survives::Nothing || !outlives));
+        assert!(writes || request.survives == Survives::Nothing);
         assert!(request.op != Op::Flush || request.len == 0);
     }
 }

@@ -11,7 +11,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_core::IoError;
+use forebay_core::{IoError, Survives};
 use forebay_lane::{either, yield_now};
 
 use forebay_store::planted::{self, PlantedBug};
@@ -116,6 +116,24 @@ impl Commits<'_> {
             tracing::warn!(%error, volume = self.0.volume.name, "neither the log nor the ledger can record that the origin has newer data");
             IoError::Io
         })
+    }
+
+    /// Lets everything appended before this call survive as much as a request is to survive.
+    pub(crate) async fn secure(self, survives: Survives) -> Result<(), IoError> {
+        let secured = match survives {
+            Survives::Nothing => Ok(()),
+            Survives::Daemon => self.write_out().await,
+            Survives::PowerLoss => self.commit().await,
+        };
+        secured.map_err(|error| self.failed(&error))
+    }
+
+    /// Writes everything appended before this call to the cache device. No client has flushed, so on an
+    /// ordered volume this ends no group.
+    async fn write_out(self) -> Result<(), CommitError> {
+        self.0.store.write_out().await?;
+        Notes(self.0).note_regions().await;
+        Notes(self.0).trust_again().await
     }
 
     /// Makes everything appended before this call durable. On an ordered volume this ends a group.

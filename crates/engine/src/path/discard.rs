@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::why::InvalidationReason;
-use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
+use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, Survives};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
 use forebay_policy::Rank;
 use forebay_store::planted::{self, PlantedBug};
@@ -79,7 +79,12 @@ pub(crate) struct Discarder<'a>(pub(crate) &'a LaneVolume);
 impl<'a> Discarder<'a> {
     /// Discards the whole blocks in a checked range if the origin can turn them into zeroes
     /// cheaply. Otherwise keeps the data, as a discard may.
-    pub(crate) async fn discard(self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+    pub(crate) async fn discard(
+        self,
+        offset: u64,
+        len: u64,
+        survives: Survives,
+    ) -> Result<(), IoError> {
         bump(&self.0.stats().counters.discards, 1);
         if self.0.volume.is_ordered() {
             self.discard_in_order(offset, len).await?;
@@ -90,7 +95,7 @@ impl<'a> Discarder<'a> {
             let discard = |offset, len| DeviceOp::Discard { offset, len };
             self.zero_blocks(&mut progress, end, &discard).await?;
         }
-        if fua { Flusher(self.0).flush().await } else { Ok(()) }
+        self.end(survives).await
     }
 
     /// Makes a checked range read as zeroes.
@@ -98,20 +103,20 @@ impl<'a> Discarder<'a> {
         self,
         offset: u64,
         len: u64,
-        fua: bool,
+        survives: Survives,
         Zeroes { fast, no_hole }: Zeroes,
     ) -> Result<(), IoError> {
         if self.0.volume.is_ordered() && fast {
             return Err(IoError::NotSupported);
         }
         if self.0.volume.is_ordered() || (!fast && len <= WRITTEN_ZEROES) {
-            return self.write_zero_data(offset, len, fua).await;
+            return self.write_zero_data(offset, len, survives).await;
         }
         let Some((first, end)) = self.whole_blocks(offset, len) else {
             if fast {
                 return Err(IoError::NotSupported);
             }
-            return self.write_zero_data(offset, len, fua).await;
+            return self.write_zero_data(offset, len, survives).await;
         };
         let bytes = |blocks: Range<u64>| {
             let start = self.0.volume.block_range(OriginBlock(blocks.start)).start;
@@ -135,16 +140,27 @@ impl<'a> Discarder<'a> {
         }
         for left in progress.left {
             let left = bytes(left);
-            self.write_zero_data(left.start, left.end - left.start, fua).await?;
+            self.write_zero_data(left.start, left.end - left.start, survives).await?;
         }
         let Range { start, end: behind } = bytes(first.0..end.0);
         if start > offset {
-            self.write_zero_data(offset, start - offset, fua).await?;
+            self.write_zero_data(offset, start - offset, survives).await?;
         }
         if behind < offset + len {
-            self.write_zero_data(behind, offset + len - behind, fua).await?;
+            self.write_zero_data(behind, offset + len - behind, survives).await?;
         }
-        if fua { Flusher(self.0).flush().await } else { Ok(()) }
+        self.end(survives).await
+    }
+
+    /// Ends a request whose range is zeroed: on the origin, or by records of the log.
+    async fn end(self, survives: Survives) -> Result<(), IoError> {
+        match survives {
+            Survives::Nothing => Ok(()),
+            // Barrier for invariant 31: the records are written. Without the cache device, only what is
+            // durable on the origin survives.
+            Survives::Daemon if Commits(self.0).secure(survives).await.is_ok() => Ok(()),
+            Survives::Daemon | Survives::PowerLoss => Flusher(self.0).flush().await,
+        }
     }
 
     /// Returns whether the origin can discard. Tried once with an empty range, before any copy is
@@ -172,16 +188,21 @@ impl<'a> Discarder<'a> {
         let Some((first, end)) = self.whole_blocks(offset, len) else { return Ok(()) };
         for block in self.0.volume.bad_within(first, end) {
             let range = self.0.volume.block_range(block);
-            self.write_zero_data(range.start, range.end - range.start, false).await?;
+            self.write_zero_data(range.start, range.end - range.start, Survives::Nothing).await?;
         }
         Ok(())
     }
 
-    async fn write_zero_data(self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+    async fn write_zero_data(
+        self,
+        offset: u64,
+        len: u64,
+        survives: Survives,
+    ) -> Result<(), IoError> {
         let mut at = offset;
         while at < offset + len {
             let step = WRITTEN_ZEROES.min(offset + len - at);
-            Writer(self.0).write(at, IoBuf::zeroed(step as usize), fua).await.0?;
+            Writer(self.0).write(at, IoBuf::zeroed(step as usize), survives).await.0?;
             at += step;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
-use forebay_core::{Durability, IoError, OriginBlock};
+use forebay_core::{Durability, IoError, OriginBlock, Survives};
 use forebay_device::IoBuf;
 use forebay_lane::either;
 use forebay_store::planted::{self, PlantedBug};
@@ -88,17 +88,17 @@ impl Writer<'_> {
         self,
         offset: u64,
         data: IoBuf,
-        fua: bool,
+        survives: Survives,
     ) -> (Result<(), IoError>, IoBuf) {
         let (mut rest, mut done) = (data, IoBuf::empty());
         loop {
             let at = offset + done.len() as u64;
             let Some(seam) = self.seam(at, rest.len() as u64) else {
-                let (result, part) = self.write_one_way(at, rest, fua).await;
+                let (result, part) = self.write_one_way(at, rest, survives).await;
                 return (result, done.join(part));
             };
             let behind = rest.split_off(seam as usize);
-            let (result, part) = self.write_one_way(at, rest, fua).await;
+            let (result, part) = self.write_one_way(at, rest, survives).await;
             (rest, done) = (behind, done.join(part));
             if result.is_err() {
                 return (result, done.join(rest));
@@ -128,7 +128,7 @@ impl Writer<'_> {
         self,
         offset: u64,
         mut data: IoBuf,
-        fua: bool,
+        survives: Survives,
     ) -> (Result<(), IoError>, IoBuf) {
         let len = data.len() as u64;
         let mut refused = None;
@@ -151,11 +151,13 @@ impl Writer<'_> {
             let end = match route {
                 WriteStep::Cache => {
                     let mut progress = Progress::default();
-                    let result = self.write_cache(offset, &data, fua, &mut progress).await;
-                    WriteEnd::Done(self.end_in_log(result, offset, &data, fua, &progress).await)
+                    let result = self.write_cache(offset, &data, survives, &mut progress).await;
+                    WriteEnd::Done(
+                        self.end_in_log(result, offset, &data, survives, &progress).await,
+                    )
                 }
                 WriteStep::Through => {
-                    let (end, buf) = self.write_through(offset, data, fua).await;
+                    let (end, buf) = self.write_through(offset, data, survives).await;
                     data = buf;
                     end
                 }
@@ -163,7 +165,7 @@ impl Writer<'_> {
                     let streams = &self.0.volume.streams;
                     let _measured = (bypass == Some(BypassReason::Sequential))
                         .then(|| streams.begin(&**self.0.lane().clock()));
-                    let (end, buf) = self.write_around(offset, data, fua).await;
+                    let (end, buf) = self.write_around(offset, data, survives).await;
                     data = buf;
                     end
                 }
@@ -244,13 +246,13 @@ impl Writer<'_> {
         result: Result<Room, IoError>,
         offset: u64,
         data: &[u8],
-        fua: bool,
+        survives: Survives,
         progress: &Progress,
     ) -> Result<(), IoError> {
         match result {
-            Ok(Room::Never) => self.finish_around(offset, data, fua, progress).await,
+            Ok(Room::Never) => self.finish_around(offset, data, survives, progress).await,
             Err(_) if self.bypasses_failed_cache() => {
-                self.finish_around(offset, data, fua, progress).await
+                self.finish_around(offset, data, survives, progress).await
             }
             result => result.map(drop),
         }
@@ -263,7 +265,7 @@ impl Writer<'_> {
         self,
         offset: u64,
         data: &[u8],
-        fua: bool,
+        survives: Survives,
         progress: &Progress,
     ) -> Result<(), IoError> {
         let volume = &self.0.volume;
@@ -273,10 +275,10 @@ impl Writer<'_> {
         if let Some(rest) = data.get(logged..).filter(|rest| !rest.is_empty()) {
             let mut buf = IoBuf::for_overwrite(rest.len());
             buf.copy_from_slice(rest);
-            Box::pin(self.write(seam, buf, fua)).await.0?;
+            Box::pin(self.write(seam, buf, survives)).await.0?;
         }
-        let durably = fua || volume.durability() == Durability::Strict;
-        if logged == 0 || (!durably && keeps_dirty(volume.mode())) {
+        let buffered = self.promised(survives) == Survives::Nothing;
+        if logged == 0 || (buffered && keeps_dirty(volume.mode())) {
             return Ok(());
         }
         if !self.bypasses_failed_cache() {
@@ -284,13 +286,13 @@ impl Writer<'_> {
                 true => {
                     Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))
                 }
-                false => self.put_through(offset..seam, fua, progress).await,
+                false => self.put_through(offset..seam, survives, progress).await,
             };
             if result.is_ok() || !self.bypasses_failed_cache() {
                 return result;
             }
         }
-        // Barrier for invariant 2: the data is durable on the origin, and nothing in the log may
+        // Barrier for invariants 2 and 31: the data is durable on the origin, and nothing in the log may
         // overwrite it.
         self.until_written_back(offset..seam, || true).await?;
         Commits(self.0).sync_forgotten(&(offset..seam), false).await
@@ -330,24 +332,28 @@ impl Writer<'_> {
         self,
         offset: u64,
         data: &[u8],
-        fua: bool,
+        survives: Survives,
         progress: &mut Progress,
     ) -> Result<Room, IoError> {
         Turns(self.0).wait_for_turn(offset, data.len() as u64).await;
         if Appender(self.0).append_patiently(offset, data, progress).await? == Room::Never {
             return Ok(Room::Never);
         }
-        let fua = fua && !planted::has(PlantedBug::FuaIgnored);
-        if fua || self.0.volume.durability() == Durability::Strict {
-            // Barrier for invariant 2: the write's own record is durable before the write is
-            // acknowledged.
-            Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))?;
-        }
+        let ignored = survives == Survives::PowerLoss && planted::has(PlantedBug::FuaIgnored);
+        // Barrier for invariants 2 and 31: the write's own record is durable, or written, before the
+        // write is acknowledged.
+        let promised = self.promised(if ignored { Survives::Nothing } else { survives });
+        Commits(self.0).secure(promised).await?;
         Ok(Room::Found)
     }
 
     /// Writes to the log and to the origin. The blocks stay dirty until the origin is synced.
-    async fn write_through(self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
+    async fn write_through(
+        self,
+        offset: u64,
+        data: IoBuf,
+        survives: Survives,
+    ) -> (WriteEnd, IoBuf) {
         let volume = &self.0.volume;
         let len = data.len() as u64;
         let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
@@ -368,12 +374,13 @@ impl Writer<'_> {
                     match Appender(self.0).append_patiently(offset, &data, &mut progress).await {
                         Ok(Room::Found) => {
                             bump(&self.0.stats().counters.write_through, 1);
-                            let put = self.put_through(offset..offset + len, fua, &progress).await;
+                            let put =
+                                self.put_through(offset..offset + len, survives, &progress).await;
                             put.map(|()| Room::Found)
                         }
                         other => other,
                     };
-                let result = self.end_in_log(result, offset, &data, fua, &progress).await;
+                let result = self.end_in_log(result, offset, &data, survives, &progress).await;
                 return (WriteEnd::Done(result), data);
             }
             Err(error) => return (WriteEnd::Done(Err(error)), data),
@@ -401,7 +408,7 @@ impl Writer<'_> {
         }
         volume.writeback_wanted.notify_all();
         let range = offset..offset + len;
-        (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
+        (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }
 
     /// Writes the blocks of a write that are in the log to the origin: used when the log was full
@@ -409,7 +416,7 @@ impl Writer<'_> {
     async fn put_through(
         self,
         range: Range<u64>,
-        fua: bool,
+        survives: Survives,
         progress: &Progress,
     ) -> Result<(), IoError> {
         let blocks = progress.written.iter().map(|written| written.block).collect();
@@ -425,16 +432,13 @@ impl Writer<'_> {
             // Ordered writeback has been switched on meanwhile: it writes this to the origin in its
             // turn.
             result?;
-            if fua || self.0.volume.durability() == Durability::Strict {
-                Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))?;
-            }
-            return Ok(());
+            return Commits(self.0).secure(self.promised(survives)).await;
         }
-        self.sync_if(fua, &range, result).await
+        self.end_on_origin(survives, &range, result).await
     }
 
     /// Writes to the origin only.
-    async fn write_around(self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
+    async fn write_around(self, offset: u64, data: IoBuf, survives: Survives) -> (WriteEnd, IoBuf) {
         let volume = &self.0.volume;
         let len = data.len() as u64;
         let range = offset..offset + len;
@@ -466,24 +470,35 @@ impl Writer<'_> {
             return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
-        (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
+        (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }
 
-    async fn sync_if(
+    /// Returns what a write survives that is to survive this: the volume's durability may promise more.
+    fn promised(self, survives: Survives) -> Survives {
+        match self.0.volume.durability() {
+            Durability::Strict => Survives::PowerLoss,
+            Durability::Flush | Durability::Deferred => survives,
+        }
+    }
+
+    /// Ends a write to the origin, whose result is known.
+    async fn end_on_origin(
         self,
-        fua: bool,
+        survives: Survives,
         range: &Range<u64>,
         result: Result<(), IoError>,
     ) -> Result<(), IoError> {
         result?;
-        if !fua && self.0.volume.durability() != Durability::Strict {
-            return Ok(());
+        match self.promised(survives) {
+            Survives::Nothing => return Ok(()),
+            // The origin has the write.
+            Survives::Daemon => (),
+            Survives::PowerLoss => OriginIo(self.0).sync().await?,
         }
-        OriginIo(self.0).sync().await?;
         if !self.0.is_unavailable_to(true) {
             return Ok(());
         }
-        // Barrier for invariant 2: the log may not have recorded the change before the origin did,
+        // Barrier for invariants 2 and 31: the log may not have recorded the change before the origin did,
         // so its older data must not come back now.
         let store = self.0.store.store();
         let dirty = |block| {

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, IoError, Mode, Op};
+use forebay_core::{BlockSize, IoError, Mode, Op, Survives};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume,
@@ -174,8 +174,8 @@ impl World {
         data: Option<&[u8]>,
     ) -> u64 {
         let data = data.map(IoBuf::copy_from);
-        let (tag, fua, fast, no_hole) = (0, false, false, false);
-        self.submit_as(target, Request { tag, op, offset, len, fua, fast, no_hole, data })
+        let (tag, survives, fast, no_hole) = (0, Survives::Nothing, false, false);
+        self.submit_as(target, Request { tag, op, offset, len, survives, fast, no_hole, data })
     }
 
     /// Submits a request with a new tag, otherwise unchanged.

@@ -99,8 +99,17 @@ fn changes_are_whole_sectors_inside_a_file_that_may_be_written() {
     }
     let write = Request::Write { offset: 512, len: 1024, durable: true };
     let (op, punch) = (Op::Write, false);
-    let expected = VolumeRequest { op, offset: 512, len: 1024, durable: true, punch };
+    let expected =
+        VolumeRequest { op, offset: 512, len: 1024, survives: Survives::PowerLoss, punch };
     assert_eq!(volume(of(write, &FILE)), Some(expected));
+    let kept = FileFacts { outlives: true, ..FILE };
+    for (file, survives) in [(FILE, Survives::Nothing), (kept, Survives::Daemon)] {
+        let write = Request::Write { offset: 512, len: 1024, durable: false };
+        let zeroes = Request::Fallocate { offset: 512, len: 1024, mode: 16 };
+        for change in [write, zeroes] {
+            assert_eq!(volume(of(change, &file)).map(|it| it.survives), Some(survives));
+        }
+    }
     let long = Request::Write { offset: 0, len: MAX_TRANSFER + 512, durable: false };
     assert_eq!(refused(of(long, &FILE)), Some(Errno::INVAL));
     let empty = of(Request::Write { offset: 0, len: 0, durable: false }, &FILE);

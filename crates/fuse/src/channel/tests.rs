@@ -48,8 +48,10 @@ impl Ram {
     }
 
     fn answer(&self, request: Request) -> Completion {
-        let Request { tag, op, offset, len, fua, fast, data, .. } = request;
-        self.seen.durable.fetch_add(usize::from(fua), Ordering::Relaxed);
+        let Request { tag, op, offset, len, survives, fast, data, .. } = request;
+        self.seen
+            .durable
+            .fetch_add(usize::from(survives == Survives::PowerLoss), Ordering::Relaxed);
         let (mut result, mut data) = (Ok(()), data);
         let mut all = self.data.borrow_mut();
         match op {

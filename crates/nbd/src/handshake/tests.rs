@@ -180,20 +180,26 @@ fn facts_are_those_of_the_volume() {
 }
 
 #[test]
-fn a_device_that_outlives_its_connection_has_nothing_to_flush() {
+fn a_device_that_outlives_its_connection_flushes_if_it_has_a_write_cache() {
     use transmission_flag::{READ_ONLY, SEND_FLUSH, SEND_FUA, SEND_TRIM};
     let go = option(option::GO, &go(b"first", &[]));
     let outliving = |data: &[u8]| outcome(&[option(option::OUTLIVING, data), go.clone()]);
-    let device = outliving(&[0, 0, 0, 0, 0, 0, 1, 2]);
+    let device = outliving(&[0, 0, 0, 0, 0, 0, 1, 2, 0]);
     assert_eq!(device.kinds(), [kind::ACK, kind::INFO, kind::INFO, kind::ACK]);
-    assert_eq!(device.start().session.device, Some(0x102));
+    let known = OutlivingDevice { mark: 0x102, flushes: false };
+    assert_eq!(device.start().session.device, Some(known));
     let flags = transmission_flags(&device.start().session);
     assert_eq!(flags & (READ_ONLY | SEND_FLUSH | SEND_FUA | SEND_TRIM), SEND_TRIM);
+    let cached = outliving(&[0, 0, 0, 0, 0, 0, 1, 2, 1]);
+    let known = OutlivingDevice { flushes: true, ..known };
+    assert_eq!(cached.start().session.device, Some(known));
+    let flags = transmission_flags(&cached.start().session);
+    assert_eq!(flags & (SEND_FLUSH | SEND_FUA), SEND_FLUSH | SEND_FUA);
     // Only the kernel of this machine has such devices.
-    let far = [option(option::OUTLIVING, &[0; 8]), go.clone()];
+    let far = [option(option::OUTLIVING, &[0; 9]), go.clone()];
     let far = run_with(Security::Plain, &fixed(&far), 64);
     assert_eq!((far.kinds()[0], far.start().session.device), (kind::ERR_UNSUP, None));
-    for bad in [&[][..], &[0; 7], &[0; 9]] {
+    for bad in [&[][..], &[0; 8], &[0; 10], &[2; 9]] {
         let other = outliving(bad);
         assert_eq!(other.kinds()[0], kind::ERR_INVALID);
         assert_eq!(other.start().session.device, None);

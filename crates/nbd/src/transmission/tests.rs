@@ -82,17 +82,28 @@ fn every_command_with_every_flag_is_decided() {
 }
 
 #[test]
-fn every_write_of_a_device_is_durable_before_it_is_answered() {
-    for (device, asked) in [(None, false), (None, true), (Some(7), false), (Some(7), true)] {
+fn every_write_of_a_device_survives_the_daemon_before_it_is_answered() {
+    let outliving = |flushes| Some(OutlivingDevice { mark: 7, flushes });
+    let devices = [
+        (None, Survives::Nothing),
+        (outliving(true), Survives::Daemon),
+        (outliving(false), Survives::PowerLoss),
+    ];
+    for ((device, least), asked) in devices.into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let session = Session { device, ..session() };
         for command in [command::READ, command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             let flags = if asked { command_flag::FUA } else { 0 };
             let verdict = judge(&header(command, flags, 0, 4096), &session);
-            let Verdict::Accept(Command { kind: Kind::Volume { fua, .. }, .. }) = verdict else {
+            let Verdict::Accept(Command { kind: Kind::Volume { survives, .. }, .. }) = verdict
+            else {
                 panic!("{command} is refused");
             };
-            let by_itself = device.is_some() && command != command::READ;
-            assert_eq!(fua, asked || by_itself, "{command} {device:?}");
+            let expected = match command {
+                _ if asked => Survives::PowerLoss,
+                command::READ => Survives::Nothing,
+                _ => least,
+            };
+            assert_eq!(survives, expected, "{command} {device:?}");
         }
     }
 }

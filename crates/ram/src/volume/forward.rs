@@ -352,7 +352,8 @@ impl Forward {
         });
     }
 
-    /// Makes the data of a range durable, as FUA demands.
+    /// Makes the data of a range durable, as FUA demands; what is to survive the daemon alone is flushed
+    /// as well.
     async fn make_durable(&self, offset: u64, len: u64) -> Result<(), IoError> {
         let within = self.lower.whole_blocks(offset..offset + len);
         write_down::range(&self.tier, &self.lower, within).await?;

@@ -42,7 +42,16 @@ fn sectors(offset: u64, len: u64) -> Range<usize> {
 
 fn request(op: Op, offset: u64, len: usize, data: Option<IoBuf>) -> Request {
     let len = len as u64;
-    Request { tag: 0, op, offset, len, fua: false, fast: false, no_hole: false, data }
+    Request {
+        tag: 0,
+        op,
+        offset,
+        len,
+        survives: Survives::Nothing,
+        fast: false,
+        no_hole: false,
+        data,
+    }
 }
 
 #[derive(Default)]

@@ -76,11 +76,17 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(survives: bool) -> Self {
+    fn new(outlives: bool) -> Self {
         let budget = Arc::new(MemoryBudget::new(1 << 30));
         let memory = Rc::new(LaneMemory::new(budget.clone()));
         let volume = Rc::new(Keeping { quick: 512, ..Keeping::default() });
-        let facts = DeviceFacts { size: 1 << 20, read_only: false, max_io: MAX_IO, survives };
+        let facts = DeviceFacts {
+            size: 1 << 20,
+            read_only: false,
+            max_io: MAX_IO,
+            outlives,
+            flushes: true,
+        };
         let ring = Ring::new().expect("a ring");
         let queue = Queue::new(("v", 0), (volume.clone(), facts), (ring, memory));
         queue.outcomes.replace((0..2).map(|_| Rc::default()).collect());
@@ -89,8 +95,8 @@ impl Bench {
     }
 
     /// Executes a request with this tag, as far as that goes.
-    fn execute(&self, tag: u16, op: Op, len: u64, durable: bool) {
-        let request = VolumeRequest { op, offset: 4096, len, durable, no_hole: false };
+    fn execute(&self, tag: u16, op: Op, len: u64, survives: Survives) {
+        let request = VolumeRequest { op, offset: 4096, len, survives, no_hole: false };
         let (queue, executed) = (self.queue.clone(), self.executed.clone());
         self.lane.spawn(async move {
             let sink: Rc<dyn CompletionSink> = queue.clone();
@@ -119,7 +125,7 @@ fn the_buffer_of_a_tag_comes_back_whole_with_the_data_of_a_read() {
     let bench = Bench::new(true);
     for other in [false, true] {
         for len in [4096, u64::from(MAX_IO)] {
-            bench.execute(0, Op::Read, len, false);
+            bench.execute(0, Op::Read, len, Survives::Nothing);
             assert!(bench.next().is_none() && !bench.queue.is_quiet() && bench.held() > 0);
             bench.volume.answer(Ok(()), other);
             let (result, buf) = bench.next().expect("answered");
@@ -128,27 +134,31 @@ fn the_buffer_of_a_tag_comes_back_whole_with_the_data_of_a_read() {
             assert!(bench.queue.is_quiet() && bench.held() == 0);
         }
     }
-    bench.execute(0, Op::Read, 512, false);
+    bench.execute(0, Op::Read, 512, Survives::Nothing);
     let (result, buf) = bench.next().expect("at once");
     assert!(result.is_ok() && buf[..512].iter().all(|byte| *byte == 3) && buf[512] == 5);
 }
 
 #[test]
-fn what_must_be_durable_is_submitted_with_its_data() {
+fn what_must_survive_is_submitted_with_its_data() {
     let bench = Bench::new(true);
-    bench.execute(0, Op::Write, 4096, false);
+    bench.execute(0, Op::Write, 4096, Survives::Nothing);
     assert!(bench.next().is_some_and(|(result, _)| result.is_ok()), "it need not be");
-    bench.execute(0, Op::Write, 4096, true);
+    bench.execute(0, Op::Write, 4096, Survives::Daemon);
     {
         let requests = bench.volume.requests.borrow();
         let request = requests.first().expect("submitted");
-        assert!(request.fua && request.op == Op::Write && request.offset == 4096);
+        assert!(
+            request.survives == Survives::Daemon
+                && request.op == Op::Write
+                && request.offset == 4096
+        );
         assert!(request.data.as_ref().is_some_and(|data| **data == [5; 4096]));
     }
     bench.volume.answer(Err(IoError::NoSpace), false);
     let (result, buf) = bench.next().expect("answered");
     assert_eq!((result, buf.len()), (Err(Errno::NOSPC), MAX_IO as usize));
-    bench.execute(1, Op::Flush, 0, false);
+    bench.execute(1, Op::Flush, 0, Survives::Nothing);
     bench.volume.answer(Ok(()), false);
     assert!(bench.next().is_some_and(|(result, buf)| result.is_ok() && !buf.is_empty()));
 }
@@ -156,15 +166,15 @@ fn what_must_be_durable_is_submitted_with_its_data() {
 #[test]
 fn a_queue_that_fails_answers_at_once_and_ignores_late_completions() {
     let bench = Bench::new(false);
-    bench.execute(0, Op::Read, 4096, false);
-    bench.execute(1, Op::Write, 4096, true);
+    bench.execute(0, Op::Read, 4096, Survives::Nothing);
+    bench.execute(1, Op::Write, 4096, Survives::Daemon);
     // Its server cannot be followed by another one.
     bench.queue.leave();
     for _ in 0..2 {
         let (result, buf) = bench.next().expect("answered");
         assert_eq!((result, buf.len()), (Err(Errno::IO), MAX_IO as usize));
     }
-    bench.execute(0, Op::Read, 512, false);
+    bench.execute(0, Op::Read, 512, Survives::Nothing);
     assert_eq!(bench.next().expect("at once").0, Err(Errno::IO));
     assert!(bench.held() > 0 && !bench.queue.is_quiet());
     bench.volume.answer(Ok(()), false);
@@ -176,10 +186,10 @@ fn a_queue_that_fails_answers_at_once_and_ignores_late_completions() {
 #[test]
 fn a_queue_without_its_volume_fails() {
     let bench = Bench::new(true);
-    bench.execute(0, Op::Read, 4096, false);
+    bench.execute(0, Op::Read, 4096, Survives::Nothing);
     bench.queue.let_go();
     bench.volume.answer(Ok(()), false);
     assert!(bench.next().is_some_and(|(result, _)| result.is_ok()), "it was in flight");
-    bench.execute(0, Op::Read, 512, false);
+    bench.execute(0, Op::Read, 512, Survives::Nothing);
     assert_eq!(bench.next().expect("at once").0, Err(Errno::IO));
 }

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use forebay_core::Op;
+use forebay_core::{Op, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::{RingOp, RingRun};
 use forebay_engine::{Coming, CompletionSink, Request};
@@ -241,12 +241,14 @@ impl Worker {
                 return self.answer(request, data, status(result));
             }
         }
-        let fua = writes && queue.is_durable();
+        let survives = if writes { queue.promise() } else { Survives::Nothing };
         let small = bytes <= SMALL;
         let mut data = None;
         if op == Op::Write && small {
             let buf = self.copy(&request, bytes);
-            if !fua && let Some(result) = queue.target.write_now(offset, &buf) {
+            if survives == Survives::Nothing
+                && let Some(result) = queue.target.write_now(offset, &buf)
+            {
                 return self.answer(request, &[], status(result));
             }
             data = Some(buf);
@@ -265,7 +267,7 @@ impl Worker {
             *place = Some(InFlight { request, held });
         }
         queue.in_flight.set(queue.in_flight.get() + 1);
-        let submitted = Request { tag, op, offset, len, fua, fast: false, no_hole, data };
+        let submitted = Request { tag, op, offset, len, survives, fast: false, no_hole, data };
         queue.target.submit(submitted, &self.sink);
         Ok(())
     }

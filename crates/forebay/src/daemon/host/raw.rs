@@ -5,7 +5,7 @@ use std::rc::{Rc, Weak};
 use std::str::FromStr;
 
 use forebay_admin::VolumeName;
-use forebay_core::{IoError, Op, SECTOR_SIZE};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use forebay_device::{
     DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue,
 };
@@ -72,7 +72,7 @@ impl RawTarget {
     }
 
     async fn serve(&self, request: Request) -> Completion {
-        let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
+        let Request { tag, op, offset, len, survives, fast, no_hole, data } = request;
         // Only holes are known to be fast.
         let slow = op == Op::WriteZeroes && fast && no_hole;
         let checked = if slow { Err(IoError::NotSupported) } else { self.check(op, offset, len) };
@@ -103,7 +103,7 @@ impl RawTarget {
             // A discard is a hint: the data may stay.
             result = Ok(());
         }
-        if result.is_ok() && fua {
+        if result.is_ok() && survives == Survives::PowerLoss {
             result = self.queue.sync().await.map_err(|error| (error.kind, error));
         }
         let result = result.map_err(|(kind, error)| {

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
 
@@ -154,13 +154,13 @@ impl Disk {
                 for (sector, bytes) in range.zip(data.chunks(SECTOR)) {
                     let value = value(bytes);
                     if !fails || self.is(&half) {
-                        self.set(sector, value, request.fua);
+                        self.set(sector, value, request.survives == Survives::PowerLoss);
                     }
                 }
             }
             (Op::WriteZeroes, _) => range
                 .filter(|_| !fails || self.is(&half))
-                .for_each(|sector| self.set(sector, 0, request.fua)),
+                .for_each(|sector| self.set(sector, 0, request.survives == Survives::PowerLoss)),
             (Op::Discard, _) => range
                 .filter(|_| self.is(&self.discards))
                 .for_each(|sector| self.set(sector, 0, false)),

@@ -301,7 +301,8 @@ fn a_place_that_cannot_be_written_does_not_hold_back_the_others() {
 #[test]
 fn those_who_wait_for_a_region_are_served_together() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
-    let durable = |number: u64| Request { fua: true, ..write(8 * number, 8, 5) };
+    let durable =
+        |number: u64| Request { survives: Survives::PowerLoss, ..write(8 * number, 8, 5) };
     let first = bench.submit(durable(0));
     assert_eq!(bench.disk.waiting(), 1, "the first is being written down");
     let others: Vec<u64> = (1..8).map(|number| bench.submit(durable(number))).collect();

@@ -146,7 +146,8 @@ impl World {
         self.asked.insert(tag, asked);
         let sink: Rc<dyn CompletionSink> = self.answers.clone();
         let no_hole = op == Op::WriteZeroes && self.rng.bool();
-        volume.submit(Request { tag, fua, no_hole, ..sent }, &sink);
+        let survives = if fua { Survives::PowerLoss } else { Survives::Nothing };
+        volume.submit(Request { tag, survives, no_hole, ..sent }, &sink);
         self.take_answers();
     }
 

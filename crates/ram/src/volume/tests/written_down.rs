@@ -180,7 +180,7 @@ fn a_write_with_fua_is_durable_when_it_ends_and_others_may_wait() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
     assert_eq!(bench.ask(write(64, 8, 6)), Ok(()));
-    let tag = bench.submit(Request { fua: true, ..write(1, 1, 7) });
+    let tag = bench.submit(Request { survives: Survives::PowerLoss, ..write(1, 1, 7) });
     assert_eq!(bench.result(tag), None, "the disk has not answered");
     bench.settle();
     assert_eq!(bench.result(tag), Some(Ok(())));
@@ -192,7 +192,7 @@ fn a_write_with_fua_is_durable_when_it_ends_and_others_may_wait() {
 #[test]
 fn an_ignored_flush_needs_no_request_to_the_disk() {
     let bench = Bench::new(1 << 20, 4096, Deferral { ignore_flush: true, ..INFINITE });
-    assert_eq!(bench.ask(Request { fua: true, ..write(0, 8, 5) }), Ok(()));
+    assert_eq!(bench.ask(Request { survives: Survives::PowerLoss, ..write(0, 8, 5) }), Ok(()));
     let flush = bench.submit(request(Op::Flush, 0, 0, None));
     assert_eq!(bench.result(flush), Some(Ok(())));
     assert_eq!(bench.disk.log.borrow().len(), 0);

@@ -1,0 +1,258 @@
+//! Rounds: callers that want the same of the log, and arrive together, have it done once.
+
+use forebay_lane::Notify;
+use parking_lot::Mutex;
+
+/// The most rounds in flight if none needs a sync.
+pub(super) const ROUNDS_WITHOUT_SYNC: usize = 3;
+/// The same limit for ample callers.
+pub(super) const AMPLE_ROUNDS: usize = 16;
+/// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
+pub(crate) const AMPLE: usize = 16;
+
+#[derive(Default)]
+struct State {
+    started: u64,
+    /// Rounds in flight.
+    running: usize,
+    /// How many of them are ample.
+    ample: usize,
+    /// Whether the last round to begin expected to need no sync.
+    without_sync: bool,
+    ended_well: u64,
+    failed: bool,
+}
+
+/// Numbers rounds, and says who runs one and who waits.
+pub(crate) struct Rounds {
+    /// One of them, for messages.
+    pub(crate) name: &'static str,
+    state: Mutex<State>,
+    /// Notified when a round ended.
+    pub(crate) ended: Notify,
+}
+
+/// A round in flight.
+#[derive(Clone, Copy)]
+pub(crate) struct RoundTicket {
+    pub(crate) number: u64,
+    /// Whether nothing that was closed before needs a sync.
+    pub(crate) without_sync: bool,
+    ample: bool,
+}
+
+/// The result of [`Rounds::begin`].
+pub(crate) enum Round {
+    /// The caller runs this round.
+    Run(RoundTicket),
+    /// A round that covers the caller succeeded.
+    Covered(u64),
+    /// A round in flight covers the caller, or there are as many as are allowed: wait for
+    /// [`Rounds::ended`].
+    Wait,
+    /// A round failed; no later one succeeds.
+    Failed,
+}
+
+impl Rounds {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Rounds { name, state: Mutex::default(), ended: Notify::default() }
+    }
+
+    /// Joins or starts a round. `wanted` must be 0 at first; after [`Round::Wait`], pass the same
+    /// variable again. A round covers a caller if it started after the caller's first call.
+    ///
+    /// `without_sync`: the round will need no sync. Several such rounds may be in flight, so that one
+    /// closes and writes while another waits. Each covers everything that was closed before it finished
+    /// closing, so the order in which they end does not matter.
+    ///
+    /// `ample`: the caller's open record has [`AMPLE`] blocks or more. Such a caller does not wait
+    /// for one of the few rounds that are allowed for smaller ones: callers that were answered
+    /// together come together, and if all of them waited for one round, the device would idle
+    /// meanwhile.
+    pub(crate) fn begin(
+        &self,
+        wanted: &mut u64,
+        without_sync: impl FnOnce() -> bool,
+        ample: bool,
+    ) -> Round {
+        let mut state = self.state.lock();
+        if *wanted == 0 {
+            *wanted = state.started + 1;
+        }
+        if state.ended_well >= *wanted {
+            return Round::Covered(state.ended_well);
+        }
+        if state.failed {
+            return Round::Failed;
+        }
+        if state.started >= *wanted {
+            // A round that covers the caller is in flight.
+            return Round::Wait;
+        }
+        let without_sync = without_sync();
+        let most = match (without_sync && state.without_sync, ample) {
+            (false, _) => 1,
+            (true, true) => AMPLE_ROUNDS,
+            // An ample round is in flight: wait, and this caller's record will be ample soon.
+            (true, false) if state.ample > 0 => 1,
+            (true, false) => ROUNDS_WITHOUT_SYNC,
+        };
+        if state.running >= most {
+            return Round::Wait;
+        }
+        state.running += 1;
+        state.ample += usize::from(ample);
+        state.without_sync = without_sync;
+        state.started += 1;
+        Round::Run(RoundTicket { number: state.started, without_sync, ample })
+    }
+
+    /// Ends a round; a failure is the end of all rounds.
+    pub(crate) fn end(&self, round: RoundTicket, well: bool) {
+        {
+            let mut state = self.state.lock();
+            state.running -= 1;
+            state.ample -= usize::from(round.ample);
+            if well {
+                state.ended_well = state.ended_well.max(round.number);
+            } else {
+                state.failed = true;
+            }
+        }
+        self.ended.notify_all();
+    }
+
+    /// Returns the number of the round that will cover everything done before this call.
+    pub(crate) fn next(&self) -> u64 {
+        self.state.lock().started + 1
+    }
+
+    /// Returns the highest number of a successful round.
+    pub(crate) fn last(&self) -> u64 {
+        self.state.lock().ended_well
+    }
+}
+
+/// Ends a round when dropped; a round that is dropped without a result has failed.
+pub(crate) struct RoundEnding<'a> {
+    rounds: &'a Rounds,
+    round: RoundTicket,
+    well: bool,
+}
+
+impl<'a> RoundEnding<'a> {
+    pub(crate) fn new(rounds: &'a Rounds, round: RoundTicket) -> Self {
+        RoundEnding { rounds, round, well: false }
+    }
+
+    pub(crate) fn end(mut self, well: bool) {
+        self.well = well;
+    }
+}
+
+impl Drop for RoundEnding<'_> {
+    fn drop(&mut self) {
+        self.rounds.end(self.round, self.well);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    fn run(rounds: &Rounds, without_sync: bool, ample: bool) -> Option<RoundTicket> {
+        match rounds.begin(&mut 0, || without_sync, ample) {
+            Round::Run(ticket) => Some(ticket),
+            Round::Wait => None,
+            Round::Covered(_) | Round::Failed => panic!("nobody has run a round for this caller"),
+        }
+    }
+
+    #[test]
+    fn a_round_covers_whoever_came_before_it_began() {
+        let rounds = Rounds::new("a round");
+        let begin = |wanted: &mut u64| rounds.begin(wanted, || false, false);
+        assert_eq!((rounds.next(), rounds.last()), (1, 0));
+        let first = run(&rounds, false, false).expect("none is on its way");
+        assert_eq!((first.number, first.without_sync), (1, false));
+        assert_eq!(rounds.next(), 2);
+
+        // This caller came later, so it waits for the next round.
+        let mut late = 0;
+        assert!(matches!(begin(&mut late), Round::Wait));
+        assert_eq!(late, 2);
+        rounds.end(first, true);
+        assert_eq!(rounds.last(), 1);
+        let Round::Run(second) = begin(&mut late) else {
+            panic!("the first round does not cover it")
+        };
+        assert_eq!((second.number, late), (2, 2));
+        // Another caller that came with it waits for the same round.
+        assert!(matches!(begin(&mut 2), Round::Wait));
+        rounds.end(second, true);
+        assert!(matches!(begin(&mut 2), Round::Covered(2)));
+        assert!(matches!(begin(&mut 1), Round::Covered(2)));
+    }
+
+    #[test]
+    fn after_a_failed_round_none_ends_well() {
+        let rounds = Rounds::new("a round");
+        let begin = |wanted: u64| rounds.begin(&mut { wanted }, || false, false);
+        let round = run(&rounds, false, false).expect("none is on its way");
+        rounds.end(round, true);
+        let round = run(&rounds, false, false).expect("none is on its way");
+        // Dropped without a result.
+        drop(RoundEnding::new(&rounds, round));
+        assert_eq!(rounds.last(), 1);
+        assert!(matches!(begin(0), Round::Failed));
+        assert!(matches!(begin(2), Round::Failed));
+        assert!(matches!(begin(1), Round::Covered(1)), "that went well");
+    }
+
+    /// Counts the rounds that can begin before one has to wait, and ends them.
+    fn side_by_side(rounds: &Rounds, without_sync: bool, ample: bool) -> usize {
+        let running: Vec<_> = (0..50).map_while(|_| run(rounds, without_sync, ample)).collect();
+        assert!(running.iter().all(|it| it.without_sync == without_sync));
+        let count = running.len();
+        running.into_iter().for_each(|round| RoundEnding::new(rounds, round).end(true));
+        count
+    }
+
+    #[test]
+    fn several_rounds_are_on_their_way_where_none_needs_a_sync() {
+        let rounds = Rounds::new("a round");
+        for (without_sync, ample, most) in [
+            (false, false, 1),
+            (false, true, 1),
+            (true, false, ROUNDS_WITHOUT_SYNC),
+            (true, true, AMPLE_ROUNDS),
+            (true, false, ROUNDS_WITHOUT_SYNC),
+        ] {
+            let count = side_by_side(&rounds, without_sync, ample);
+            assert_eq!(count, most, "{without_sync} {ample}");
+        }
+
+        // A round that is not ample waits for ample rounds, and for no others.
+        let plain = run(&rounds, true, false).expect("none is on its way");
+        let ample = run(&rounds, true, true).expect("there is room");
+        assert!(run(&rounds, true, false).is_none());
+        rounds.end(ample, true);
+        let other = run(&rounds, true, false).expect("only one is on its way");
+        rounds.end(plain, true);
+        rounds.end(other, true);
+    }
+
+    #[test]
+    fn a_round_with_a_sync_is_alone() {
+        let rounds = Rounds::new("a round");
+        let with_sync = run(&rounds, false, true).expect("none is on its way");
+        assert!(run(&rounds, true, true).is_none(), "one with a sync is on its way");
+        rounds.end(with_sync, true);
+        let without = run(&rounds, true, true).expect("none is on its way");
+        assert!(without.without_sync);
+        assert!(run(&rounds, false, true).is_none(), "one without a sync is on its way");
+        rounds.end(without, true);
+        assert!(run(&rounds, false, true).is_some());
+    }
+}
