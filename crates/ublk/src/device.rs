@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use crate::board::{Board, Post, VolumeFacts};
 use crate::control::{self, NewDevice, resets, survives};
 use crate::errors::refused;
-use crate::helper::{Step, Task, path};
+use crate::helper::{Step, Task, path, sysfs};
 use crate::queues::{Queues, unserved};
 use crate::wire::{DeviceInfo, state};
 
@@ -203,11 +203,6 @@ fn is_stuck(error: &ExportError, number: u32) -> bool {
     let timed_out =
         error.cause.as_ref().is_some_and(|cause| cause.kind() == io::ErrorKind::TimedOut);
     (timed_out || busy == Some(Errno::BUSY)) && Users::of(&path(number), None).is_empty()
-}
-
-/// Returns where the kernel describes a block device.
-pub(crate) fn sysfs(device: &Path) -> PathBuf {
-    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }
 
 /// Finds the device with a mark.

@@ -15,8 +15,7 @@ use forebay_export::errors::failed;
 use forebay_lane::MemoryBudget;
 
 use crate::board::{Board, NewQueue, Post, QueueMemory};
-use crate::device::sysfs;
-use crate::helper::path;
+use crate::helper::{path, sysfs};
 use crate::wire::DeviceInfo;
 
 /// How far a queue is.

@@ -19,8 +19,8 @@ use forebay_export::{Note, Users};
 use rustix::io::Errno;
 
 use crate::control;
-use crate::device::{Begun, Device, LANES, Shop, sysfs};
-use crate::helper::path;
+use crate::device::{Begun, Device, LANES, Shop};
+use crate::helper::{path, sysfs};
 use crate::queues::Queues;
 use crate::wire::{DeviceInfo, state};
 

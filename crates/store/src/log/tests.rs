@@ -49,6 +49,20 @@ fn there_are_more_appenders_where_there_are_segments_enough() {
 }
 
 #[test]
+fn new_blocks_are_on_probation_whoever_appends_them() {
+    let on_probation = |segments: u32, numbers: &[usize]| {
+        let log = log(3, segments);
+        numbers.iter().map(|number| log.roles().is_on_probation(*number)).collect::<Vec<_>>()
+    };
+    // New blocks of three lanes, rewritten ones, those of ordered volumes, background work.
+    assert_eq!(
+        on_probation(SEGMENTS + 5, &[0, 2, 3, 5, 6, 7]),
+        [true, true, false, false, true, false]
+    );
+    assert_eq!(on_probation(SEGMENTS - 1, &[0, 2, 3]), [true, true, false]);
+}
+
+#[test]
 fn images_are_used_again_and_limited() {
     assert_eq!(Log::most_buffers(3, SEGMENTS + 5), 14, "the one for what is in order has none");
     assert_eq!(Log::most_buffers(3, SEGMENTS), 14);

@@ -91,6 +91,25 @@ fn headers_are_read_as_far_as_memory_goes() {
 }
 
 #[test]
+fn the_memory_of_a_header_covers_its_content_and_what_applying_it_takes() {
+    let of_data = |count| memory_of(&data(0, 8, 1, vec![entry(1, 1, 1); count])) as usize;
+    // Nodes of a tree are half full.
+    let header = size_of::<(u64, RecordHeader)>();
+    assert_eq!(of_data(0), 2 * header);
+    let each = of_data(9) - of_data(8);
+    assert_eq!(of_data(9), of_data(0) + 9 * each);
+    let sequence = size_of::<u64>();
+    assert_eq!(each, size_of::<DataEntry>() + 2 * sequence);
+    let mark = Mark { slot: Slot(1), generation: LIFE, kind: MarkKind::Gone };
+    let of_marks = |count| memory_of(&marks(1, vec![mark; count])) as usize;
+    let each = of_marks(9) - of_marks(8);
+    assert_eq!(of_marks(9), of_data(0) + 9 * each);
+    // A map is at least a quarter full, and a list has what was found.
+    let found = 4 * size_of::<(Slot, MarkKind)>() + size_of::<(Address, MarkKind)>();
+    assert_eq!(each, size_of::<Mark>() + found);
+}
+
+#[test]
 fn records_that_had_been_durable_and_are_missing_are_lost() {
     let lost = |records: &[(u64, u64)], unreadable| {
         let mut replay = replay(4096);

@@ -66,6 +66,21 @@ fn what_points_into_a_segment_is_counted() {
 }
 
 #[test]
+fn segments_that_are_withheld_are_for_background_work() {
+    let segments = eight();
+    let opens = |reserve| segments.open(reserve, (0, 1), true).is_some();
+    segments.withhold_beyond(3);
+    // One in reserve and five withheld.
+    assert_eq!([(); 3].map(|()| opens(1)), [true, true, false]);
+    assert!(opens(0) && segments.free_count() == 5);
+    segments.withhold(0);
+    assert_eq!([(); 5].map(|()| opens(1)), [true, true, true, true, false]);
+    assert!(opens(0) && !opens(0));
+    segments.withhold_beyond(3);
+    assert!(!opens(0), "there is none");
+}
+
+#[test]
 fn each_appender_opens_its_own_part_of_the_free_segments() {
     let segments = eight();
     assert_eq!((segments.count(), segments.free_count()), (8, 8));
