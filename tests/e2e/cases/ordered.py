@@ -6,6 +6,7 @@ import random
 import time
 
 from harness import *
+from harness.faults import wait_for
 from harness.mounted import Mounted
 from harness.recorder import open_file
 
@@ -101,22 +102,23 @@ def without_the_order_it_is_not(box):
 def order_is_for_modes_that_keep_dirty_blocks(box):
     daemon = box.daemon()
     cache, origin = box.file("cache", 32 * MIB), box.file("origin", 16 * MIB)
+
+    def in_effect():
+        return (daemon.show("v")["ordered"] or {}).get("in_effect")
+
     daemon.create_run("v", cache, origin, "--ordered", "--mode", "wt", expect=2)
     daemon.create("v", cache, origin, "--ordered")
     said = daemon.cli("set", "v", "mode=passthrough", expect=2).stderr
     check("ordered" in said, said)
-    check(daemon.show("v")["ordered"]["in_effect"], "it is not in effect")
+    wait_for(in_effect, "the order's effect")
     daemon.cli("set", "v", "ordered=off")
     daemon.cli("set", "v", "mode=passthrough")
     daemon.cli("set", "v", "mode=wb")
-    end = time.monotonic() + 20
     daemon.cli("set", "v", "ordered=on")
-    while not (daemon.show("v")["ordered"] or {}).get("in_effect"):
-        check(time.monotonic() < end, "it does not take effect")
-        time.sleep(0.05)
+    wait_for(in_effect, "the order's effect once it is switched on")
     daemon.cli("stop", "v")
     daemon.cli("start", "v")
-    check(daemon.show("v")["ordered"]["in_effect"], "it is forgotten by a stop")
+    wait_for(in_effect, "the order's effect after a stop")
 
 
 main()
