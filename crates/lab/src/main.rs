@@ -38,7 +38,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
-use bench::{amplification, engine, memory, recovery};
+use bench::{amplification, block, engine, memory, recovery};
 use experiments::{curve, policies, replay, seeds, writeback};
 use real::{peers, run};
 
@@ -63,6 +63,8 @@ enum Command {
     Engine(engine::Args),
     /// The NBD front end against qemu-storage-daemon and nbdkit
     Nbd(bench::nbd::Args),
+    /// Block devices of this machine, in turn
+    Block(block::Args),
     /// Serve one cached volume in RAM over NBD until killed
     NbdServer(bench::nbd::server::Args),
     /// Serve one volume in RAM by vhost-user-blk until killed
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
     let result = match args.command {
         Command::Engine(args) => engine::run(&args, json),
         Command::Nbd(args) => bench::nbd::run(&args, json),
+        Command::Block(args) => block::run(&args, json),
         Command::NbdServer(args) => bench::nbd::server::run(&args),
         Command::VhostUserServer(args) => bench::vhost_user::run(&args),
         Command::Peers(args) => peers::run(&args, json),

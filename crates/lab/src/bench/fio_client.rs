@@ -1,4 +1,4 @@
-//! fio's nbd engine as the client: a sample is one run of fio, on a connection of its own.
+//! fio as the client of a benchmark: a sample is one run of fio, which opens the device or connection anew.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,38 +6,62 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::client::Load;
 use crate::bench::measure::Sample;
 use crate::error::{LabResult, other};
 use crate::fio;
 use crate::rig::BLOCK;
 
-/// Keeps the server behind a socket busy for the time of a load, over its first `span` bytes.
+/// Random requests of [`BLOCK`] bytes.
+pub(crate) struct Load {
+    pub(crate) write: bool,
+    pub(crate) depth: usize,
+    /// Bytes from the beginning that they reach.
+    pub(crate) span: u64,
+    pub(crate) time: Duration,
+}
+
+/// Sends a load to an NBD server.
 ///
 /// # Errors
 /// fio is missing, lacks the nbd engine, or fails.
-pub(crate) fn run(socket: &Path, export: &str, span: u64, load: &Load<'_>) -> LabResult<Sample> {
-    let direction = if load.is_write() { "write" } else { "read" };
-    let output = Command::new("fio")
-        .args(["--name=nbd", "--ioengine=nbd", "--time_based", "--norandommap"])
+pub(crate) fn nbd(socket: &Path, export: &str, load: &Load) -> LabResult<Sample> {
+    let uri = format!("--uri=nbd+unix:///{export}?socket={}", socket.display());
+    run(&["--ioengine=nbd", &uri], load)
+}
+
+/// Sends a load to a block device, past the page cache.
+///
+/// # Errors
+/// fio is missing, or fails.
+pub(crate) fn device(path: &Path, load: &Load) -> LabResult<Sample> {
+    // fio takes a colon for the end of a name.
+    let path = path.display().to_string().replace(':', "\\:");
+    run(&["--ioengine=libaio", "--direct=1", &format!("--filename={path}")], load)
+}
+
+fn run(target: &[&str], load: &Load) -> LabResult<Sample> {
+    let direction = if load.write { "write" } else { "read" };
+    let mut command = Command::new("fio");
+    command.args(["--name=lab", "--time_based", "--norandommap"]).args(target);
+    if !load.write {
+        command.arg("--readonly");
+    }
+    let output = command
         .args(["--output-format=json", "--randrepeat=0"])
-        .arg(format!("--uri=nbd+unix:///{export}?socket={}", socket.display()))
         .arg(format!("--rw=rand{direction}"))
         .arg(format!("--bs={BLOCK}"))
-        .arg(format!("--size={span}"))
+        .arg(format!("--size={}", load.span))
         .arg(format!("--iodepth={}", load.depth))
         .arg(format!("--runtime={}ms", load.time.as_millis()))
         .stdin(Stdio::null())
         .output()
         .map_err(|error| {
-            other(format!(
-                "fio cannot be started ({error}); install it with 'apt-get install fio', or measure with --client own"
-            ))
+            other(format!("fio cannot be started ({error}); install it with 'apt-get install fio'"))
         })?;
     let text = String::from_utf8_lossy(&output.stdout);
     sample(&text, direction).ok_or_else(|| {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        other(format!("fio over {} ended with {}: {said}", socket.display(), output.status))
+        other(format!("fio with {} ended with {}: {said}", target.join(" "), output.status))
     })
 }
 

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
+use crate::error::LabResult;
+use crate::progress::Progress;
+
 /// CPU time that the calling thread has used.
 pub(crate) fn thread_cpu() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
@@ -41,6 +44,12 @@ pub(crate) struct Sample {
     pub(crate) cpu: Duration,
 }
 
+impl Sample {
+    pub(crate) fn per_second(&self) -> f64 {
+        self.operations as f64 / self.wall.as_secs_f64().max(1e-9)
+    }
+}
+
 /// What several threads did at the same time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rates {
@@ -75,6 +84,28 @@ impl Rates {
             on_cpu: sum(|sample| sample.cpu) / sum(|sample| sample.wall).max(1e-9),
         }
     }
+}
+
+/// Measures `count` things in each of `rounds`, after a round that does not count: everyone is first, and
+/// everyone follows everyone. Returns the points of each.
+pub(crate) fn in_turns<P>(
+    (rounds, count): (usize, usize),
+    progress: &Progress,
+    mut point: impl FnMut(usize) -> LabResult<P>,
+) -> LabResult<Vec<Vec<P>>> {
+    let mut points: Vec<Vec<P>> = (0..count).map(|_| Vec::new()).collect();
+    for round in 0..=rounds {
+        for turn in 0..count {
+            let turn = if round % 2 == 0 { turn } else { 2 * count - 1 - turn };
+            let index = (turn + round / 2) % count;
+            let point = point(index)?;
+            if round > 0 {
+                points[index].push(point);
+            }
+        }
+        progress.advance(u64::from(round > 0));
+    }
+    Ok(points)
 }
 
 /// Ties the calling thread to a CPU. Where that is not allowed, it stays as it was.

@@ -2,7 +2,6 @@
 //! nothing, or everything, in RAM. One client for all of them, one connection, a unix socket.
 
 pub(crate) mod client;
-mod fio_client;
 mod peers;
 pub(crate) mod server;
 
@@ -11,9 +10,9 @@ use std::time::Duration;
 use forebay_core::parse_size;
 use serde::Serialize;
 
-use crate::bench::measure::Sample;
+use crate::bench::measure::{Sample, in_turns};
 use crate::bench::pattern::uniform;
-use crate::error::{LabResult, usage};
+use crate::error::{LabResult, other, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
 use crate::rig::BLOCK;
@@ -138,31 +137,18 @@ fn compare(
     pairs: usize,
     progress: &Progress,
 ) -> LabResult<Vec<Row>> {
-    let count = servers.len();
-    let mut points = vec![Vec::new(); count];
-    for pair in 0..=pairs {
-        for turn in 0..count {
-            // Everyone is first, and everyone follows everyone.
-            let index = if pair % 2 == 0 {
-                (turn + pair / 2) % count
-            } else {
-                (2 * count - 1 - turn + pair / 2) % count
-            };
-            let Some(server) = servers.get_mut(index) else { continue };
-            let before = server.0.cpu()?;
-            let sample = send(server)?;
-            let server = server.0.cpu()?.saturating_sub(before);
-            let each = 1e6 / sample.operations.max(1) as f64;
-            if pair > 0 {
-                points[index].push(Point {
-                    per_second: sample.operations as f64 / sample.wall.as_secs_f64().max(1e-9),
-                    server_cpu_us: server.as_secs_f64() * each,
-                    client_cpu_us: sample.cpu.as_secs_f64() * each,
-                });
-            }
-        }
-        progress.advance(u64::from(pair > 0));
-    }
+    let points = in_turns((pairs, servers.len()), progress, |index| {
+        let server = servers.get_mut(index).ok_or_else(|| other("no such server"))?;
+        let before = server.0.cpu()?;
+        let sample = send(server)?;
+        let used = server.0.cpu()?.saturating_sub(before);
+        let each = 1e6 / sample.operations.max(1) as f64;
+        Ok(Point {
+            per_second: sample.per_second(),
+            server_cpu_us: used.as_secs_f64() * each,
+            client_cpu_us: sample.cpu.as_secs_f64() * each,
+        })
+    })?;
     let ours = points[0].clone();
     let write = load.is_write();
     Ok(points

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 
 use super::client::{Client, Load};
-use super::fio_client;
+use crate::bench::fio_client;
 use crate::bench::measure::Sample;
 use crate::error::{LabResult, other};
 use crate::output::name_of;
@@ -120,7 +120,8 @@ impl Running {
 
     /// Has fio send the requests of a load.
     pub(crate) fn run_fio(&self, span: u64, load: &Load<'_>) -> LabResult<Sample> {
-        fio_client::run(&self.socket, self.peer.export(), span, load)
+        let (write, depth, time) = (load.is_write(), load.depth, load.time);
+        fio_client::nbd(&self.socket, self.peer.export(), &fio_client::Load { write, depth, span, time })
     }
 
     /// CPU time of all threads that it has or had, in whole clock ticks.
