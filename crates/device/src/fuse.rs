@@ -9,6 +9,10 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 
+mod entry;
+
+pub use entry::{ENTRY_BYTES, FuseEntry, is_enabled, queues};
+
 /// `FUSE_DEV_IOC_CLONE`: makes a descriptor serve the connection of another one.
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
 

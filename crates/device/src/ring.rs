@@ -23,6 +23,7 @@ mod op;
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a ring is roused from another thread")]
 mod tests;
+mod uring;
 
 pub use inner::RingToken;
 use inner::{Inner, Queued, Slot, State, Work};
@@ -43,9 +44,21 @@ impl Ring {
     /// # Errors
     /// The kernel has no io_uring, or forbids it, or is older than 5.11, or limits are reached.
     pub fn new() -> io::Result<Rc<Self>> {
+        Ring::build(false)
+    }
+
+    /// As [`Ring::new`], for [`RingOp::ServeEntry`] as well. Every operation costs it a little more.
+    ///
+    /// # Errors
+    /// As for [`Ring::new`], or the kernel is older than 5.19.
+    pub fn wide() -> io::Result<Rc<Self>> {
+        Ring::build(true)
+    }
+
+    fn build(wide: bool) -> io::Result<Rc<Self>> {
         // Blocking, because the ring's read must wait until somebody writes.
         let rouse = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let inner = RefCell::new(Inner::new(rouse.clone())?);
+        let inner = RefCell::new(Inner::new(rouse.clone(), wide)?);
         Ok(Rc::new(Ring { inner, rouse }))
     }
 
@@ -202,7 +215,7 @@ impl Ring {
 
 fn unknown() -> RingDone {
     let result = Err(io::Error::new(io::ErrorKind::InvalidInput, "no such operation on this ring"));
-    RingDone { result, buf: None, accepted: None }
+    RingDone { result, buf: None, accepted: None, entry: None }
 }
 
 /// An operation in flight, see [`Ring::run`].

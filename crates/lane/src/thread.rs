@@ -60,13 +60,15 @@ pub struct LaneOptions {
     /// threads may take its CPU. It polls for less, down to not at all, while polling finds nothing.
     /// 0: always sleeps at once.
     pub spin: Duration,
+    /// Whether the ring takes [`RingOp::ServeEntry`](forebay_device::ring::RingOp::ServeEntry).
+    pub wide_ring: bool,
 }
 
 impl Default for LaneOptions {
     fn default() -> Self {
         // A client that waits for each answer takes up to 50 us to wake up and to ask again. Falling
         // asleep and being woken costs both sides about as much CPU time as polling for that long.
-        LaneOptions { spin: Duration::from_micros(60) }
+        LaneOptions { spin: Duration::from_micros(60), wide_ring: false }
     }
 }
 
@@ -258,7 +260,7 @@ impl LaneThread {
         let (tell, hear) = mpsc::sync_channel(1);
         let inner = stop.clone();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let ring = match Ring::new() {
+            let ring = match if options.wide_ring { Ring::wide() } else { Ring::new() } {
                 Ok(ring) => ring,
                 Err(error) => {
                     let _ = tell.send(Err(error));

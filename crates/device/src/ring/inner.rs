@@ -7,16 +7,13 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
+use io_uring::{EnterFlags, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::op::{RingDone, RingOp};
+use super::uring::{Submission, Uring};
 use crate::buffer::IoBuf;
 
-/// Submissions per system call.
-const SUBMISSIONS: u32 = 256;
-/// Completions that the kernel can report before it has to keep some back.
-pub(super) const COMPLETIONS: u32 = 4096;
 /// Marks completions without a slot.
 const NO_SLOT: u64 = 1 << 63;
 /// Marks those of [`RingOp::prelude`], with the token of the operation.
@@ -106,7 +103,7 @@ struct WaitArgs {
 const _: () = assert!(size_of::<WaitArgs>() == 24);
 
 pub(super) struct Inner {
-    uring: IoUring,
+    uring: Uring,
     pub(super) slots: Vec<Slot>,
     free: Vec<u32>,
     /// Submissions that found no room in the submission queue yet, in order.
@@ -125,8 +122,8 @@ pub(super) struct Inner {
 
 impl Inner {
     /// Makes a ring of the calling thread that permanently reads `rouse`.
-    pub(super) fn new(rouse: Arc<OwnedFd>) -> io::Result<Self> {
-        let uring = build()?;
+    pub(super) fn new(rouse: Arc<OwnedFd>, wide: bool) -> io::Result<Self> {
+        let uring = Uring::new(wide)?;
         let params = uring.params();
         if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
             return Err(io::Error::new(
@@ -207,10 +204,11 @@ impl Inner {
             return true;
         }
         let prepared = match work {
-            Work::Op(op) => op.prepare(*done),
+            Work::Op(op) => op.prepare(*done, uring.is_wide()),
             Work::Rouse { fd, count } => {
                 let len = count.len() as u32;
-                Ok(opcode::Read::new(types::Fd(fd.as_raw_fd()), count.as_io_ptr(), len).build())
+                let read = opcode::Read::new(types::Fd(fd.as_raw_fd()), count.as_io_ptr(), len);
+                Ok(read.build().into())
             }
         };
         let entry = match prepared {
@@ -224,24 +222,19 @@ impl Inner {
             Work::Op(op) => op.prelude(),
             Work::Rouse { .. } => None,
         };
-        let pushed = match prelude {
-            // SAFETY: the addresses in the entry point into the buffer that `work` owns (log buffers:
-            // shares, and their published bytes are not written) and the descriptor is one that it
-            // shares. `work` stays in its slot, which frees it in `end` and there only after the
-            // kernel has completed the entry: `end` is called from here before an entry is pushed,
-            // and from `complete`. If this value goes away first, `Drop` waits for the kernel or leaks
-            // the slots.
-            None => unsafe { uring.submission().push(&entry) },
-            Some(first) => {
-                let first = first.user_data(PRELUDE | token.to_user_data());
-                let first = first.flags(squeue::Flags::IO_LINK);
-                // SAFETY: as above; the first entry has no buffer, and the kernel takes a share of its
-                // descriptor when both are submitted. It is not counted: its completion precedes that
-                // of the second one, which comes in any case.
-                unsafe { uring.submission().push_multiple(&[first, entry]) }
-            }
-        }
-        .is_ok();
+        let first = prelude.map(|first| {
+            let first: squeue::Entry = first.user_data(PRELUDE | token.to_user_data());
+            first.flags(squeue::Flags::IO_LINK)
+        });
+        // SAFETY: the addresses in the entry point into the buffer that `work` owns (log buffers:
+        // shares, and their published bytes are not written) and the descriptor is one that it
+        // shares. `work` stays in its slot, which frees it in `end` and there only after the
+        // kernel has completed the entry: `end` is called from here before an entry is pushed,
+        // and from `complete`. If this value goes away first, `Drop` waits for the kernel or leaks
+        // the slots. A first entry has no buffer, and the kernel takes a share of its descriptor
+        // when both are submitted. It is not counted: its completion precedes that of the second
+        // one, which comes in any case.
+        let pushed = unsafe { uring.push(first, entry) };
         *with_kernel = pushed;
         *outstanding += usize::from(pushed);
         *on_devices += usize::from(pushed && !work.is_endless());
@@ -258,11 +251,11 @@ impl Inner {
         };
         let cancel = |data| opcode::AsyncCancel::new(data).build().user_data(NO_SLOT);
         let own = cancel(token.to_user_data());
-        let both = [cancel(PRELUDE | token.to_user_data()), own.clone()];
-        let entries = if has_prelude { &both[..] } else { std::slice::from_ref(&own) };
+        let first = has_prelude.then(|| cancel(PRELUDE | token.to_user_data()));
+        let entries = 1 + usize::from(has_prelude);
         // SAFETY: these entries have neither buffers nor descriptors.
-        let pushed = unsafe { self.uring.submission().push_multiple(entries) }.is_ok();
-        self.outstanding += if pushed { entries.len() } else { 0 };
+        let pushed = unsafe { self.uring.push(first, Submission::Narrow(own)) };
+        self.outstanding += if pushed { entries } else { 0 };
         pushed
     }
 
@@ -284,13 +277,10 @@ impl Inner {
     /// kernel could not take any submission now.
     pub(super) fn enter(&mut self) -> bool {
         self.fill();
-        let queue = self.uring.submission();
-        let needed = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
-        drop(queue);
-        if !needed {
+        if !self.uring.is_due() {
             return true;
         }
-        let result = self.uring.submit();
+        let result = self.uring.submitter().submit();
         self.entered(result)
     }
 
@@ -318,7 +308,7 @@ impl Inner {
         let args = WaitArgs { signals: 0, signals_size: 0, least_wait: 0, timeout };
         let mut flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS;
         flags.set(EnterFlags::NO_IOWAIT, self.tells_idle && self.on_devices == 0);
-        let submissions = self.uring.submission().len() as u32;
+        let submissions = self.uring.waiting() as u32;
         // SAFETY: the entries in the submission queue are those of `push` and `push_cancel`, which
         // say why they are valid. `args` has the layout that `EXT_ARG` stands for, and it and the
         // time that it points to outlive the call.
@@ -435,7 +425,8 @@ impl Inner {
                 {
                     tracing::debug!(%error, ?op, "refused");
                 }
-                *state = State::Done(RingDone { result, buf: op.into_buf(), accepted });
+                let (buf, entry) = op.into_parts();
+                *state = State::Done(RingDone { result, buf, accepted, entry });
                 self.woken.extend(waker);
             }
             other => *state = other,
@@ -500,21 +491,4 @@ impl Drop for Inner {
 
 pub(super) fn is_invalid(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidInput
-}
-
-/// Makes the best kind of ring that this kernel supports. With deferred task work, completions are
-/// processed when the lane polls and do not interrupt it.
-fn build() -> io::Result<IoUring> {
-    let base = || {
-        let mut builder = IoUring::builder();
-        builder.dontfork().setup_clamp().setup_cqsize(COMPLETIONS);
-        builder
-    };
-    let mut best = base();
-    best.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
-    let mut good = base();
-    good.setup_coop_taskrun().setup_taskrun_flag();
-    best.build(SUBMISSIONS)
-        .or_else(|_| good.build(SUBMISSIONS))
-        .or_else(|_| base().build(SUBMISSIONS))
 }

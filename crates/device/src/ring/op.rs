@@ -11,8 +11,10 @@ use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::uring::Submission;
 use crate::api::IoData;
 use crate::buffer::IoBuf;
+use crate::fuse::FuseEntry;
 use crate::ublk::QueueCommand;
 
 /// The most bytes in one request to the kernel; longer operations continue where it ended.
@@ -163,6 +165,15 @@ pub enum RingOp {
         /// the longest request.
         buf: IoBuf,
     },
+    /// Gives the kernel the reply to a request to a file that this process serves, if there was one, and
+    /// waits for the next. Needs [`Ring::wide`](super::Ring::wide), and all of a queue's must come from one
+    /// thread.
+    ServeEntry {
+        /// A descriptor of the connection.
+        fd: Arc<OwnedFd>,
+        /// The place for the request and the reply; it comes back with the completion.
+        entry: Box<FuseEntry>,
+    },
 }
 
 impl RingOp {
@@ -182,13 +193,14 @@ impl RingOp {
             | RingOp::Readable { .. }
             | RingOp::TakeEvent { .. }
             | RingOp::RaiseEvent { .. }
-            | RingOp::Serve { .. } => true,
+            | RingOp::Serve { .. }
+            | RingOp::ServeEntry { .. } => true,
         }
     }
 
     /// Returns whether it cannot be cancelled: it ends with its device, or with its thread.
     pub(super) fn is_bound(&self) -> bool {
-        matches!(self, RingOp::Serve { .. })
+        matches!(self, RingOp::Serve { .. } | RingOp::ServeEntry { .. })
     }
 
     /// Returns the bytes that complete it, if it continues after a short step.
@@ -201,8 +213,8 @@ impl RingOp {
         }
     }
 
-    /// Returns the caller's buffer.
-    pub(super) fn into_buf(self) -> Option<IoBuf> {
+    /// Returns what belongs to the caller.
+    pub(super) fn into_parts(self) -> (Option<IoBuf>, Option<Box<FuseEntry>>) {
         match self {
             RingOp::Read { buf, .. }
             | RingOp::Recv { buf, .. }
@@ -211,9 +223,10 @@ impl RingOp {
             | RingOp::RaiseEvent { buf, .. }
             | RingOp::TakeMessage { buf, .. }
             | RingOp::GiveMessage { buf, .. }
-            | RingOp::Serve { buf, .. } => Some(buf),
-            RingOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
-            _ => None,
+            | RingOp::Serve { buf, .. }
+            | RingOp::Write { data: IoData::Owned(buf), .. } => (Some(buf), None),
+            RingOp::ServeEntry { entry, .. } => (None, Some(entry)),
+            _ => (None, None),
         }
     }
 
@@ -233,8 +246,16 @@ impl RingOp {
     /// moving it is allowed.
     ///
     /// # Errors
-    /// `InvalidInput` if a range is not inside its buffer, or not published, or too long.
-    pub(super) fn prepare(&mut self, done: usize) -> io::Result<squeue::Entry> {
+    /// `InvalidInput` if a range is not inside its buffer, or not published, or too long; `Unsupported` if it
+    /// needs a wide ring.
+    pub(super) fn prepare(&mut self, done: usize, wide: bool) -> io::Result<Submission> {
+        match self {
+            RingOp::ServeEntry { fd, entry } if wide => Ok(entry.command(target(fd)).into()),
+            _ => self.prepare_narrow(done).map(Submission::from),
+        }
+    }
+
+    fn prepare_narrow(&mut self, done: usize) -> io::Result<squeue::Entry> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let step = |len: usize| {
             u32::try_from(len).map_err(|_| invalid())?;
@@ -302,6 +323,7 @@ impl RingOp {
                 opcode::Write::new(target(fd), place, len).offset(CURRENT).build()
             }
             RingOp::Serve { fd, command, buf } => command.entry(target(fd), buf),
+            RingOp::ServeEntry { .. } => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(entry)
     }
@@ -339,4 +361,6 @@ pub struct RingDone {
     pub buf: Option<IoBuf>,
     /// The accepted connection.
     pub accepted: Option<OwnedFd>,
+    /// That of [`RingOp::ServeEntry`], whatever the result.
+    pub entry: Option<Box<FuseEntry>>,
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::task::Waker;
 
-use super::inner::{COMPLETIONS, is_invalid};
+use super::inner::is_invalid;
+use super::uring::COMPLETIONS;
 use super::*;
 use crate::api::IoData;
 use crate::buffer::IoBuf;

@@ -72,7 +72,13 @@ fn tasks_sleep_and_use_devices() {
                 this.stop();
             });
         };
-        let lane = LaneThread::spawn("io", LaneId(0), clock, LaneOptions { spin }, setup);
+        let lane = LaneThread::spawn(
+            "io",
+            LaneId(0),
+            clock,
+            LaneOptions { spin, wide_ring: false },
+            setup,
+        );
         lane.expect("lane").join().expect("ends by itself");
         assert_eq!(hear.try_iter().collect::<Vec<_>>(), [true, true]);
     }
