@@ -45,6 +45,11 @@ pub trait FrontEnd: Send + Sync {
         exports: Rc<dyn Exports>,
     ) -> Box<dyn LaneFrontEnd>;
 
+    /// Returns whether the lanes need [`Ring::wide`].
+    fn needs_wide_ring(&self) -> bool {
+        false
+    }
+
     /// Checks whether [`FrontEnd::publish`] is possible at all on this machine.
     ///
     /// # Errors

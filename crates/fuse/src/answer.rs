@@ -6,8 +6,8 @@ use zerocopy::IntoBytes;
 
 use crate::request::{Message, Request};
 use crate::wire::{
-    Attr, AttrOut, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, ROOT, StatFsOut, WriteOut,
-    fallocate_mode, init_flag, open_flag,
+    Attr, AttrOut, InitOut, MAJOR, MINOR, OLDEST_MINOR, OVER_IO_URING, OpenOut, ROOT, StatFsOut,
+    WriteOut, fallocate_mode, init_flag, open_flag,
 };
 
 /// Most bytes of a read or write.
@@ -34,6 +34,8 @@ pub struct FileFacts {
     pub gid: u32,
     /// It outlives the daemon, and its users do not notice that: what is answered must survive it.
     pub outlives: bool,
+    /// Requests are to come through io_uring.
+    pub io_uring: bool,
 }
 
 impl FileFacts {
@@ -120,8 +122,9 @@ pub fn decide(message: &Message, file: &FileFacts) -> Action {
     }
     match message.request {
         Request::Notice => Action::Ignore,
-        Request::Init { major, minor, max_readahead, flags } => {
-            Action::Reply(negotiate(major, minor, max_readahead, flags))
+        Request::Init { major, minor, max_readahead, flags, more } => {
+            let more = if file.io_uring { more & OVER_IO_URING } else { 0 };
+            Action::Reply(negotiate(major, minor, max_readahead, (flags, more)))
         }
         Request::Lookup => Action::Reply(Err(Errno::NOTDIR)),
         Request::GetAttr => Action::Reply(Ok(Content::Attr(attributes(file)))),
@@ -154,8 +157,13 @@ pub fn decide(message: &Message, file: &FileFacts) -> Action {
     }
 }
 
-fn negotiate(major: u32, minor: u32, readahead: u32, flags: u32) -> Result<Content, Errno> {
-    use init_flag::{ASYNC_DIO, ASYNC_READ, BIG_WRITES, MAX_PAGES};
+fn negotiate(
+    major: u32,
+    minor: u32,
+    readahead: u32,
+    (flags, more): (u32, u32),
+) -> Result<Content, Errno> {
+    use init_flag::{ASYNC_DIO, ASYNC_READ, BIG_WRITES, MAX_PAGES, MORE};
 
     if major < MAJOR || (major == MAJOR && minor < OLDEST_MINOR) {
         return Err(Errno::PROTO);
@@ -164,14 +172,15 @@ fn negotiate(major: u32, minor: u32, readahead: u32, flags: u32) -> Result<Conte
         major: MAJOR,
         minor: MINOR,
         max_readahead: readahead,
-        flags: flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES),
+        flags: flags & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES)
+            | if more == 0 { 0 } else { MORE },
         max_background: MAX_BACKGROUND,
         congestion_threshold: MAX_BACKGROUND,
         max_write: MAX_TRANSFER,
         time_granularity: 1,
         max_pages: (MAX_TRANSFER / PAGE) as u16,
         map_alignment: 0,
-        flags2: 0,
+        flags2: more,
         unused: [0; 7],
     }))
 }

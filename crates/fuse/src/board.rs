@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 
 use crate::answer::FileFacts;
+use crate::channel::Queues;
 
 /// A message to one lane.
 pub(crate) enum Post {
@@ -21,6 +22,8 @@ pub(crate) struct Connection {
     pub(crate) fd: OwnedFd,
     /// The file outlives the daemon.
     pub(crate) outlives: bool,
+    /// The queues that the lane serves, if requests are to come through io_uring.
+    pub(crate) queues: Option<Queues>,
     /// Gets the facts about the volume when the lane has begun, or nothing if that does not have it.
     pub(crate) begun: Sender<FileFacts>,
     /// Dropped when the lane has ended.

@@ -21,11 +21,16 @@ use forebay_lane::{Lane, LaneMemory, Signal};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use self::entries::Outcome;
 use crate::answer::{
     Action, Content, FileFacts, MAX_TRANSFER, VolumeRequest, decide, errno, written,
 };
 use crate::request::{RequestId, coming, parse};
 use crate::wire::{OUT_HEADER, OutHeader, WRITE_HEADER};
+
+mod entries;
+
+pub(crate) use entries::Queues;
 
 /// Where data begin in a buffer, so that they are aligned for direct I/O; headers are before that.
 const DATA: usize = 4096;
@@ -58,6 +63,8 @@ enum Kind {
     Write(u32),
     /// Zeroes that need not be allocated, unless that has been refused already.
     Punch(VolumeRequest),
+    /// That of an entry, which is answered where it is waited for.
+    Entry(Rc<Outcome>),
     /// Anything else.
     Other,
 }
@@ -423,10 +430,7 @@ impl Channel {
     /// that refuses one, so a range is refused only if it is large enough to have been possible.
     fn punch_refused(self: Rc<Self>, in_flight: InFlight, request: VolumeRequest) {
         let target = self.target.borrow().clone();
-        let small = |target: &Rc<dyn BlockService>| {
-            request.len < 2 * target.preferred_block().max(DATA as u64)
-        };
-        let Some(target) = target.filter(small) else {
+        let Some(target) = target.filter(|target| self.is_small(target, &request)) else {
             self.reply(in_flight.id, Err(Errno::OPNOTSUPP));
             self.release(in_flight.held);
             return;
@@ -440,6 +444,11 @@ impl Channel {
             let sink: Rc<dyn CompletionSink> = self;
             target.submit(request, &sink);
         });
+    }
+
+    /// Returns whether no part of a range could have been given back.
+    fn is_small(&self, target: &Rc<dyn BlockService>, request: &VolumeRequest) -> bool {
+        request.len < 2 * target.preferred_block().max(DATA as u64)
     }
 
     /// Gives a reply without data of the volume.
@@ -490,6 +499,7 @@ impl CompletionSink for Channel {
                 Some(data) => self.reply_data(id, head.join(data), wanted),
                 None => self.reply(id, Err(Errno::IO)),
             },
+            (Kind::Entry(outcome), result) => outcome.set(Completion { tag, result, data }),
             (Kind::Write(len), Ok(())) => self.reply(id, Ok(written(len))),
             (Kind::Punch(request), Err(IoError::NotSupported)) => {
                 if let Some(this) = self.this.upgrade() {

@@ -24,6 +24,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
 use crate::board::{Board, Connection, Post};
+use crate::channel::Queues;
 use crate::errors::refused;
 use crate::helper::Task;
 use crate::inherited::LeftExport;
@@ -45,6 +46,8 @@ pub(crate) struct Export {
     link: Option<PathBuf>,
     /// Another daemon can go on with it.
     outlives: bool,
+    /// Its requests come through io_uring: no other program can go on with it.
+    io_uring: bool,
     /// Disconnected when no lane serves the file any more.
     ended: Mutex<Receiver<()>>,
 }
@@ -70,11 +73,12 @@ impl Export {
         dir: &Path,
         volume: &str,
         (board, keeping): (&Board, &Keeping),
+        io_uring: bool,
     ) -> Result<Self, ExportError> {
         let connection = open_connection().map_err(|error| refused("/dev/fuse", error))?;
         let file = dir.join(volume);
         let mounted = mount_file(&connection, file.clone())?;
-        let (facts, ended) = serve(volume, vec![connection], (board, keeping))?;
+        let (facts, ended) = serve(volume, vec![connection], (board, keeping), io_uring)?;
         let attached = attach(&file, &facts);
         let number = match attached {
             Ok(number) => number,
@@ -87,8 +91,9 @@ impl Export {
         std::mem::forget(mounted);
         let link = link::make(volume, &number.path());
         let ended = Mutex::new(ended);
-        let outlives = facts.outlives;
-        let export = Export { volume: volume.to_owned(), file, number, link, outlives, ended };
+        let FileFacts { outlives, io_uring, .. } = facts;
+        let volume = volume.to_owned();
+        let export = Export { volume, file, number, link, outlives, io_uring, ended };
         if let Err(error) = export.check(&facts) {
             let _ = export.end((board, keeping), true);
             return Err(error);
@@ -108,9 +113,10 @@ impl Export {
         (board, keeping): (&Board, &Keeping),
     ) -> Result<Self, ExportError> {
         let LeftExport { number, link, connections, .. } = left;
-        let (facts, ended) = serve(volume, connections, (board, keeping))?;
+        let (facts, ended) = serve(volume, connections, (board, keeping), false)?;
         let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), facts.outlives);
-        let export = Export { volume: volume.to_owned(), file, number, link, outlives, ended };
+        let (io_uring, named) = (false, volume.to_owned());
+        let export = Export { volume: named, file, number, link, outlives, io_uring, ended };
         if let Err(error) = export.check(&facts) {
             tracing::warn!(volume, "the device is that of the previous program: {error}");
         }
@@ -132,7 +138,8 @@ impl Export {
         }
         let (_, ended) = channel();
         let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), false);
-        let export = Export { volume: volume.to_owned(), file, number, link, outlives, ended };
+        let (io_uring, named) = (false, volume.to_owned());
+        let export = Export { volume: named, file, number, link, outlives, io_uring, ended };
         if let Err(error) = export.end((board, keeping), true) {
             tracing::error!(volume, "its export is left behind: {error}");
         }
@@ -141,6 +148,11 @@ impl Export {
     /// Returns its loop device.
     pub(crate) fn number(&self) -> LoopNumber {
         self.number
+    }
+
+    /// Returns whether no other program can go on with it.
+    pub(crate) fn is_bound_to_program(&self) -> bool {
+        self.io_uring
     }
 
     /// Returns the link to it.
@@ -248,6 +260,10 @@ impl Export {
             }
             std::thread::sleep(STEP);
         }
+        // The kernel ends the requests that nobody answers, also those that wait in a ring of a lane.
+        if force {
+            let _ = unmount(&self.file, UnmountFlags::FORCE);
+        }
         // Not mounted any more, unless it is still in use.
         let _ = unmount(&self.file, UnmountFlags::DETACH);
         if let Err(error) = fs::remove_file(&self.file) {
@@ -256,12 +272,14 @@ impl Export {
     }
 }
 
-/// Has each lane serve a connection, of which there is at least one descriptor. Returns the facts about the
+/// Has each lane serve a connection, of which there is at least one descriptor; requests come through io_uring
+/// if that is wanted and possible, and the file does not outlive the daemon then. Returns the facts about the
 /// volume, and a channel that is disconnected when no lane serves it any more.
 fn serve(
     volume: &str,
     mut fds: Vec<OwnedFd>,
     (board, keeping): (&Board, &Keeping),
+    io_uring: bool,
 ) -> Result<(FileFacts, Receiver<()>), ExportError> {
     // A descriptor without requests in flight can be closed while others remain.
     fds.truncate(board.lanes());
@@ -269,11 +287,14 @@ fn serve(
         let cloned = fds.first().map(clone_connection);
         fds.extend(cloned.transpose().map_err(|error| failed("/dev/fuse", error))?);
     }
-    let outlives = keeping.keep(volume, &fds);
+    let queues = if io_uring { forebay_device::fuse::queues() } else { None };
+    let mut queues = queues.map(|queues| Queues::of_lanes(queues, fds.len()).into_iter());
+    let outlives = queues.is_none() && keeping.keep(volume, &fds);
     let (lanes, (begun, beginnings), (ending, ended)) = (fds.len(), channel(), channel());
     let posts = fds.into_iter().enumerate().map(|(lane, fd)| {
-        let (begun, ended) = (begun.clone(), ending.clone());
-        (lane, Post::Serve(Connection { volume: volume.to_owned(), fd, outlives, begun, ended }))
+        let (volume, begun, ended) = (volume.to_owned(), begun.clone(), ending.clone());
+        let queues = queues.as_mut().map(|queues| queues.next().unwrap_or_default());
+        (lane, Post::Serve(Connection { volume, fd, outlives, queues, begun, ended }))
     });
     board.post(posts);
     drop((begun, ending));

@@ -33,6 +33,8 @@ pub struct FuseFrontEnd {
     memory: Arc<MemoryBudget>,
     board: Arc<Board>,
     keeping: Keeping,
+    /// Requests come through io_uring where the kernel allows it.
+    io_uring: bool,
     state: Mutex<State>,
 }
 
@@ -48,12 +50,14 @@ struct State {
 impl FuseFrontEnd {
     /// Starts with the exports that the previous program has handed over, or with those of a former daemon of
     /// which `store` has kept the connections; then it removes others in `dir` that a killed daemon has left.
-    /// Requests share `memory`.
+    /// Requests share `memory`. With `io_uring` they come through the lanes' rings where the kernel allows that,
+    /// which is faster; such devices end with the program.
     pub fn claim(
         dir: &Path,
         memory: Arc<MemoryBudget>,
         items: Vec<HandedOver>,
         (store, identify): (Option<Arc<dyn DescriptorStore>>, Identify),
+        io_uring: bool,
     ) -> Self {
         let Inherited { lock, exports: left, useless } = Inherited::new(dir, items);
         let handed_over = lock.is_some();
@@ -62,6 +66,7 @@ impl FuseFrontEnd {
             memory,
             board: Arc::default(),
             keeping: Keeping::new(store, identify),
+            io_uring,
             state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
         // As long as the manager keeps them, whoever waits for such a file waits for ever.
@@ -157,7 +162,14 @@ impl FrontEnd for FuseFrontEnd {
             self.prepare(&mut state)?;
         }
         // Not under the lock: reports must not wait for it.
-        let export = Export::begin(&self.dir, volume, self.tools())?;
+        let io_uring = self.io_uring && forebay_device::fuse::is_enabled();
+        if self.io_uring && !io_uring {
+            tracing::warn!(
+                volume,
+                "its requests do not come through io_uring, which the kernel does not offer for FUSE: it takes Linux 6.14 and 'echo Y >/sys/module/fuse/parameters/enable_uring'"
+            );
+        }
+        let export = Export::begin(&self.dir, volume, self.tools(), io_uring)?;
         tracing::info!(volume, device = %export.number().path().display(), "exported");
         self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
         Ok(())
@@ -198,6 +210,23 @@ impl FrontEnd for FuseFrontEnd {
     fn holds(&self, volume: &str) -> bool {
         let state = self.state.lock();
         state.exports.contains_key(volume) || state.left.contains_key(volume)
+    }
+
+    fn needs_wide_ring(&self) -> bool {
+        self.io_uring
+    }
+
+    fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
+        let known = self.state.lock().exports.get(volume).cloned();
+        let Some(export) = known.filter(|export| export.is_bound_to_program()) else {
+            return Ok(());
+        };
+        let device = export.number().path();
+        let message = format!(
+            "{} of '{volume}' ends with this program, because its requests come through io_uring: stop the volume or take 'fuse' from its export first",
+            device.display()
+        );
+        Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {

@@ -24,6 +24,8 @@ pub enum Request {
         max_readahead: u32,
         /// See [`wire::init_flag`].
         flags: u32,
+        /// Those behind [`wire::init_flag::MORE`].
+        more: u32,
     },
     /// Find a name; there is none.
     Lookup,
@@ -142,19 +144,42 @@ pub fn parse(message: &[u8]) -> Result<Message, Malformed> {
     if usize::try_from(header.len) != Ok(found) {
         return Err(Malformed::Length { id, found, said: header.len });
     }
-    let request =
-        request(header.opcode, body).ok_or(Malformed::Body { id, opcode: header.opcode, found })?;
+    message_of(&header, (body, None), found)
+}
+
+/// Parses a request whose header, parameters and data are in different places. What is behind the first two
+/// of them in their bytes means nothing.
+///
+/// # Errors
+/// See [`Malformed`].
+pub fn parse_entry(header: &[u8], parameters: &[u8], data: usize) -> Result<Message, Malformed> {
+    let Ok((header, _)) = InHeader::read_from_prefix(header) else {
+        return Err(Malformed::NoHeader(header.len()));
+    };
+    message_of(&header, (parameters, Some(data)), header.len as usize)
+}
+
+fn message_of(
+    header: &InHeader,
+    (body, data): (&[u8], Option<usize>),
+    found: usize,
+) -> Result<Message, Malformed> {
+    let id = RequestId(header.unique);
+    let malformed = Malformed::Body { id, opcode: header.opcode, found };
+    let request = request(header.opcode, body, data).ok_or(malformed)?;
     Ok(Message { id, node: header.node, request })
 }
 
-/// Parses the part behind the header; `None`: it is too short, or has data of another length than it
-/// says.
-fn request(number: u32, body: &[u8]) -> Option<Request> {
+/// Parses the part behind the header, with `data` bytes elsewhere or at its end; `None`: it is too short, or
+/// there are data of another length than it says.
+fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<Request> {
     Some(match number {
         opcode::INIT => {
-            let (init, _) = InitIn::read_from_prefix(body).ok()?;
+            let (init, rest) = InitIn::read_from_prefix(body).ok()?;
             let InitIn { major, minor, max_readahead, flags } = init;
-            Request::Init { major, minor, max_readahead, flags }
+            let more = rest.first_chunk().filter(|_| flags & wire::init_flag::MORE != 0);
+            let more = u32::from_ne_bytes(more.copied().unwrap_or_default());
+            Request::Init { major, minor, max_readahead, flags, more }
         }
         opcode::LOOKUP => Request::Lookup,
         opcode::GETATTR => Request::GetAttr,
@@ -175,8 +200,8 @@ fn request(number: u32, body: &[u8]) -> Option<Request> {
             Request::Read { offset: read.offset, len: read.size }
         }
         opcode::WRITE => {
-            let (write, data) = WriteIn::read_from_prefix(body).ok()?;
-            if usize::try_from(write.size) != Ok(data.len()) {
+            let (write, behind) = WriteIn::read_from_prefix(body).ok()?;
+            if usize::try_from(write.size) != Ok(data.unwrap_or(behind.len())) {
                 return None;
             }
             let durable = write.flags & OFlags::DSYNC.bits() != 0;

@@ -14,7 +14,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
 use crate::board::{Board, Connection, Post};
-use crate::channel::{CHANNEL_BYTES, Channel};
+use crate::channel::{CHANNEL_BYTES, Channel, Queues};
 use crate::inherited;
 
 /// How long a file that is being unmounted may be in use when the daemon ends, and how long its requests
@@ -107,7 +107,7 @@ async fn take_posts(shared: Rc<Shared>) {
     }
 }
 
-fn facts(target: &dyn BlockService, outlives: bool) -> FileFacts {
+fn facts(target: &dyn BlockService, outlives: bool, io_uring: bool) -> FileFacts {
     FileFacts {
         size: target.size(),
         read_only: target.read_only(),
@@ -115,14 +115,16 @@ fn facts(target: &dyn BlockService, outlives: bool) -> FileFacts {
         uid: geteuid().as_raw(),
         gid: getegid().as_raw(),
         outlives,
+        io_uring,
     }
 }
 
 /// Begins to serve a connection. If that is impossible, it is closed.
 fn begin(shared: &Rc<Shared>, connection: Connection) {
-    let Connection { volume, fd, outlives, begun, ended } = connection;
+    let Connection { volume, fd, outlives, queues, begun, ended } = connection;
     let Some(target) = shared.exports.open(&volume) else { return };
-    if !shared.budget.take_for_connection(CHANNEL_BYTES, false) {
+    let bytes = CHANNEL_BYTES + queues.as_ref().map_or(0, Queues::bytes);
+    if !shared.budget.take_for_connection(bytes, false) {
         tracing::warn!(volume, "there is no memory to serve its file; raise --memory-limit");
         return;
     }
@@ -130,13 +132,16 @@ fn begin(shared: &Rc<Shared>, connection: Connection) {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "the lane cannot be told from other users of the file");
     }
-    let file = facts(&*target, outlives);
+    let file = facts(&*target, outlives, queues.is_some());
     let lane = (shared.lane.clone(), shared.ring.clone(), shared.memory.clone());
     let channel = Channel::new(&volume, fd, (target, file), lane);
     shared.channels.borrow_mut().push(channel.clone());
+    if let Some(queues) = &queues {
+        channel.serve_queues(queues);
+    }
     let shared = shared.clone();
     shared.lane.clone().spawn(async move {
-        let end = AtEnd { shared: &shared, channel: &channel };
+        let end = AtEnd { shared: &shared, channel: &channel, bytes };
         channel.serve().await;
         if let Some(descriptor) = channel.left() {
             let item = inherited::connection(channel.name(), descriptor);
@@ -153,13 +158,15 @@ fn begin(shared: &Rc<Shared>, connection: Connection) {
 struct AtEnd<'a> {
     shared: &'a Shared,
     channel: &'a Rc<Channel>,
+    /// Its memory.
+    bytes: u64,
 }
 
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {
         self.channel.let_go();
         self.shared.channels.borrow_mut().retain(|known| !Rc::ptr_eq(known, self.channel));
-        self.shared.budget.give(MemoryUse::Connections, CHANNEL_BYTES);
+        self.shared.budget.give(MemoryUse::Connections, self.bytes);
         self.shared.ended.raise();
     }
 }

@@ -61,7 +61,12 @@ pub mod init_flag {
     pub const ASYNC_DIO: u32 = 1 << 15;
     /// [`super::InitOut::max_pages`] is valid.
     pub const MAX_PAGES: u32 = 1 << 22;
+    /// There are more flags.
+    pub const MORE: u32 = 1 << 30;
 }
+
+/// `FUSE_OVER_IO_URING`, among the flags behind [`init_flag::MORE`].
+pub const OVER_IO_URING: u32 = 1 << (41 - 32);
 
 /// Flags of [`OpenOut`].
 pub mod open_flag {
@@ -132,7 +137,7 @@ pub struct InitIn {
     pub minor: u32,
     /// Bytes.
     pub max_readahead: u32,
-    /// See [`init_flag`].
+    /// See [`init_flag`]; with [`init_flag::MORE`] 32 more flags follow.
     pub flags: u32,
 }
 

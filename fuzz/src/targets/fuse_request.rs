@@ -1,7 +1,7 @@
 //! Requests of the kernel to a file: whatever it sends, what goes to the volume lies inside it.
 
 use forebay_fuse::answer::{Action, FileFacts, MAX_TRANSFER, decide};
-use forebay_fuse::request::{Request, coming, parse};
+use forebay_fuse::request::{Message, Request, coming, parse, parse_entry};
 use libfuzzer_sys::fuzzer_mutate;
 
 use crate::mend;
@@ -22,7 +22,14 @@ pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -
 /// See [`super::Target`].
 pub(crate) fn run(data: &[u8]) {
     let _ = coming(data);
-    let Ok(message) = parse(data) else { return };
+    // As it is read from the connection, and as it comes through io_uring.
+    let (header, rest) = data.split_at(data.len().min(40));
+    let (parameters, payload) = rest.split_at(rest.len().min(40));
+    let parsed = [parse(data), parse_entry(header, parameters, payload.len())];
+    parsed.iter().flatten().for_each(|message| judge(message, data));
+}
+
+fn judge(message: &Message, data: &[u8]) {
     for read_only in [false, true] {
         let file = FileFacts {
             size: (1 << 30) + 512,
@@ -31,8 +38,9 @@ pub(crate) fn run(data: &[u8]) {
             uid: 0,
             gid: 0,
             outlives: false,
+            io_uring: read_only,
         };
-        let request = match decide(&message, &file) {
+        let request = match decide(message, &file) {
             Action::Read { request, skip, len } => {
                 assert!(u64::from(skip) + u64::from(len) <= request.len);
                 assert!(request.len <= u64::from(MAX_TRANSFER) + 1024);

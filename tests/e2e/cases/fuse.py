@@ -485,4 +485,5 @@ def a_daemon_without_privileges_refuses_and_changes_nothing(box):
     check("CAP_SYS_ADMIN" in refused, f"the refusal: {refused.strip()}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,9 @@ PATIENCE = 60
 class Daemon:
     """One `forebay daemon` with a state directory and sockets in the sandbox."""
 
+    # What every daemon of a case is started with.
+    options = []
+
     def __init__(self, box, name="d", keeps=0):
         self.box = box
         # Descriptors that a service manager keeps for it, by their names, and how many it would keep.
@@ -36,7 +39,7 @@ class Daemon:
         """The command line of this daemon."""
         return [
             self.binary, "--socket", self.socket, "daemon", "--state-dir", self.state,
-            "--nbd", self.nbd, *arguments,
+            "--nbd", self.nbd, *self.options, *arguments,
         ]  # fmt: skip
 
     def start(self, *arguments):

@@ -57,6 +57,11 @@ pub(crate) struct FrontEndOptions {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) export_dir: Option<PathBuf>,
 
+    /// Serve devices of export=fuse through io_uring where the kernel allows it: faster, but they end with
+    /// the daemon, and no other program can go on with them
+    #[arg(long)]
+    pub(crate) fuse_io_uring: bool,
+
     /// Directory in which udev finds the volumes of ublk devices.
     #[arg(skip)]
     ublk_names: PathBuf,
@@ -187,7 +192,9 @@ pub(crate) fn claim(
     if let Some(dir) = &options.export_dir {
         let files = left(FrontEndKind::Fuse);
         let store = Kept::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
-        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files, (store, identify()))));
+        let io_uring = options.fuse_io_uring;
+        let keeping: (_, forebay_export::Identify) = (store, identify());
+        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files, keeping, io_uring)));
     }
     let wanted = |name: &str, kind| {
         let volumes = state.volumes();

@@ -3,8 +3,15 @@
 use super::*;
 use crate::request::RequestId;
 
-const FILE: FileFacts =
-    FileFacts { size: 1 << 20, read_only: false, block: 4096, uid: 5, gid: 6, outlives: false };
+const FILE: FileFacts = FileFacts {
+    size: 1 << 20,
+    read_only: false,
+    block: 4096,
+    uid: 5,
+    gid: 6,
+    outlives: false,
+    io_uring: false,
+};
 const READ_ONLY: FileFacts = FileFacts { read_only: true, ..FILE };
 
 fn of(request: Request, file: &FileFacts) -> Action {
@@ -26,7 +33,20 @@ fn volume(action: Action) -> Option<VolumeRequest> {
 }
 
 fn init(major: u32, minor: u32, flags: u32) -> Action {
-    of(Request::Init { major, minor, max_readahead: 65536, flags }, &FILE)
+    of(Request::Init { major, minor, max_readahead: 65536, flags, more: u32::MAX }, &FILE)
+}
+
+#[test]
+fn requests_come_through_io_uring_if_both_sides_want_it() {
+    let file = FileFacts { io_uring: true, ..FILE };
+    let agreed = |file: &FileFacts, more| {
+        let init = Request::Init { major: 7, minor: 44, max_readahead: 0, flags: 1 << 30, more };
+        let Action::Reply(Ok(Content::Init(out))) = of(init, file) else { panic!("refused") };
+        (out.flags, out.flags2)
+    };
+    assert_eq!(agreed(&file, u32::MAX), (1 << 30, 1 << 9));
+    assert_eq!(agreed(&file, !(1 << 9)), (0, 0));
+    assert_eq!(agreed(&FILE, u32::MAX), (0, 0));
 }
 
 #[test]

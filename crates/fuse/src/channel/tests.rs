@@ -140,7 +140,7 @@ impl Kernel {
         let (seen, memory) = (Arc::<Seen>::default(), Arc::new(MemoryBudget::new(1 << 30)));
         let (own_seen, own_memory) = (seen.clone(), memory.clone());
         let clock = Arc::new(MonotonicClock::new());
-        let options = LaneOptions { spin: Duration::ZERO };
+        let options = LaneOptions { spin: Duration::ZERO, wide_ring: false };
         let lane = LaneThread::spawn("lane", LaneId(0), clock, options, move |this| {
             let (lane, ring) = (this.lane().clone(), this.ring().clone());
             let ram = Rc::new(Ram {
@@ -159,6 +159,7 @@ impl Kernel {
                 uid: 0,
                 gid: 0,
                 outlives: false,
+                io_uring: false,
             };
             let memory = Rc::new(LaneMemory::new(own_memory));
             let channel = Channel::new("v", mine, (ram, file), (lane.clone(), ring, memory));

@@ -36,7 +36,7 @@ fn kinds() -> Vec<(u32, Vec<u8>, Request)> {
         (
             INIT,
             words(&[7, 44, 4096, 9]),
-            Request::Init { major: 7, minor: 44, max_readahead: 4096, flags: 9 },
+            Request::Init { major: 7, minor: 44, max_readahead: 4096, flags: 9, more: 0 },
         ),
         (SETATTR, words(&[[1 << 3, 0, 0, 0, low, high].as_slice(), &[0; 16]].concat()), {
             Request::SetAttr { size: Some(at) }
@@ -161,3 +161,22 @@ fn reads_and_writes_are_recognised_before_they_are_parsed() {
 }
 
 const ROOT: u64 = wire::ROOT;
+
+#[test]
+fn parts_of_an_entry_are_parsed_like_a_message() {
+    for (opcode, body, request) in kinds() {
+        let message = message(opcode, 1, &body);
+        let (mut header, mut parameters) = ([7; 128], [7; 128]);
+        header[..IN_HEADER].copy_from_slice(&message[..IN_HEADER]);
+        parameters[..body.len()].copy_from_slice(&body);
+        let parsed = parse_entry(&header, &parameters, 0).expect("sound");
+        assert_eq!(parsed.request, request);
+        if opcode == WRITE {
+            assert!(parse_entry(&header, &parameters, 1).is_err(), "it has more data than it says");
+        }
+    }
+    assert!(parse_entry(&[0; 39], &[0; 128], 0).is_err());
+    let more = words(&[7, 44, 0, 1 << 30, 5]);
+    let parsed = parse(&message(INIT, 1, &more)).expect("sound").request;
+    assert!(matches!(parsed, Request::Init { more: 5, .. }));
+}

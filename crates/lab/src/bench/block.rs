@@ -121,8 +121,7 @@ fn compare(
         device: device.name.clone(),
         per_second: median_of(points, |point| point.per_second),
         machine_cpu_us: median_of(points, |point| point.machine_cpu_us),
-        ratio: (index > 0)
-            .then(|| Estimate::of_ratios(first.iter().copied().zip(rates(points)))),
+        ratio: (index > 0).then(|| Estimate::of_ratios(first.iter().copied().zip(rates(points)))),
     });
     Ok(rows.collect())
 }
@@ -144,8 +143,7 @@ fn busy_ticks(text: &str) -> Option<u64> {
 }
 
 fn print(report: &Report) -> LabResult<()> {
-    let mut table =
-        Table::new("OPERATION | DEPTH | DEVICE | IO/s | MACHINE CPU us | FIRST/THIS");
+    let mut table = Table::new("OPERATION | DEPTH | DEVICE | IO/s | MACHINE CPU us | FIRST/THIS");
     for row in &report.rows {
         table.row([
             row.operation.to_owned(),

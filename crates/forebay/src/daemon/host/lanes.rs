@@ -210,6 +210,8 @@ impl Lanes {
         memory: &Arc<MemoryBudget>,
     ) -> io::Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
+        let wide_ring = front_ends.iter().any(|front_end| front_end.needs_wide_ring());
+        let options = LaneOptions { wide_ring, ..LaneOptions::default() };
         let mut threads = Vec::new();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
             let (front_ends, devices) = (front_ends.to_vec(), devices.to_vec());
@@ -217,12 +219,8 @@ impl Lanes {
             let failed = Arc::new(Mutex::new(None));
             let told = failed.clone();
             let name = format!("lane-{number}");
-            let thread = LaneThread::spawn(
-                &name,
-                LaneId(number),
-                clock.clone(),
-                LaneOptions::default(),
-                move |this| {
+            let thread =
+                LaneThread::spawn(&name, LaneId(number), clock.clone(), options, move |this| {
                     match LaneState::new(this, &front_ends, &devices, ram) {
                         Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
                         Err(error) => {
@@ -230,8 +228,7 @@ impl Lanes {
                         }
                     }
                     Resident
-                },
-            )?;
+                })?;
             threads.push(thread);
             if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 return Err(error);

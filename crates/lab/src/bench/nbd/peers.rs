@@ -121,7 +121,11 @@ impl Running {
     /// Has fio send the requests of a load.
     pub(crate) fn run_fio(&self, span: u64, load: &Load<'_>) -> LabResult<Sample> {
         let (write, depth, time) = (load.is_write(), load.depth, load.time);
-        fio_client::nbd(&self.socket, self.peer.export(), &fio_client::Load { write, depth, span, time })
+        fio_client::nbd(
+            &self.socket,
+            self.peer.export(),
+            &fio_client::Load { write, depth, span, time },
+        )
     }
 
     /// CPU time of all threads that it has or had, in whole clock ticks.
