@@ -40,6 +40,8 @@ class Queue:
 
     def __init__(self, memory, index, start, size):
         self.memory, self.index, self.size = memory, index, size
+        # Written at once: struct.pack_into() zeroes the place first, which the device could see.
+        self.words = memoryview(memory).cast("H")
         self.slots = size // 4
         self.descriptors = start
         self.available = start + 16 * size
@@ -56,7 +58,7 @@ class Queue:
         return struct.unpack_from("<H", self.memory, at)[0]
 
     def put_word(self, at, value):
-        struct.pack_into("<H", self.memory, at, value & 0xFFFF)
+        self.words[at // 2] = value & 0xFFFF
 
     def descriptor(self, index, at, length, flags, following):
         place = self.descriptors + 16 * index
