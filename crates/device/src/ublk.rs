@@ -27,6 +27,15 @@ pub const DESCRIPTOR: usize = 24;
 /// Most requests in flight of a queue; determines where the descriptors of a queue are in the file.
 pub const MOST_TAGS: u16 = 4096;
 
+/// Returns the number of a command, which has 32 bits.
+#[allow(
+    clippy::unnecessary_cast,
+    reason = "it is wider where rustix makes system calls through libc"
+)]
+fn narrow(opcode: rustix::ioctl::Opcode) -> u32 {
+    opcode as u32
+}
+
 /// A command to the driver, on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlCommand {
@@ -53,8 +62,8 @@ pub enum ControlCommand {
 impl ControlCommand {
     /// Returns the number of the command.
     fn opcode(self) -> u32 {
-        let reads = |number| encoded::read::<[u8; CONTROL]>(GROUP, number);
-        let changes = |number| encoded::read_write::<[u8; CONTROL]>(GROUP, number);
+        let reads = |number| narrow(encoded::read::<[u8; CONTROL]>(GROUP, number));
+        let changes = |number| narrow(encoded::read_write::<[u8; CONTROL]>(GROUP, number));
         match self {
             ControlCommand::GetInfo => reads(0x02),
             ControlCommand::Add => changes(0x04),
@@ -161,7 +170,7 @@ pub struct QueueCommand {
 impl QueueCommand {
     fn opcode(self) -> u32 {
         let number = if self.result.is_some() { 0x21 } else { 0x20 };
-        encoded::read_write::<[u8; QUEUE]>(GROUP, number)
+        narrow(encoded::read_write::<[u8; QUEUE]>(GROUP, number))
     }
 
     /// Returns `struct ublksrv_io_cmd`.

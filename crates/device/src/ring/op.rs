@@ -23,6 +23,8 @@ const CHUNK: usize = 1 << 30;
 /// The offset of files without positions.
 const CURRENT: u64 = u64::MAX;
 
+/// Something can be read. Its type depends on how rustix makes system calls.
+const READABLE: u32 = PollFlags::IN.bits() as u32;
 /// Wakes one of several waiters (`EPOLLEXCLUSIVE`).
 const EXCLUSIVE: u32 = 1 << 28;
 
@@ -236,8 +238,7 @@ impl RingOp {
     /// rings that wait for one.
     pub(super) fn prelude(&self) -> Option<squeue::Entry> {
         let RingOp::TakeMessage { fd, .. } = self else { return None };
-        let events = u32::from(PollFlags::IN.bits()) | EXCLUSIVE;
-        Some(opcode::PollAdd::new(target(fd), events).build())
+        Some(opcode::PollAdd::new(target(fd), READABLE | EXCLUSIVE).build())
     }
 
     /// Returns the request for the kernel, after `done` bytes.
@@ -302,10 +303,7 @@ impl RingOp {
                 let (address, length) = (std::ptr::null_mut(), std::ptr::null_mut());
                 opcode::Accept::new(target(fd), address, length).flags(flags).build()
             }
-            RingOp::Readable { fd } => {
-                let wanted = u32::from(PollFlags::IN.bits());
-                opcode::PollAdd::new(target(fd), wanted).build()
-            }
+            RingOp::Readable { fd } => opcode::PollAdd::new(target(fd), READABLE).build(),
             RingOp::TakeEvent { fd, buf } => {
                 let len = step(buf.len())?;
                 opcode::Read::new(target(fd), buf.as_io_ptr(), len).build()
