@@ -17,6 +17,7 @@ use crate::segments::Segments;
 mod rounds;
 
 pub(crate) use rounds::{AMPLE, Round, RoundEnding, Rounds};
+use rounds::{COMMITS_WITHOUT_SYNC, WRITES};
 
 /// Further appenders are used only with this many segments for each, because open segments are not
 /// reclaimed.
@@ -146,8 +147,8 @@ impl Log {
             marks: Mutex::new(Marks { pending: Vec::new(), pushed: 0 }),
             marks_pushed: AtomicU64::new(0),
             marks_durable: AtomicU64::new(0),
-            commits: Rounds::new("a commit"),
-            writes: Rounds::new("a write of what has to survive"),
+            commits: Rounds::new("a commit", COMMITS_WITHOUT_SYNC),
+            writes: Rounds::new("a write of what has to survive", WRITES),
             closing: Mutex::new(()),
             buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
             buffer_limit: Self::most_buffers(lanes, segments),
