@@ -2,7 +2,7 @@
 //! Sizes and amounts are in bytes, latencies in microseconds.
 
 use forebay_core::CounterTotals;
-use forebay_core::why::{BypassCounts, Why};
+use forebay_core::why::Why;
 use forebay_core::{Caching, Durability, Mode, ReplacementKind};
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +11,11 @@ use crate::operation::Progress;
 use forebay_settings::Settings;
 
 mod memory;
+mod requests;
 mod served;
 
 pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
+pub use requests::RequestReport;
 pub use served::{RamTraffic, ServedBy, ServedReport};
 
 /// State of a volume.
@@ -137,71 +139,6 @@ pub struct BlockReport {
     /// volume was started.
     #[serde(default)]
     pub carried_on: u64,
-}
-
-/// Requests to the cache since the volume was started, including those of its RAM tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct RequestReport {
-    /// Reads served from the cache alone.
-    pub read_hits: u64,
-    /// Reads that needed both the cache and the origin.
-    pub read_partial: u64,
-    /// Reads served from the origin alone.
-    pub read_misses: u64,
-    /// Writes to blocks that were cached.
-    pub write_hits: u64,
-    /// Writes to blocks that were not cached.
-    pub write_misses: u64,
-    /// Requests that bypassed the cache; [`VolumeReport::why`] has all reasons.
-    pub bypassed: u64,
-    /// Of those: part of a sequential stream.
-    #[serde(default)]
-    pub bypassed_sequential: u64,
-    /// Of those: because of the mode.
-    #[serde(default)]
-    pub bypassed_mode: u64,
-    /// Flushes.
-    pub flushes: u64,
-    /// Discards.
-    #[serde(default)]
-    pub discards: u64,
-    /// Requests that failed.
-    #[serde(default)]
-    pub failed: u64,
-}
-
-impl RequestReport {
-    /// The report of a volume with these counters, `bypass` of whose requests bypassed the cache.
-    pub fn of(totals: &CounterTotals, bypass: &BypassCounts) -> Self {
-        RequestReport {
-            read_hits: totals.read_hits,
-            read_partial: totals.read_partial,
-            read_misses: totals.read_misses,
-            write_hits: totals.write_hits,
-            write_misses: totals.write_misses,
-            bypassed: bypass.total(),
-            bypassed_sequential: bypass.sequential,
-            bypassed_mode: bypass.mode,
-            flushes: totals.flushes,
-            discards: totals.discards,
-            failed: totals.errors,
-        }
-    }
-
-    /// Returns the share of reads that were hits, from 0 to 1; `None` before the first read.
-    pub fn read_hit_ratio(&self) -> Option<f64> {
-        ratio(self.read_hits, self.read_partial.saturating_add(self.read_misses))
-    }
-
-    /// Returns the share of writes that were hits, from 0 to 1; `None` before the first write.
-    pub fn write_hit_ratio(&self) -> Option<f64> {
-        ratio(self.write_hits, self.write_misses)
-    }
-}
-
-fn ratio(hits: u64, others: u64) -> Option<f64> {
-    let all = hits.saturating_add(others);
-    (all > 0).then(|| hits as f64 / all as f64)
 }
 
 /// Bytes moved since the volume was started.

@@ -25,6 +25,8 @@ macro_rules! for_each_counter {
             reinserted_blocks "Blocks that reclaim reinserted to keep them cached.",
             reinserted_dirty_blocks
                 "Blocks that reclaim reinserted only because they are newer than the origin.",
+            limited_requests "Requests that waited because of limit_iops or limit_bandwidth.",
+            limited_wait_ns "Nanoseconds that they waited in all.",
             errors "Requests that failed.",
             origin_read_errors "Reads of the origin that failed.",
             cache_read_errors

@@ -47,6 +47,7 @@ pub use front_end::{
 };
 pub use lane::LaneVolume;
 pub use lane::engine::{EngineLane, LaneContext};
+pub use serve::limited::LimitedVolume;
 pub use settings::settings_of;
 pub use state::cache::Cache;
 pub use state::health::{DeviceHealth, HUNG_AFTER};

@@ -28,6 +28,7 @@ use crate::serve::observe::Observer;
 use crate::state::volume::VolumeState;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 
+pub(crate) mod limited;
 mod observe;
 
 /// How often a request that waits for a cache device that hangs checks whether its volume stops.

@@ -6,6 +6,9 @@ use forebay_core::{Caching, Durability, Mode, RamStrategy};
 use crate::error::SettingError;
 use crate::table::Settings;
 
+/// The least limit of the bandwidth, in bytes per second: with it a request of 1 MiB takes 16 s.
+const LEAST_BANDWIDTH: u64 = 64 << 10;
+
 impl Settings {
     /// Returns the mode in force: that of a paused volume is passthrough.
     pub fn effective_mode(&self) -> Mode {
@@ -79,6 +82,14 @@ impl Settings {
                 format_size(self.writeback_rate_max)
             );
             return Err(SettingError::Value { name: "writeback_rate_min", reason });
+        }
+        if (1..LEAST_BANDWIDTH).contains(&self.limit_bandwidth) {
+            let reason = format!(
+                "{} is too little: clients would give requests up; use {} or more, or 0 for no limit",
+                format_size(self.limit_bandwidth),
+                format_size(LEAST_BANDWIDTH)
+            );
+            return Err(SettingError::Value { name: "limit_bandwidth", reason });
         }
         Ok(())
     }

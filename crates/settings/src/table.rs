@@ -120,6 +120,12 @@ operator {
     write_budget: u64 = 0, Volume, Some(17),
         SettingKind::Bytes { min: 0, max: 1 << 50 },
         "Bytes per day that may be written to the cache device before fills are refused; dirty data is always written; 0 is no limit.";
+    limit_iops: u64 = 0, Volume, Some(53),
+        SettingKind::Count { min: 0, max: 1_000_000_000 },
+        "Requests per second that the volume's clients may make, apart from flushes; 0 is no limit.";
+    limit_bandwidth: u64 = 0, Volume, Some(54),
+        SettingKind::Bytes { min: 0, max: 1 << 40 },
+        "Bytes per second that the volume's clients may read and write, at least 64K; 0 is no limit.";
     promote: u64 = 0, Volume, Some(20),
         SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20, zero_is_off: true },
         "When a missed block enters the cache, its neighbours in the aligned range of this many bytes are read and enter with it.";

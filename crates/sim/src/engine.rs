@@ -83,6 +83,21 @@ fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.congested_write_threshold = threshold(rng);
 }
 
+/// Chooses the limits: none in three of four volumes, else some that make few requests wait, or most.
+fn choose_limits(settings: &mut Settings, seed: u64) {
+    // Not the generator of the other settings, which would choose others for each seed.
+    let mut rng = fastrand::Rng::with_seed(mix(seed, 0x11317));
+    if rng.u32(0..4) > 0 {
+        return;
+    }
+    if rng.bool() {
+        settings.limit_iops = 500 << rng.u32(0..8);
+    }
+    if rng.bool() {
+        settings.limit_bandwidth = (4 << 20) << rng.u32(0..8);
+    }
+}
+
 /// Chooses settings that make background work frequent in some worlds and rare in others.
 fn settings(machine: &Machine, volume: u16) -> Settings {
     let setup = &machine.setup;
@@ -96,6 +111,7 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
         ..Settings::default()
     };
+    choose_limits(&mut settings, setup.seed ^ u64::from(volume));
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{Caching, Clock, RamStrategy, ReplacementKind, WriteDown};
-use forebay_engine::{BlockService, EngineError, EngineErrorKind, EngineLane, LaneVolume, Volume};
+use forebay_engine::{
+    BlockService, EngineError, EngineErrorKind, EngineLane, LaneVolume, LimitedVolume, Volume,
+};
 use forebay_ram::{Deferral, RamBlock, RamVolume, Tier, TierOptions, write_down};
 
 use crate::system::{Machine, name};
@@ -49,11 +51,12 @@ impl Tiers {
     ) -> Option<Rc<dyn BlockService>> {
         let target = lanes.get(lane)?.target(&name(number))?;
         if !machine.setup.ram && !machine.setup.deferred {
-            return Some(target);
+            return Some(LimitedVolume::new(target.clone(), target));
         }
         let first = || lanes.first()?.target(&name(number));
         let tier = self.tier(machine, number, target.volume(), first)?;
-        Some(RamVolume::new(tier, target, machine.lanes[lane].clone()))
+        let top = RamVolume::new(tier, target.clone(), machine.lanes[lane].clone());
+        Some(LimitedVolume::new(target, top))
     }
 
     /// Returns the RAM tier of a volume, which lives as long as the volume runs. It is resized now

@@ -121,6 +121,8 @@ def settings(box):
         "cache_dirty_high=101", "cache_dirty_low=61", "writeback_gap=2M", "writeback_gap=64 K",
         "writeback_rate_min=-1", "writeback_rate_min=1e6", "writeback_rate_max=2T",
         "writeback_rate_max=18446744073709551616", "writeback_latency=50", "writeback_latency=1h",
+        "limit_iops=-1", "limit_iops=2.5", "limit_iops=1e3", "limit_iops=9999999999", "limit_bandwidth=1K",
+        "limit_bandwidth=-1", "limit_bandwidth=2T",
         "quiet_hours=", "quiet_hours=night", "quiet_hours=22-06", "quiet_hours=22:00-24:00",
         "quiet_hours=06:00-06:00", "quiet_hours=22:00", "quiet_hours=22:00-6:00",
     ):  # fmt: skip

@@ -9,6 +9,7 @@ pub(crate) mod dirty;
 pub(crate) mod health;
 pub(crate) mod intent;
 pub(crate) mod ledger;
+pub(crate) mod limits;
 pub(crate) mod occupancy;
 pub(crate) mod origin;
 pub(crate) mod origin_latency;

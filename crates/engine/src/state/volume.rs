@@ -27,6 +27,7 @@ use crate::state::curve::Watched;
 use crate::state::dirty::DirtyCount;
 use crate::state::health::LastError;
 use crate::state::intent::Intent;
+use crate::state::limits::Limits;
 use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::ranges::Ranges;
@@ -72,6 +73,7 @@ pub struct Volume {
     /// Sequential streams.
     pub(crate) streams: Streams,
     pub(crate) admission: AdmissionRules,
+    pub(crate) limits: Limits,
     dirty_limit: AtomicU8,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
@@ -162,6 +164,7 @@ impl Volume {
             durability: AtomicU8::new(0),
             streams: Streams::default(),
             admission: AdmissionRules::default(),
+            limits: Limits::default(),
             dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(Settings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
@@ -229,6 +232,7 @@ impl Volume {
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.streams.set_cutoff(settings.sequential_cutoff);
         self.admission.set(&settings);
+        self.limits.set(settings.limit_iops, settings.limit_bandwidth);
         if settings.wants_order() {
             self.ordered.store(true, Ordering::SeqCst);
         }
@@ -308,6 +312,7 @@ impl Volume {
     pub(crate) fn set_state(&self, state: VolumeState) {
         self.state.store(state as u8, Ordering::SeqCst);
         self.writeback_wanted.notify_all();
+        self.limits.changed.notify_all();
     }
 
     /// Records that a version was appended in place of `old`.

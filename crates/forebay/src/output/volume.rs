@@ -46,6 +46,9 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     if let Some(ordered) = ordered(report) {
         line("ordered", ordered);
     }
+    if let Some(limits) = limits(report) {
+        line("limits", limits);
+    }
     line(
         "memory",
         format!(
@@ -211,6 +214,22 @@ fn ordered(report: &VolumeReport) -> Option<String> {
         false => "not in effect until all earlier dirty blocks are on the origin",
     };
     Some(format!("{how}, {} versions waiting", grouped(order.waiting)))
+}
+
+/// Returns the limits of the volume's clients, if there are any, and their effect.
+fn limits(report: &VolumeReport) -> Option<String> {
+    let (iops, bandwidth) = (report.settings.limit_iops, report.settings.limit_bandwidth);
+    let requests = (iops > 0).then(|| format!("{} requests", grouped(iops)));
+    let bytes = (bandwidth > 0).then(|| format!("{} bytes", format_size(bandwidth)));
+    let limits: Vec<String> = requests.into_iter().chain(bytes).collect();
+    let waited = match report.requests.limited {
+        0 => "none has waited".to_owned(),
+        count => {
+            let mean = report.requests.limited_ms as f64 / count as f64;
+            format!("{} requests have waited, {mean:.1} ms on average", grouped(count))
+        }
+    };
+    (!limits.is_empty()).then(|| format!("{} per second; {waited}", limits.join(" and ")))
 }
 
 fn blocks(report: &VolumeReport) -> String {

@@ -14,6 +14,7 @@ use forebay_core::Clock;
 use forebay_device::Device;
 use forebay_engine::{
     BlockService, EngineLane, Exports, FrontEnd, HandedOver, LaneContext, LaneFrontEnd,
+    LimitedVolume,
 };
 use forebay_lane::{
     LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
@@ -79,11 +80,12 @@ impl LaneState {
 
     /// Returns a volume as clients see it; `None`: it is not served.
     pub(super) fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
-        let volume = self.engines().iter().find_map(|engine| engine.open(name))?;
-        Some(match self.ram.of(name) {
-            Some(tier) => RamVolume::new(tier, volume, self.context.lane.clone()),
-            None => volume,
-        })
+        let volume = self.engines().iter().find_map(|engine| engine.target(name))?;
+        let top: Rc<dyn BlockService> = match self.ram.of(name) {
+            Some(tier) => RamVolume::new(tier, volume.clone(), self.context.lane.clone()),
+            None => volume.clone(),
+        };
+        Some(LimitedVolume::new(volume, top))
     }
 
     /// Returns every open cache.
@@ -147,11 +149,13 @@ impl LaneState {
 
     /// Returns what each front end hands over.
     async fn hand_over(&self) -> Vec<Vec<HandedOver>> {
+        self.engines().iter().for_each(|engine| engine.lift_limits());
         let front_ends = self.front_ends.take();
         join_all(front_ends.into_iter().map(LaneFrontEnd::hand_over)).await
     }
 
     async fn stop_serving(&self) {
+        self.engines().iter().for_each(|engine| engine.lift_limits());
         let front_ends = self.front_ends.take();
         join_all(front_ends.into_iter().map(LaneFrontEnd::drain)).await;
     }

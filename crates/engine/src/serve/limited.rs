@@ -1,0 +1,162 @@
+//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings allow.
+//!
+//! Flushes are not limited, so that a limit delays no commit of what was written. Nor is background
+//! work, which has settings of its own.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{IoError, Op};
+use forebay_device::Device;
+use forebay_lane::either;
+
+use crate::api::{BlockService, Coming, CompletionSink, Extent, Request, StateExtent};
+use crate::lane::LaneVolume;
+use crate::state::volume::VolumeState;
+use crate::stats::bump;
+
+/// A volume whose requests are limited as its settings say.
+pub struct LimitedVolume {
+    volume: Rc<LaneVolume>,
+    below: Rc<dyn BlockService>,
+}
+
+impl LimitedVolume {
+    /// Puts the limits of `volume` in front of `below`, which is the volume, or a tier in front of it.
+    pub fn new(volume: Rc<LaneVolume>, below: Rc<dyn BlockService>) -> Rc<Self> {
+        Rc::new(LimitedVolume { volume, below })
+    }
+
+    /// Answers a request at once, if its turn has come.
+    #[inline]
+    fn now(
+        &self,
+        bytes: usize,
+        act: impl FnOnce() -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
+        let limits = &self.volume.volume.limits;
+        if !limits.are_set() {
+            return act();
+        }
+        if !limits.are_free(self.volume.now()) {
+            return None;
+        }
+        let done = act()?;
+        limits.take(self.volume.now(), bytes as u64);
+        Some(done)
+    }
+}
+
+/// Waits for the turn of a request of this many bytes, or until the volume stops.
+async fn wait(view: &LaneVolume, bytes: u64) {
+    let limits = &view.volume.limits;
+    let asked = view.now();
+    let mut turn = limits.take(asked, bytes);
+    while turn > view.now() {
+        let changed = limits.changed.listen();
+        if view.volume.state() != VolumeState::Running {
+            break;
+        }
+        let mut again = true;
+        either(changed, async {
+            view.lane().sleep_until(turn).await;
+            again = false;
+        })
+        .await;
+        if again {
+            turn = limits.take(view.now(), bytes);
+        }
+    }
+    let counters = &view.stats().counters;
+    bump(&counters.limited_requests, 1);
+    let waited = view.now().since(asked).as_nanos();
+    bump(&counters.limited_wait_ns, u64::try_from(waited).unwrap_or(u64::MAX));
+}
+
+impl BlockService for LimitedVolume {
+    fn size(&self) -> u64 {
+        self.below.size()
+    }
+
+    fn preferred_block(&self) -> u64 {
+        self.below.preferred_block()
+    }
+
+    fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
+        self.below.whole_blocks(range)
+    }
+
+    fn read_only(&self) -> bool {
+        self.below.read_only()
+    }
+
+    #[inline]
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.now(into.len(), || self.below.read_now(offset, into))
+    }
+
+    #[inline]
+    fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        self.now(data.len(), || self.below.write_now(offset, data))
+    }
+
+    fn expect(&self, op: Op, offset: u64, coming: Coming) {
+        self.below.expect(op, offset, coming);
+    }
+
+    fn memory(&self, op: Op, offset: u64, len: u64) -> u64 {
+        self.below.memory(op, offset, len)
+    }
+
+    fn losses(&self) -> u64 {
+        self.below.losses()
+    }
+
+    fn used(&self, offset: u64, len: u64) {
+        self.below.used(offset, len);
+    }
+
+    fn takes_offers(&self) -> bool {
+        self.below.takes_offers()
+    }
+
+    fn offer(&self, offset: u64, data: &[u8], is_current: &dyn Fn() -> bool) {
+        self.below.offer(offset, data, is_current);
+    }
+
+    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
+        let limits = &self.volume.volume.limits;
+        let bytes = match request.op {
+            Op::Read | Op::Prefetch | Op::Write => Some(request.len),
+            // They move no data.
+            Op::WriteZeroes | Op::Discard => Some(0),
+            Op::Flush => None,
+        };
+        let Some(bytes) = bytes.filter(|_| limits.are_set()) else {
+            return self.below.submit(request, sink);
+        };
+        let now = self.volume.now();
+        if limits.are_free(now) {
+            limits.take(now, bytes);
+            return self.below.submit(request, sink);
+        }
+        let (view, below, sink) = (self.volume.clone(), self.below.clone(), sink.clone());
+        self.volume.lane().spawn(async move {
+            wait(&view, bytes).await;
+            below.submit(request, &sink);
+        });
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        self.below.extents(offset, len)
+    }
+
+    fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        self.below.states(offset, len)
+    }
+
+    fn origin(&self) -> Option<Arc<dyn Device>> {
+        self.below.origin()
+    }
+}

@@ -1,0 +1,147 @@
+//! Limits of a volume: clients get the rate that they allow, whatever serves their requests.
+
+mod world;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, IoError, Mode, Op, Survives};
+use forebay_device::IoBuf;
+use forebay_engine::{
+    BlockService, CompletionSink, EngineLane, LaneVolume, LimitedVolume, Request, Settings,
+};
+use forebay_testkit::ram;
+use world::{World, settings};
+
+const BLOCK: u64 = 4096;
+
+struct Test {
+    world: World,
+    engine: Rc<EngineLane>,
+    volume: Rc<LaneVolume>,
+    top: Rc<LimitedVolume>,
+    tag: u64,
+}
+
+impl Test {
+    fn new(limits: Settings) -> Self {
+        let world = World::new();
+        let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
+        let volume = world.create(&engine, &ram(64), limits, 0);
+        world.write(&volume, 0, &[7; 1 << 20]);
+        let top = LimitedVolume::new(volume.clone(), volume.clone());
+        Test { world, engine, volume, top, tag: 1 << 32 }
+    }
+
+    fn submit(&mut self, op: Op, len: u64) -> u64 {
+        self.tag += 1;
+        let data = (op == Op::Write).then(|| IoBuf::zeroed(len as usize));
+        let (tag, survives, fast, no_hole) = (self.tag, Survives::Nothing, false, false);
+        let request = Request { tag, op, offset: 0, len, survives, fast, no_hole, data };
+        let sink: Rc<dyn CompletionSink> = self.world.sink.clone();
+        self.top.submit(request, &sink);
+        self.tag
+    }
+
+    /// Reads as a front end does: at once where that is possible.
+    fn read(&mut self, len: u64) {
+        let mut into = vec![0; len as usize];
+        match self.top.read_now(0, &mut into) {
+            Some(read) => read.expect("read"),
+            None => {
+                let tag = self.submit(Op::Read, len);
+                self.world.wait(tag).result.expect("read");
+            }
+        }
+    }
+
+    /// Returns the time that `count` actions take after the burst at the beginning.
+    fn time_of(&mut self, count: u32, mut act: impl FnMut(&mut Self)) -> Duration {
+        (0..100).for_each(|_| act(self));
+        let begun = self.world.lane.now();
+        (0..count).for_each(|_| act(self));
+        self.world.lane.now().since(begun)
+    }
+}
+
+fn limited(limit_iops: u64, limit_bandwidth: u64) -> Settings {
+    Settings { limit_iops, limit_bandwidth, ..settings(Mode::Writeback) }
+}
+
+/// Within a hundredth.
+fn is_near(time: Duration, expected: Duration) -> bool {
+    time.abs_diff(expected) * 100 <= expected
+}
+
+#[test]
+fn hits_are_limited_in_number_and_in_bytes() {
+    let mut test = Test::new(limited(1000, 0));
+    let time = test.time_of(1000, |test| test.read(BLOCK));
+    assert!(is_near(time, Duration::from_secs(1)), "{time:?}");
+    let waited = test.volume.volume().stats.totals();
+    assert!(waited.limited_requests >= 1000);
+    assert!(waited.limited_wait_ns >= 1_000_000_000);
+
+    let mut test = Test::new(limited(0, 1 << 20));
+    let time = test.time_of(256, |test| test.read(BLOCK));
+    assert!(is_near(time, Duration::from_secs(1)), "{time:?}");
+}
+
+#[test]
+fn requests_in_flight_share_the_limit_with_writes_and_discards() {
+    let mut test = Test::new(limited(1000, 0));
+    let time = test.time_of(250, |test| {
+        let ops = [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard];
+        let tags = ops.map(|op| test.submit(op, BLOCK));
+        for tag in tags {
+            test.world.wait(tag).result.expect("done");
+        }
+    });
+    assert!(is_near(time, Duration::from_secs(1)), "{time:?}");
+}
+
+#[test]
+fn flushes_do_not_wait() {
+    let mut test = Test::new(limited(1, 0));
+    test.read(BLOCK);
+    let waiting = test.submit(Op::Read, BLOCK);
+    let begun = test.world.lane.now();
+    let flush = test.submit(Op::Flush, 0);
+    test.world.wait(flush).result.expect("flushed");
+    assert!(test.world.lane.now().since(begun) < Duration::from_millis(100));
+    assert!(test.world.done(waiting).is_none());
+}
+
+#[test]
+fn a_change_of_the_limits_concerns_requests_that_wait() {
+    let mut test = Test::new(limited(1, 0));
+    test.read(BLOCK);
+    let waiting: Vec<u64> = (0..100).map(|_| test.submit(Op::Read, BLOCK)).collect();
+    let begun = test.world.lane.now();
+    test.world.set(&test.engine, limited(1000, 0)).expect("changed");
+    for tag in waiting {
+        test.world.wait(tag).result.expect("read");
+    }
+    let time = test.world.lane.now().since(begun);
+    assert!(time < Duration::from_millis(200), "{time:?}");
+}
+
+#[test]
+fn a_volume_that_stops_waits_for_nobodys_turn() {
+    let mut test = Test::new(limited(1, 0));
+    test.read(BLOCK);
+    let waiting = test.submit(Op::Read, BLOCK);
+    let begun = test.world.lane.now();
+    test.world.stop(&test.engine, "data").expect("stopped");
+    assert_eq!(test.world.wait(waiting).result, Err(IoError::ShuttingDown));
+    assert!(test.world.lane.now().since(begun) < Duration::from_millis(500));
+}
+
+#[test]
+fn without_limits_nothing_waits() {
+    let mut test = Test::new(limited(0, 0));
+    let time = test.time_of(10_000, |test| test.read(BLOCK));
+    assert_eq!(time, Duration::ZERO);
+    test.engine.lift_limits();
+    assert_eq!(test.volume.volume().stats.totals().limited_requests, 0);
+}
