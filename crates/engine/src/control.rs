@@ -8,6 +8,7 @@ mod forget;
 mod grow;
 mod open;
 mod patience;
+mod pins;
 pub(crate) mod recognise;
 pub(crate) mod samples;
 mod table;

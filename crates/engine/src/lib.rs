@@ -53,6 +53,7 @@ pub use state::cache::Cache;
 pub use state::health::{DeviceHealth, HUNG_AFTER};
 pub use state::ledger::{Ledger, Note, Noted};
 pub use state::occupancy::Occupancy;
+pub use state::pins::BlockSet;
 pub use state::replacement::segments_kept_free;
 pub use state::volume::{Volume, VolumeState};
 pub use tags::Tags;

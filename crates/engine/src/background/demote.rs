@@ -93,11 +93,15 @@ impl EngineLane {
         let store = &self.cache.store;
         for (id, blocks) in self.live_blocks(segment).await {
             let Some(space) = store.space_of(id) else { continue };
-            let volume = self.lane_volume(id).filter(|_| remember);
+            let volume = self.lane_volume(id);
+            let is_pinned = |block| volume.as_ref().is_some_and(|it| it.volume.pins.contain(block));
             for live in blocks {
+                if is_pinned(live.block) {
+                    continue;
+                }
                 let change = |rank| passed(Rank::from_bits(rank)).bits();
                 let ranks = store.rerank(&space, live.block, live.slot, change);
-                if let (Some((1.., 0)), Some(volume)) = (ranks, &volume) {
+                if remember && let (Some((1.., 0)), Some(volume)) = (ranks, &volume) {
                     Policy(volume).remember_given_up(live.block);
                 }
             }

@@ -57,9 +57,9 @@ struct State {
     /// The state of segments when they were last found stuck.
     tried: BTreeMap<SegmentId, (u64, Live)>,
     /// Segments of which too little would be gained, with their state at that time. Cleared when
-    /// the set of writable volumes changes.
+    /// the set of writable volumes, or of pinned blocks, changes.
     packed: BTreeMap<SegmentId, (u64, Live)>,
-    writable: Vec<VolumeId>,
+    volumes: Vec<(VolumeId, bool, u64)>,
 }
 
 /// A segment that could not be emptied.
@@ -200,14 +200,10 @@ impl EngineLane {
         let most = most_reinserted(slowest.unwrap_or_default(), waits).max(REINSERT_LIVE);
         let capacity = store.cells_per_segment() as u32;
         let most = capacity * most / 100;
-        let writable: Vec<VolumeId> = self
-            .cache
-            .volumes()
-            .iter()
-            .filter_map(|volume| volume.can_be_emptied().then_some(volume.id))
-            .collect();
-        if state.writable != writable {
-            state.writable = writable;
+        let of = |it: &Arc<Volume>| (it.id, it.can_be_emptied(), it.pins.changes());
+        let volumes = self.cache.volumes().iter().map(of).collect();
+        if state.volumes != volumes {
+            state.volumes = volumes;
             state.packed.clear();
         }
         let candidates = state

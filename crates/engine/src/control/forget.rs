@@ -10,6 +10,7 @@ use crate::error::EngineError;
 use crate::io::admission::AdmissionControl;
 use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
+use crate::state::pins::BlockSet;
 
 /// Blocks that are forgotten before other tasks of the lane get their turn.
 const STEP: usize = 1024;
@@ -18,8 +19,8 @@ const STEP: usize = 1024;
 const MARKS: usize = 64 * STEP;
 
 impl EngineLane {
-    /// Forgets all clean blocks of a volume. Requests are served meanwhile; blocks that they read may
-    /// enter again. `progress` is called with the number of blocks left.
+    /// Forgets all clean blocks of a volume, or those of `within`. Requests are served meanwhile; blocks
+    /// that they read may enter again. `progress` is called with the number of blocks left.
     ///
     /// # Errors
     /// There is no such volume, or the cache device fails: blocks may then come back after a crash,
@@ -27,22 +28,27 @@ impl EngineLane {
     pub async fn forget_clean(
         self: &Rc<Self>,
         name: &str,
+        within: Option<&BlockSet>,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let view = self.lane_volume(volume.id).ok_or_else(|| EngineError::no_volume(name))?;
         self.index_loaded().await?;
         let store = &self.cache.store;
+        let is_meant = |block: OriginBlock| {
+            within.is_none_or(|within| within.overlaps(&(block.0..block.0.saturating_add(1))))
+        };
         let mut left = 0;
         store.index.visit(
             |entry| !entry.dirty,
-            |address, _| left += u64::from(volume.space.block(address).is_some()),
+            |address, _| left += u64::from(volume.space.block(address).is_some_and(is_meant)),
         );
         progress(left);
         let (mut clean, mut marks) = (Vec::<OriginBlock>::new(), 0);
         for shard in 0..store.index.shard_count() {
             store.index.scan_shard(shard, &mut |address, entry| {
-                clean.extend(volume.space.block(address).filter(|_| !entry.dirty));
+                let block = volume.space.block(address).filter(|_| !entry.dirty);
+                clean.extend(block.filter(|block| is_meant(*block)));
             });
             while !clean.is_empty() {
                 for block in clean.drain(clean.len().saturating_sub(STEP)..) {

@@ -68,7 +68,8 @@ impl AdmissionControl<'_> {
             let congested = !write && self.is_congested();
             return Some(if congested { BypassReason::Congested } else { BypassReason::Frozen });
         }
-        if sequential {
+        let volume = &self.0.volume;
+        if sequential && !volume.pins.overlap(&volume.blocks(offset..offset.saturating_add(len))) {
             return Some(BypassReason::Sequential);
         }
         self.is_congested().then_some(BypassReason::Congested)
@@ -112,6 +113,7 @@ impl AdmissionControl<'_> {
     /// The reason for the refusal; nothing is counted or remembered yet.
     pub(crate) fn admit(self, gate: Gate, block: OriginBlock) -> Result<(), RefusalReason> {
         match gate {
+            _ if self.0.volume.pins.contain(block) => Ok(()),
             Gate::Open => Ok(()),
             Gate::Spent => Err(RefusalReason::WriteBudget),
             Gate::Remembered(rule) => {

@@ -60,6 +60,9 @@ impl Policy<'_> {
         if !self.0.cache.ranks() {
             return Rank::SMALL;
         }
+        if self.0.volume.pins.contain(block) {
+            return Rank::MAIN;
+        }
         if let Some(entry) = entry {
             return Rank::from_bits(entry.rank).used();
         }
@@ -139,6 +142,9 @@ impl Policy<'_> {
 
     /// As [`Policy::admits`], for a fill. Partly cached blocks are always admitted.
     pub(crate) fn admit_to_lists(self, block: OriginBlock) -> Result<(), RefusalReason> {
+        if self.0.volume.pins.contain(block) {
+            return Ok(());
+        }
         let ranks = self.0.cache.ranks();
         let present = || self.0.store.store().peek(&self.0.volume.space, block).is_some();
         if ranks || present() || self.admits(block) {

@@ -28,7 +28,10 @@ impl Cache {
         let segments = u64::from(self.store.segments.count());
         let free = u64::from(self.free_target());
         // In a cache of a few segments nearly all are kept free.
-        segments.saturating_sub(free).max(segments / 4).max(1) * self.store.cells_per_segment()
+        let blocks = segments.saturating_sub(free).max(segments / 4).max(1);
+        let blocks = blocks * self.store.cells_per_segment();
+        // Pinned blocks leave as little as those that are kept free.
+        blocks.saturating_sub(self.sum_volumes(|volume| volume.pins.count())).max(blocks / 4)
     }
 
     /// Returns the present pauses between turns, and engages or releases the throttle accordingly.

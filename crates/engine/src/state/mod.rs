@@ -13,6 +13,7 @@ pub(crate) mod limits;
 pub(crate) mod occupancy;
 pub(crate) mod origin;
 pub(crate) mod origin_latency;
+pub(crate) mod pins;
 pub(crate) mod ranges;
 pub(crate) mod replacement;
 pub(crate) mod streams;

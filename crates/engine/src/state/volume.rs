@@ -30,6 +30,7 @@ use crate::state::intent::Intent;
 use crate::state::limits::Limits;
 use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
+use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
 use crate::state::streams::Streams;
 use crate::state::untouched::Untouched;
@@ -74,6 +75,7 @@ pub struct Volume {
     pub(crate) streams: Streams,
     pub(crate) admission: AdmissionRules,
     pub(crate) limits: Limits,
+    pub(crate) pins: Pins,
     dirty_limit: AtomicU8,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
@@ -165,6 +167,7 @@ impl Volume {
             streams: Streams::default(),
             admission: AdmissionRules::default(),
             limits: Limits::default(),
+            pins: Pins::default(),
             dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(Settings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
@@ -240,6 +243,11 @@ impl Volume {
         self.dirty_limit.store(limit, Ordering::SeqCst);
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
+    }
+
+    /// Returns the pinned blocks.
+    pub fn pinned(&self) -> Arc<BlockSet> {
+        self.pins.blocks()
     }
 
     /// Returns the mode in force.

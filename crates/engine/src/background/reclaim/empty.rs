@@ -101,6 +101,7 @@ impl EngineLane {
             let (kept, leaving): (Vec<Live>, Vec<Live>) =
                 blocks.into_iter().partition(|live| match live.dirty {
                     true => !owner.in_order && (reinsert || (room_for_bound && owner.bound)),
+                    false if owner.must_reinsert(live) => room_for_bound,
                     false => keep && live.kept && owner.view.is_some(),
                 });
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };

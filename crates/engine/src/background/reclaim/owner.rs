@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use forebay_core::why::EvictionReason;
-use forebay_core::{SectorMask, VolumeId};
+use forebay_core::{OriginBlock, SectorMask, VolumeId};
 use forebay_policy::{Past, Rank};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
@@ -54,7 +54,15 @@ impl<'a> Owner<'a> {
 
     /// Returns whether a block can leave its segment only by being reinserted.
     pub(super) fn must_reinsert(&self, live: &Live) -> bool {
-        live.dirty && self.bound && !self.in_order
+        match live.dirty {
+            true => self.bound && !self.in_order,
+            false => self.is_pinned(live.block),
+        }
+    }
+
+    /// Returns whether a block is pinned. Those of a volume that is not attached are not.
+    fn is_pinned(&self, block: OriginBlock) -> bool {
+        self.view.as_ref().is_some_and(|view| view.volume.pins.contain(block))
     }
 
     fn lane(&self) -> usize {
@@ -70,6 +78,7 @@ impl<'a> Owner<'a> {
         mask: Option<SectorMask>,
     ) -> Version<'_> {
         let rank = match self.view {
+            Some(_) if self.is_pinned(live.block) => Rank::MAIN,
             Some(_) => Rank::from_bits(entry.rank).reinserted(),
             None => Rank::EVICTABLE,
         };
