@@ -4,6 +4,7 @@
 //! - [`profiles`]: settings that imitate other caches
 //! - [`request`]: bodies of requests
 //! - [`declared`]: the file that declares all volumes
+//! - [`ranges`]: ranges of a volume that are pinned, evicted or read ahead
 //! - [`report`]: state and statistics of a volume
 //! - [`curve`]: hit ratios of caches of other sizes
 //! - [`operation`]: long-running operations and their progress
@@ -17,6 +18,7 @@ pub mod lost;
 pub mod name;
 pub mod operation;
 pub mod profiles;
+pub mod ranges;
 pub mod reasons;
 pub mod report;
 pub mod request;
@@ -27,6 +29,7 @@ pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Setting
 pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};
+pub use ranges::{ByteRange, PinReport, RangesRequest};
 pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
 pub use request::{
     CreateRequest, DeleteRequest, DropRequest, HandOverRequest, MemoryRequest, SetRequest,

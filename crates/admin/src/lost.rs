@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
-use crate::report::LostRange;
+use crate::ranges::ByteRange;
 
 /// The answer to `GET /v1/volumes/NAME/lost`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,5 +18,5 @@ pub struct LostReport {
     /// Bytes in all ranges.
     pub bytes: u64,
     /// The ranges, ascending.
-    pub ranges: Vec<LostRange>,
+    pub ranges: Vec<ByteRange>,
 }

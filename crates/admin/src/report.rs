@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
 use crate::operation::Progress;
+use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
 mod memory;
@@ -215,15 +216,6 @@ pub struct LatencyReport {
     pub flush: Latency,
 }
 
-/// A range of a volume whose content is lost, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct LostRange {
-    /// First byte.
-    pub offset: u64,
-    /// Length.
-    pub len: u64,
-}
-
 /// Errors since the volume was started.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ErrorReport {
@@ -238,7 +230,7 @@ pub struct ErrorReport {
     /// Blocks on the cache device that failed their checksum.
     pub checksum: u64,
     /// Dirty data that can no longer be read.
-    pub lost: Vec<LostRange>,
+    pub lost: Vec<ByteRange>,
     /// The latest error, until it is resolved.
     pub last: Option<String>,
 }

@@ -5,6 +5,7 @@
 //! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
 //! - [`fuse`]: the kernel's side of a file that this process serves
+//! - [`file_extents()`]: where the data of a file lies on its device
 //! - [`hint`]: hints to the CPU about future memory accesses
 //! - `holes`: where a file has holes; whether a file or block device can discard a range
 //! - `identity`: the identity of a file or block device, stable across restarts
@@ -25,6 +26,7 @@ pub mod buffer;
 mod bus_error;
 mod faulty;
 pub mod file;
+mod file_extents;
 pub mod fuse;
 pub mod hint;
 mod holes;
@@ -55,6 +57,7 @@ pub use api::{
 };
 pub use buffer::{IoBuf, keep_buffers};
 pub use file::FileDevice;
+pub use file_extents::file_extents;
 pub use log_buffer::{Claim, LogBuffer};
 pub use memory::Area;
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};

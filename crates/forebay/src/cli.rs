@@ -1,6 +1,7 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
 mod host;
+mod ranges;
 mod values;
 
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
 pub(crate) use host::{ApplyArgs, ProbeArgs};
+pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 use values::{Words, block_size, cache_size, rate, size};
 
 /// Exit codes of the process, with their meanings.
@@ -83,8 +85,15 @@ pub(crate) enum Verb {
     Resume(NameArgs),
     /// Discard what is cached of a volume; data that is not on the origin yet stays
     Drop(DropArgs),
-    /// Load the blocks into RAM that it held when the volume was last stopped
-    Prefetch(NameArgs),
+    /// Load ranges or files into the cache or, without any, the blocks into RAM that it held when the volume
+    /// was last stopped
+    Prefetch(PrefetchArgs),
+    /// Keep ranges or files in the cache, and load them; without any, print what is pinned
+    Pin(PinArgs),
+    /// Let ranges or files be evicted again
+    Unpin(UnpinArgs),
+    /// Discard what is cached of ranges or files; data that is not on the origin yet stays
+    Evict(EvictArgs),
     /// Show the daemon's memory, or change its limit
     Memory(MemoryArgs),
     /// Stop serving a volume; its cache stays warm

@@ -13,7 +13,8 @@
 //! | `GET /v1/volumes/NAME` | full report of one volume |
 //! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` and `ram=1G,4G` or without | hit ratios of caches and RAM tiers of other sizes |
 //! | `GET /v1/volumes/NAME/lost` | dirty ranges on a cache device that has failed or is gone |
-//! | `POST /v1/volumes/NAME/set`, `flush`, `drop`, `prefetch`, `stop`, `start`, `delete` | operation |
+//! | `GET /v1/volumes/NAME/pins` | the pinned ranges, and how much of them is cached |
+//! | `POST /v1/volumes/NAME/set`, `flush`, `drop`, `prefetch`, `pin`, `unpin`, `evict`, `stop`, `start`, `delete` | operation |
 //! | `GET /v1/operations` | all known operations |
 //! | `GET /v1/operations/ID` | one operation |
 //! | `POST /v1/operations/ID/cancel` | the operation, which has been asked to cancel |
@@ -73,6 +74,9 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
         ("GET", ["volumes", name, "lost"]) => {
             Ok(HttpAnswer::json(200, &volumes.lost(&named(name)?)?))
         }
+        ("GET", ["volumes", name, "pins"]) => {
+            Ok(HttpAnswer::json(200, &volumes.pins(&named(name)?)?))
+        }
         ("GET", ["volumes", name, curve]) => {
             let sizes = sizes_in(curve.strip_prefix("curve").ok_or_else(unknown)?)?;
             Ok(HttpAnswer::json(200, &volumes.curve(&named(name)?, &sizes)?))
@@ -102,22 +106,26 @@ fn operate(
     verb: &str,
     request: &HttpRequest,
 ) -> Option<Result<HttpAnswer, ApiError>> {
-    let started =
-        match verb {
-            "set" => body::<SetRequest>(request).and_then(|settings| volumes.set(name, settings)),
-            "flush" => no_body(request).and_then(|()| volumes.flush(name)),
-            "drop" => body_or_nothing(request)
-                .and_then(|tiers: DropRequest| volumes.drop_clean(name, tiers)),
-            "prefetch" => no_body(request).and_then(|()| volumes.prefetch(name)),
-            "stop" => {
-                body_or_nothing(request).and_then(|StopRequest { force }| volumes.stop(name, force))
-            }
-            "start" => body_or_nothing(request)
-                .and_then(|StartRequest { force }| volumes.start(name, force)),
-            "delete" => body(request)
-                .and_then(|DeleteRequest { discard_dirty }| volumes.delete(name, discard_dirty)),
-            _ => return None,
-        };
+    let started = match verb {
+        "set" => body::<SetRequest>(request).and_then(|settings| volumes.set(name, settings)),
+        "flush" => no_body(request).and_then(|()| volumes.flush(name)),
+        "drop" => {
+            body_or_nothing(request).and_then(|tiers: DropRequest| volumes.drop_clean(name, tiers))
+        }
+        "prefetch" => body_or_nothing(request).and_then(|ranges| volumes.prefetch(name, ranges)),
+        "pin" => body(request).and_then(|ranges| volumes.pin(name, ranges)),
+        "unpin" => body_or_nothing(request).and_then(|ranges| volumes.unpin(name, ranges)),
+        "evict" => body(request).and_then(|ranges| volumes.evict(name, ranges)),
+        "stop" => {
+            body_or_nothing(request).and_then(|StopRequest { force }| volumes.stop(name, force))
+        }
+        "start" => {
+            body_or_nothing(request).and_then(|StartRequest { force }| volumes.start(name, force))
+        }
+        "delete" => body(request)
+            .and_then(|DeleteRequest { discard_dirty }| volumes.delete(name, discard_dirty)),
+        _ => return None,
+    };
     Some(begun(volumes, started))
 }
 
@@ -259,6 +267,10 @@ mod tests {
             ("drop", r#"{"ram":true}"#),
             ("drop", ""),
             ("prefetch", ""),
+            ("prefetch", r#"{"ranges":[{"offset":0,"len":4096}]}"#),
+            ("pin", r#"{"ranges":[{"offset":0,"len":4096}]}"#),
+            ("unpin", ""),
+            ("evict", r#"{"ranges":[{"offset":0,"len":4096}]}"#),
             ("stop", "{}"),
             ("start", ""),
             ("delete", r#"{"discard_dirty":true}"#),
@@ -297,6 +309,12 @@ mod tests {
             ("POST", "/v1/volumes/v/explode", "", 404),
             ("POST", "/v1/volumes/v/drop", r#"{"dirty":true}"#, 400),
             ("POST", "/v1/volumes/v/prefetch", "[]", 400),
+            ("POST", "/v1/volumes/v/pin", "", 400),
+            ("POST", "/v1/volumes/v/pin", r#"{"ranges":[]}"#, 400),
+            ("POST", "/v1/volumes/v/evict", "{}", 400),
+            ("POST", "/v1/volumes/v/evict", r#"{"ranges":[{"offset":-1,"len":4096}]}"#, 400),
+            ("POST", "/v1/volumes/v/unpin", r#"{"ranges":[{"offset":0}]}"#, 400),
+            ("GET", "/v1/volumes/w/pins", "", 404),
             ("POST", "/v1/volumes/w/flush", "", 404),
             ("POST", "/v1/volumes/v/set", "{}", 400),
             ("POST", "/v1/volumes/v/set", &deep, 400),

@@ -7,7 +7,9 @@ use std::time::Duration;
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
-use forebay_admin::{ApiError, DropRequest, Settings, VolumeName, VolumeReport};
+use forebay_admin::{
+    ApiError, ByteRange, DropRequest, PinReport, Settings, VolumeName, VolumeReport,
+};
 use forebay_format::Uuid;
 use forebay_lane::MemoryBudget;
 use serde::{Deserialize, Serialize};
@@ -181,6 +183,42 @@ pub(crate) trait Host: Send + Sync {
     /// # Errors
     /// [`forebay_admin::ErrorKind::Refused`] if there is no tier that takes them, or no list of blocks.
     fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Pins blocks of a served volume, or no longer; without ranges, unpins all. Then fills those that are
+    /// pinned and absent.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if too much would be pinned; the pins are then as they were.
+    fn pin(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        pinned: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Returns whether anything is pinned of a volume, served or not.
+    fn has_pins(&self, volume: &Definition) -> bool;
+
+    /// Returns what is pinned of a served volume. Looks up each pinned block.
+    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError>;
+
+    /// Fills blocks of a served volume that are absent; without ranges, the pinned ones. Gives way to
+    /// clients.
+    fn fill(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Discards clean blocks of a served volume from its cache.
+    fn evict(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
 
     /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
     /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with

@@ -6,7 +6,7 @@
 //! - [`operations`]: long-running operations
 //! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
 //!   beyond a crash
-//! - [`hints`]: lists of what RAM tiers held
+//! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
@@ -17,9 +17,9 @@
 
 mod afterlife;
 pub(crate) mod api;
+pub(crate) mod block_lists;
 pub(crate) mod front_ends;
 pub(crate) mod hand_over;
-pub(crate) mod hints;
 pub(crate) mod host;
 pub(crate) mod host_api;
 pub(crate) mod http;
@@ -52,7 +52,6 @@ use forebay_lane::MemoryBudget;
 use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
 use hand_over::{Left, LeftSocket};
-use hints::Hints;
 use ledger::Notes;
 use notify::ServiceManager;
 use server::Server;
@@ -124,7 +123,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let left_socket = socket.leave()?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
-    let hints = Hints::open(&options.state_dir)?;
+    let lists = host::Lists::open(&options.state_dir)?;
     // A limit that an operator has set holds until the daemon ends, and so for its next program.
     let limit = inherited.memory_limit.or(options.memory_limit);
     let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
@@ -132,7 +131,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
     let known = state.known().clone();
-    let host = host::open(lanes, &front_ends, &options.raw, known, notes, hints, &memory)?;
+    let host = host::open(lanes, &front_ends, &options.raw, known, notes, lists, &memory)?;
     identities.bind(&host);
     let programs =
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };

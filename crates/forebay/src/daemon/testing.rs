@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
-use forebay_admin::report::{LostRange, WaitReport};
+use forebay_admin::report::WaitReport;
 use forebay_admin::{
-    ApiError, DropRequest, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState,
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, Unit, VolumeName,
+    VolumeReport, VolumeState,
 };
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
@@ -312,6 +313,37 @@ impl Host for FakeHost {
         self.ask("prefetch", &volume.name, "", work)
     }
 
+    fn pin(
+        &self,
+        volume: &Definition,
+        _: &[ByteRange],
+        pinned: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.ask(if pinned { "pin" } else { "unpin" }, &volume.name, "", work)
+    }
+
+    fn has_pins(&self, _: &Definition) -> bool {
+        false
+    }
+
+    fn pins(&self, _: &VolumeName) -> Result<PinReport, ApiError> {
+        Ok(PinReport::default())
+    }
+
+    fn fill(&self, volume: &Definition, _: &[ByteRange], work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("fill", &volume.name, "", work)
+    }
+
+    fn evict(
+        &self,
+        volume: &Definition,
+        _: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.ask("evict", &volume.name, "", work)
+    }
+
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
             let mut report =
@@ -333,7 +365,7 @@ impl Host for FakeHost {
     fn note_positions(&self) {}
 
     fn lost(&self, name: &VolumeName) -> LostReport {
-        let ranges = vec![LostRange { offset: 4096, len: 8192 }];
+        let ranges = vec![ByteRange { offset: 4096, len: 8192 }];
         LostReport { volume: name.clone(), known: true, exact: true, bytes: 8192, ranges }
     }
 

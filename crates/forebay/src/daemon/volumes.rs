@@ -9,8 +9,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, OperationState, SetRequest,
-    VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, SetRequest, VolumeName,
+    VolumeReport, VolumeState,
 };
 use forebay_core::{Caching, ExportSet};
 use forebay_engine::FrontEnd;
@@ -25,9 +25,6 @@ use crate::devices::NO_CACHE;
 use forebay_lane::MemoryBudget;
 
 use super::state::{Remembered, State, put};
-
-/// The verb that any other one ends.
-const PREFETCH: &str = "prefetch";
 
 /// How long a shutdown waits for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,6 +47,7 @@ fn is_served(state: VolumeState) -> bool {
 mod creation;
 mod exporting;
 mod programs;
+mod ranges;
 mod starting;
 
 pub(crate) use programs::Programs;
@@ -237,9 +235,7 @@ impl Volumes {
         run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
         self.state.volume(name)?;
-        if verb != PREFETCH {
-            self.end_prefetch(name);
-        }
+        self.end_fills(verb, name);
         let (this, own_name) = (self.clone(), name.clone());
         self.operations.start(verb, name, move |work| {
             // Looked up again: an earlier operation may have changed the volume.
@@ -339,56 +335,6 @@ impl Volumes {
         self.operate("drop", name, move |this, entry, work| {
             this.host.drop_clean(&entry.volume, tiers, work)
         })
-    }
-
-    /// Loads what the RAM tier held at the last orderly stop. Any other command ends it.
-    ///
-    /// # Errors
-    /// There is no such volume, or it is busy.
-    pub(crate) fn prefetch(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
-        self.operate(PREFETCH, name, |this, entry, work| this.host.prefetch(&entry.volume, work))
-    }
-
-    /// Prefetches after a start that has begun, if the volume's settings say so.
-    fn prefetch_after(self: &Arc<Self>, start: OperationId, name: &VolumeName) {
-        let wants =
-            |this: &Self| this.state.volume(name).is_ok_and(|entry| entry.volume.settings.prefetch);
-        if !wants(self) {
-            return;
-        }
-        let (this, own) = (self.clone(), name.clone());
-        let thread = std::thread::Builder::new().name("prefetch".to_owned());
-        let spawned = thread.spawn(move || {
-            let started = this.operations.wait(start, None);
-            if started.is_none_or(|started| started.state != OperationState::Done) {
-                return;
-            }
-            let begun = this.operate(PREFETCH, &own, |this, entry, work| {
-                match this.host.prefetch(&entry.volume, work) {
-                    Err(error) if error.kind == ErrorKind::Refused => {
-                        tracing::info!(volume = %entry.volume.name, "nothing is prefetched: {error}");
-                        Ok(())
-                    }
-                    ended => ended,
-                }
-            });
-            if let Err(error) = begun {
-                tracing::info!(volume = %own, "nothing is prefetched: {error}");
-            }
-        });
-        if let Err(error) = spawned {
-            tracing::warn!(volume = %name, "no thread to prefetch: {error}");
-        }
-    }
-
-    /// Ends a prefetch for another command: it may take long, and nobody waits for it.
-    fn end_prefetch(&self, name: &VolumeName) {
-        if let Some(running) = self.operations.of_volume(name)
-            && running.verb == PREFETCH
-        {
-            self.operations.cancel(running.id);
-            self.operations.wait(running.id, Some(YIELD_PATIENCE));
-        }
     }
 
     /// Cancels an operation that an operator's command supersedes: with a lost device it could wait

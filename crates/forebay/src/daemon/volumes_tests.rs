@@ -1,6 +1,6 @@
 //! Volumes over a fake host: its requests, the stored state, and restarts.
 
-use forebay_admin::{Assignments, Operation};
+use forebay_admin::{Assignments, Operation, RangesRequest};
 
 use super::starting::Restored;
 use super::*;
@@ -509,8 +509,11 @@ fn a_prefetch_ends_for_any_other_command() {
     daemon.create("a", "origin").expect("good");
     daemon.fail("hang prefetch a");
     for round in 0..3 {
-        let id = daemon.volumes.prefetch(&name("a")).expect("good");
-        let busy = daemon.volumes.prefetch(&name("a")).expect_err("one at a time");
+        let id = daemon.volumes.prefetch(&name("a"), RangesRequest::default()).expect("good");
+        let busy = daemon
+            .volumes
+            .prefetch(&name("a"), RangesRequest::default())
+            .expect_err("one at a time");
         assert_eq!(busy.kind, ErrorKind::Busy);
         let other = match round {
             0 => daemon.volumes.flush(&name("a")),

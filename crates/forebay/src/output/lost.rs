@@ -28,13 +28,13 @@ pub(crate) fn render(report: &LostReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay_admin::report::LostRange;
+    use forebay_admin::ranges::ByteRange;
 
     use super::*;
 
     #[test]
     fn it_says_how_sure_it_is() {
-        let ranges = vec![LostRange { offset: 4096, len: 8192 }];
+        let ranges = vec![ByteRange { offset: 4096, len: 8192 }];
         let volume = "v".parse().expect("valid");
         let mut report = LostReport { volume, known: true, exact: true, bytes: 8192, ranges };
         let text = render(&report);

@@ -13,9 +13,9 @@ use crate::exit::Outcome;
 use crate::output::print_text;
 
 /// Verbs whose first argument is an existing volume.
-const ABOUT_A_VOLUME: [&str; 11] = [
-    "show", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "stop", "start",
-    "delete",
+const ABOUT_A_VOLUME: [&str; 14] = [
+    "show", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "pin", "unpin",
+    "evict", "stop", "start", "delete",
 ];
 
 /// Prints the script.

@@ -18,9 +18,9 @@ mod list;
 mod man;
 mod memory;
 mod offline;
-mod prefetch;
 mod probe;
 mod profiles;
+mod ranges;
 mod set;
 mod show;
 mod start;
@@ -53,7 +53,10 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Freeze(args) => caching::freeze(&Client::new(socket)?, &args),
         Verb::Resume(args) => caching::resume(&Client::new(socket)?, &args),
         Verb::Drop(args) => drop::run(&Client::new(socket)?, &args),
-        Verb::Prefetch(args) => prefetch::run(&Client::new(socket)?, &args),
+        Verb::Prefetch(args) => ranges::prefetch(&Client::new(socket)?, &args),
+        Verb::Pin(args) => ranges::pin(&Client::new(socket)?, &args),
+        Verb::Unpin(args) => ranges::unpin(&Client::new(socket)?, &args),
+        Verb::Evict(args) => ranges::evict(&Client::new(socket)?, &args),
         Verb::Memory(args) => memory::run(&Client::new(socket)?, &args),
         Verb::Stop(args) => stop::run(&Client::new(socket)?, &args),
         Verb::Start(args) => start::run(&Client::new(socket)?, &args),

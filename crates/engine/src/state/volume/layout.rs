@@ -5,6 +5,7 @@ use std::ops::Range;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::state::pins::BlockSet;
 use crate::state::volume::Volume;
 
 /// The part of a request that lies in one block.
@@ -65,6 +66,20 @@ impl Volume {
             return first..first;
         }
         first..self.block.block_of(end - 1 + self.alignment).0 + 1
+    }
+
+    /// Returns the blocks that ranges of bytes touch, in any order and as far as they are within the volume.
+    pub fn blocks_of(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> BlockSet {
+        BlockSet::of(ranges.into_iter().map(|range| self.blocks(range)))
+    }
+
+    /// Returns the ranges of bytes of the volume that blocks have, in ascending order.
+    pub fn bytes_of(&self, blocks: &BlockSet) -> Vec<Range<u64>> {
+        let range = |run: &Range<u64>| {
+            let last = OriginBlock(run.end - 1);
+            self.block_range(OriginBlock(run.start)).start..self.block_range(last).end
+        };
+        blocks.ranges().iter().map(range).collect()
     }
 
     /// Returns the part of a block that lies within the volume, in bytes of the origin.

@@ -72,7 +72,16 @@ impl EngineHost {
     pub(super) fn note_contents(&self, volume: &Definition) {
         if let Some(ram) = self.served.ram.get(&volume.name) {
             let tier = ram.tier();
-            self.hints.store(volume, tier.block().bytes(), &tier.cached_blocks());
+            let blocks = tier.cached_blocks();
+            if blocks.is_empty() {
+                // The list from earlier stays.
+                return;
+            }
+            let runs = blocks.chunk_by(|one, next| one + 1 == *next);
+            let runs = runs.map(|run| run[0]..run[0] + run.len() as u64);
+            if let Err(error) = self.lists.hints.store(volume, tier.block().bytes(), runs) {
+                tracing::warn!(volume = %volume.name, "prefetch cannot load what is in RAM now: {error}");
+            }
         }
     }
 
@@ -93,7 +102,7 @@ impl EngineHost {
                 "with ram_strategy=write-only the RAM tier of '{name}' caches nothing that is read; choose read-write or read-only"
             )));
         }
-        let hint = self.hints.of(volume).ok_or_else(|| {
+        let hint = self.lists.hints.of(volume).ok_or_else(|| {
             refused(format!(
                 "it is not known what the RAM tier of '{name}' held; a list is stored whenever the volume is stopped or paused, or the daemon ends, in order"
             ))

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use forebay_admin::VolumeName;
 use forebay_admin::lost::LostReport;
-use forebay_admin::report::LostRange;
+use forebay_admin::ranges::ByteRange;
 use forebay_engine::Ledger;
 
 use super::EngineHost;
@@ -26,9 +26,9 @@ impl EngineHost {
 }
 
 fn report(name: &VolumeName, known: bool, exact: bool, dirty: Vec<Range<u64>>) -> LostReport {
-    let ranges: Vec<LostRange> = dirty
+    let ranges: Vec<ByteRange> = dirty
         .into_iter()
-        .map(|range| LostRange { offset: range.start, len: range.end - range.start })
+        .map(|range| ByteRange { offset: range.start, len: range.end - range.start })
         .collect();
     let bytes = ranges.iter().map(|range| range.len).sum();
     LostReport { volume: name.clone(), known, exact, bytes, ranges }

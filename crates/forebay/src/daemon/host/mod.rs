@@ -28,6 +28,7 @@ mod lanes;
 mod lost;
 mod opening;
 mod ram;
+mod ranges;
 mod raw;
 mod report;
 mod settings;
@@ -35,20 +36,21 @@ mod shutdown;
 mod volumes;
 mod waiting;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
-use forebay_admin::{ApiError, DropRequest, VolumeName, VolumeReport};
+use forebay_admin::{ApiError, ByteRange, DropRequest, PinReport, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, keep_buffers};
 use forebay_engine::FrontEnd;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 
 use super::afterlife::outlasting;
+use super::block_lists::BlockLists;
 use super::hand_over::Items;
-use super::hints::Hints;
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::known::Known;
 use super::ledger::Notes;
@@ -77,7 +79,7 @@ fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
 }
 
 /// Sets up lanes that serve through `front_ends`. Positions of caches are checked against `known`,
-/// and updated there; `hints` are lists of what RAM tiers held. The devices in `raw` are served without a cache.
+/// and updated there; `lists` says what RAM tiers held, and what is pinned. The devices in `raw` are served without a cache.
 ///
 /// # Errors
 /// A raw device cannot be opened, or the system has no threads or rings left.
@@ -87,7 +89,7 @@ pub(crate) fn open(
     raw: &[RawExport],
     known: Arc<Known>,
     notes: Arc<Notes>,
-    hints: Hints,
+    lists: Lists,
     memory: &Arc<MemoryBudget>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
@@ -109,8 +111,27 @@ pub(crate) fn open(
         caches: Caches::new(known, notes),
         served: Arc::new(Served::new(ram)),
         front_ends: front_ends.to_vec(),
-        hints,
+        lists,
     })))
+}
+
+/// Lists of blocks of volumes.
+pub(crate) struct Lists {
+    /// What RAM tiers held.
+    pub(crate) hints: BlockLists,
+    /// What is pinned.
+    pub(crate) pins: BlockLists,
+}
+
+impl Lists {
+    /// Opens the lists of a state directory.
+    ///
+    /// # Errors
+    /// A directory cannot be created.
+    pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
+        let open = |kind| BlockLists::open(state_dir, kind);
+        Ok(Lists { hints: open("prefetch")?, pins: open("pins")? })
+    }
 }
 
 /// See the module.
@@ -121,7 +142,7 @@ pub(crate) struct EngineHost {
     caches: Caches,
     served: Arc<Served>,
     front_ends: Vec<Arc<dyn FrontEnd>>,
-    hints: Hints,
+    lists: Lists,
 }
 
 impl Host for Arc<EngineHost> {
@@ -179,7 +200,8 @@ impl Host for Arc<EngineHost> {
     ) -> Result<Remains, ApiError> {
         let deleted = self.delete_volume(volume, discard_dirty, work);
         if deleted.is_ok() || discard_dirty {
-            self.hints.forget(volume.name.as_str());
+            self.lists.hints.forget(volume.name.as_str());
+            self.lists.pins.forget(volume.name.as_str());
         }
         let deleted = deleted?;
         self.caches.notes.forget(volume.name.as_str());
@@ -197,6 +219,42 @@ impl Host for Arc<EngineHost> {
 
     fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         self.prefetch_into(volume, work)
+    }
+
+    fn pin(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        pinned: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.change_pins(volume, ranges, pinned, work)
+    }
+
+    fn has_pins(&self, volume: &Definition) -> bool {
+        self.lists.pins.of(volume).is_some_and(|list| list.runs().next().is_some())
+    }
+
+    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
+        self.report_pins(name)
+    }
+
+    fn fill(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.fill_ranges(volume, ranges, work)
+    }
+
+    fn evict(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.evict_ranges(volume, ranges, work)
     }
 
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {

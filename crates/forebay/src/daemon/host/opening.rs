@@ -157,6 +157,7 @@ impl EngineHost {
             }
         }
         self.served.running(volume, place, &open, &attached);
+        self.pin_again(volume);
         Ok(())
     }
 

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_admin::ranges::ByteRange;
 use forebay_admin::report::{
-    BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, LostRange, MemoryReport,
-    OrderReport, RamTraffic, RequestReport, ServedReport, WaitReport,
+    BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, MemoryReport, OrderReport,
+    RamTraffic, RequestReport, ServedReport, WaitReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
@@ -360,7 +361,7 @@ fn errors(running: &Running) -> ErrorReport {
     let lost = volume
         .bad_ranges()
         .into_iter()
-        .map(|range| LostRange { offset: range.start, len: range.end - range.start })
+        .map(|range| ByteRange { offset: range.start, len: range.end - range.start })
         .collect();
     let totals = volume.stats.totals();
     ErrorReport {

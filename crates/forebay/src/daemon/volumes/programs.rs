@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, VolumeReport, VolumeState};
 
-use super::{PATIENCE, PREFETCH, Volumes};
+use super::ranges::is_fill;
+use super::{PATIENCE, Volumes};
 use crate::daemon::hand_over::{self, Items};
 use crate::daemon::signals::{End, StopRequest};
 
@@ -51,7 +52,7 @@ impl Volumes {
             ));
         }
         let running = |operation: &Operation| {
-            operation.state == OperationState::Running && operation.verb != PREFETCH
+            operation.state == OperationState::Running && !is_fill(&operation.verb)
         };
         if let Some(operation) = self.operations.list().into_iter().find(running) {
             return busy(&format!(

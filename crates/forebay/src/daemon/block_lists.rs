@@ -1,5 +1,6 @@
-//! Which blocks the RAM tiers held at the last orderly stop: one file per volume below `prefetch` in
-//! the state directory. A list only says what to read again; the data comes from the volume.
+//! Lists of blocks of volumes in the state directory, one file per volume and kind: what the RAM tiers
+//! held at the last orderly stop is below `prefetch`, pinned blocks are below `pins`. A list only says
+//! what to read; the data comes from the volume.
 //!
 //! A file is a tag, a line of JSON, for each run of blocks its distance from the end of the one before
 //! and its length less one, as numbers of 7 bits per byte, and the CRC-32C of all that.
@@ -42,20 +43,29 @@ impl Owner {
 }
 
 /// A list of blocks.
-pub(crate) struct Hint {
-    block: u64,
-    runs: Vec<u8>,
+pub(crate) struct BlockList {
+    /// Bytes of a block.
+    pub(crate) block: u64,
+    encoded: Vec<u8>,
 }
 
-impl Hint {
+impl BlockList {
+    /// Returns the runs of blocks, in order.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> + use<'_> {
+        let (mut encoded, mut end) = (self.encoded.as_slice(), 0u64);
+        std::iter::from_fn(move || {
+            let start = end.checked_add(take(&mut encoded)?)?;
+            end = start.checked_add(take(&mut encoded)?)?.checked_add(1)?;
+            Some(start..end)
+        })
+    }
+
     /// Returns the ranges in bytes, in order.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> + use<'_> {
-        let (mut runs, mut end, block) = (self.runs.as_slice(), 0u64, self.block);
-        std::iter::from_fn(move || {
-            let start = end.checked_add(take(&mut runs)?)?;
-            end = start.checked_add(take(&mut runs)?)?.checked_add(1)?;
-            Some(start.checked_mul(block)?..end.checked_mul(block)?)
-        })
+        let block = self.block;
+        let in_bytes =
+            move |run: Range<u64>| Some(run.start.checked_mul(block)?..run.end.checked_mul(block)?);
+        self.runs().map_while(in_bytes)
     }
 }
 
@@ -81,24 +91,24 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// The lists of a state directory.
-pub(crate) struct Hints {
+/// The lists of one kind in a state directory.
+pub(crate) struct BlockLists {
     dir: PathBuf,
 }
 
-impl Hints {
-    /// Opens the lists of a state directory.
+impl BlockLists {
+    /// Opens the lists of a kind, which is the name of their directory.
     ///
     /// # Errors
     /// The directory cannot be created.
-    pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
-        let dir = state_dir.join("prefetch");
+    pub(crate) fn open(state_dir: &Path, kind: &str) -> Result<Self, ApiError> {
+        let dir = state_dir.join(kind);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir)
             .map_err(|error| io_error("cannot make the directory", &dir, &error))?;
-        Ok(Hints { dir })
+        Ok(BlockLists { dir })
     }
 
     /// Names of volumes are safe as file names.
@@ -106,27 +116,37 @@ impl Hints {
         self.dir.join(format!("{volume}.blocks"))
     }
 
-    /// Stores the blocks, in order, of `block` bytes each, that a volume's RAM tier holds. If it holds
-    /// none, the list from earlier stays. A failure is logged.
-    pub(crate) fn store(&self, volume: &Definition, block: u64, blocks: &[u64]) {
-        if blocks.is_empty() {
-            return;
-        }
-        if let Err(error) = self.write(volume, block, blocks) {
+    /// Stores a list of blocks of `block` bytes each: runs in order that do not touch.
+    ///
+    /// # Errors
+    /// The file cannot be written; the list from before stays.
+    pub(crate) fn store(
+        &self,
+        volume: &Definition,
+        block: u64,
+        runs: impl Iterator<Item = Range<u64>>,
+    ) -> Result<(), ApiError> {
+        self.write(volume, block, runs).map_err(|error| {
             let path = self.path_of(volume.name.as_str());
-            tracing::warn!(volume = %volume.name, path = %path.display(), "the list of the blocks in RAM cannot be stored: {error}");
-        }
+            io_error("cannot store a list of blocks in", &path, &error)
+        })
     }
 
-    fn write(&self, volume: &Definition, block: u64, blocks: &[u64]) -> std::io::Result<()> {
+    fn write(
+        &self,
+        volume: &Definition,
+        block: u64,
+        runs: impl Iterator<Item = Range<u64>>,
+    ) -> std::io::Result<()> {
         let mut bytes = TAG.to_vec();
         serde_json::to_writer(&mut bytes, &Owner::of(volume, block))?;
         bytes.push(b'\n');
         let mut end = 0;
-        for run in blocks.chunk_by(|one, next| one + 1 == *next) {
-            put(&mut bytes, run[0] - end);
-            put(&mut bytes, run.len() as u64 - 1);
-            end = run[0] + run.len() as u64;
+        for run in runs.filter(|run| !run.is_empty()) {
+            let out_of_order = || std::io::Error::other("its runs are not in order");
+            put(&mut bytes, run.start.checked_sub(end).ok_or_else(out_of_order)?);
+            put(&mut bytes, run.end - run.start - 1);
+            end = run.end;
         }
         let check = crc32c(&bytes);
         bytes.extend(check.to_le_bytes());
@@ -142,10 +162,10 @@ impl Hints {
 
     /// Returns the list of a volume. One that is damaged, or belongs to another volume of this name, is
     /// logged and ignored.
-    pub(crate) fn of(&self, volume: &Definition) -> Option<Hint> {
+    pub(crate) fn of(&self, volume: &Definition) -> Option<BlockList> {
         let path = self.path_of(volume.name.as_str());
         let ignored = |why: &str| {
-            tracing::warn!(path = %path.display(), "the list of the blocks in RAM is ignored: {why}");
+            tracing::warn!(path = %path.display(), "a list of blocks is ignored: {why}");
             None
         };
         match fs::metadata(&path) {
@@ -157,11 +177,11 @@ impl Hints {
             Err(error) if error.kind() == Io::NotFound => return None,
             Err(error) => return ignored(&error.to_string()),
         };
-        let Some((owner, runs)) = parts(&bytes) else { return ignored("it is damaged") };
+        let Some((owner, encoded)) = parts(&bytes) else { return ignored("it is damaged") };
         if owner != Owner::of(volume, owner.block) {
             return ignored("it belongs to another volume");
         }
-        Some(Hint { block: owner.block, runs: runs.to_vec() })
+        Some(BlockList { block: owner.block, encoded: encoded.to_vec() })
     }
 
     /// Removes the list of a deleted volume.
@@ -209,45 +229,49 @@ mod tests {
         }
     }
 
-    fn ranges(hints: &Hints, volume: &Definition) -> Option<Vec<Range<u64>>> {
-        hints.of(volume).map(|hint| hint.ranges().collect())
+    fn ranges(lists: &BlockLists, volume: &Definition) -> Option<Vec<Range<u64>>> {
+        lists.of(volume).map(|list| list.ranges().collect())
+    }
+
+    fn store(lists: &BlockLists, volume: &Definition, block: u64, runs: &[Range<u64>]) {
+        lists.store(volume, block, runs.iter().cloned()).expect("writable");
     }
 
     #[test]
     fn a_list_is_there_until_it_is_forgotten_and_for_its_volume_only() {
-        let dir = TempDir::new("hints");
-        let (hints, own) = (Hints::open(dir.path()).expect("writable"), volume(1));
-        assert_eq!(ranges(&hints, &own), None);
-        hints.store(&own, 4096, &[0, 1, 2, 200, 1 << 50, (1 << 50) + 1]);
+        let dir = TempDir::new("lists");
+        let (lists, own) = (BlockLists::open(dir.path(), "pins").expect("writable"), volume(1));
+        assert_eq!(ranges(&lists, &own), None);
+        store(&lists, &own, 4096, &[0..3, 200..201, 1 << 50..(1 << 50) + 2]);
         let far = 4096 << 50;
         let expected = vec![0..3 * 4096, 200 * 4096..201 * 4096, far..far + 8192];
-        assert_eq!(ranges(&hints, &own), Some(expected.clone()));
-        hints.store(&own, 4096, &[]);
-        assert_eq!(ranges(&hints, &own), Some(expected), "nothing is no news");
-        hints.store(&own, 512, &[7, 9]);
+        assert_eq!(ranges(&lists, &own), Some(expected));
+        store(&lists, &own, 4096, &[]);
+        assert_eq!(ranges(&lists, &own), Some(Vec::new()));
+        store(&lists, &own, 512, &[7..8, 9..10]);
         let expected = vec![7 * 512..8 * 512, 9 * 512..10 * 512];
-        assert_eq!(ranges(&hints, &own), Some(expected));
-        assert_eq!(ranges(&hints, &volume(2)), None);
-        assert_eq!(ranges(&hints, &Definition { origin: "/p".to_owned(), ..volume(1) }), None);
-        hints.forget("v");
-        hints.forget("v");
-        assert_eq!(ranges(&hints, &own), None);
+        assert_eq!(ranges(&lists, &own), Some(expected));
+        assert_eq!(ranges(&lists, &volume(2)), None);
+        assert_eq!(ranges(&lists, &Definition { origin: "/p".to_owned(), ..volume(1) }), None);
+        lists.forget("v");
+        lists.forget("v");
+        assert_eq!(ranges(&lists, &own), None);
     }
 
     #[test]
     fn a_damaged_list_is_ignored() {
-        let dir = TempDir::new("hints");
-        let (hints, own) = (Hints::open(dir.path()).expect("writable"), volume(1));
-        hints.store(&own, 4096, &[1, 5, 6]);
-        let path = hints.path_of("v");
+        let dir = TempDir::new("lists");
+        let (lists, own) = (BlockLists::open(dir.path(), "pins").expect("writable"), volume(1));
+        store(&lists, &own, 4096, &[1..2, 5..7]);
+        let path = lists.path_of("v");
         let good = fs::read(&path).expect("there");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;
             fs::write(&path, &bad).expect("writable");
-            assert_eq!(ranges(&hints, &own), None, "byte {at}");
+            assert_eq!(ranges(&lists, &own), None, "byte {at}");
             fs::write(&path, &good[..at]).expect("writable");
-            assert_eq!(ranges(&hints, &own), None, "{at} bytes");
+            assert_eq!(ranges(&lists, &own), None, "{at} bytes");
         }
     }
 
@@ -258,7 +282,7 @@ mod tests {
             vec![0x80],
             vec![1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
         ] {
-            assert_eq!(Hint { block: 4096, runs }.ranges().count(), 0);
+            assert_eq!(BlockList { block: 4096, encoded: runs }.ranges().count(), 0);
         }
         let mut all = Vec::new();
         for number in [0, 0x7f, 0x80, u64::MAX] {

@@ -1,0 +1,37 @@
+//! Ranges of a volume: pinned, evicted, read ahead.
+
+use serde::{Deserialize, Serialize};
+
+/// A range of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset: u64,
+    /// Length.
+    pub len: u64,
+}
+
+/// Body of `POST /v1/volumes/NAME/pin`, `unpin`, `evict` and `prefetch`. Blocks that a range touches are
+/// meant as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RangesRequest {
+    /// The ranges, in any order. Without any, `unpin` means all that is pinned, and `prefetch` what the
+    /// RAM tier held.
+    #[serde(default)]
+    pub ranges: Vec<ByteRange>,
+}
+
+/// The answer to `GET /v1/volumes/NAME/pins`.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PinReport {
+    /// Bytes of pinned blocks.
+    pub pinned: u64,
+    /// Of those, the bytes of blocks that are cached.
+    pub cached: u64,
+    /// Most bytes that can be pinned, of all volumes of the cache together.
+    pub most: u64,
+    /// The ranges, ascending.
+    pub ranges: Vec<ByteRange>,
+}

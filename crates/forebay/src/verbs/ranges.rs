@@ -1,0 +1,160 @@
+//! `forebay pin`, `unpin`, `evict`, and `prefetch` with ranges: ranges of a volume, or files of the file system
+//! on it.
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use forebay_admin::{ApiError, ByteRange, PinReport, RangesRequest, VolumeName, VolumeReport};
+use forebay_core::parse_size;
+use forebay_core::units::format_size;
+use forebay_device::file_extents;
+use rustix::fs::{major, minor};
+
+use super::operate;
+use crate::cli::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
+use crate::client::Client;
+use crate::exit::Outcome;
+use crate::output::{json, print_text};
+
+/// Ranges in one request: its body stays below the limit of the admin API.
+const AT_ONCE: usize = 1000;
+
+/// Pins ranges or, without any, prints those that are pinned.
+pub(super) fn pin(client: &Client, args: &PinArgs) -> Outcome {
+    if !args.places.is_empty() {
+        return each(client, &args.name, "pin", &args.places, "Pinning in");
+    }
+    let report: PinReport = client.get(&format!("/volumes/{}/pins", args.name))?;
+    if args.json { json::print(&report) } else { print_text(&render(&report)) }
+}
+
+/// Unpins ranges, or all.
+pub(super) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
+    if args.all {
+        return operate(client, &args.name, "unpin", &RangesRequest::default(), "Unpinning in");
+    }
+    each(client, &args.name, "unpin", &args.places, "Unpinning in")
+}
+
+/// Discards clean blocks of ranges.
+pub(super) fn evict(client: &Client, args: &EvictArgs) -> Outcome {
+    each(client, &args.name, "evict", &args.places, "Evicting from")
+}
+
+/// Loads ranges into the cache or, without any, what the RAM tier held when the volume was last stopped.
+pub(super) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
+    if args.places.is_empty() {
+        return operate(client, &args.name, "prefetch", &RangesRequest::default(), "Prefetching");
+    }
+    each(client, &args.name, "prefetch", &args.places, "Prefetching")
+}
+
+fn each(client: &Client, name: &VolumeName, verb: &str, places: &[String], doing: &str) -> Outcome {
+    let mut ranges = Vec::new();
+    for place in places {
+        match range(place) {
+            Some(range) => ranges.push(range),
+            None => ranges.extend(of_file(client, name, Path::new(place))?),
+        }
+    }
+    for ranges in ranges.chunks(AT_ONCE) {
+        operate(client, name, verb, &RangesRequest { ranges: ranges.to_vec() }, doing)?;
+    }
+    Ok(())
+}
+
+/// Parses OFFSET+LENGTH; `None`: it is the path of a file.
+fn range(text: &str) -> Option<ByteRange> {
+    let (offset, len) = text.split_once('+')?;
+    Some(ByteRange { offset: parse_size(offset).ok()?, len: parse_size(len).ok()? })
+}
+
+/// Returns where a file lies on a volume.
+fn of_file(client: &Client, name: &VolumeName, path: &Path) -> Result<Vec<ByteRange>, ApiError> {
+    let said = |reason: String| ApiError::invalid(&path.to_string_lossy(), reason);
+    let file = File::open(path).map_err(|error| said(error.to_string()))?;
+    let found = file.metadata().map_err(|error| said(error.to_string()))?;
+    if !found.is_file() {
+        return Err(said("neither a file nor a range like 1G+512M".to_owned()));
+    }
+    let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+    let device = report.export.device.ok_or_else(|| {
+        said(format!(
+            "volume '{name}' is no block device of this machine; name a range like 1G+512M"
+        ))
+    })?;
+    let volume = fs::metadata(&device).map_err(|error| said(error.to_string()))?.rdev();
+    let start = start_on(found.dev(), volume).ok_or_else(|| {
+        said(format!("it is not on a file system directly on {device}, the device of '{name}'"))
+    })?;
+    let extents = file_extents(&file)
+        .map_err(|error| said(format!("its file system does not say where it is: {error}")))?;
+    let places: Vec<ByteRange> = extents.into_iter().filter_map(|it| place(it, start)).collect();
+    if places.is_empty() {
+        return Err(said("it has no data on the device".to_owned()));
+    }
+    Ok(places)
+}
+
+fn place(extent: Range<u64>, start: u64) -> Option<ByteRange> {
+    let offset = extent.start.checked_add(start)?;
+    Some(ByteRange { offset, len: extent.end - extent.start })
+}
+
+/// Returns the byte of the device `disk` at which `device` begins: the same one, or one of its partitions.
+fn start_on(device: u64, disk: u64) -> Option<u64> {
+    const SECTOR: u64 = 512;
+    if device == disk {
+        return Some(0);
+    }
+    let number = |device: u64| format!("{}:{}", major(device), minor(device));
+    let own = fs::canonicalize(format!("/sys/dev/block/{}", number(device))).ok()?;
+    let whole = fs::read_to_string(own.parent()?.join("dev")).ok()?;
+    let start = fs::read_to_string(own.join("start")).ok()?;
+    let sectors: u64 = start.trim().parse().ok().filter(|_| whole.trim() == number(disk))?;
+    sectors.checked_mul(SECTOR)
+}
+
+fn render(report: &PinReport) -> String {
+    let mut text = format!(
+        "{} pinned, {} of it cached; {} can be pinned in all volumes of the cache\n",
+        format_size(report.pinned),
+        format_size(report.cached),
+        format_size(report.most)
+    );
+    for ByteRange { offset, len } in &report.ranges {
+        text.push_str(&format!("{offset}+{len}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_told_from_files() {
+        let some = |offset, len| Some(ByteRange { offset, len });
+        assert_eq!(range("0+4096"), some(0, 4096));
+        assert_eq!(range("1G+512M"), some(1 << 30, 512 << 20));
+        for file in ["", "1G", "+1G", "1G+", "a+b", "./1+2", "1+2+3", "-1+2"] {
+            assert_eq!(range(file), None, "{file}");
+        }
+    }
+
+    #[test]
+    fn a_device_begins_where_it_is() {
+        assert_eq!(start_on(7, 7), Some(0));
+        assert_eq!(start_on(u64::MAX, 7), None);
+    }
+
+    #[test]
+    fn pins_are_printed_as_they_are_given() {
+        let ranges = vec![ByteRange { offset: 0, len: 4096 }, ByteRange { offset: 8192, len: 512 }];
+        let report = PinReport { pinned: 8192, cached: 4096, most: 1 << 30, ranges };
+        let expected = "8K pinned, 4K of it cached; 1G can be pinned in all volumes of the cache\n0+4096\n8192+512\n";
+        assert_eq!(render(&report), expected);
+    }
+}
