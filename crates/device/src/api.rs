@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use forebay_core::{Clock, Identity, Nanos};
 
@@ -161,6 +162,20 @@ pub struct QueueContext {
     /// The lane's ring; absent in simulations and in-process benchmarks.
     #[cfg(target_os = "linux")]
     pub ring: Option<Rc<crate::ring::Ring>>,
+    /// The lane's tasks; absent where there is no ring.
+    pub tasks: Option<Rc<dyn Tasks>>,
+}
+
+/// A future that nobody but its owner knows the type of.
+pub type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Runs work of a device on the lane, beside the operations that it belongs to.
+pub trait Tasks {
+    /// Runs a task until it ends or the lane does.
+    fn spawn(&self, task: Task);
+
+    /// Ends after `time` on the lane's clock.
+    fn sleep(&self, time: Duration) -> Task;
 }
 
 /// A run of bytes of a device, see [`Device::extent_at`].

@@ -14,6 +14,7 @@
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
 //! - [`model`]: modelled disks
+//! - [`nbd_uri`]: names of exports of NBD servers
 //! - [`open`]: opening a path: its type, its other users
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
@@ -38,6 +39,7 @@ mod loom_tests;
 pub mod loop_device;
 mod memory;
 pub mod model;
+pub mod nbd_uri;
 pub mod open;
 pub mod partitions;
 pub mod ram;
@@ -53,13 +55,14 @@ pub mod watch;
 
 pub use api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue, IoData,
-    OpId, Queue, QueueContext,
+    OpId, Queue, QueueContext, Task, Tasks,
 };
 pub use buffer::{IoBuf, keep_buffers};
 pub use file::FileDevice;
 pub use file_extents::file_extents;
 pub use log_buffer::{Claim, LogBuffer};
 pub use memory::Area;
+pub use nbd_uri::{NbdServer, NbdUri};
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
 pub use ram::RamDevice;
 pub use ring::Ring;

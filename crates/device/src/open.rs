@@ -54,11 +54,8 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    pub(crate) fn new(
-        kind: OpenErrorKind,
-        device: impl fmt::Display,
-        cause: impl fmt::Display,
-    ) -> Self {
+    /// Makes an error; `cause` is a sentence for the operator.
+    pub fn new(kind: OpenErrorKind, device: impl fmt::Display, cause: impl fmt::Display) -> Self {
         OpenError { kind, device: device.to_string(), cause: cause.to_string() }
     }
 }

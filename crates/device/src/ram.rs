@@ -284,7 +284,8 @@ mod tests {
     use crate::testing::{filled, poll};
 
     fn queue(device: &RamDevice) -> Queue {
-        let context = QueueContext { clock: Arc::new(ManualClock::default()), ring: None };
+        let context =
+            QueueContext { clock: Arc::new(ManualClock::default()), ring: None, tasks: None };
         Queue::new(device.open_queue(&context).expect("needs nothing"))
     }
 

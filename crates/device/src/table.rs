@@ -55,8 +55,14 @@ impl<T> OpTable<T> {
         Some(value)
     }
 
+    /// Returns the ids of all operations.
+    pub fn ids(&self) -> impl Iterator<Item = OpId> {
+        let there = self.entries.iter().enumerate().filter(|(_, entry)| entry.value.is_some());
+        there.map(|(index, entry)| OpId(u64::from(entry.generation) << 32 | index as u64))
+    }
+
     /// Removes all operations.
-    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+    pub fn drain(&mut self) -> impl Iterator<Item = T> + use<T> {
         self.free.clear();
         std::mem::take(&mut self.entries).into_iter().filter_map(|entry| entry.value)
     }

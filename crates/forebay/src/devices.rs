@@ -5,15 +5,17 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_device::DeviceSpec;
+use forebay_device::{DeviceSpec, NbdUri};
 
 /// A device as the operator named it, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceName {
     /// The whole name with an absolute path, so that it does not depend on the working directory.
     pub(crate) text: String,
-    /// The file or block device; `None` for RAM.
+    /// The file or block device; `None` for RAM and for other machines' devices.
     pub(crate) path: Option<PathBuf>,
+    /// The export of an NBD server.
+    pub(crate) nbd: Option<NbdUri>,
     /// Whether a missing file is created.
     sized: bool,
 }
@@ -31,7 +33,7 @@ impl DeviceName {
         let spec: DeviceSpec = text.parse().map_err(|error| ApiError::invalid(field, error))?;
         let spec = spec.absolute().map_err(|error| ApiError::invalid(field, error))?;
         let (text, path) = (spec.to_string(), spec.path().map(Path::to_owned));
-        Ok(DeviceName { text, path, sized: spec.has_size() })
+        Ok(DeviceName { text, path, nbd: spec.nbd().cloned(), sized: spec.has_size() })
     }
 
     /// Parses the name of an origin, which must be persistent.
@@ -40,19 +42,22 @@ impl DeviceName {
     /// As [`DeviceName::parse`], and if it is RAM.
     pub(crate) fn parse_origin(field: &str, text: &str) -> Result<Self, ApiError> {
         let name = DeviceName::parse(field, text)?;
-        if name.path.is_none() {
+        if name.path.is_none() && name.nbd.is_none() {
             let reason = "RAM cannot be an origin: everything would be lost when the volume is \
-                stopped; name a file or a block device";
+                stopped; name a file, a block device, or an export of an NBD server";
             return Err(ApiError::invalid(field, reason));
         }
         Ok(name)
     }
 
-    /// Resolves the name to the bytes behind it; `None` for RAM.
+    /// Resolves the name to the bytes behind it; `None` for RAM. Asks no other machine.
     ///
     /// # Errors
     /// As [`Place::of`], except that a file with a given size may be missing.
     pub(crate) fn place(&self, field: &str) -> Result<Option<Place>, ApiError> {
+        if let Some(uri) = &self.nbd {
+            return Ok(Some(Place::Nbd(uri.clone())));
+        }
         let Some(path) = &self.path else { return Ok(None) };
         let absent = || matches!(path.try_exists(), Ok(false));
         if self.sized && absent() {
@@ -69,6 +74,8 @@ pub(crate) enum Place {
     Planned(PathBuf),
     /// A regular file: filesystem and inode number.
     File(u64, u64),
+    /// An export of an NBD server.
+    Nbd(NbdUri),
     /// A block device.
     Block {
         /// Its device number.
@@ -135,6 +142,8 @@ impl Place {
             (Place::File(..), Place::File(..)) | (Place::Planned(_), Place::Planned(_)) => {
                 self == other
             }
+            (Place::Nbd(one), Place::Nbd(other)) => one.same_export(other),
+            (Place::Nbd(_), _) | (_, Place::Nbd(_)) => false,
             (Place::Planned(_), _) | (_, Place::Planned(_)) => false,
             (Place::File(device, inode), Place::Block { backing, .. })
             | (Place::Block { backing, .. }, Place::File(device, inode)) => {
@@ -176,7 +185,14 @@ pub(crate) fn is_missing(device: &str) -> bool {
 pub(crate) fn cache_device(field: &str, text: &str) -> Result<String, ApiError> {
     match text {
         NO_CACHE => Ok(NO_CACHE.to_owned()),
-        _ => Ok(DeviceName::parse(field, text)?.text),
+        _ => match DeviceName::parse(field, text)? {
+            DeviceName { nbd: None, text, .. } => Ok(text),
+            _ => {
+                let reason = "an export of an NBD server cannot be a cache device, which has to be fast \
+                    and to belong to this machine alone; name a file or a block device";
+                Err(ApiError::invalid(field, reason))
+            }
+        },
     }
 }
 

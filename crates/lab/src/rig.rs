@@ -36,7 +36,7 @@ pub(crate) struct LocalLane {
 impl LocalLane {
     pub(crate) fn new(id: u16, clock: Arc<dyn Clock>) -> Self {
         let lane = Lane::new(LaneId(id), clock.clone(), || ());
-        let queues = Rc::new(QueueContext { clock, ring: None });
+        let queues = Rc::new(QueueContext { clock, ring: None, tasks: None });
         LocalLane { context: LaneContext { lane, queues, register: Rc::new(|_: &Queue| ()) } }
     }
 

@@ -10,6 +10,7 @@
 //! - [`memory`]: the daemon's memory limit, and its use
 //! - [`request_memory`]: the part of it that the clients of one lane use
 //! - [`notify`]: waiting for events of other lanes
+//! - [`off_lane`]: work that may wait, in a thread of its own
 //! - [`signal`]: a flag between two tasks
 //! - [`thread`]: a lane on a thread of its own
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod gate;
 mod loom_tests;
 pub mod memory;
 pub mod notify;
+pub mod off_lane;
 pub mod request_memory;
 pub mod signal;
 pub mod sleep;

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Clock, Nanos};
-use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring};
+use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring, Task, Tasks};
 use tz::TimeZone;
 
 use crate::executor::{Lane, LaneId, LaneRemote};
@@ -95,7 +95,11 @@ impl LaneLoop {
 
     /// Returns the context with which queues are opened on this lane.
     pub fn context(&self) -> QueueContext {
-        QueueContext { clock: self.lane.clock().clone(), ring: Some(self.ring.clone()) }
+        QueueContext {
+            clock: self.lane.clock().clone(),
+            ring: Some(self.ring.clone()),
+            tasks: Some(Rc::new(LaneTasks(self.lane.clone()))),
+        }
     }
 
     /// Opens `device` on this lane and registers its queue, see [`LaneLoop::register`].
@@ -191,6 +195,19 @@ fn earlier(one: Option<Nanos>, other: Option<Nanos>) -> Option<Nanos> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
+    }
+}
+
+/// The lane as devices know it.
+struct LaneTasks(Rc<Lane>);
+
+impl Tasks for LaneTasks {
+    fn spawn(&self, task: Task) {
+        self.0.spawn(task);
+    }
+
+    fn sleep(&self, time: Duration) -> Task {
+        Box::pin(self.0.sleep(time))
     }
 }
 

@@ -21,9 +21,9 @@ use crate::holes::HoleFinder;
 use crate::inbox;
 use crate::limits::{Limits, Place};
 use crate::outbox::{self, Batch, Finished, STATUS_MAX};
-use crate::socket::Socket;
 use crate::status::{EXTENTS_MAX, Query};
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
+use crate::wire::socket::Socket;
 use crate::wire::{ReplyTo, SMALL_REPLY_MAX};
 
 /// Phase of a connection.

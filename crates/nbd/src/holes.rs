@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_device::Device;
 
-use crate::off_lane;
+use forebay_lane::off_lane;
 
 /// Most threads that look for holes. A device that hangs keeps some of them; if all are taken, nothing is
 /// known about holes.

@@ -4,7 +4,7 @@ use std::io;
 
 use forebay_device::IoBuf;
 
-use crate::socket::Socket;
+use crate::wire::socket::Socket;
 
 /// Bytes of the receive buffer of a busy client.
 pub(crate) const LARGE: usize = 256 << 10;

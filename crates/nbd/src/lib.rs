@@ -1,12 +1,11 @@
 //! NBD front end: translates between the wire and requests and completions, and nothing else.
 //!
-//! - [`wire`]: numbers and structures of the protocol
+//! - `wire`: the protocol and its sockets, which the client has too
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
 //! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
 //! - [`outliving`]: clients that are devices of the kernel
-//! - `off_lane`: work that may wait for a disk
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
-//! - [`tls`]: certificates and keys; `records`: TLS of a connection
+//! - [`tls`]: certificates and keys
 //! - [`server`]: accepts and dismisses clients on a lane
 //! - [`front_end`]: the interface to the daemon; `hand_over`: what the next program inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline
@@ -27,18 +26,16 @@ pub mod limits;
 pub mod listener;
 mod memory;
 pub mod null;
-mod off_lane;
 mod outbox;
 pub mod outliving;
 mod receive;
-mod records;
 mod send;
 pub mod server;
-mod socket;
 pub mod status;
 pub mod tls;
 pub mod transmission;
-pub mod wire;
+
+pub use forebay_nbd_wire as wire;
 
 pub use address::{ListenAddress, ListenError};
 pub use allow::{Network, NetworkError};

@@ -9,9 +9,9 @@ use rustix::io::Errno;
 
 use crate::connection::{Connection, Phase};
 use crate::inbox::{Inbox, LARGE, window};
-use crate::socket::STEP;
 use crate::transmission::{Event, Kind, Parser, StreamError, waiting};
 use crate::wire::ExtendedRequestHeader;
+use crate::wire::socket::STEP;
 
 /// After this many requests their replies are sent even if more requests have been received. A
 /// client that gets its replies a few at a time can send more while the rest is processed; if all

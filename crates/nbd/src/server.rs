@@ -23,11 +23,11 @@ use crate::limits::{ConnectionCount, Limits, Place};
 use crate::listener::{Listener, NotAdmitted, socket_buffers};
 use crate::outbox;
 use crate::receive::{Ended, receive_requests};
-use crate::records;
 use crate::send::send_replies;
-use crate::socket::Socket;
 use crate::tls::Tls;
 use crate::transmission::Session;
+use crate::wire::records;
+use crate::wire::socket::Socket;
 
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

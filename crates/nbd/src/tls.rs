@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-use crate::off_lane;
+use forebay_lane::off_lane;
 
 /// Files in PEM format that TLS needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -33,7 +33,7 @@ fn failed(message: &str) -> EngineError {
 
 fn context(machine: &Machine, lane: usize) -> Result<LaneContext, EngineError> {
     let lane = machine.lanes.get(lane).ok_or_else(|| failed("there is no such lane"))?.clone();
-    let queues = Rc::new(QueueContext { clock: lane.clock().clone(), ring: None });
+    let queues = Rc::new(QueueContext { clock: lane.clock().clone(), ring: None, tasks: None });
     Ok(LaneContext { lane, queues, register: Rc::new(|_| ()) })
 }
 

@@ -73,7 +73,7 @@ impl SystemUnderTest for ReferenceModel {
         Box::pin(async move {
             let mut targets = BTreeMap::new();
             for (index, lane) in machine.lanes.iter().enumerate() {
-                let context = QueueContext { clock: lane.clock().clone(), ring: None };
+                let context = QueueContext { clock: lane.clock().clone(), ring: None, tasks: None };
                 for (volume, origin) in machine.origins.iter().enumerate() {
                     let disk = DiskHandle::new(origin.clone());
                     let queue = disk.open_queue(&context)?;

@@ -32,7 +32,7 @@ fn bench(seed: u64, plan: FaultPlan) -> Bench {
     };
     let disk = SimDisk::new(spec, &shared, fastrand::Rng::with_seed(seed));
     let lane = Lane::new(LaneId(0), shared.clock.clone(), || ());
-    let context = QueueContext { clock: lane.clock().clone(), ring: None };
+    let context = QueueContext { clock: lane.clock().clone(), ring: None, tasks: None };
     let queue = Queue::new(DiskHandle::new(disk.clone()).open_queue(&context).expect("a queue"));
     Bench { shared, disk, lane, queue }
 }

@@ -47,7 +47,7 @@ pub fn poke(device: &Arc<dyn Device>, offset: u64, data: &[u8]) {
 /// Errors of the device.
 pub fn open_queue(device: &Arc<dyn Device>) -> Result<Queue, DeviceError> {
     let clock = Arc::new(ManualClock::default());
-    device.open_queue(&QueueContext { clock, ring: None }).map(Queue::new)
+    device.open_queue(&QueueContext { clock, ring: None, tasks: None }).map(Queue::new)
 }
 
 fn at_once(device: &Arc<dyn Device>, op: DeviceOp) -> IoBuf {

@@ -41,7 +41,7 @@ impl LaneWorld {
     pub fn with_steps(steps: usize) -> Self {
         let clock = Arc::new(ManualClock::at(Nanos(1)));
         let lane = Lane::new(LaneId(0), clock.clone(), || ());
-        let queues = Rc::new(QueueContext { clock: clock.clone(), ring: None });
+        let queues = Rc::new(QueueContext { clock: clock.clone(), ring: None, tasks: None });
         LaneWorld { clock, lane, queues, steps, faults: RefCell::default() }
     }
 

@@ -52,7 +52,7 @@ impl Bench {
         let folder = tempfile::tempdir().expect("folder");
         let (inner, ring) = make(folder.path());
         let clock = Arc::new(ManualClock::default());
-        let context = QueueContext { clock: clock.clone(), ring: ring.clone() };
+        let context = QueueContext { clock: clock.clone(), ring: ring.clone(), tasks: None };
         let device = FaultyDevice::wrap(inner.clone(), &folder.path().join("faults"));
         let faulty = Queue::new(device.open_queue(&context).expect("a queue"));
         let inner = Queue::new(inner.open_queue(&context).expect("a queue"));

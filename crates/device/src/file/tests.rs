@@ -25,8 +25,11 @@ impl Bench {
         fs::File::create(&path).and_then(|file| file.set_len(size)).expect("file");
         let ring = Ring::new().expect("ring");
         let device = FileDevice::open(&path, access, None).expect("opened");
-        let context =
-            QueueContext { clock: Arc::new(ManualClock::default()), ring: Some(ring.clone()) };
+        let context = QueueContext {
+            clock: Arc::new(ManualClock::default()),
+            ring: Some(ring.clone()),
+            tasks: None,
+        };
         let queue = Queue::new(device.open_queue(&context).expect("queue"));
         Bench { ring, device, queue, folder }
     }
@@ -237,8 +240,11 @@ fn zeroes_keep_the_space_of_a_file() {
 fn zeroes_are_written_by_hand_where_nothing_better_is_available() {
     let bench = Bench::new(4 << 20, Access::Exclusive);
     bench.run(bench.queue.write(0, filled(4 << 20, 5))).expect("written");
-    let context =
-        QueueContext { clock: Arc::new(ManualClock::default()), ring: Some(bench.ring.clone()) };
+    let context = QueueContext {
+        clock: Arc::new(ManualClock::default()),
+        ring: Some(bench.ring.clone()),
+        tasks: None,
+    };
     let shared = bench.device.shared.clone();
     let queue = FileQueue { shared, ring: context.ring.expect("there"), ops: RefCell::default() };
     let unsupported = || Err(io::Error::from(Errno::OPNOTSUPP));
@@ -263,7 +269,7 @@ fn zeroes_are_written_by_hand_where_nothing_better_is_available() {
 #[test]
 fn a_lane_without_a_ring_is_told_so() {
     let bench = Bench::new(SIZE, Access::Exclusive);
-    let context = QueueContext { clock: Arc::new(ManualClock::default()), ring: None };
+    let context = QueueContext { clock: Arc::new(ManualClock::default()), ring: None, tasks: None };
     let error = bench.device.open_queue(&context).err().expect("refused");
     assert_eq!((error.kind, error.what), (DeviceErrorKind::NotSupported, "open"));
 }

@@ -109,6 +109,7 @@ fn bench(kind: ModelKind, queues: usize) -> Bench {
         clock: clock.clone(),
         #[cfg(target_os = "linux")]
         ring: None,
+        tasks: None,
     };
     let queues = (0..queues).map(|_| device.open_queue(&context).expect("opens")).collect();
     Bench { clock, memory, device, queues, wakes: Arc::default() }

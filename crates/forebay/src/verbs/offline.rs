@@ -32,7 +32,8 @@ where
 {
     let name = DeviceName::parse("DEVICE", device)?;
     if name.path.is_none() {
-        let reason = "RAM is empty in every process; name a file or a block device";
+        let reason = "RAM is empty in every process, and a cache device belongs to this machine; name a \
+            file or a block device";
         return Err(ApiError::invalid("DEVICE", reason));
     }
     let spec: forebay_device::DeviceSpec =

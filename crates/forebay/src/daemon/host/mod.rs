@@ -47,6 +47,7 @@ use forebay_admin::{ApiError, ByteRange, DropRequest, PinReport, VolumeName, Vol
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, keep_buffers};
 use forebay_engine::FrontEnd;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
+use forebay_nbd_client::NbdDevice;
 
 use super::afterlife::outlasting;
 use super::block_lists::BlockLists;
@@ -74,7 +75,8 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Opens the device named in `field`, and claims it.
 fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
-    outlasting(|| spec.open(Access::Exclusive), |error| error.kind == OpenErrorKind::InUse)
+    let open = || spec.open_with(Access::Exclusive, NbdDevice::open);
+    outlasting(open, |error| error.kind == OpenErrorKind::InUse)
         .map_err(|error| faults::open(field, &error))
 }
 

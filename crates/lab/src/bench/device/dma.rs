@@ -47,7 +47,7 @@ impl Device for DmaDevice {
         let (ram, done, clock) = (self.ram.clone(), operations.clone(), context.clock.clone());
         let copy = move || {
             unpin();
-            if let Ok(queue) = ram.open_queue(&QueueContext { clock, ring: None }) {
+            if let Ok(queue) = ram.open_queue(&QueueContext { clock, ring: None, tasks: None }) {
                 done.serve(&started, &*queue);
             }
         };

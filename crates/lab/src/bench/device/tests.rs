@@ -14,7 +14,9 @@ impl Clock for Stopped {
 }
 
 fn queue(device: &dyn Device) -> Rc<dyn DeviceQueue> {
-    device.open_queue(&QueueContext { clock: Arc::new(Stopped), ring: None }).expect("a queue")
+    device
+        .open_queue(&QueueContext { clock: Arc::new(Stopped), ring: None, tasks: None })
+        .expect("a queue")
 }
 
 fn run(queue: &Rc<dyn DeviceQueue>, op: DeviceOp) -> DeviceDone {

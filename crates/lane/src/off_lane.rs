@@ -1,10 +1,11 @@
 //! Work that may wait for a disk, in a thread of its own: a lane must not wait.
-#![allow(clippy::disallowed_methods, reason = "the simulator has no front ends")]
+#![allow(clippy::disallowed_methods, reason = "the simulator needs no such work")]
 
 use std::sync::Arc;
 
-use forebay_lane::Notify;
 use parking_lot::Mutex;
+
+use crate::notify::Notify;
 
 struct Answer<T> {
     /// Whether the thread has ended, and its result.
@@ -24,7 +25,7 @@ impl<T> Drop for Tell<T> {
 
 /// Runs `work` in a thread called `name` and waits for its result. The caller limits how many there are
 /// at a time. `None`: there is no thread for it, or it has panicked.
-pub(crate) async fn run<T: Send + 'static>(
+pub async fn run<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

@@ -14,12 +14,11 @@ use rustls::ServerConfig;
 
 use crate::records::{Plain, Records};
 
-/// A client that transfers this many bytes makes progress; see
-/// [`Limits::stall`](crate::limits::Limits::stall).
-pub(crate) const STEP: usize = 1 << 20;
+/// The other side makes progress when it has taken this many bytes.
+pub const STEP: usize = 1 << 20;
 
 /// A connected stream socket in blocking mode, perhaps with TLS.
-pub(crate) struct Socket {
+pub struct Socket {
     fd: Arc<OwnedFd>,
     ring: Rc<Ring>,
     /// The receive in flight.
@@ -30,7 +29,8 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn new(fd: OwnedFd, ring: Rc<Ring>) -> Self {
+    /// Makes a socket of a descriptor.
+    pub fn new(fd: OwnedFd, ring: Rc<Ring>) -> Self {
         Socket {
             fd: Arc::new(fd),
             ring,
@@ -43,7 +43,7 @@ impl Socket {
     /// Receives into `buf[range]`: what is available, or with `fill` the whole range. Returns 0, or
     /// with `fill` fewer bytes, at the end of the stream. The returned buffer is empty if the ring
     /// has lost it.
-    pub(crate) async fn receive(
+    pub async fn receive(
         &self,
         buf: IoBuf,
         range: Range<usize>,
@@ -71,23 +71,24 @@ impl Socket {
     }
 
     /// Ends a pending receive, which returns what has come, or fails with `ECANCELED` if nothing has.
-    pub(crate) fn cancel_receive(&self) {
+    pub fn cancel_receive(&self) {
         if let Some(token) = self.receiving.get() {
             self.ring.cancel(token);
         }
     }
 
     /// Whether another program goes on with the connection, so that nothing shuts it down.
-    pub(crate) fn keep(&self, kept: bool) {
+    pub fn keep(&self, kept: bool) {
         self.kept.set(kept);
     }
 
     /// Whether the connection has TLS.
-    pub(crate) fn is_encrypted(&self) -> bool {
+    pub fn is_encrypted(&self) -> bool {
         self.tls.get().is_some()
     }
 
-    pub(crate) fn is_kept(&self) -> bool {
+    /// Returns whether another program goes on with it.
+    pub fn is_kept(&self) -> bool {
         self.kept.get()
     }
 
@@ -95,13 +96,13 @@ impl Socket {
     ///
     /// # Errors
     /// The limit of descriptors is reached.
-    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.as_fd().try_clone_to_owned()
     }
 
     /// Sends the first `len` bytes of `buf`. Calls `begins` before each [`STEP`] bytes, and drops
     /// its result after them.
-    pub(crate) async fn send<T>(
+    pub async fn send<T>(
         &self,
         buf: IoBuf,
         len: usize,
@@ -138,16 +139,20 @@ impl Socket {
         (buf, Ok(()))
     }
 
-    /// Encrypts everything from here on. `received` is what came before.
+    /// Makes a socket of a connection whose TLS is agreed on already.
+    pub fn encrypted(fd: OwnedFd, ring: Rc<Ring>, tls: Records) -> Self {
+        let socket = Socket::new(fd, ring);
+        // It is empty.
+        let _ = socket.tls.set(tls);
+        socket
+    }
+
+    /// Encrypts everything from here on, as a server. `received` is what came before.
     ///
     /// # Errors
     /// Client and server do not agree; the client was told, and the connection is unusable.
-    pub(crate) async fn start_tls(
-        &self,
-        config: Arc<ServerConfig>,
-        received: &[u8],
-    ) -> io::Result<()> {
-        let records = Records::new(config, received)?;
+    pub async fn start_tls(&self, config: Arc<ServerConfig>, received: &[u8]) -> io::Result<()> {
+        let records = Records::accept(config, received)?;
         if self.tls.set(records).is_err() {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -173,7 +178,7 @@ impl Socket {
     }
 
     /// Tells a client with TLS that nothing follows.
-    pub(crate) async fn end_tls(&self) {
+    pub async fn end_tls(&self) {
         if let Some(tls) = self.tls.get() {
             tls.end();
             // The client may be gone.
@@ -256,18 +261,18 @@ impl Socket {
     }
 
     /// Submits queued operations to the kernel.
-    pub(crate) fn start_now(&self) {
+    pub fn start_now(&self) {
         self.ring.drive();
     }
 
     /// Ends the receiving direction, so that a pending receive sees the end of the stream.
-    pub(crate) fn stop_receiving(&self) {
+    pub fn stop_receiving(&self) {
         // Fails only if the connection has ended, which has the same effect.
         let _ = shutdown(&*self.fd, Shutdown::Read);
     }
 
     /// Ends both directions. Operations in flight end soon.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         if !self.kept.get() {
             let _ = shutdown(&*self.fd, Shutdown::Both);
         }

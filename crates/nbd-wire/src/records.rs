@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use forebay_device::IoBuf;
-use rustls::{ServerConfig, ServerConnection};
+use rustls::{Connection, ServerConfig, ServerConnection};
 
 /// Bytes of the buffer for received records.
 const INCOMING: usize = 32 << 10;
@@ -19,7 +19,7 @@ const OUTGOING: usize = 64 << 10;
 const LIBRARY: usize = (64 << 10) + (32 << 10) + OUTGOING;
 
 /// Bytes of memory of a connection with TLS beside those of one without.
-pub(crate) const BYTES: usize = INCOMING + OUTGOING + LIBRARY;
+pub const BYTES: usize = INCOMING + OUTGOING + LIBRARY;
 
 /// Received bytes: `buf[start..end]` are not decrypted yet.
 struct Incoming {
@@ -29,20 +29,20 @@ struct Incoming {
 }
 
 /// See the module.
-pub(crate) struct Records {
-    connection: RefCell<ServerConnection>,
+pub struct Records {
+    connection: RefCell<Connection>,
     incoming: RefCell<Incoming>,
     outgoing: RefCell<IoBuf>,
 }
 
 /// Plaintext that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plain {
+pub enum Plain {
     /// So many bytes, at least 1.
     Bytes(usize),
     /// None at the moment.
     None,
-    /// The client has ended the stream.
+    /// The other side has ended the stream.
     End,
 }
 
@@ -51,12 +51,20 @@ fn invalid(error: rustls::Error) -> io::Error {
 }
 
 impl Records {
-    /// Starts a session; `received` was received before, and is decrypted first.
+    /// Starts a server's session; `received` was received before, and is decrypted first.
     ///
     /// # Errors
     /// The configuration cannot be used, or `received` is longer than what a client sends at once.
-    pub(crate) fn new(config: Arc<ServerConfig>, received: &[u8]) -> io::Result<Self> {
-        let mut connection = ServerConnection::new(config).map_err(invalid)?;
+    pub fn accept(config: Arc<ServerConfig>, received: &[u8]) -> io::Result<Self> {
+        let connection = ServerConnection::new(config).map_err(invalid)?;
+        Records::new(connection.into(), received)
+    }
+
+    /// Goes on with a session; `received` is decrypted first.
+    ///
+    /// # Errors
+    /// `received` is too long.
+    pub fn new(mut connection: Connection, received: &[u8]) -> io::Result<Self> {
         connection.set_buffer_limit(Some(OUTGOING));
         let mut buf = IoBuf::for_overwrite(INCOMING);
         let place = buf.get_mut(..received.len()).ok_or(io::ErrorKind::InvalidData)?;
@@ -70,12 +78,12 @@ impl Records {
     }
 
     /// Returns whether client and server do not agree yet.
-    pub(crate) fn is_handshaking(&self) -> bool {
+    pub fn is_handshaking(&self) -> bool {
         self.connection.borrow().is_handshaking()
     }
 
     /// Copies plaintext to `into`, which is not empty.
-    pub(crate) fn read(&self, into: &mut [u8]) -> io::Result<Plain> {
+    pub fn read(&self, into: &mut [u8]) -> io::Result<Plain> {
         match self.connection.borrow_mut().reader().read(into) {
             Ok(0) => Ok(Plain::End),
             Ok(len) => Ok(Plain::Bytes(len)),
@@ -87,8 +95,8 @@ impl Records {
     /// Decrypts some of the received bytes. `false`: there are none. Call [`Records::read`] in between.
     ///
     /// # Errors
-    /// The bytes are not a valid session; [`Records::take_outgoing`] has the reason for the client.
-    pub(crate) fn decrypt(&self) -> io::Result<bool> {
+    /// The bytes are not a valid session; [`Records::take_outgoing`] has the reason for the other side.
+    pub fn decrypt(&self) -> io::Result<bool> {
         let mut incoming = self.incoming.borrow_mut();
         let Incoming { buf, start, end } = &mut *incoming;
         let mut unused = buf.get(*start..*end).unwrap_or_default();
@@ -107,27 +115,27 @@ impl Records {
     }
 
     /// Returns the buffer to receive into, once everything received is decrypted.
-    pub(crate) fn take_incoming(&self) -> IoBuf {
+    pub fn take_incoming(&self) -> IoBuf {
         std::mem::take(&mut self.incoming.borrow_mut().buf)
     }
 
     /// Gives the buffer back with `len` received bytes.
-    pub(crate) fn put_incoming(&self, buf: IoBuf, len: usize) {
+    pub fn put_incoming(&self, buf: IoBuf, len: usize) {
         *self.incoming.borrow_mut() = Incoming { buf, start: 0, end: len };
     }
 
     /// Encrypts the beginning of `data`. Returns how much.
-    pub(crate) fn encrypt(&self, data: &[u8]) -> io::Result<usize> {
+    pub fn encrypt(&self, data: &[u8]) -> io::Result<usize> {
         self.connection.borrow_mut().writer().write(data)
     }
 
     /// Has the client told that nothing follows.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.connection.borrow_mut().send_close_notify();
     }
 
     /// Returns a buffer whose first bytes are to be sent, and their number; `None`: there are none.
-    pub(crate) fn take_outgoing(&self) -> io::Result<Option<(IoBuf, usize)>> {
+    pub fn take_outgoing(&self) -> io::Result<Option<(IoBuf, usize)>> {
         let mut connection = self.connection.borrow_mut();
         if !connection.wants_write() {
             return Ok(None);
@@ -142,7 +150,7 @@ impl Records {
     }
 
     /// Gives the buffer back.
-    pub(crate) fn put_outgoing(&self, buf: IoBuf) {
+    pub fn put_outgoing(&self, buf: IoBuf) {
         *self.outgoing.borrow_mut() = buf;
     }
 }

@@ -3,7 +3,7 @@
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{EXTENDED_REQUEST_MAGIC, Headers, REQUEST_MAGIC, command, command_flag};
+use crate::{EXTENDED_REQUEST_MAGIC, Headers, REQUEST_MAGIC, command, command_flag};
 
 /// Header of a compact request; the data of a write follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]

@@ -1,17 +1,13 @@
-//! The NBD protocol on the wire: numbers, fixed structures, reply headers.
-//!
-//! Pure. All integers on the wire are big-endian. Decisions are made in [`crate::handshake`] and
-//! [`crate::transmission`].
+//! The server's side of the protocol: greeting, replies to options, replies to requests.
 
 use forebay_core::IoError;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-mod numbers;
-mod request;
-
-pub use numbers::*;
-pub use request::{ExtendedRequestHeader, Header, RequestHeader};
+use crate::{
+    CHUNK_MAGIC, EXTENDED_CHUNK_MAGIC, GREETING_MAGIC, OPTION_MAGIC, SIMPLE_REPLY_MAGIC, chunk,
+    handshake_flag,
+};
 
 /// The form of requests and replies that client and server have agreed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +28,7 @@ impl Headers {
     }
 
     /// Returns the bytes of a chunk's header.
-    pub(crate) fn chunk_header(self) -> usize {
+    pub fn chunk_header(self) -> usize {
         match self {
             Headers::Simple | Headers::Structured => ChunkHeader::SIZE,
             Headers::Extended => ExtendedChunkHeader::SIZE,
@@ -306,23 +302,26 @@ pub fn encode_error_chunk(
     total
 }
 
-/// A cursor over bytes of a client: each step returns `None` at the end.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+/// A cursor over bytes of the other side: each step returns `None` at the end.
+pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(crate) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+    /// Returns the next `len` bytes.
+    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(head)
     }
 
-    pub(crate) fn u16(&mut self) -> Option<u16> {
+    /// Returns the next two bytes as a number.
+    pub fn u16(&mut self) -> Option<u16> {
         let (value, rest) = U16::read_from_prefix(self.0).ok()?;
         self.0 = rest;
         Some(value.get())
     }
 
-    pub(crate) fn u32(&mut self) -> Option<u32> {
+    /// Returns the next four bytes as a number.
+    pub fn u32(&mut self) -> Option<u32> {
         let (value, rest) = U32::read_from_prefix(self.0).ok()?;
         self.0 = rest;
         Some(value.get())
@@ -332,6 +331,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ExtendedRequestHeader, RequestHeader};
 
     #[test]
     fn structures_have_the_sizes_of_the_protocol() {

@@ -65,7 +65,8 @@ pub mod option_reply {
     pub const INFO: u32 = 3;
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
-    const ERROR: u32 = 1 << 31;
+    /// Set in all kinds that report an error.
+    pub const ERROR: u32 = 1 << 31;
     /// The option is not supported.
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// The option's data are invalid.
@@ -158,12 +159,16 @@ pub mod chunk {
     pub const NONE: u16 = 0;
     /// An offset and the data there.
     pub const OFFSET_DATA: u16 = 1;
+    /// An offset and a number of zeroes there.
+    pub const OFFSET_HOLE: u16 = 2;
     /// Extents of one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
     /// The same with extended headers.
     pub const BLOCK_STATUS_EXT: u16 = 6;
     /// An error for the whole request.
     pub const ERROR: u16 = (1 << 15) + 1;
+    /// Set in the kinds of all chunks that report an error.
+    pub const ERROR_BIT: u16 = 1 << 15;
     /// Flag of the last chunk of a reply.
     pub const FLAG_DONE: u16 = 1;
 }

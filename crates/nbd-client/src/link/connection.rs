@@ -1,0 +1,226 @@
+//! Connects, sends, and notices when a connection is lost.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
+use forebay_lane::off_lane;
+use forebay_nbd_wire::records::Records;
+use forebay_nbd_wire::socket::Socket;
+
+use super::{Link, Why};
+use crate::connect::{Connection, connect};
+use crate::handshake::Export;
+use crate::reply::{Answer, To};
+use crate::requests::Failure;
+use crate::samples::PAGE;
+
+/// Bytes that are sent at a time.
+const BUFFER: usize = 256 << 10;
+/// How long to wait between two attempts to connect, at first and at most.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+impl Link {
+    /// Serves until nobody needs the connection any more.
+    pub(super) async fn run(self: &Rc<Self>) {
+        loop {
+            while !self.requests.borrow().has_unsent() {
+                if !self.is_needed() && self.leaves() {
+                    return;
+                }
+                self.work.wait().await;
+            }
+            let Some(connection) = self.connect().await else { continue };
+            if self.serve(connection).await {
+                return;
+            }
+        }
+    }
+
+    /// Returns a connection; `None`: there is none for now, and the operations that waited have failed.
+    async fn connect(&self) -> Option<Connection> {
+        if let Some(spare) = self.remote.take_spare() {
+            return Some(spare);
+        }
+        loop {
+            let attempts = self.attempts.get();
+            self.attempts.set(attempts.saturating_add(1));
+            if attempts > 0 {
+                let wait = FIRST_WAIT.saturating_mul(1 << (attempts - 1).min(10)).min(LONGEST_WAIT);
+                self.tasks.sleep(wait).await;
+            }
+            if !self.requests.borrow().has_unsent() {
+                return None;
+            }
+            let uri = self.remote.uri.clone();
+            let made = off_lane::run("nbd-connect", move || connect(&uri)).await;
+            let failure = match made {
+                None => "no thread can be started".to_owned(),
+                Some(Ok(connection)) => match self.remote.check(&connection.export) {
+                    Ok(()) => return Some(connection),
+                    Err(error) => error.to_string(),
+                },
+                Some(Err(error)) => error.to_string(),
+            };
+            let now = self.clock.now();
+            let since = self.down_since.get().unwrap_or(now);
+            self.down_since.set(Some(since));
+            if let Some(cause) = self.remote.gone.get() {
+                tracing::error!(device = %self.remote.name, "{cause}");
+                self.fail_all(&Failure::new(DeviceErrorKind::Gone, cause.clone()));
+                return None;
+            }
+            if now.since(since) >= self.remote.uri.reconnect {
+                let cause = format!(
+                    "there has been no connection for {} s: {failure}",
+                    now.since(since).as_secs()
+                );
+                tracing::error!(device = %self.remote.name, "{cause}");
+                self.fail_all(&Failure::new(DeviceErrorKind::Io, cause));
+                return None;
+            }
+            tracing::debug!(device = %self.remote.name, "no connection: {failure}");
+        }
+    }
+
+    /// Uses a connection until it is lost. `true`: the link has ended, and the connection was handed on.
+    async fn serve(&self, connection: Connection) -> bool {
+        let Connection { fd, tls, export } = connection;
+        let socket = match tls {
+            None => Socket::new(fd, self.ring.clone()),
+            Some(tls) => match Records::new(tls.into(), &[]) {
+                Ok(records) => Socket::encrypted(fd, self.ring.clone(), records),
+                // Nothing was received yet, so it is not too long.
+                Err(_) => return false,
+            },
+        };
+        self.closing.set(false);
+        self.begin_comparing();
+        let ended = self.exchange(&socket, &export).await;
+        let Some(ended) = ended else {
+            match socket.duplicate() {
+                Ok(fd) if !self.remote.is_closed() && !socket.is_encrypted() => {
+                    self.remote.put_spare(Connection { fd, tls: None, export });
+                }
+                _ => socket.close(),
+            }
+            return true;
+        };
+        if self.down_since.get().is_none() {
+            tracing::warn!(device = %self.remote.name, "the connection is lost: {ended}");
+            self.down_since.set(Some(self.clock.now()));
+        }
+        self.lost(&ended);
+        false
+    }
+
+    /// Sends and receives until the connection ends, and returns why; `None`: it is not needed any more.
+    async fn exchange(&self, socket: &Socket, export: &Export) -> Option<Why> {
+        let mut send = pin!(self.send(socket));
+        let mut receive = pin!(self.receive(socket, export.chunks));
+        let mut watch = pin!(self.watch());
+        let mut why = None;
+        poll_fn(|context| {
+            if why.is_none() {
+                if let Poll::Ready(sent) = send.as_mut().poll(context) {
+                    match sent {
+                        None => return Poll::Ready(None),
+                        Some(error) => why = Some(Why::Ended(error.into())),
+                    }
+                } else if watch.as_mut().poll(context).is_ready() {
+                    why = Some(Why::Late);
+                }
+                if why.is_some() {
+                    // The receiver may hold the buffer of a read: it gives that back when it ends.
+                    self.closing.set(true);
+                    socket.close();
+                    self.awaited.raise();
+                }
+            }
+            match receive.as_mut().poll(context) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(ended) => {
+                    socket.close();
+                    Poll::Ready(Some(why.take().unwrap_or(Why::Ended(ended))))
+                }
+            }
+        })
+        .await
+    }
+
+    /// Sends requests. Ends with an error, or with `None` when the link has left and nothing is in flight.
+    async fn send(&self, socket: &Socket) -> Option<std::io::Error> {
+        let mut buf = IoBuf::for_overwrite(BUFFER);
+        loop {
+            let compares = self.comparing.get() > 0;
+            let len = self.requests.borrow_mut().fill(&mut buf, self.clock.now(), compares);
+            if len == 0 {
+                if !compares && !self.is_needed() && self.leaves() {
+                    return None;
+                }
+                self.work.wait().await;
+                continue;
+            }
+            self.awaited.raise();
+            self.timer.raise();
+            let result;
+            (buf, result) = socket.send(buf, len, || ()).await;
+            if let Err(error) = result {
+                return Some(error);
+            }
+        }
+    }
+
+    /// Ends when a request has no reply in time.
+    async fn watch(&self) {
+        let limit = self.remote.uri.timeout;
+        loop {
+            let oldest = self.requests.borrow_mut().oldest();
+            let Some(oldest) = oldest else {
+                self.timer.wait().await;
+                continue;
+            };
+            let waited = self.clock.now().since(oldest);
+            if waited >= limit {
+                return;
+            }
+            self.tasks.sleep(limit - waited).await;
+        }
+    }
+
+    /// Reads the samples before anything else, to see that it is the same export.
+    fn begin_comparing(&self) {
+        let mut requests = self.requests.borrow_mut();
+        let mut count = 0;
+        for (number, offset) in self.remote.samples.untouched() {
+            let op = DeviceOp::Read { offset, buf: IoBuf::for_overwrite(PAGE as usize) };
+            count +=
+                usize::from(requests.start(op, self.remote.abilities, To::Sample(number)).is_ok());
+        }
+        requests.samples_first(count);
+        self.comparing.set(count);
+    }
+
+    pub(super) fn compared(&self, number: usize, answer: &Answer) {
+        self.comparing.set(self.comparing.get().saturating_sub(1));
+        let same = match (&answer.done.result, &answer.done.buf) {
+            (Ok(()), Some(page)) => self.remote.samples.compare(number, page),
+            // A page that cannot be read proves nothing.
+            _ => true,
+        };
+        if !same && self.remote.gone.get().is_none() {
+            let cause = self.remote.is_another();
+            tracing::error!(device = %self.remote.name, "{cause}");
+        }
+        if self.comparing.get() == 0 {
+            if let Some(cause) = self.remote.gone.get() {
+                self.fail_all(&Failure::new(DeviceErrorKind::Gone, cause.clone()));
+            }
+            self.work.raise();
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The door to a connection for other lanes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use forebay_device::DeviceOp;
+use parking_lot::Mutex;
+
+use crate::reply::Reply;
+
+/// Work for the lane of a connection.
+pub(crate) enum Mail {
+    /// Execute an operation.
+    Op(DeviceOp, Arc<Reply>),
+    /// Find the extent at this offset.
+    Extent(u64, Arc<Reply>),
+    /// Look whether the connection is still needed.
+    Look,
+}
+
+#[derive(Default)]
+struct Inbox {
+    closed: bool,
+    mail: Vec<Mail>,
+    waker: Option<Waker>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Port {
+    inner: Mutex<Inbox>,
+    /// Changes were acknowledged that no flush has made durable yet, as far as is known.
+    unsettled: AtomicBool,
+}
+
+impl Port {
+    /// Returns the mail, if nobody will ever take it.
+    pub(crate) fn post(&self, mail: Mail) -> Result<(), Mail> {
+        let mut inner = self.inner.lock();
+        if inner.closed {
+            return Err(mail);
+        }
+        inner.mail.push(mail);
+        let waker = inner.waker.take();
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Takes what has come; `None`: the port is closed.
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Option<Vec<Mail>>> {
+        let mut inner = self.inner.lock();
+        if !inner.mail.is_empty() {
+            return Poll::Ready(Some(std::mem::take(&mut inner.mail)));
+        }
+        if inner.closed {
+            return Poll::Ready(None);
+        }
+        inner.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Refuses mail from now on, if none is waiting.
+    pub(crate) fn close(&self) -> bool {
+        let mut inner = self.inner.lock();
+        inner.closed = inner.mail.is_empty();
+        let waker = inner.waker.take().filter(|_| inner.closed);
+        let closed = inner.closed;
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        closed
+    }
+
+    /// Refuses mail from now on and returns what has not been taken.
+    pub(crate) fn fail(&self) -> Vec<Mail> {
+        let mut inner = self.inner.lock();
+        inner.closed = true;
+        let (mail, waker) = (std::mem::take(&mut inner.mail), inner.waker.take());
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        mail
+    }
+
+    pub(crate) fn set_unsettled(&self, unsettled: bool) {
+        self.unsettled.store(unsettled, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.unsettled.load(Ordering::SeqCst)
+    }
+}

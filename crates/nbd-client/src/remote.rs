@@ -1,0 +1,142 @@
+//! What all lanes share of an export.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use forebay_device::{DeviceError, DeviceErrorKind, NbdUri};
+use forebay_nbd_wire::transmission_flag;
+use parking_lot::Mutex;
+
+use crate::connect::Connection;
+use crate::handshake::{ConnectError, Export, unfit};
+use crate::port::{Mail, Port};
+use crate::requests::Abilities;
+use crate::samples::Samples;
+
+/// The connections of the lanes.
+#[derive(Default)]
+pub(crate) struct Ports {
+    pub(crate) open: Vec<Arc<Port>>,
+    /// Queues that lanes have.
+    pub(crate) queues: usize,
+}
+
+/// See the module.
+pub(crate) struct Remote {
+    pub(crate) uri: NbdUri,
+    pub(crate) name: Arc<str>,
+    pub(crate) size: u64,
+    pub(crate) logical_block: u64,
+    pub(crate) writable: bool,
+    pub(crate) export: Export,
+    pub(crate) abilities: Abilities,
+    pub(crate) samples: Samples,
+    pub(crate) ports: Mutex<Ports>,
+    /// Connections that nobody uses at the moment, made with this device or left by a queue.
+    spare: Mutex<Vec<Connection>>,
+    /// Syncs that have failed: they have reported that changes may be lost.
+    pub(crate) failures: AtomicU64,
+    /// Why the server's export is not the one that was opened; final.
+    pub(crate) gone: OnceLock<Arc<str>>,
+    /// The size that the server has now, if that is another one.
+    pub(crate) size_now: OnceLock<u64>,
+    /// The device was dropped.
+    pub(crate) closed: AtomicBool,
+}
+
+impl Remote {
+    pub(crate) fn new(
+        uri: NbdUri,
+        connection: Connection,
+        logical_block: u64,
+        writable: bool,
+    ) -> Self {
+        let export = connection.export;
+        let size = export.size - export.size % logical_block;
+        Remote {
+            name: uri.to_string().into(),
+            uri,
+            size,
+            logical_block,
+            writable,
+            export,
+            abilities: Abilities::of(&export, logical_block),
+            samples: Samples::plan(size),
+            ports: Mutex::default(),
+            spare: Mutex::new(vec![connection]),
+            failures: AtomicU64::new(0),
+            gone: OnceLock::new(),
+            size_now: OnceLock::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns whether several connections see the same data, and each lane may have its own.
+    pub(crate) fn is_parallel(&self) -> bool {
+        self.export.has(transmission_flag::CAN_MULTI_CONN)
+    }
+
+    pub(crate) fn take_spare(&self) -> Option<Connection> {
+        self.spare.lock().pop()
+    }
+
+    pub(crate) fn put_spare(&self, connection: Connection) {
+        self.spare.lock().push(connection);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Has every connection looked at, whether it is still needed.
+    pub(crate) fn look(&self) {
+        let ports = self.ports.lock().open.clone();
+        for port in ports {
+            // A closed one has ended.
+            let _ = port.post(Mail::Look);
+        }
+    }
+
+    /// Checks that a new connection leads to the export that was opened.
+    pub(crate) fn check(&self, export: &Export) -> Result<(), ConnectError> {
+        let gone = |cause: String| {
+            let cause = self.gone.get_or_init(|| cause.into());
+            Err(ConnectError::Refused(cause.to_string()))
+        };
+        if export.size != self.export.size {
+            self.size_now.get_or_init(|| export.size);
+            return gone(format!(
+                "the server came back with another size, {} bytes instead of {}; stop the volume and start it again if that is intended",
+                export.size, self.export.size
+            ));
+        }
+        if let Some(why) = unfit(export).filter(|_| self.writable) {
+            return Err(ConnectError::Refused(why.to_owned()));
+        }
+        let same =
+            Export { allocation: None, ..*export } == Export { allocation: None, ..self.export };
+        if !same {
+            return gone(
+                "the server came back with other abilities; stop the volume and start it again"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Another content was found.
+    pub(crate) fn is_another(&self) -> Arc<str> {
+        let cause = "the server came back with other content: pages that this volume has not written to have changed; stop the volume, and start it again if the export is the right one";
+        self.gone.get_or_init(|| cause.into()).clone()
+    }
+
+    pub(crate) fn error(
+        &self,
+        kind: DeviceErrorKind,
+        what: &'static str,
+        offset: u64,
+        cause: impl Into<Arc<str>>,
+    ) -> DeviceError {
+        DeviceError { kind, device: self.name.clone(), what, offset, cause: cause.into() }
+    }
+}

@@ -1,0 +1,53 @@
+//! Headers of replies. Pure; nothing in them is believed.
+
+use forebay_device::DeviceErrorKind;
+use forebay_nbd_wire::{CHUNK_MAGIC, ChunkHeader, ErrorCode, SIMPLE_REPLY_MAGIC, SimpleReply};
+use zerocopy::FromBytes;
+
+/// The header of a reply, or of a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Head {
+    Simple { cookie: u64, error: u32 },
+    Chunk { cookie: u64, flags: u16, kind: u16, len: u32 },
+}
+
+/// The server does not keep to the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Violation(pub(crate) &'static str);
+
+impl Head {
+    /// Returns the header at the start of `input` and its length; `None`: it is incomplete.
+    pub(crate) fn read(input: &[u8], chunks: bool) -> Result<Option<(Head, usize)>, Violation> {
+        let Some(magic) = input.first_chunk::<4>() else { return Ok(None) };
+        match u32::from_be_bytes(*magic) {
+            SIMPLE_REPLY_MAGIC => Ok(SimpleReply::read_from_prefix(input).ok().map(|(head, _)| {
+                let head = Head::Simple { cookie: head.cookie.get(), error: head.error.get() };
+                (head, SimpleReply::SIZE)
+            })),
+            CHUNK_MAGIC if chunks => {
+                Ok(ChunkHeader::read_from_prefix(input).ok().map(|(head, _)| {
+                    let (cookie, flags) = (head.cookie.get(), head.flags.get());
+                    let (kind, len) = (head.kind.get(), head.len.get());
+                    (Head::Chunk { cookie, flags, kind, len }, ChunkHeader::SIZE)
+                }))
+            }
+            _ => Err(Violation("a reply does not begin with the right number")),
+        }
+    }
+}
+
+/// Returns the kind of a server's error.
+pub(crate) fn kind_of(error: u32) -> DeviceErrorKind {
+    const NO_SPACE: u32 = ErrorCode::NoSpace as u32;
+    const NOT_SUPPORTED: u32 = ErrorCode::NotSupported as u32;
+    match error {
+        NO_SPACE => DeviceErrorKind::NoSpace,
+        NOT_SUPPORTED => DeviceErrorKind::NotSupported,
+        _ => DeviceErrorKind::Io,
+    }
+}
+
+/// Returns whether an error means that the server ends.
+pub(crate) fn ends(error: u32) -> bool {
+    error == ErrorCode::Shutdown as u32
+}

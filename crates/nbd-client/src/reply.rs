@@ -1,0 +1,73 @@
+//! Where the result of an operation goes.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use forebay_device::{DeviceDone, DeviceExtent};
+use parking_lot::{Condvar, Mutex};
+
+/// A result.
+pub(crate) struct Answer {
+    pub(crate) done: DeviceDone,
+    /// That of a question for one.
+    pub(crate) extent: Option<DeviceExtent>,
+}
+
+/// The receiver of a result.
+pub(crate) enum To {
+    /// It was abandoned.
+    Nobody,
+    /// A task of the same lane.
+    Own { done: Option<Answer>, waker: Option<Waker> },
+    /// Another lane or thread.
+    Other(Arc<Reply>),
+    /// The comparison of a sample, by number.
+    Sample(usize),
+}
+
+#[derive(Default)]
+struct State {
+    answer: Option<Answer>,
+    waker: Option<Waker>,
+}
+
+/// A place for the result of an operation that another lane executes.
+#[derive(Default)]
+pub(crate) struct Reply {
+    state: Mutex<State>,
+    there: Condvar,
+}
+
+impl Reply {
+    pub(crate) fn give(&self, answer: Answer) {
+        let mut state = self.state.lock();
+        state.answer = Some(answer);
+        let waker = state.waker.take();
+        drop(state);
+        self.there.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Answer> {
+        let mut state = self.state.lock();
+        match state.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Blocks the calling thread, which must not be a lane.
+    pub(crate) fn wait(&self, most: Duration) -> Option<Answer> {
+        let mut state = self.state.lock();
+        if state.answer.is_none() {
+            self.there.wait_for(&mut state, most);
+        }
+        state.answer.take()
+    }
+}

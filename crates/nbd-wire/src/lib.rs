@@ -1,0 +1,18 @@
+//! What NBD's server and client have in common: the protocol on the wire, and sockets on a lane's ring.
+//!
+//! - `numbers`: the numbers of the protocol; `request`, `reply`: fixed structures
+//! - [`socket`]: a connected socket on a ring; [`records`]: its TLS
+//!
+//! All integers on the wire are big-endian. Decisions are made by the server, `forebay-nbd`, and by the
+//! client, `forebay-nbd-client`.
+#![forbid(unsafe_code)]
+
+mod numbers;
+pub mod records;
+mod reply;
+mod request;
+pub mod socket;
+
+pub use numbers::*;
+pub use reply::*;
+pub use request::{ExtendedRequestHeader, Header, RequestHeader};
