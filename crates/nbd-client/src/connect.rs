@@ -19,8 +19,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::handshake::{ConnectError, Export, choose, greet, start_tls};
 
-/// How long a handshake may take.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a handshake may take, unless requests wait for less.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Where Debian and others keep the certificates of well-known authorities.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -85,11 +85,12 @@ impl Write for Timed {
     }
 }
 
-/// Connects and agrees on the export, within [`HANDSHAKE`].
+/// Connects and agrees on the export.
 pub(crate) fn connect(uri: &NbdUri) -> Result<Connection, ConnectError> {
-    let until = Instant::now() + HANDSHAKE;
+    let patience = HANDSHAKE.min(uri.reconnect);
+    let until = Instant::now() + patience;
     let socket = match &uri.server {
-        NbdServer::Unix(path) => Socket::Unix(connect_unix(path)?),
+        NbdServer::Unix(path) => Socket::Unix(connect_unix(path, patience)?),
         NbdServer::Tcp { host, port } => Socket::Tcp(connect_tcp(host, *port, until)?),
     };
     let mut stream = Timed { socket, until };
@@ -112,7 +113,7 @@ pub(crate) fn connect(uri: &NbdUri) -> Result<Connection, ConnectError> {
     Ok(Connection { fd, tls, export })
 }
 
-fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let fd = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -120,7 +121,7 @@ fn connect_unix(path: &Path) -> io::Result<UnixStream> {
         None,
     )?;
     // A server that accepts nobody must not hold this thread for ever.
-    set_socket_timeout(&fd, Timeout::Send, Some(HANDSHAKE))?;
+    set_socket_timeout(&fd, Timeout::Send, Some(patience))?;
     rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
     Ok(fd.into())
 }

@@ -13,7 +13,7 @@ use forebay_device::{
 };
 
 use crate::connect::connect;
-use crate::handshake::unfit;
+use crate::handshake::{ConnectError, unfit};
 use crate::link::Link;
 use crate::port::{Mail, Port};
 use crate::remote::Remote;
@@ -31,12 +31,15 @@ impl NbdDevice {
     /// Connects to the server and opens the export. May wait, so it must not be called on a lane.
     ///
     /// # Errors
-    /// `Denied`: it is read-only, and `access` is exclusive. `BadSize`: it is empty. `Io`: there is no
-    /// connection, or the server cannot do as needed; the text says which.
+    /// `Denied`: it is read-only or has no flush, and `access` is exclusive. `BadSize`: it is empty. `WrongType`:
+    /// the server refuses the export, or cannot do as needed. `Io`: there is no connection, and there may be
+    /// one later.
     pub fn open(uri: &NbdUri, access: Access) -> Result<Arc<dyn Device>, OpenError> {
         let failed = |kind, cause: String| OpenError::new(kind, uri, cause);
-        let connection =
-            connect(uri).map_err(|error| failed(OpenErrorKind::Io, error.to_string()))?;
+        let connection = connect(uri).map_err(|error| match error {
+            ConnectError::Io(cause) => failed(OpenErrorKind::Io, cause.to_string()),
+            ConnectError::Refused(cause) => failed(OpenErrorKind::WrongType, cause),
+        })?;
         let export = connection.export;
         let writable = access == Access::Exclusive;
         if let Some(why) = unfit(&export).filter(|_| writable) {
@@ -47,7 +50,7 @@ impl NbdDevice {
             513..=4096 => 4096,
             least => {
                 let cause = format!("its blocks of {least} bytes are larger than 4096");
-                return Err(failed(OpenErrorKind::Io, cause));
+                return Err(failed(OpenErrorKind::WrongType, cause));
             }
         };
         if u64::from(export.most) < logical_block {
@@ -55,7 +58,7 @@ impl NbdDevice {
                 "the server takes requests of at most {} bytes, less than a block",
                 export.most
             );
-            return Err(failed(OpenErrorKind::Io, cause));
+            return Err(failed(OpenErrorKind::WrongType, cause));
         }
         if export.size < logical_block || i64::try_from(export.size).is_err() {
             let cause = format!("its size of {} bytes cannot be used", export.size);

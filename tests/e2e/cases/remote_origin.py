@@ -1,11 +1,13 @@
 """Origins on NBD servers: volumes that work, servers that fail, hang, end and come back."""
 
 import os
-import shutil
-import threading
+import pathlib
+import signal
+import socket
 import time
 
 from harness import *
+from harness.wire import free_port
 
 SIZE = 32 * MIB
 
@@ -41,7 +43,7 @@ class Server:
 
 def nbdkit(*arguments):
     """The command line of nbdkit; further words are those of the plug-in."""
-    return ("nbdkit", "--foreground", "--exit-with-parent", "--threads=4", "--unix", "SOCKET", *arguments)
+    return ("nbdkit", "--foreground", "--threads=4", "--unix", "SOCKET", *arguments)
 
 
 def qemu_nbd(path, *arguments):
@@ -104,6 +106,185 @@ def a_volume_on_qemu_nbd_works_on_one_connection_and_on_several(box):
         for client in clients:
             client.shutdown()
         daemon.terminate()
+
+
+@test
+def tcp_and_tls_work_and_the_wrong_ones_are_refused(box):
+    need("openssl")
+    pki, port, plain = box.path("pki"), free_port(), free_port()
+    os.mkdir(pki)
+
+    def openssl(*arguments):
+        box.run("openssl", *arguments, cwd=pki)
+
+    def key(name):
+        return ("-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}-key.pem")
+
+    openssl("req", "-x509", *key("ca"), "-out", "ca-cert.pem", "-subj", "/CN=ca", "-days", "2",
+            "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
+    for role, use in (("server", "serverAuth"), ("client", "clientAuth")):
+        pathlib.Path(pki, "ext").write_text(
+            "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=critical,CA:FALSE\n"
+            f"keyUsage=critical,digitalSignature,keyEncipherment\nextendedKeyUsage={use}\n"
+        )
+        openssl("req", *key(role), "-out", "request", "-subj", f"/CN={role}")
+        openssl("x509", "-req", "-in", "request", "-CA", "ca-cert.pem", "-CAkey", "ca-key.pem", "-CAcreateserial",
+                "-days", "2", "-extfile", "ext", "-out", f"{role}-cert.pem")  # fmt: skip
+    disk = box.file("disk", SIZE)
+    command = ("qemu-nbd", "--persistent", "--shared=8", "--format=raw", "--bind=127.0.0.1")
+    tls = ("--object", f"tls-creds-x509,id=t,dir={pki},endpoint=server,verify-peer=yes", "--tls-creds=t")
+    box.spawn(*command, f"--port={port}", *tls, disk)
+    box.spawn(*command, f"--port={plain}", "--export-name=a/b", box.file("plain", SIZE))
+    for number in (port, plain):
+        wait_for(lambda number=number: listens(number), "the server listens")
+    daemon = box.daemon()
+    for uri, why in (
+        (f"nbd://localhost:{port}/", "insists on TLS"),
+        (f"nbds://localhost:{plain}/a%2Fb?tls-certificates={pki}", "has no TLS"),
+        (f"nbds://localhost:{port}/?tls-certificates={box.dir}", "cannot be used for TLS"),
+        (f"nbd://localhost:{plain}/c", "has no export 'c'"),
+    ):
+        refused = daemon.create_run("v", "none", uri, "--ram", "8M", expect=2)
+        check(why in refused.stderr, f"{uri}: {refused.stderr}")
+    refused = daemon.create_run("v", f"nbd://localhost:{plain}/a%2Fb", disk, expect=2)
+    check("cannot be a cache device" in refused.stderr, refused.stderr)
+    good = (f"nbds://localhost:{port}/?tls-certificates={pki}", f"nbd://127.0.0.1:{plain}/a%2Fb")
+    for name, uri in zip("vw", good):
+        client = connect(daemon.create(name, box.path(f"cache-{name}") + ",size=64M", uri))
+        check_equal(daemon.show(name)["origin"]["path"], uri, "the origin's name")
+        content = random_bytes(name, 4 * MIB)
+        client.pwrite(content, MIB)
+        settle(daemon, name)
+        daemon.cli("drop", name)
+        check_equal(client.pread(4 * MIB, MIB) == content, True, "read back from the server")
+        client.shutdown()
+    # Names that lead to the same export.
+    refused = daemon.create_run("x", box.path("c") + ",size=64M", good[1] + "?timeout=9", expect=3)
+    check("is the origin of volume 'w'" in refused.stderr, refused.stderr)
+
+
+def listens(port):
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
+
+
+@test
+def a_server_that_delays_and_fails_is_waited_for_and_reported(box):
+    switch = box.path("errors")
+    server = Server(box, *nbdkit(
+        "--filter=error", "--filter=delay", "memory", "32M", "rdelay=20ms", "wdelay=20ms",
+        "error-rate=1", f"error-file={switch}",
+    )).start()  # fmt: skip
+    daemon = box.daemon()
+    client = connect(daemon.create("v", box.path("cache") + ",size=64M", server.uri))
+    content = random_bytes("errors", MIB)
+    client.pwrite(content, 0)
+    client.flush()
+    pathlib.Path(switch).touch()
+    check(attempt(client.pread, 4096, 16 * MIB), "a read of a failing origin succeeds")
+    daemon.cli("flush", "v", expect=None)
+    check(daemon.dirty("v") > 0, "dirty blocks went to an origin that fails")
+    os.remove(switch)
+    settle(daemon)
+    check_equal(connect(server.uri).pread(MIB, 0) == content, True, "the origin has it at last")
+
+
+@test
+def nothing_is_lost_when_a_server_forgets_what_it_had_not_flushed(box):
+    disk = box.file("disk", SIZE)
+    # The filter keeps writes until a flush, and a kill loses them.
+    server = Server(box, *nbdkit("--filter=cache", "file", disk, "cache=writeback")).start()
+    daemon = box.daemon("--lanes", "2")
+    settings = ("--set", "writeback_latency=0", "--set", "idle=0", "--set", "dirty_age=100ms")
+    uri = daemon.create("v", box.path("cache") + ",size=64M", server.limits(reconnect=120), *settings)
+    recorder = Recorder(uri, blocks=2048)
+    for _ in range(8):
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            recorder.write(200)
+            recorder.flush()
+        server.kill()
+        recorder.write(200)
+        server.start()
+    recorder.settle()
+    settle(daemon)
+    check("the connection is lost" in daemon.log(), "the server was never missed")
+    for client in recorder.clients:
+        client.shutdown()
+    recorder.flusher.shutdown()
+    check_equal(daemon.terminate()[0], 0, "exit code")
+    # What was not flushed is lost now.
+    server.kill()
+    with open(disk, "rb") as file:
+        for block in range(recorder.blocks):
+            version = read_stamp(file.read(BLOCK), block, recorder.seed)
+            check_equal(version, recorder.acked[block], f"block {block} on the origin")
+
+
+@test
+def a_server_with_another_size_or_content_is_refused(box):
+    disk = box.file("disk", SIZE, random_bytes("disk", SIZE))
+    server = Server(box, *qemu_nbd(disk)).start()
+    daemon = box.daemon()
+    client = connect(daemon.create("v", box.path("cache") + ",size=64M", server.limits(reconnect=5)))
+    client.pwrite(b"d" * BLOCK, 5 * MIB)
+    client.flush()
+    server.kill()
+    other = box.file("other", SIZE // 2, random_bytes("disk", SIZE // 2))
+    server.start(*qemu_nbd(other))
+    check(attempt(client.pread, BLOCK, 8 * MIB), "a read of another disk succeeds")
+    check_equal(client.pread(BLOCK, 5 * MIB), b"d" * BLOCK, "cached blocks are served")
+    check("another size" in daemon.log(), "the log does not say why")
+    client.shutdown()
+    daemon.cli("stop", "v")
+    refused = daemon.cli("start", "v", expect=3)
+    check("bytes" in refused.stderr, refused.stderr)
+    server.kill()
+    content = box.file("content", SIZE, random_bytes("another", SIZE))
+    server.start(*qemu_nbd(content))
+    refused = daemon.cli("start", "v", expect=4)
+    server.kill()
+    server.start(*qemu_nbd(disk))
+    daemon.cli("start", "v")
+    settle(daemon)
+    check_equal(connect(server.uri).pread(BLOCK, 5 * MIB), b"d" * BLOCK, "the dirty block")
+    # And while it runs.
+    server.kill()
+    server.start(*qemu_nbd(content))
+    client = connect(daemon.uri("v"))
+    check(attempt(client.pread, BLOCK, 8 * MIB), "a read of another content succeeds")
+    check("other content" in daemon.log(), "the log does not say why")
+
+
+@test
+def a_server_that_is_away_fails_requests_in_time_and_is_found_again(box):
+    disk = box.file("disk", SIZE, random_bytes("disk", SIZE))
+    server = Server(box, *qemu_nbd(disk)).start()
+    daemon = box.daemon()
+    uri = server.limits(reconnect=2, timeout=2)
+    client = connect(daemon.create("v", box.path("cache") + ",size=64M", uri))
+    # One that hangs, and one that is not there.
+    for place, (leave, come) in enumerate((
+        (lambda: server.process.send_signal(signal.SIGSTOP), lambda: server.process.send_signal(signal.SIGCONT)),
+        (server.kill, server.start),
+    ), 8):
+        leave()
+        check(attempt(client.pread, BLOCK, place * MIB), "a read without a server succeeds")
+        client.pwrite(b"w" * BLOCK, 0)
+        client.flush()
+        come()
+        wait_for(lambda place=place: not attempt(client.pread, BLOCK, place * MIB), "the server is found again")
+    settle(daemon)
+    check_equal(connect(server.uri).pread(BLOCK, 0), b"w" * BLOCK, "written back")
+    client.shutdown()
+    # A daemon that starts before the server waits for it.
+    daemon.kill()
+    server.kill()
+    notify = daemon.launch()
+    time.sleep(1)
+    server.start()
+    daemon.wait_ready(notify)
+    wait_for(lambda: daemon.show("v")["state"] == "running", "the volume is started")
 
 
 main()

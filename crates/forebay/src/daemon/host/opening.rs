@@ -43,7 +43,7 @@ impl EngineHost {
             let spec = made("origin", &volume.origin)?;
             // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
-            claim("origin", &spec)?
+            claim_again("origin", &spec)?
         };
         let (spec, place) = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -359,6 +359,21 @@ impl EngineHost {
                     );
                 }
             }
+        }
+    }
+}
+
+/// Opens a device that was there before. A server that is not reached has the time that its requests have.
+fn claim_again(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
+    let patience = spec.nbd().map_or(Duration::ZERO, |uri| uri.reconnect);
+    let until = Instant::now() + patience;
+    loop {
+        match claim(field, spec) {
+            Err(error) if error.kind == ErrorKind::Failed && Instant::now() < until => {
+                tracing::debug!("{error}");
+                std::thread::sleep(ASKING);
+            }
+            result => return result,
         }
     }
 }
