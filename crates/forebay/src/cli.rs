@@ -193,7 +193,7 @@ pub(crate) struct CreateArgs {
     #[arg(short = 's', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) cache: Option<String>,
 
-    /// Origin: a file or a block device
+    /// Origin: a file, a block device, or an export of an NBD server, like nbd://HOST/EXPORT
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) origin: String,
 

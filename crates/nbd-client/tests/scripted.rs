@@ -219,7 +219,9 @@ fn a_request_that_ends_each_connection_fails_at_last() {
     let server = Server::new((0..8).map(|_| script()).collect());
     let device = server.open("").expect("it seems good");
     let error = OnLane::new().run(&device, |queue| async move { read(&queue, 0, 512).await });
-    assert_eq!(error.expect_err("never answered").kind, DeviceErrorKind::Io);
+    let error = error.expect_err("never answered");
+    assert_eq!(error.kind, DeviceErrorKind::Io);
+    assert!(error.to_string().contains("lost each time"), "{error}");
     drop(device);
     server.join();
 }

@@ -1,5 +1,6 @@
 """Origins on NBD servers: volumes that work, servers that fail, hang, end and come back."""
 
+import json
 import os
 import pathlib
 import signal
@@ -106,6 +107,22 @@ def a_volume_on_qemu_nbd_works_on_one_connection_and_on_several(box):
         for client in clients:
             client.shutdown()
         daemon.terminate()
+
+
+@test
+def a_declaration_may_name_a_server(box):
+    server = Server(box, *nbdkit("memory", "32M")).start()
+    daemon = box.daemon()
+    declaration = pathlib.Path(box.path("forebay.toml"))
+    declaration.write_text(f"""
+[volumes.v]
+cache = "{box.path("cache")},size=64M"
+origin = "{server.uri}"
+""")
+    daemon.cli("apply", "--config", declaration)
+    check_equal(daemon.show("v")["state"], "running", "state")
+    again = json.loads(daemon.cli("apply", "--config", declaration, "--json").stdout)
+    check_equal([step["action"] for step in again["steps"]], ["keep"], "a second run")
 
 
 @test
@@ -219,6 +236,31 @@ def nothing_is_lost_when_a_server_forgets_what_it_had_not_flushed(box):
         for block in range(recorder.blocks):
             version = read_stamp(file.read(BLOCK), block, recorder.seed)
             check_equal(version, recorder.acked[block], f"block {block} on the origin")
+
+
+@test
+def a_flush_fails_where_the_server_may_have_lost_direct_writes(box):
+    disk = box.file("disk", SIZE)
+    server = Server(box, *nbdkit("--filter=cache", "file", disk, "cache=writeback")).start()
+    daemon = box.daemon()
+    settings = ("--set", "mode=passthrough", "--set", "commit_interval=60s")
+    client = connect(daemon.create("v", box.path("cache") + ",size=64M", server.uri, *settings))
+    client.pwrite(b"1" * BLOCK, 0)
+    client.flush()
+    server.kill()
+    server.start()
+    client.flush()
+    client.pwrite(b"2" * BLOCK, 0)
+    server.kill()
+    server.start()
+    check(attempt(client.flush), "a flush promises what the server has forgotten")
+    check_equal(connect(server.uri).pread(BLOCK, 0), b"1" * BLOCK, "what the server remembers")
+    client.shutdown()
+    daemon.cli("stop", "v", expect=None)
+    daemon.cli("start", "v")
+    client = connect(daemon.uri("v"))
+    client.pwrite(b"3" * BLOCK, 0)
+    client.flush()
 
 
 @test

@@ -154,14 +154,19 @@ impl Link {
 
     /// Sends requests. Ends with an error, or with `None` when the link has left and nothing is in flight.
     async fn send(&self, socket: &Socket) -> Option<std::io::Error> {
-        let mut buf = IoBuf::for_overwrite(BUFFER);
+        let mut buf = IoBuf::empty();
         loop {
+            if buf.is_empty() {
+                buf = IoBuf::for_overwrite(BUFFER);
+            }
             let compares = self.comparing.get() > 0;
             let len = self.requests.borrow_mut().fill(&mut buf, self.clock.now(), compares);
             if len == 0 {
                 if !compares && !self.is_needed() && self.leaves() {
                     return None;
                 }
+                // An idle connection takes no memory.
+                buf = IoBuf::empty();
                 self.work.wait().await;
                 continue;
             }

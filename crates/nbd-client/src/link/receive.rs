@@ -57,6 +57,9 @@ impl Inbox<'_> {
     async fn more(&mut self) -> Result<(), Ended> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
+            if self.buf.is_empty() {
+                self.buf = IoBuf::for_overwrite(BUFFER);
+            }
         } else if self.end == self.buf.len() {
             self.buf.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -123,7 +126,7 @@ impl Inbox<'_> {
 impl Link {
     /// Receives replies until the connection ends.
     pub(crate) async fn receive(&self, socket: &Socket, chunks: bool) -> Ended {
-        let mut inbox = Inbox { socket, buf: IoBuf::for_overwrite(BUFFER), start: 0, end: 0 };
+        let mut inbox = Inbox { socket, buf: IoBuf::empty(), start: 0, end: 0 };
         loop {
             if let Err(ended) = self.receive_one(&mut inbox, chunks).await {
                 return ended;
@@ -137,7 +140,11 @@ impl Link {
                 break found;
             }
             if inbox.rest().is_empty() {
-                // Without a receive in flight the connection can be handed on.
+                // Without a receive in flight the connection can be handed on, and an idle one takes no
+                // memory.
+                if self.requests.borrow().in_flight() == 0 {
+                    inbox.buf = IoBuf::empty();
+                }
                 self.wait_for_requests().await;
             }
             inbox.more().await?;
