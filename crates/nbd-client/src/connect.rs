@@ -10,12 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_device::{NbdServer, NbdUri};
+use forebay_nbd_wire::{REQUEST_MAGIC, RequestHeader, command};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+use zerocopy::IntoBytes;
+use zerocopy::big_endian::{U16, U32, U64};
 
 use crate::handshake::{ConnectError, Export, choose, greet, start_tls};
 
@@ -30,6 +34,25 @@ pub(crate) struct Connection {
     pub(crate) fd: OwnedFd,
     pub(crate) tls: Option<ClientConnection>,
     pub(crate) export: Export,
+}
+
+impl Connection {
+    /// Tells the server that no request follows, if that is possible without waiting, and disconnects.
+    pub(crate) fn leave(self) {
+        let header = RequestHeader {
+            magic: U32::new(REQUEST_MAGIC),
+            flags: U16::new(0),
+            command: U16::new(command::DISC),
+            cookie: U64::new(0),
+            offset: U64::new(0),
+            len: U32::new(0),
+        };
+        if self.tls.is_none() {
+            // A server that has gone knows already.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = rustix::net::send(&self.fd, header.as_bytes(), flags);
+        }
+    }
 }
 
 /// A socket whose reads and writes end in time.

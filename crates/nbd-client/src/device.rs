@@ -77,7 +77,9 @@ impl Drop for NbdDevice {
         self.remote.closed.store(true, Ordering::SeqCst);
         self.remote.look();
         // Connections that nobody uses end here.
-        while self.remote.take_spare().is_some() {}
+        while let Some(connection) = self.remote.take_spare() {
+            connection.leave();
+        }
     }
 }
 
@@ -110,6 +112,7 @@ impl Device for NbdDevice {
         if !self.knows_holes() || offset >= self.remote.size {
             return None;
         }
+        let offset = offset - offset % self.remote.logical_block;
         let port = self.remote.ports.lock().open.first().cloned()?;
         let reply = Arc::<Reply>::default();
         port.post(Mail::Extent(offset, reply.clone())).ok()?;
@@ -304,7 +307,7 @@ impl DeviceQueue for NbdQueue {
 }
 
 impl Drop for NbdQueue {
-    /// Requests in flight go on: the server executes them in any case, and others must know when.
+    /// Requests in flight are waited for: the server executes them in any case.
     fn drop(&mut self) {
         let ids = std::mem::take(self.ops.get_mut());
         if let Some(link) = &self.link {

@@ -23,19 +23,19 @@ const USUAL_MAX: u32 = 32 << 20;
 
 /// What a server has said about an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Export {
+pub struct Export {
     /// Bytes.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Set of [`transmission_flag`].
-    pub(crate) flags: u16,
+    pub flags: u16,
     /// The smallest unit of requests in bytes, at least 1.
-    pub(crate) least: u32,
+    pub least: u32,
     /// The largest payload of a request in bytes, at least `least`.
-    pub(crate) most: u32,
+    pub most: u32,
     /// Whether replies can be chunks.
-    pub(crate) chunks: bool,
+    pub chunks: bool,
     /// The server's number for `base:allocation`, if it knows that.
-    pub(crate) allocation: Option<u32>,
+    pub allocation: Option<u32>,
 }
 
 impl Export {
@@ -47,7 +47,7 @@ impl Export {
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ConnectError {
+pub enum ConnectError {
     /// The system's error, or that of TLS.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -65,7 +65,10 @@ fn nonsense(what: &str) -> ConnectError {
 }
 
 /// Reads the greeting and answers it.
-pub(crate) fn greet(stream: &mut (impl Read + Write)) -> Result<(), ConnectError> {
+///
+/// # Errors
+/// See [`ConnectError`].
+pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), ConnectError> {
     let mut greeting = [0; GREETING];
     stream.read_exact(&mut greeting)?;
     let Some(rest) = greeting.strip_prefix(&GREETING_MAGIC.to_be_bytes()) else {
@@ -84,7 +87,10 @@ pub(crate) fn greet(stream: &mut (impl Read + Write)) -> Result<(), ConnectError
 }
 
 /// Asks for TLS, which begins with the next byte.
-pub(crate) fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), ConnectError> {
+///
+/// # Errors
+/// See [`ConnectError`].
+pub fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), ConnectError> {
     match ask(stream, option::STARTTLS, &[], |_, _| Ok(()))? {
         None => Ok(()),
         Some(_) => Err(refused(
@@ -94,7 +100,10 @@ pub(crate) fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), ConnectE
 }
 
 /// Agrees on an export and on the form of replies. Reads nothing beyond the last reply.
-pub(crate) fn choose(stream: &mut (impl Read + Write), name: &str) -> Result<Export, ConnectError> {
+///
+/// # Errors
+/// See [`ConnectError`].
+pub fn choose(stream: &mut (impl Read + Write), name: &str) -> Result<Export, ConnectError> {
     let chunks = match ask(stream, option::STRUCTURED_REPLY, &[], |_, _| Ok(()))? {
         None => true,
         Some(Refusal { kind: option_reply::ERR_TLS_REQD, .. }) => return Err(needs_tls()),

@@ -1,7 +1,7 @@
 //! Exports of NBD servers as devices, so that a volume's origin can be on another machine.
 //!
 //! - [`device`]: the device and its queues; `remote`: what the lanes share of it
-//! - `connect`, `handshake`: a connection up to the first request, in a thread that may wait
+//! - `connect`, [`handshake`]: a connection up to the first request, in a thread that may wait
 //! - `link`: a connection on a lane
 //! - `requests`: operations and the requests that they are made of; `replies`: headers of replies
 //! - `reply`, `port`: results for, and work from, other lanes
@@ -12,7 +12,7 @@
 
 mod connect;
 pub mod device;
-mod handshake;
+pub mod handshake;
 mod link;
 mod port;
 mod remote;

@@ -203,7 +203,7 @@ impl Link {
         }
     }
 
-    /// Abandons the result of an operation. Its requests are sent all the same.
+    /// Abandons an operation. Requests that were sent are waited for.
     pub(crate) fn forget(&self, id: OpId) {
         let mut requests = self.requests.borrow_mut();
         let Some(op) = requests.op(id) else { return };

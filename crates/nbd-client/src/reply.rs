@@ -26,6 +26,18 @@ pub(crate) enum To {
     Sample(usize),
 }
 
+impl To {
+    /// Returns whether nobody will collect the result. A request that was abandoned must not be sent later:
+    /// its range may be in use by another by then.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        match self {
+            To::Nobody => true,
+            To::Other(reply) => Arc::strong_count(reply) == 1,
+            To::Own { .. } | To::Sample(_) => false,
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     answer: Option<Answer>,

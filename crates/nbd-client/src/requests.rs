@@ -309,6 +309,11 @@ impl Requests {
                 break;
             }
             self.unsent.pop_front();
+            if self.ops.get_mut(part.op).is_none_or(|op| op.to.is_abandoned()) {
+                let op = part.op;
+                self.drop_part(id, op);
+                continue;
+            }
             (part.sent, part.got, part.covers) = (Some(now), 0, acknowledged);
             let header = RequestHeader {
                 magic: U32::new(REQUEST_MAGIC),
@@ -331,6 +336,17 @@ impl Requests {
             }
         }
         at
+    }
+
+    /// Drops a request that was not sent.
+    fn drop_part(&mut self, id: OpId, op: OpId) {
+        self.parts.take(id);
+        if let Some(found) = self.ops.get_mut(op) {
+            found.left -= 1;
+            if found.left == 0 {
+                self.ops.take(op);
+            }
+        }
     }
 
     /// Copies as much payload of the request that is being sent as fits behind `at`; returns the end.
@@ -406,7 +422,7 @@ impl Requests {
             if op.losses >= LOSSES_MAX {
                 failure = failure.or(lost("the connection was lost each time that this was sent"));
             }
-            if matches!(op.to, To::Sample(_)) {
+            if matches!(op.to, To::Sample(_)) || op.to.is_abandoned() {
                 failure = failure.or(lost("the connection was lost"));
             }
             if let Some(failure) = failure {

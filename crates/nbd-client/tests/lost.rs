@@ -64,6 +64,34 @@ fn requests_in_flight_are_sent_again() {
 }
 
 #[test]
+fn an_abandoned_write_is_not_sent_again() {
+    let server = Server::new(vec![
+        usual(|wire| {
+            wire.expect(command::WRITE);
+            acknowledge(wire, command::READ);
+            wire.expect(command::READ);
+        }),
+        usual(|wire| {
+            acknowledge(wire, command::READ);
+            let left = wire.request().map(|(header, _)| header.command);
+            assert_eq!(left, Some(command::DISC), "no write");
+        }),
+    ]);
+    let device = server.open("").expect("good");
+    OnLane::new().run(&device, |queue| async move {
+        let forgotten = async { write(&queue, 0, 4, 512).await.expect("not answered") };
+        let other = async {
+            read(&queue, 512, 512).await.expect("read");
+        };
+        // The write is begun first, and dropped when the read has ended.
+        forebay_lane::either(forgotten, other).await;
+        read(&queue, 512, 512).await.expect("read on the next connection");
+    });
+    drop(device);
+    server.join();
+}
+
+#[test]
 fn a_flush_fails_once_if_writes_were_acknowledged_on_a_connection_that_is_lost() {
     // Whether the flush is sent on the old connection or not.
     for sent in [true, false] {

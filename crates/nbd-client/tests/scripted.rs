@@ -39,6 +39,7 @@ fn operations_become_requests_that_the_server_takes() {
                 }
             }
         }
+        wire.expect(command::DISC);
         assert_eq!(wire.request(), None, "the client leaves");
     })]);
     let device = server.open("").expect("a good server");
@@ -139,9 +140,12 @@ fn chunks_may_come_in_any_order_and_with_holes() {
     server.join();
 }
 
+/// Whether chunks were agreed on, and how a server answers a request with this cookie.
+type Answer = (bool, fn(&mut Wire, u64));
+
 /// Replies to a read of 1024 bytes at 512 that no server may send.
-fn bad_replies() -> Vec<(bool, fn(&mut Wire, u64))> {
-    let reply: Vec<(bool, fn(&mut Wire, u64))> = vec![
+fn bad_replies() -> Vec<Answer> {
+    let replies: Vec<Answer> = vec![
         (false, |wire, _| wire.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")),
         (false, |wire, cookie| wire.simple(cookie ^ 1, 0, &[9; 1024])),
         (false, |wire, cookie| wire.simple(cookie.wrapping_add(1 << 32), 0, &[9; 1024])),
@@ -176,7 +180,7 @@ fn bad_replies() -> Vec<(bool, fn(&mut Wire, u64))> {
             wire.send(&[0; 4096]);
         }),
     ];
-    reply
+    replies
 }
 
 #[test]

@@ -83,6 +83,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "store",
             "engine",
             "nbd",
+            "nbd-client",
+            "nbd-wire",
             "vhost-user",
             "fuse",
             "ublk",

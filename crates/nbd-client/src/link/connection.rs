@@ -103,8 +103,12 @@ impl Link {
         let ended = self.exchange(&socket, &export).await;
         let Some(ended) = ended else {
             match socket.duplicate() {
-                Ok(fd) if !self.remote.is_closed() && !socket.is_encrypted() => {
-                    self.remote.put_spare(Connection { fd, tls: None, export });
+                Ok(fd) if !socket.is_encrypted() => {
+                    let connection = Connection { fd, tls: None, export };
+                    match self.remote.is_closed() {
+                        true => connection.leave(),
+                        false => self.remote.put_spare(connection),
+                    }
                 }
                 _ => socket.close(),
             }
