@@ -94,7 +94,7 @@ impl NbdUri {
     /// Returns the same export with absolute paths.
     ///
     /// # Errors
-    /// There is no working directory.
+    /// There is no working directory, or the path of the socket is then too long.
     pub(crate) fn absolute(&self) -> std::io::Result<Self> {
         let mut uri = self.clone();
         let socket = match &mut uri.server {
@@ -104,7 +104,13 @@ impl NbdUri {
         for path in socket.into_iter().chain(&mut uri.certificates) {
             *path = std::path::absolute(&*path)?;
         }
-        Ok(uri)
+        match uri.server.path() {
+            Some(path) if path.as_os_str().len() > SOCKET_MAX => {
+                let cause = "the socket's path has more than 107 bytes from the root directory on";
+                Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, cause))
+            }
+            _ => Ok(uri),
+        }
     }
 
     /// Returns whether both lead to the same export, as far as names can show.

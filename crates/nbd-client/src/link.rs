@@ -72,7 +72,9 @@ impl Drop for End {
     fn drop(&mut self) {
         let link = &self.0;
         link.dead.set(true);
-        link.remote.ports.lock().open.retain(|port| !Arc::ptr_eq(port, &link.port));
+        // A port with changes that nobody can flush any more stays, and fails every sync.
+        let stays = |port: &Arc<Port>| !Arc::ptr_eq(port, &link.port) || port.is_unsettled();
+        link.remote.ports.lock().open.retain(stays);
         link.fail_all(&Failure::new(DeviceErrorKind::Gone, "the connection's lane has ended"));
         for mail in link.port.fail() {
             link.take(mail);

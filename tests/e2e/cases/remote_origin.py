@@ -110,6 +110,19 @@ def a_volume_on_qemu_nbd_works_on_one_connection_and_on_several(box):
 
 
 @test
+def requests_have_the_sizes_that_the_server_wants(box):
+    server = Server(box, *nbdkit(
+        "--filter=blocksize-policy", "memory", "32M", "blocksize-minimum=4096", "blocksize-preferred=4096",
+        "blocksize-maximum=2M", "blocksize-error-policy=error",
+    )).start()  # fmt: skip
+    daemon, client = works(box, server)
+    daemon.cli("set", "v", "mode=passthrough")
+    content = random_bytes("large", 3 * MIB)
+    client.pwrite(content, 8 * MIB + 512)
+    check_equal(client.pread(3 * MIB, 8 * MIB + 512) == content, True, "read back in sectors")
+
+
+@test
 def a_declaration_may_name_a_server(box):
     server = Server(box, *nbdkit("memory", "32M")).start()
     daemon = box.daemon()
