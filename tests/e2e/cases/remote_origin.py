@@ -222,19 +222,20 @@ def a_server_that_delays_and_fails_is_waited_for_and_reported(box):
 @test
 def nothing_is_lost_when_a_server_forgets_what_it_had_not_flushed(box):
     disk = box.file("disk", SIZE)
-    # The filter keeps writes until a flush, and a kill loses them.
-    server = Server(box, *nbdkit("--filter=cache", "file", disk, "cache=writeback")).start()
+    # The filter keeps writes until a flush, and a kill loses them. They are slow, so that it comes in between.
+    server = Server(box, *nbdkit(
+        "--filter=delay", "--filter=cache", "file", disk, "cache=writeback", "wdelay=5ms",
+    )).start()  # fmt: skip
     daemon = box.daemon("--lanes", "2")
     settings = ("--set", "writeback_latency=0", "--set", "idle=0", "--set", "dirty_age=100ms")
     uri = daemon.create("v", box.path("cache") + ",size=64M", server.limits(reconnect=120), *settings)
-    recorder = Recorder(uri, blocks=2048)
-    for _ in range(8):
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            recorder.write(200)
-            recorder.flush()
+    recorder = Recorder(uri, blocks=8192)
+    for number in range(8):
+        recorder.write(300)
+        recorder.flush()
+        time.sleep(0.15 + number * 0.05)
         server.kill()
-        recorder.write(200)
+        recorder.write(50)
         server.start()
     recorder.settle()
     settle(daemon)
