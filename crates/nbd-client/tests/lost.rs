@@ -284,6 +284,21 @@ fn a_server_that_comes_back_with_other_content_is_another_disk() {
 }
 
 #[test]
+fn a_server_that_only_shakes_hands_fails_requests_in_the_end() {
+    let offer = Offer { size: 16384, ..Offer::default() };
+    let scripts = (0..16).map(|_| {
+        agreed(offer, |wire| {
+            wire.request();
+        })
+    });
+    let server = Server::new(scripts.collect());
+    let device = server.open("&reconnect=1").expect("it seems good");
+    let error = OnLane::new().run(&device, |queue| async move { read(&queue, 0, 512).await });
+    let error = error.expect_err("never answered");
+    assert!(error.to_string().contains("no connection for"), "{error}");
+}
+
+#[test]
 fn a_server_that_hangs_or_stays_away_fails_requests_in_the_end() {
     let server = Server::new(vec![
         usual(|wire| while wire.request().is_some() {}),

@@ -74,17 +74,24 @@ impl Link {
                 self.fail_all(&Failure::new(DeviceErrorKind::Gone, cause.clone()));
                 return None;
             }
-            if now.since(since) >= self.remote.uri.reconnect {
-                let cause = format!(
-                    "there has been no connection for {} s: {failure}",
-                    now.since(since).as_secs()
-                );
-                tracing::error!(device = %self.remote.name, "{cause}");
-                self.fail_all(&Failure::new(DeviceErrorKind::Io, cause));
+            if self.give_up_in_time(&failure) {
                 return None;
             }
             tracing::debug!(device = %self.remote.name, "no connection: {failure}");
         }
+    }
+
+    /// Fails everything that waits for a connection if there has been none for too long, with the reason of
+    /// the last failure. Returns whether it did.
+    fn give_up_in_time(&self, failure: &str) -> bool {
+        let Some(since) = self.down_since.get() else { return false };
+        let waited = self.clock.now().since(since);
+        if waited < self.remote.uri.reconnect {
+            return false;
+        }
+        let cause = format!("there has been no connection for {} s: {failure}", waited.as_secs());
+        self.fail_all(&Failure::new(DeviceErrorKind::Io, cause));
+        true
     }
 
     /// Uses a connection until it is lost. `true`: the link has ended, and the connection was handed on.
@@ -119,6 +126,7 @@ impl Link {
             self.down_since.set(Some(self.clock.now()));
         }
         self.lost(&ended);
+        self.give_up_in_time(&ended.to_string());
         false
     }
 
