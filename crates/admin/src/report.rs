@@ -11,10 +11,12 @@ use crate::operation::Progress;
 use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
+mod latency;
 mod memory;
 mod requests;
 mod served;
 
+pub use latency::{DeviceReport, DevicesReport, Latency, LatencyReport, OpReport, WritebackReport};
 pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;
 pub use served::{RamTraffic, ServedBy, ServedReport};
@@ -186,36 +188,6 @@ impl ByteReport {
     }
 }
 
-/// A latency distribution, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
-pub struct Latency {
-    /// Requests measured. Of requests that complete at once, one in 16 is measured and counts as
-    /// 16.
-    #[serde(default)]
-    pub count: u64,
-    /// Mean.
-    #[serde(default)]
-    pub mean_us: f64,
-    /// Median.
-    pub p50_us: f64,
-    /// 99th percentile.
-    pub p99_us: f64,
-    /// The slowest request.
-    pub max_us: f64,
-}
-
-/// Latencies since the volume was started, from the front end's call to its completion; the front
-/// end itself and the network are not included.
-#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
-pub struct LatencyReport {
-    /// Of reads.
-    pub read: Latency,
-    /// Of writes.
-    pub write: Latency,
-    /// Of flushes.
-    pub flush: Latency,
-}
-
 /// Errors since the volume was started.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ErrorReport {
@@ -304,6 +276,12 @@ pub struct VolumeReport {
     pub bytes: ByteReport,
     /// Latencies since the start.
     pub latency: LatencyReport,
+    /// Operations on its devices.
+    #[serde(default)]
+    pub devices: DevicesReport,
+    /// Progress of writeback.
+    #[serde(default)]
+    pub writeback: WritebackReport,
     /// RAM in use.
     pub memory: MemoryReport,
     /// Errors since the start.
@@ -339,6 +317,8 @@ impl VolumeReport {
             why: Why::default(),
             bytes: ByteReport::default(),
             latency: LatencyReport::default(),
+            devices: DevicesReport::default(),
+            writeback: WritebackReport::default(),
             memory: MemoryReport::default(),
             errors: ErrorReport::default(),
             progress: None,

@@ -6,6 +6,7 @@
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day
 //! - [`export`]: front ends of a volume
+//! - [`latency`]: latencies by ranges
 //! - [`op`]: a client's operations and their errors
 //! - [`sync`]: atomics and locks that loom can replace in tests
 //! - [`text`]: one-line messages for operators
@@ -16,6 +17,7 @@
 pub mod counters;
 pub mod export;
 pub mod identity;
+pub mod latency;
 pub mod mask;
 pub mod op;
 pub mod quiet;
@@ -29,6 +31,7 @@ pub mod why;
 pub use counters::CounterTotals;
 pub use export::{ExportSet, ExportSetError, FrontEndKind};
 pub use identity::{Identity, IdentityPart};
+pub use latency::{LATENCY_BOUNDS_US, LATENCY_RANGES, LatencyCounts};
 pub use mask::SectorMask;
 pub use op::{IoError, Op, Survives};
 pub use quiet::QuietHours;

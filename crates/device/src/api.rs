@@ -16,6 +16,7 @@ use forebay_core::{Clock, Identity, Nanos};
 
 use crate::buffer::IoBuf;
 use crate::log_buffer::LogBuffer;
+use crate::meter::{Measured, Meter, OpKind, QueueMeter};
 use crate::watch::UnderWay;
 
 /// One operation. Offsets and lengths are in bytes and multiples of the logical block size.
@@ -74,6 +75,18 @@ impl DeviceOp {
             DeviceOp::Sync => "sync",
             DeviceOp::Discard { .. } => "discard",
             DeviceOp::WriteZeroes { .. } => "write zeroes",
+        }
+    }
+
+    /// Returns as what it is counted.
+    pub(crate) fn kind(&self) -> OpKind {
+        match self {
+            DeviceOp::Read { .. } => OpKind::Read,
+            DeviceOp::Write { .. }
+            | DeviceOp::DurableWrite { .. }
+            | DeviceOp::WriteZeroes { .. } => OpKind::Write,
+            DeviceOp::Sync => OpKind::Sync,
+            DeviceOp::Discard { .. } => OpKind::Discard,
         }
     }
 
@@ -276,12 +289,21 @@ pub trait DeviceQueue {
 pub struct Queue {
     inner: Rc<dyn DeviceQueue>,
     under_way: Rc<UnderWay>,
+    meter: Option<Rc<QueueMeter>>,
 }
 
 impl Queue {
     /// Wraps an opened queue.
     pub fn new(queue: Rc<dyn DeviceQueue>) -> Self {
-        Queue { inner: queue, under_way: Rc::default() }
+        Queue { inner: queue, under_way: Rc::default(), meter: None }
+    }
+
+    /// Has a meter count the operations of this queue, which belongs to `lane`. Reads that
+    /// [`Queue::read_now`] answers are not counted.
+    #[must_use]
+    pub fn metered(mut self, meter: Arc<Meter>, lane: usize, clock: Arc<dyn Clock>) -> Self {
+        self.meter = Some(Rc::new(QueueMeter { meter, lane, clock }));
+        self
     }
 
     /// Returns the wrapped queue.
@@ -348,8 +370,8 @@ impl Queue {
 pub struct Running {
     queue: Queue,
     op: Option<DeviceOp>,
-    /// Its id, and its place in the watch.
-    id: Option<(OpId, u32)>,
+    /// Its id, its place in the watch, and what the meter needs.
+    id: Option<(OpId, u32, Option<Measured>)>,
 }
 
 impl Future for Running {
@@ -358,13 +380,20 @@ impl Future for Running {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<DeviceDone> {
         if let Some(op) = self.op.take() {
             let place = self.queue.under_way.begin();
-            self.id = Some((self.queue.inner.start(op), place));
+            let measured = self.queue.meter.as_ref().map(|meter| {
+                let bytes = op.range().map_or(0, |range| range.end - range.start);
+                meter.begin(op.kind(), bytes)
+            });
+            self.id = Some((self.queue.inner.start(op), place, measured));
         }
-        let Some((id, place)) = self.id else { return Poll::Pending };
+        let Some((id, place, measured)) = self.id else { return Poll::Pending };
         let polled = self.queue.inner.poll_op(id, context);
-        if polled.is_ready() {
+        if let Poll::Ready(done) = &polled {
             self.id = None;
             self.queue.under_way.end(place);
+            if let (Some(meter), Some(measured)) = (&self.queue.meter, measured) {
+                meter.end(measured, done.result.is_ok());
+            }
         }
         polled
     }
@@ -372,7 +401,7 @@ impl Future for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some((id, place)) = self.id.take() {
+        if let Some((id, place, _)) = self.id.take() {
             self.queue.inner.forget(id);
             self.queue.under_way.end(place);
         }

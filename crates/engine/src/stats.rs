@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use forebay_core::CounterTotals;
-use forebay_core::Nanos;
 use forebay_core::why::{
     BypassCounts, BypassReason, EvictionCounts, EvictionReason, InvalidationCounts,
     InvalidationReason, MissCounts, MissReason, Reason, RefusalCounts, RefusalReason, Why,
     WritebackCounts, WritebackReason,
 };
-use hdrhistogram::Histogram;
-use parking_lot::Mutex;
+use forebay_core::{LatencyCounts, Nanos};
+
+mod histogram;
+
+use histogram::Histogram;
 
 macro_rules! lane_counters {
     ($($name:ident $help:literal,)*) => {
@@ -88,7 +90,7 @@ pub enum Kind {
 pub(crate) struct LaneStats {
     pub(crate) counters: LaneCounters,
     pub(crate) why: LaneWhy,
-    latencies: [Mutex<Histogram<u64>>; 3],
+    latencies: [Histogram; 3],
     /// Requests in flight.
     pub(crate) in_flight: AtomicU64,
     /// Attempts to answer a request at once; selects every [`QUICK_SAMPLE`]th for a latency sample.
@@ -104,20 +106,12 @@ pub(crate) struct LaneStats {
 /// this weight. Without the weight, requests that had to wait would dominate the histogram.
 pub(crate) const QUICK_SAMPLE: u64 = 16;
 
-fn histogram() -> Histogram<u64> {
-    // 100 ns to 1000 s with two digits; the bounds are constants that the library accepts.
-    let mut histogram = Histogram::new_with_bounds(100, 1_000_000_000_000, 2)
-        .unwrap_or_else(|_| Histogram::new(2).unwrap_or_else(|_| unreachable!("two digits exist")));
-    histogram.auto(true);
-    histogram
-}
-
 impl LaneStats {
     fn new() -> Self {
         LaneStats {
             counters: LaneCounters::default(),
             why: LaneWhy::default(),
-            latencies: [(); 3].map(|()| Mutex::new(histogram())),
+            latencies: Default::default(),
             in_flight: AtomicU64::new(0),
             quick: AtomicU64::new(0),
             last_foreground: AtomicU64::new(0),
@@ -134,7 +128,7 @@ impl LaneStats {
     /// Records a latency for `requests` requests: 1, or the number that a sample represents.
     pub(crate) fn latency(&self, kind: Kind, took: Duration, requests: u64) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.latencies[kind as usize].lock().saturating_record_n(nanos, requests);
+        self.latencies[kind as usize].record(nanos, requests);
     }
 }
 
@@ -151,6 +145,8 @@ pub struct Latency {
     pub p99_us: f64,
     /// The longest.
     pub max_us: f64,
+    /// By ranges.
+    pub counts: LatencyCounts,
 }
 
 /// One volume's counters, per lane.
@@ -224,19 +220,7 @@ impl Stats {
 
     /// Returns the latencies of all lanes together.
     pub fn latency(&self, kind: Kind) -> Latency {
-        let mut all = histogram();
-        for lane in &self.lanes {
-            // Both histograms have the same precision, so this cannot fail.
-            let _ = all.add(&*lane.latencies[kind as usize].lock());
-        }
-        let micros = |nanos: u64| nanos as f64 / 1000.0;
-        Latency {
-            count: all.len(),
-            mean_us: all.mean() / 1000.0,
-            p50_us: micros(all.value_at_quantile(0.50)),
-            p99_us: micros(all.value_at_quantile(0.99)),
-            max_us: micros(all.max()),
-        }
+        histogram::together(self.lanes.iter().map(|lane| &lane.latencies[kind as usize]))
     }
 }
 

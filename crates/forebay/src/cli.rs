@@ -158,13 +158,18 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
+    /// Address at which metrics for Prometheus are served over HTTP, and nothing else; they are on the admin socket
+    /// in any case
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<std::net::SocketAddr>,
+
     /// How long to wait for missing devices of volumes at the start, as while a machine boots
     /// [default: 0]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) device_wait: Option<std::time::Duration>,
     /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
     /// keeps the options that it was started with
-    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "export_raw"])]
+    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "export_raw"])]
     pub(crate) take_over: bool,
 
     /// Serve a device without a cache, as a baseline for benchmarks; repeatable

@@ -35,6 +35,7 @@ const KEPT: &[(&str, &str)] = &[
     ("crates/admin/src/report.rs", "carried_on"),
     ("crates/forebay/src/daemon/host/report.rs", "carried_on"),
     ("crates/forebay/src/output/volume.rs", "carried_on"),
+    ("crates/forebay/src/daemon/metrics/mod.rs", "carried_on"),
     ("crates/sim/src/args.rs", "toy"),
     ("crates/sim/src/args.rs", "weather"),
 ];

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_device::Device;
+use forebay_device::{Device, Meter};
 use forebay_lane::either;
 use forebay_store::{RecoveryReport, Store, StoreLane, StoreOptions};
 
@@ -30,11 +30,13 @@ impl EngineLane {
         device: Arc<dyn Device>,
         options: StoreOptions,
     ) -> Result<(Rc<Self>, RecoveryReport), EngineError> {
-        let queue = context.open(&device)?;
+        let meter = Meter::new(options.lanes);
+        let queue = context.open_metered(&device, &meter)?;
         let (store, report) = Store::open(&context.lane, device, queue, options).await?;
         let policy =
             store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
-        let cache = Cache::new(store.store().clone(), policy, context.lane.clock().clone());
+        let clock = context.lane.clock().clone();
+        let cache = Cache::new(store.store().clone(), policy, clock, meter);
         for (by, bytes, what) in cache.memory_needed() {
             cache.hold_memory(store.store().options().memory.hold(by, bytes, what)?);
         }
@@ -56,7 +58,7 @@ impl EngineLane {
     /// # Errors
     /// The cache device cannot be opened for this lane.
     pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
-        let queue = context.open(cache.store.device())?;
+        let queue = context.open_metered(cache.store.device(), &cache.meter)?;
         let store = StoreLane::new(cache.store.clone(), context.lane.clone(), queue);
         let engine = Self::with_store(cache.clone(), context, store, requests());
         engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), false));

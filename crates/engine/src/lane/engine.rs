@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_core::VolumeId;
-use forebay_device::{Device, Queue, QueueContext};
+use forebay_device::{Device, Meter, Queue, QueueContext};
 use forebay_lane::Lane;
 use forebay_store::StoreLane;
 
@@ -39,6 +39,16 @@ impl LaneContext {
         let queue = Queue::new(device.open_queue(&self.queues)?);
         (self.register)(&queue);
         Ok(queue)
+    }
+
+    /// As [`LaneContext::open`]; the operations are counted.
+    pub(crate) fn open_metered(
+        &self,
+        device: &Arc<dyn Device>,
+        meter: &Arc<Meter>,
+    ) -> Result<Queue, EngineError> {
+        let (lane, clock) = (usize::from(self.lane.id().0), self.lane.clock().clone());
+        Ok(self.open(device)?.metered(meter.clone(), lane, clock))
     }
 }
 
@@ -84,7 +94,7 @@ impl EngineLane {
         {
             return Some(known.clone());
         }
-        let origin = match self.context.open(&volume.origin) {
+        let origin = match self.context.open_metered(&volume.origin, &volume.meter) {
             Ok(origin) => origin,
             Err(error) => {
                 tracing::error!(%error, volume = volume.name, "the origin cannot be opened on this lane");

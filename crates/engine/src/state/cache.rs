@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{Clock, Nanos, ReplacementKind, VolumeId};
+use forebay_device::Meter;
 use forebay_lane::{Lane, MemoryHold, MemoryUse, Notify};
 use forebay_policy::Ghost;
 use forebay_policy::exact::Key;
@@ -51,6 +52,8 @@ pub struct Cache {
     /// The occupancy by volume, and when it was counted.
     pub(crate) counted: Mutex<Option<(Nanos, BTreeMap<VolumeId, Occupancy>)>>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// The operations of the cache device.
+    pub meter: Arc<Meter>,
     /// The policy in force, and its number, which changes with each replacement.
     replacement: RwLock<(u64, Arc<Replacement>)>,
     replacement_number: AtomicU64,
@@ -84,6 +87,7 @@ impl Cache {
         store: Arc<Store>,
         policy: ReplacementKind,
         clock: Arc<dyn Clock>,
+        meter: Arc<Meter>,
     ) -> Arc<Self> {
         let capacity = store.capacity_blocks();
         let replacement = Arc::new(Replacement::new(policy, &store));
@@ -96,6 +100,7 @@ impl Cache {
             detached: Detached::of(&store),
             counted: Mutex::default(),
             clock,
+            meter,
             health: DeviceHealth::new(store.options().lanes),
             ledger: RwLock::new(None),
             store,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use forebay_core::{BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, VolumeId};
-use forebay_device::Device;
+use forebay_device::{Device, Meter};
 use forebay_format::VolumeRecord;
 use forebay_lane::{Gate, Lane, Notify};
 use forebay_policy::curve::LiveCurve;
@@ -138,6 +138,8 @@ pub struct Volume {
     writeback_fails: AtomicBool,
     /// The miss-ratio curve. On the heap, because few requests touch it.
     pub(crate) watched: Box<Watched>,
+    /// The operations of the origin.
+    pub meter: Arc<Meter>,
     /// The volume's counters.
     pub stats: Stats,
 }
@@ -207,6 +209,7 @@ impl Volume {
             writeback_error: Mutex::default(),
             writeback_fails: AtomicBool::new(false),
             watched: Box::new(Watched::new()),
+            meter: Meter::new(lanes),
             stats: Stats::new(lanes),
         };
         volume.set_settings(settings_of(record));

@@ -2,6 +2,7 @@
 //!
 //! | request | answer |
 //! |---|---|
+//! | `GET /metrics` | metrics of the daemon and of all volumes, as text: see `metrics` |
 //! | `GET /v1/daemon` | state of the daemon |
 //! | `POST /v1/daemon/hand-over` | the state of the daemon, which replaces its program |
 //! | `GET /v1/memory` | the daemon's memory limit and its use |
@@ -33,8 +34,10 @@ use forebay_admin::{
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
 
+use super::host_api::Count;
 use super::http::{HttpAnswer, HttpRequest};
 use super::memory;
+use super::metrics::{self, text::Format};
 use super::volumes::Volumes;
 use crate::curve::Sizes;
 
@@ -51,6 +54,10 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
         let message = format!("there is no such path for {} in the admin API", request.method);
         ApiError::new(ErrorKind::NotFound, message)
     };
+    if (request.method.as_str(), request.target.as_str()) == ("GET", "/metrics") {
+        let format = Format::for_client(&request.accept);
+        return Ok(HttpAnswer::text(format.media_type(), metrics::scrape(volumes, format)));
+    }
     let path: Vec<&str> = request.target.split('/').collect();
     let ["", version, path @ ..] = path.as_slice() else { return Err(unknown()) };
     if *version != API_VERSION {
@@ -66,7 +73,7 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
             Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))
         }
         ("GET", ["volumes"]) => {
-            let all = volumes.list().iter().map(VolumeReport::summary).collect();
+            let all = volumes.list(Count::Fresh).iter().map(VolumeReport::summary).collect();
             Ok(HttpAnswer::json(200, &VolumeList { volumes: all }))
         }
         ("POST", ["volumes"]) => begun(volumes, volumes.create(&body(request)?)),
@@ -235,7 +242,12 @@ mod tests {
 
         fn ask(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
             let (method, target) = (method.to_owned(), target.to_owned());
-            let request = HttpRequest { method, target, body: body.as_bytes().to_vec() };
+            let request = HttpRequest {
+                method,
+                target,
+                accept: String::new(),
+                body: body.as_bytes().to_vec(),
+            };
             let answer = answer(&self.volumes, &request);
             (answer.status, serde_json::from_slice(&answer.body).expect("always JSON"))
         }

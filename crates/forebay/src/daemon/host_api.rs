@@ -8,7 +8,7 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{
-    ApiError, ByteRange, DropRequest, PinReport, Settings, VolumeName, VolumeReport,
+    ApiError, ByteRange, DropRequest, PinReport, Settings, VolumeName, VolumeReport, VolumeState,
 };
 use forebay_format::Uuid;
 use forebay_lane::MemoryBudget;
@@ -107,6 +107,47 @@ pub(crate) enum Existing {
     Spare,
     /// The device is overwritten, whatever it holds.
     Overwrite,
+}
+
+/// How current the number of a volume's cached blocks has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    /// As of the last seconds. Counting visits the whole index of a cache with several volumes, and holds up
+    /// lanes that need the part that is visited.
+    Fresh,
+    /// As it was last counted: nothing waits.
+    Known,
+}
+
+/// What the daemon watches of a volume all the time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    /// Its state.
+    pub(crate) state: VolumeState,
+    /// Bytes that are newer than the origin.
+    pub(crate) dirty_bytes: u64,
+    /// Bytes written back since it was started.
+    pub(crate) written_back_bytes: u64,
+    /// Ranges of dirty data that cannot be read any more.
+    pub(crate) lost_ranges: u64,
+    /// Their bytes.
+    pub(crate) lost_bytes: u64,
+    /// The latest error of its devices, until it is resolved.
+    pub(crate) error: Option<String>,
+}
+
+impl Condition {
+    /// The condition of a volume in this state with nothing dirty and no errors.
+    pub(crate) fn of(state: VolumeState) -> Self {
+        Condition {
+            state,
+            dirty_bytes: 0,
+            written_back_bytes: 0,
+            lost_ranges: 0,
+            lost_bytes: 0,
+            error: None,
+        }
+    }
 }
 
 /// The data path, as the daemon sees it.
@@ -232,7 +273,13 @@ pub(crate) trait Host: Send + Sync {
 
     /// Returns the report of a volume that is served, being started, or still waiting for a device,
     /// without the daemon's memory; `None` otherwise. Quick: no I/O.
-    fn report(&self, name: &VolumeName) -> Option<VolumeReport>;
+    fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport>;
+
+    /// Returns the condition of a volume of which there is a report. Quicker than the report, and delays no lane.
+    fn condition(&self, name: &VolumeName) -> Option<Condition>;
+
+    /// Counts the cached blocks that [`Count::Known`] answers with, unless they were counted within `age`.
+    fn recount(&self, _age: Duration) {}
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
     fn identity(&self, name: &VolumeName) -> Option<Identity>;

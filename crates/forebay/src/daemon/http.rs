@@ -7,7 +7,7 @@ use forebay_admin::{ApiError, ErrorKind, MAX_REQUEST_BODY};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
+    ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
 };
 use hyper::{Request, Response, StatusCode};
 use tokio::time::{Instant, timeout_at};
@@ -34,6 +34,8 @@ pub(crate) struct HttpRequest {
     pub(crate) method: String,
     /// The path with its query, as sent.
     pub(crate) target: String,
+    /// The formats that the client accepts, as sent; empty: it does not say.
+    pub(crate) accept: String,
     /// The body.
     pub(crate) body: Vec<u8>,
 }
@@ -43,34 +45,44 @@ pub(crate) struct HttpRequest {
 pub(crate) struct HttpAnswer {
     /// The HTTP status.
     pub(crate) status: u16,
-    /// The JSON body.
+    /// The media type of the body.
+    pub(crate) media_type: &'static str,
+    /// The body.
     pub(crate) body: Vec<u8>,
 }
+
+const JSON: &str = "application/json";
 
 impl HttpAnswer {
     /// Makes an answer with a JSON body.
     pub(crate) fn json(status: u16, body: &impl serde::Serialize) -> Self {
         match serde_json::to_vec(body) {
-            Ok(body) => HttpAnswer { status, body },
+            Ok(body) => HttpAnswer { status, media_type: JSON, body },
             Err(error) => HttpAnswer::error(&ApiError::failed(error.to_string())),
         }
+    }
+
+    /// Makes an answer with another body than JSON.
+    pub(crate) fn text(media_type: &'static str, body: String) -> Self {
+        HttpAnswer { status: 200, media_type, body: body.into_bytes() }
     }
 
     /// Makes an answer that refuses a request.
     pub(crate) fn error(error: &ApiError) -> Self {
         let status = error.kind.http_status();
         let body = serde_json::to_vec(&ErrorBody { error: error.clone() }).unwrap_or_default();
-        HttpAnswer { status, body }
+        HttpAnswer { status, media_type: JSON, body }
     }
 }
 
 impl From<HttpAnswer> for Response<Full<Bytes>> {
     fn from(answer: HttpAnswer) -> Self {
+        let media_type = HeaderValue::from_static(answer.media_type);
         let mut response = Response::new(Full::new(answer.body.into()));
         *response.status_mut() =
             StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CONTENT_TYPE, media_type);
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
@@ -105,7 +117,10 @@ pub(super) async fn receive(
     match timeout_at(deadline, reading).await {
         Ok(Ok(())) => {
             let target = head.uri.path_and_query().map_or("", |target| target.as_str()).to_owned();
-            Ok(HttpRequest { method: head.method.as_str().to_owned(), target, body })
+            let accepts = head.headers.get_all(ACCEPT).iter();
+            let accept = accepts.filter_map(|value| value.to_str().ok()).collect::<Vec<_>>();
+            let (method, accept) = (head.method.as_str().to_owned(), accept.join(","));
+            Ok(HttpRequest { method, target, accept, body })
         }
         Ok(Err(error)) => {
             let drain = async { while let Some(Ok(_)) = rest.frame().await {} };

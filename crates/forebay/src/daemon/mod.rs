@@ -11,6 +11,7 @@
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
+//! - [`metrics`]: what the reports contain, for Prometheus
 //! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
 //!   memory that it has
 //! - [`signals`], [`notify`], `watchdog`: signals and the service manager
@@ -27,6 +28,7 @@ mod kept;
 pub(crate) mod known;
 pub(crate) mod ledger;
 pub(crate) mod memory;
+pub(crate) mod metrics;
 pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;
@@ -41,6 +43,7 @@ pub(crate) mod testing;
 pub(crate) mod volumes;
 mod watchdog;
 
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -85,6 +88,8 @@ pub(crate) struct Options {
     pub(crate) device_wait: Duration,
     /// Memory limit in bytes.
     pub(crate) memory_limit: Option<u64>,
+    /// TCP address of the metrics.
+    pub(crate) metrics: Option<SocketAddr>,
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -102,14 +107,8 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let manager = ServiceManager::from_env();
     let front_ends = options.front_ends.complete(&options.socket)?;
-    if options.socket_is_usual
-        && let Some(dir) = options.socket.parent()
-    {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(|error| io_error("cannot make the directory", dir, &error))?;
+    if options.socket_is_usual {
+        make_parent(&options.socket)?;
     }
     // Before anything named by the operator is created: a refused daemon leaves nothing behind.
     if inherited.socket.is_none() {
@@ -120,6 +119,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Some(left) => ClaimedSocket::inherit(&options.socket, left),
         None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
     };
+    let metrics = claim_metrics(options.metrics, inherited.hand_overs)?;
     let left_socket = socket.leave()?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
@@ -137,9 +137,10 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
-    let server = Server::start(socket, volumes.clone())?;
+    let server = Server::start(socket, metrics, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
+    volumes.watch(&stop)?;
     watchdog::start(&manager, &volumes, &stop)?;
     manager.status("Recovering");
     let restored = volumes.restore(&stop, options.device_wait);
@@ -166,6 +167,27 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
     ended
+}
+
+fn make_parent(socket: &Path) -> Result<(), ApiError> {
+    let Some(dir) = socket.parent() else { return Ok(()) };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|error| io_error("cannot make the directory", dir, &error))
+}
+
+/// Claims the address of the metrics, if there is one. After a hand-over clients are connected, and go on without
+/// metrics if somebody else has taken the address.
+fn claim_metrics(
+    address: Option<SocketAddr>,
+    hand_overs: u64,
+) -> Result<Option<TcpListener>, ApiError> {
+    match address.map(metrics::listener::claim).transpose() {
+        Err(error) if hand_overs > 0 => {
+            tracing::error!("{error}");
+            Ok(None)
+        }
+        claimed => claimed,
+    }
 }
 
 /// Begins to listen to signals, first of all: one that comes before would end a process whose previous program

@@ -2,6 +2,7 @@
 //! on a lane: no client here can stop the data path.
 
 use std::convert::Infallible;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use tokio::time::{Instant, timeout};
 
 use super::api;
 use super::http::{self, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
+use super::metrics::listener;
 use super::socket::ClaimedSocket;
 use super::volumes::Volumes;
 
@@ -35,12 +37,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts answering on `socket`. The socket disappears with the server; clients connected then
+    /// Starts answering on `socket`, and requests for metrics at their TCP address. The socket disappears with the server; clients connected then
     /// still get an answer as long as the process lives.
     ///
     /// # Errors
     /// The thread cannot be set up.
-    pub(crate) fn start(socket: ClaimedSocket, volumes: Arc<Volumes>) -> Result<Self, ApiError> {
+    pub(crate) fn start(
+        socket: ClaimedSocket,
+        metrics: Option<TcpListener>,
+        volumes: Arc<Volumes>,
+    ) -> Result<Self, ApiError> {
         let failed = |error: std::io::Error| ApiError::failed(format!("admin socket: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -59,8 +65,15 @@ impl Server {
         let thread = std::thread::Builder::new().name("admin".to_owned());
         let serve = move || {
             runtime.block_on(async move {
+                let metrics = async {
+                    match metrics {
+                        Some(listener) => listener::serve(listener, &volumes).await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
                     () = accept(&listener, &volumes) => (),
+                    () = metrics => (),
                     _ = stopped => (),
                 }
                 drop((listener, socket, closing));
@@ -181,7 +194,7 @@ mod tests {
         let state = State::open(&dir.path().join("state")).expect("free");
         let volumes =
             Volumes::new(Arc::new(FakeHost::default()), state, Vec::new(), Programs::default());
-        Server::start(socket, volumes).expect("a thread")
+        Server::start(socket, None, volumes).expect("a thread")
     }
 
     fn exchange(dir: &TempDir, request: &[u8]) -> String {

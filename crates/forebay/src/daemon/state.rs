@@ -123,6 +123,12 @@ impl State {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the names of all volumes.
+    pub(crate) fn names(&self) -> Vec<VolumeName> {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        volumes.iter().map(|entry| entry.volume.name.clone()).collect()
+    }
+
     /// Returns one volume.
     ///
     /// # Errors

@@ -22,7 +22,9 @@ use forebay_engine::{
 use forebay_format::Uuid;
 use forebay_lane::{Lane, MemoryBudget};
 
-use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
+use super::host_api::{
+    Condition, Count, Definition, Existing, Host, Identity, Remains, StartError,
+};
 use super::operations::Work;
 use crate::curve::{Sizes, ram_row};
 
@@ -344,7 +346,11 @@ impl Host for FakeHost {
         self.ask("evict", &volume.name, "", work)
     }
 
-    fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
+    fn condition(&self, name: &VolumeName) -> Option<Condition> {
+        self.report(name, Count::Known).map(|report| Condition::of(report.state))
+    }
+
+    fn report(&self, name: &VolumeName, _: Count) -> Option<VolumeReport> {
         if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
             let mut report =
                 VolumeReport::empty(name.clone(), VolumeState::Waiting, settings.clone());

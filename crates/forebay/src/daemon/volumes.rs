@@ -17,7 +17,7 @@ use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
 use super::hand_over;
-use super::host_api::{Definition, Host, Remains};
+use super::host_api::{Count, Definition, Host, Remains};
 use super::operations::{Operations, Work};
 use super::{memory, preflight};
 use crate::curve::Sizes;
@@ -49,6 +49,7 @@ mod exporting;
 mod programs;
 mod ranges;
 mod starting;
+mod watching;
 
 pub(crate) use programs::Programs;
 
@@ -65,6 +66,7 @@ pub(crate) struct Volumes {
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
     programs: Programs,
+    watched: watching::Watched,
 }
 
 impl Volumes {
@@ -87,6 +89,7 @@ impl Volumes {
             unexported: Mutex::default(),
             waiting,
             programs,
+            watched: watching::Watched::default(),
         })
     }
 
@@ -124,8 +127,8 @@ impl Volumes {
     }
 
     /// Returns the reports of all volumes, in the order of creation.
-    pub(crate) fn list(&self) -> Vec<VolumeReport> {
-        self.state.volumes().iter().map(|entry| self.report(entry)).collect()
+    pub(crate) fn list(&self, count: Count) -> Vec<VolumeReport> {
+        self.state.volumes().iter().map(|entry| self.report(entry, count)).collect()
     }
 
     /// Returns the report of one volume.
@@ -133,7 +136,7 @@ impl Volumes {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub(crate) fn show(&self, name: &VolumeName) -> Result<VolumeReport, ApiError> {
-        self.state.volume(name).map(|entry| self.report(&entry))
+        self.state.volume(name).map(|entry| self.report(&entry, Count::Fresh))
     }
 
     /// Returns the hit ratios that caches of these sizes, or of the usual ones, would have had.
@@ -154,9 +157,9 @@ impl Volumes {
         Ok(self.host.lost(name))
     }
 
-    fn report(&self, entry: &Remembered) -> VolumeReport {
+    fn report(&self, entry: &Remembered, count: Count) -> VolumeReport {
         let volume = &entry.volume;
-        let mut report = self.host.report(&volume.name).unwrap_or_else(|| {
+        let mut report = self.host.report(&volume.name, count).unwrap_or_else(|| {
             let mut report = VolumeReport::empty(
                 volume.name.clone(),
                 VolumeState::Stopped,
@@ -173,7 +176,7 @@ impl Volumes {
             }
             report
         });
-        if !report.blocks.known {
+        if !report.blocks.known && count == Count::Fresh {
             report.blocks = self.host.blocks(&volume.name).unwrap_or_default();
         }
         let DaemonMemory { limit_bytes, used_bytes } = memory::report(self.host.memory());
@@ -188,6 +191,8 @@ impl Volumes {
             report.cache = forebay_admin::report::CacheReport::default();
         }
         report.cache.path.clone_from(&volume.cache);
+        let dirty = report.blocks.dirty.saturating_mul(volume.block_size);
+        report.writeback = self.writeback(&volume.name, dirty);
         self.report_exports(&mut report);
         report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);
         report
@@ -224,7 +229,7 @@ impl Volumes {
 
     /// Returns the size of the origin of a served volume, in bytes.
     fn size_of(&self, name: &VolumeName) -> u64 {
-        self.host.report(name).map_or(0, |report| report.origin.size)
+        self.host.report(name, Count::Known).map_or(0, |report| report.origin.size)
     }
 
     /// Starts an operation on an existing volume.
@@ -388,7 +393,7 @@ impl Volumes {
     }
 
     fn is_served(&self, name: &VolumeName) -> bool {
-        self.host.report(name).is_some_and(|report| is_served(report.state))
+        self.host.condition(name).is_some_and(|condition| is_served(condition.state))
     }
 
     /// Refuses a command that needs a served volume.

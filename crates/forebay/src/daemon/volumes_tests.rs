@@ -189,7 +189,7 @@ fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
             }
             "delete" => {
                 daemon.end(daemon.volumes.delete(&name("a"), true)).expect("it gives way");
-                assert!(daemon.volumes.list().is_empty());
+                assert!(daemon.volumes.list(Count::Fresh).is_empty());
             }
             _ => daemon.volumes.shut_down().expect("it gives way"),
         }
@@ -216,13 +216,13 @@ fn a_create_that_fails_leaves_nothing() {
     let daemon = Daemon::new();
     daemon.fail("create a");
     assert!(daemon.create("a", "origin").is_err());
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
     // The state cannot be written at the end: the volume must not stay served.
     let state = daemon.dir.path().join("state");
     daemon.on("create b", move || std::fs::remove_dir_all(&state).expect("writable"));
     assert!(daemon.create("b", "origin").is_err());
     assert_eq!(daemon.asked(), ["create a", "create b", "delete b discard"]);
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");
     daemon.end(daemon.volumes.stop(&name("b"), false)).expect("good");
-    let before = (daemon.asked(), daemon.volumes.list());
+    let before = (daemon.asked(), daemon.volumes.list(Count::Fresh));
     std::fs::remove_dir_all(daemon.dir.path().join("state")).expect("writable");
     let settings = Assignments::parse(["dirty_high=70"]).expect("good");
     let mut adopted = daemon.request("b", "other");
@@ -249,7 +249,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
     ] {
         let error = failed.expect_err(what);
         assert!(error.message.contains("cannot write the state"), "{what}: {error}");
-        assert_eq!((daemon.asked(), daemon.volumes.list()), before, "{what}");
+        assert_eq!((daemon.asked(), daemon.volumes.list(Count::Fresh)), before, "{what}");
     }
 }
 
@@ -274,7 +274,7 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
     let restore = |daemon: &Daemon| daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
 
     let daemon = killed(&nothing, "create a", &|daemon| made(daemon));
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
     assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1, "what was half made goes");
     made(&daemon);
 
@@ -287,14 +287,14 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
     let daemon = killed(&made, "delete a", &delete(false));
     daemon.fail("unknown start a");
     assert_eq!(restore(&daemon), restored(0, 0, 1));
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
     let daemon = killed(&made, "delete a", &delete(false));
     assert_eq!(restore(&daemon), restored(1, 0, 1));
     delete(false)(&daemon);
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
 
     let daemon = killed(&made, "delete a discard", &delete(true));
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
     assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
 
     let daemon = killed(&made, "stop a", &|daemon| {
@@ -324,7 +324,7 @@ fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
     daemon.create("a", "origin").expect("good");
     daemon.fail("delete a discard");
     daemon.end(daemon.volumes.delete(&name("a"), true)).expect("it is forgotten");
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
     let daemon = daemon.restart();
     assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
     // Without discarding, a failure is an error, and the volume stays.
@@ -401,7 +401,7 @@ fn a_new_volume_takes_the_policy_of_its_cache_and_does_not_change_it() {
         daemon.end(daemon.volumes.create(&request))
     };
     let policies = || -> Vec<String> {
-        let list = daemon.volumes.list();
+        let list = daemon.volumes.list(Count::Fresh);
         list.iter().map(|report| report.settings.policy.to_string()).collect()
     };
     create("a", "origin", &["policy=fifo"]).expect("good");
@@ -426,10 +426,10 @@ fn deleting_forgets_only_what_is_gone() {
     daemon.create("a", "origin").expect("good");
     daemon.fail("delete a");
     assert!(daemon.end(daemon.volumes.delete(&name("a"), false)).is_err());
-    assert_eq!(daemon.volumes.list().len(), 1);
+    assert_eq!(daemon.volumes.list(Count::Fresh).len(), 1);
     daemon.end(daemon.volumes.delete(&name("a"), true)).expect("good");
-    assert!(daemon.volumes.list().is_empty());
-    assert!(daemon.restart().volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
+    assert!(daemon.restart().volumes.list(Count::Fresh).is_empty());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::ApiError;
 
+use super::host_api::Count;
 use super::notify::ServiceManager;
 use super::signals::{End, StopRequest};
 use super::volumes::Volumes;
@@ -52,7 +53,7 @@ pub(crate) fn start(
 /// Reports if everything answers within the limit. A thread that never gets here is as silent as one that
 /// finds a lane silent.
 fn report(manager: &ServiceManager, volumes: &Volumes, limit: Duration) {
-    volumes.list();
+    volumes.list(Count::Known);
     match volumes.pulse(limit / REPORTS) {
         Ok(()) => manager.alive(),
         Err(error) => {

@@ -23,6 +23,7 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         lanes: args.lanes,
         device_wait: args.device_wait.unwrap_or_default(),
         memory_limit: args.memory_limit,
+        metrics: args.metrics,
     })
 }
 

@@ -13,16 +13,22 @@ impl Cache {
     /// Returns the occupancy of every volume, attached or not, at most `age` old. Counting visits
     /// every entry of the index.
     pub fn occupancy_lately(&self, age: Duration) -> BTreeMap<VolumeId, Occupancy> {
-        let mut counted = self.counted.lock();
         let now = self.clock.now();
-        match &*counted {
-            Some((at, known)) if now.since(*at) < age => known.clone(),
-            _ => {
-                let all = self.occupancy();
-                *counted = Some((now, all.clone()));
-                all
-            }
+        if let Some((at, known)) = &*self.counted.lock()
+            && now.since(*at) < age
+        {
+            return known.clone();
         }
+        // Not with the lock held: those that want to know the last count do not wait.
+        let all = self.occupancy();
+        *self.counted.lock() = Some((now, all.clone()));
+        all
+    }
+
+    /// Returns the cached blocks of a volume as [`Cache::occupancy_lately`] last counted them. `None`: never.
+    pub fn cached_as_counted(&self, volume: VolumeId) -> Option<u64> {
+        let counted = self.counted.lock();
+        counted.as_ref().and_then(|(_, known)| known.get(&volume)).map(|own| own.cached)
     }
 
     /// Returns the occupancy of every volume, attached or not.

@@ -52,7 +52,9 @@ use forebay_nbd_client::NbdDevice;
 use super::afterlife::outlasting;
 use super::block_lists::BlockLists;
 use super::hand_over::Items;
-use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
+use super::host_api::{
+    Condition, Count, Definition, Existing, Host, Identity, Remains, StartError,
+};
 use super::known::Known;
 use super::ledger::Notes;
 use super::operations::Work;
@@ -259,8 +261,16 @@ impl Host for Arc<EngineHost> {
         self.evict_ranges(volume, ranges, work)
     }
 
-    fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
-        self.served.report(name)
+    fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport> {
+        self.served.report(name, count)
+    }
+
+    fn condition(&self, name: &VolumeName) -> Option<Condition> {
+        self.served.condition(name)
+    }
+
+    fn recount(&self, age: Duration) {
+        self.served.recount(age);
     }
 
     fn identity(&self, name: &VolumeName) -> Option<Identity> {

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::ranges::ByteRange;
 use forebay_admin::report::{
-    BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, MemoryReport, OrderReport,
-    RamTraffic, RequestReport, ServedReport, WaitReport,
+    BlockReport, ByteReport, DeviceReport, DevicesReport, ErrorReport, Latency, LatencyReport,
+    MemoryReport, OpReport, OrderReport, RamTraffic, RequestReport, ServedReport, WaitReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
+use forebay_device::{Meter, OpCounts, OpKind};
 use forebay_engine::stats::Kind;
 use forebay_engine::{Cache, Volume};
 use forebay_store::Store;
@@ -18,7 +19,7 @@ use forebay_store::Store;
 use super::caches::Place;
 use super::ram::RamTiers;
 use super::settings;
-use crate::daemon::host_api::{Definition, Identity};
+use crate::daemon::host_api::{Condition, Count, Definition, Identity};
 
 /// How long a block count stays valid if a cache has several volumes: counting walks the whole
 /// index.
@@ -62,15 +63,13 @@ struct Entry {
     definition: Definition,
     phase: VolumeState,
     running: Option<Running>,
-    /// Number of cached blocks, and the time of the count.
-    cached: Option<(Instant, u64)>,
     /// The device that its start or stop waits for, and since when.
     wait: Option<(Instant, String)>,
 }
 
 impl Entry {
     fn new(definition: &Definition, phase: VolumeState, running: Option<Running>) -> Self {
-        Entry { definition: definition.clone(), phase, running, cached: None, wait: None }
+        Entry { definition: definition.clone(), phase, running, wait: None }
     }
 }
 
@@ -221,9 +220,9 @@ impl Served {
     }
 
     /// Returns the full report of a volume.
-    pub(super) fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
-        let mut all = self.lock();
-        let entry = all.get_mut(name)?;
+    pub(super) fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport> {
+        let all = self.lock();
+        let entry = all.get(name)?;
         let mut report =
             VolumeReport::empty(name.clone(), entry.phase, entry.definition.settings.clone());
         report.block_size = entry.definition.block_size;
@@ -237,41 +236,60 @@ impl Served {
             report.state = VolumeState::Waiting;
         }
         let Some(running) = entry.running.clone() else { return Some(report) };
-        let known = entry.cached;
         drop(all);
         let ram = self.ram.get(name);
         report.ram = ram.as_ref().map(|ram| ram.report());
         let traffic = ram.map_or_else(RamTraffic::default, |ram| ram.traffic());
         // Do not walk the index with the list of volumes locked.
-        let cached = match known {
-            Some((at, count)) if at.elapsed() < COUNT_AGE => count,
-            _ => {
-                let count = cached_blocks(&running);
-                if let Some(entry) = self.lock().get_mut(name) {
-                    entry.cached = Some((Instant::now(), count));
-                }
-                count
-            }
-        };
+        let cached = cached_blocks(&running, count);
         fill(&mut report, &running, cached, &traffic);
         Some(report)
     }
-}
 
-/// Counts the blocks of a volume in its cache.
-fn cached_blocks(running: &Running) -> u64 {
-    let store = &running.cache.store;
-    match store.space_of(running.volume.id) {
-        Some(space) if store.volumes().len() > 1 => {
-            let mut count = 0;
-            store.index.scan(|address, _| count += u64::from(space.block(address).is_some()));
-            count
+    /// Returns what the watcher looks at.
+    pub(super) fn condition(&self, name: &VolumeName) -> Option<Condition> {
+        let all = self.lock();
+        let entry = all.get(name)?;
+        let (phase, running) = (entry.phase, entry.running.clone());
+        drop(all);
+        let Some(running) = running else { return Some(Condition::of(phase)) };
+        let (volume, block) = (&running.volume, running.block_bytes());
+        let errors = errors(&running);
+        let state = match phase {
+            VolumeState::Running if is_degraded(&running, &errors) => VolumeState::Degraded,
+            other => other,
+        };
+        Some(Condition {
+            dirty_bytes: volume.dirty_blocks() * block,
+            written_back_bytes: volume.stats.totals().written_back_blocks * block,
+            lost_ranges: errors.lost.len() as u64,
+            lost_bytes: errors.lost.iter().map(|range| range.len).sum(),
+            error: errors.last,
+            ..Condition::of(state)
+        })
+    }
+
+    /// Counts the blocks of the volumes that share caches, unless they were counted within `age`.
+    pub(super) fn recount(&self, age: Duration) {
+        for (_, running) in self.all() {
+            if running.store().volumes().len() > 1 {
+                running.cache.occupancy_lately(age);
+            }
         }
-        _ => store.index.len(),
     }
 }
 
-fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraffic) {
+/// Returns the cached blocks of a volume, as of now or as last counted; `None`: they were not counted yet.
+fn cached_blocks(running: &Running, count: Count) -> Option<u64> {
+    let (cache, id) = (&running.cache, running.volume.id);
+    match cache.store.volumes().len() {
+        0 | 1 => Some(cache.store.index.len()),
+        _ if count == Count::Known => cache.cached_as_counted(id),
+        _ => cache.occupancy_lately(COUNT_AGE).get(&id).map(|own| own.cached),
+    }
+}
+
+fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: &RamTraffic) {
     let (store, volume) = (&running.cache.store, &running.volume);
     let set = volume.settings();
     (report.mode, report.policy, report.durability) = (set.mode, set.policy, set.durability);
@@ -288,9 +306,9 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraf
     let totals = volume.stats.totals();
     let dirty = volume.dirty_blocks();
     report.blocks = BlockReport {
-        known: true,
-        // The count may be as old as COUNT_AGE, but dirty blocks are always cached.
-        cached: cached.max(dirty),
+        known: cached.is_some(),
+        // The count may be old, but dirty blocks are always cached.
+        cached: cached.unwrap_or_default().max(dirty),
         dirty,
         held: store.held_versions(volume.id),
         filled: totals.filled_blocks,
@@ -317,6 +335,8 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraf
         write: latency(volume, Kind::Write),
         flush: latency(volume, Kind::Flush),
     };
+    report.devices =
+        DevicesReport { cache: device(&running.cache.meter), origin: device(&volume.meter) };
     let (blocks, ghosts) = running.cache.policy_bytes();
     report.memory = MemoryReport {
         index_bytes: store.index_bytes() + running.cache.memory_bytes() + blocks + ghosts,
@@ -329,13 +349,27 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraf
     }
 }
 
+fn device(meter: &Meter) -> DeviceReport {
+    let counts = meter.counts();
+    let of = |kind: OpKind| {
+        let OpCounts { bytes, errors, latency } = counts[kind as usize];
+        OpReport { bytes, errors, latency }
+    };
+    DeviceReport {
+        read: of(OpKind::Read),
+        write: of(OpKind::Write),
+        sync: of(OpKind::Sync),
+        discard: of(OpKind::Discard),
+    }
+}
+
 fn latency(volume: &Volume, kind: Kind) -> Latency {
-    let forebay_engine::stats::Latency { count, mean_us, p50_us, p99_us, max_us } =
+    let forebay_engine::stats::Latency { count, mean_us, p50_us, p99_us, max_us, counts } =
         volume.stats.latency(kind);
     if count == 0 {
         return Latency::default();
     }
-    Latency { count, mean_us, p50_us, p99_us, max_us }
+    Latency { count, mean_us, p50_us, p99_us, max_us, counts }
 }
 
 /// Returns the latest error of the devices of a volume, until it is resolved.

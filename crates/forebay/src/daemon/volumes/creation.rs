@@ -57,7 +57,7 @@ impl Volumes {
         // its remains on the cache device are removed.
         self.state.change(|_, known| known.deleted.extend([uuid]))?;
         if let Err(error) = self.host.create(&volume, existing, work) {
-            if self.host.report(&name).is_none() {
+            if self.host.condition(&name).is_none() {
                 self.forget_deleted(uuid);
             }
             return Err(error);
@@ -104,7 +104,7 @@ impl Volumes {
     ) -> Result<(), ApiError> {
         work.limit(ANSWER_PATIENCE);
         let name = volume.name.clone();
-        if self.host.report(&name).is_some() {
+        if self.host.condition(&name).is_some() {
             let message = format!("name: volume '{name}' is served; stop it first");
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }

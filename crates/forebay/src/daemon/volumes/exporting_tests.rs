@@ -3,6 +3,7 @@
 use forebay_admin::{Assignments, CreateRequest, OperationId, SetRequest, VolumeState};
 
 use super::*;
+use crate::daemon::host_api::Count;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::State;
 use crate::daemon::testing::{FakeDevices, FakeFrontEnd, FakeHost, TempDir};
@@ -145,7 +146,7 @@ fn a_failed_export_leaves_no_new_volume_and_no_change() {
     let daemon = Daemon::new();
     daemon.fails(Some("publish"));
     daemon.create("fuse").expect_err("told to fail");
-    assert!(daemon.volumes.list().is_empty());
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
     daemon.create("nbd").expect("its name and devices are free");
     daemon.set("export=fuse idle=7s").expect_err("told to fail");
     assert_eq!(daemon.export(), (None, "nbd".into(), None));

@@ -9,6 +9,7 @@ use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, VolumeReport
 use super::ranges::is_fill;
 use super::{PATIENCE, Volumes};
 use crate::daemon::hand_over::{self, Items};
+use crate::daemon::host_api::Count;
 use crate::daemon::signals::{End, StopRequest};
 
 /// The programs of this process, present, past and next.
@@ -45,7 +46,7 @@ impl Volumes {
         let hangs = |report: &VolumeReport| {
             report.state == VolumeState::Degraded || self.is_hung(&report.name)
         };
-        if let Some(report) = self.list().into_iter().find(hangs) {
+        if let Some(report) = self.list(Count::Known).into_iter().find(hangs) {
             return busy(&format!(
                 "a device of '{}' has failed or does not answer; mend it, or stop the volume first",
                 report.name

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, VolumeName};
 
 use super::Volumes;
-use crate::daemon::host_api::StartError;
+use crate::daemon::host_api::{Count, StartError};
 use crate::daemon::operations::Work;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::{Remembered, not_found, put};
@@ -115,7 +115,7 @@ impl Volumes {
 
     /// Whether a volume waits for a device that does not answer.
     pub(super) fn is_hung(&self, name: &VolumeName) -> bool {
-        let report = self.host.report(name);
+        let report = self.host.report(name, Count::Known);
         let waits = report.and_then(|report| report.waiting_for);
         waits.is_some_and(|waits| waits.seconds >= HUNG.as_secs())
     }

@@ -1,0 +1,269 @@
+//! Metrics: what the reports contain, as text for Prometheus.
+//!
+//! - `table`: every metric
+//! - [`text`]: the formats
+//! - [`listener`]: the TCP address of `--metrics`
+//!
+//! A scrape reads counters that exist anyway. It counts nothing and takes no lock for longer than a lane holds it.
+
+pub(crate) mod listener;
+mod table;
+#[cfg(test)]
+mod tests;
+pub(crate) mod text;
+
+use std::collections::BTreeMap;
+
+use forebay_admin::report::{DaemonMemory, DaemonReport, DeviceReport, RamReport};
+use forebay_admin::{VolumeReport, VolumeState};
+
+use super::host_api::Count;
+use super::memory;
+use super::volumes::Volumes;
+use table as the;
+use text::{Format, Metric, Writer};
+
+/// Returns the metrics of the daemon and of all volumes.
+pub(crate) fn scrape(volumes: &Volumes, format: Format) -> String {
+    volumes.want_count();
+    let (daemon, memory) = (volumes.daemon_report(), memory::report(volumes.memory()));
+    write(format, &daemon, &memory, &volumes.list(Count::Known))
+}
+
+fn write(
+    format: Format,
+    daemon: &DaemonReport,
+    memory: &DaemonMemory,
+    volumes: &[VolumeReport],
+) -> String {
+    let mut out = Writer::new(format, &the::BUILD);
+    write_daemon(&mut out, daemon, memory);
+    write_caches(&mut out, volumes);
+    write_states(&mut out, volumes);
+    let served: Vec<&VolumeReport> = volumes.iter().filter(|volume| has_counts(volume)).collect();
+    write_requests(&mut out, &served);
+    write_reasons(&mut out, &served);
+    write_blocks(&mut out, &served);
+    write_origins(&mut out, &served);
+    write_ram(&mut out, &served);
+    out.end()
+}
+
+/// Whether a volume is served, so that its counts mean something.
+fn has_counts(volume: &VolumeReport) -> bool {
+    matches!(
+        volume.state,
+        VolumeState::Running
+            | VolumeState::Draining
+            | VolumeState::Degraded
+            | VolumeState::Stopping
+    )
+}
+
+fn write_daemon(out: &mut Writer, daemon: &DaemonReport, memory: &DaemonMemory) {
+    out.number(&[&daemon.version], 1);
+    let numbers = [
+        (&the::READY, u64::from(daemon.ready)),
+        (&the::LANES, u64::from(daemon.lanes)),
+        (&the::HAND_OVERS, daemon.hand_overs),
+        (&the::MEMORY_LIMIT, memory.limit_bytes),
+    ];
+    for (metric, number) in numbers {
+        out.begin(metric);
+        out.number(&[], number);
+    }
+    out.begin(&the::MEMORY_USED);
+    for (component, bytes) in memory.used_bytes.parts() {
+        out.number(&[&component.to_lowercase().replace(' ', "_")], bytes);
+    }
+}
+
+/// Writes the caches. Each is in the reports of all its volumes.
+fn write_caches(out: &mut Writer, volumes: &[VolumeReport]) {
+    let with_cache = |volume: &&VolumeReport| has_counts(volume) && !volume.cache.path.is_empty();
+    let caches: BTreeMap<&str, &VolumeReport> =
+        volumes.iter().filter(with_cache).map(|volume| (&*volume.cache.path, volume)).collect();
+    let mut each = |metric, number: fn(&VolumeReport) -> u64| {
+        out.begin(metric);
+        caches.iter().for_each(|(cache, volume)| out.number(&[cache], number(volume)));
+    };
+    each(&the::CACHE_SIZE, |volume| volume.cache.size);
+    each(&the::CACHE_USED, |volume| volume.cache.used);
+    each(&the::CACHE_INDEX, |volume| volume.memory.index_bytes);
+    each(&the::CACHE_FAILED, |volume| u64::from(volume.errors.cache_write > 0));
+    each(&the::CACHE_CHECKSUM_ERRORS, |volume| volume.errors.checksum);
+    let devices = caches.iter().map(|(cache, volume)| (*cache, &volume.devices.cache)).collect();
+    let metrics = [&the::CACHE_DEVICE_BYTES, &the::CACHE_DEVICE_ERRORS, &the::CACHE_DEVICE_SECONDS];
+    write_devices(out, metrics, devices);
+}
+
+/// Writes bytes, errors and latencies of devices, each with the label that tells it from the others.
+fn write_devices(
+    out: &mut Writer,
+    [bytes, errors, seconds]: [&'static Metric; 3],
+    devices: Vec<(&str, &DeviceReport)>,
+) {
+    let all = || devices.iter().flat_map(|(of, device)| device.kinds().map(|kind| (*of, kind)));
+    out.begin(bytes);
+    for (of, (kind, counts)) in all().filter(|(_, (kind, _))| *kind != "sync") {
+        out.number(&[of, kind], counts.bytes);
+    }
+    out.begin(errors);
+    all().for_each(|(of, (kind, counts))| out.number(&[of, kind], counts.errors));
+    out.begin(seconds);
+    all().for_each(|(of, (kind, counts))| out.latencies(&[of, kind], &counts.latency));
+}
+
+/// Writes what is known of all volumes, served or not.
+fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
+    out.begin(&the::INFO);
+    for volume in volumes {
+        let (name, cache, origin) = (volume.name.as_str(), &volume.cache.path, &volume.origin.path);
+        let (mode, caching) = (volume.mode.to_string(), volume.caching.to_string());
+        let (policy, durability) = (volume.policy.to_string(), volume.durability.to_string());
+        out.number(&[name, cache, origin, &mode, &caching, &policy, &durability], 1);
+    }
+    out.begin(&the::STATE);
+    for volume in volumes {
+        for state in VolumeState::ALL {
+            out.number(&[volume.name.as_str(), state.name()], u64::from(volume.state == state));
+        }
+    }
+    let block = |volume: &VolumeReport, blocks: u64| blocks.saturating_mul(volume.block_size);
+    let mut each = |metric, number: &dyn Fn(&VolumeReport) -> Option<f64>| {
+        out.begin(metric);
+        for volume in volumes {
+            if let Some(number) = number(volume) {
+                out.fraction(&[volume.name.as_str()], number);
+            }
+        }
+    };
+    let served = |volume: &VolumeReport, number: f64| has_counts(volume).then_some(number);
+    each(&the::SIZE, &|volume| Some(volume.origin.size as f64));
+    each(&the::CACHED, &|volume| {
+        volume.blocks.known.then(|| block(volume, volume.blocks.cached) as f64)
+    });
+    each(&the::DIRTY, &|volume| {
+        (volume.blocks.known || has_counts(volume))
+            .then(|| block(volume, volume.blocks.dirty) as f64)
+    });
+    each(&the::LOST, &|volume| {
+        let lost: u64 = volume.errors.lost.iter().map(|range| range.len).sum();
+        served(volume, lost as f64)
+    });
+    each(&the::ORIGIN_WRITES_FAIL, &|volume| {
+        served(volume, f64::from(u8::from(volume.errors.origin_write > 0)))
+    });
+    each(&the::WAITS, &|volume| {
+        Some(volume.waiting_for.as_ref().map_or(0.0, |wait| wait.seconds as f64))
+    });
+    each(&the::WRITEBACK_RATE, &|volume| served(volume, volume.writeback.bytes_per_second));
+    each(&the::TIME_TO_CLEAN, &|volume| {
+        volume.writeback.seconds_to_clean.filter(|_| has_counts(volume))
+    });
+}
+
+fn write_requests(out: &mut Writer, volumes: &[&VolumeReport]) {
+    out.begin(&the::REQUESTS);
+    for volume in volumes {
+        for (operation, by) in [("read", volume.served.reads), ("write", volume.served.writes)] {
+            for (tier, requests) in [("ram", by.ram), ("cache", by.cache), ("origin", by.origin)] {
+                out.number(&[volume.name.as_str(), operation, tier], requests);
+            }
+        }
+    }
+    each(out, &the::FLUSHES, volumes, |volume| volume.requests.flushes);
+    each(out, &the::DISCARDS, volumes, |volume| volume.requests.discards);
+    each(out, &the::FAILED, volumes, |volume| volume.requests.failed);
+    out.begin(&the::CLIENT_BYTES);
+    for volume in volumes {
+        out.number(&[volume.name.as_str(), "read"], volume.bytes.user_read);
+        out.number(&[volume.name.as_str(), "write"], volume.bytes.user_written);
+    }
+    out.begin(&the::DURATION);
+    for volume in volumes {
+        let latency = &volume.latency;
+        let kinds = [("read", latency.read), ("write", latency.write), ("flush", latency.flush)];
+        for (operation, latency) in kinds {
+            out.latencies(&[volume.name.as_str(), operation], &latency.counts);
+        }
+    }
+    out.begin(&the::LOOKUPS);
+    for volume in volumes {
+        let (name, requests) = (volume.name.as_str(), &volume.requests);
+        out.number(&[name, "read", "hit"], requests.read_hits);
+        out.number(&[name, "read", "partial"], requests.read_partial);
+        out.number(&[name, "read", "miss"], requests.read_misses);
+        out.number(&[name, "write", "hit"], requests.write_hits);
+        out.number(&[name, "write", "miss"], requests.write_misses);
+    }
+}
+
+fn write_reasons(out: &mut Writer, volumes: &[&VolumeReport]) {
+    let groups = [
+        ("miss", &the::MISSES),
+        ("bypass", &the::BYPASSES),
+        ("refused", &the::REFUSED),
+        ("evicted", &the::EVICTED),
+        ("invalidated", &the::INVALIDATED),
+        ("written_back", &the::WRITTEN_BACK),
+    ];
+    for (wanted, metric) in groups {
+        out.begin(metric);
+        for volume in volumes {
+            volume.why.each(|group, reason, count| {
+                if group == wanted {
+                    out.number(&[volume.name.as_str(), reason], count);
+                }
+            });
+        }
+    }
+}
+
+fn write_blocks(out: &mut Writer, volumes: &[&VolumeReport]) {
+    each(out, &the::FILLED, volumes, |volume| volume.blocks.filled * volume.block_size);
+    each(out, &the::REINSERTED, volumes, |volume| volume.blocks.carried_on * volume.block_size);
+    let written = |volume: &VolumeReport| volume.blocks.written_back * volume.block_size;
+    each(out, &the::WRITEBACK_BYTES, volumes, written);
+    each(out, &the::CACHE_WRITTEN, volumes, |volume| volume.bytes.cache_written);
+}
+
+fn write_origins(out: &mut Writer, volumes: &[&VolumeReport]) {
+    let devices =
+        volumes.iter().map(|volume| (volume.name.as_str(), &volume.devices.origin)).collect();
+    let metrics = [&the::ORIGIN_BYTES, &the::ORIGIN_ERRORS, &the::ORIGIN_SECONDS];
+    write_devices(out, metrics, devices);
+}
+
+fn write_ram(out: &mut Writer, volumes: &[&VolumeReport]) {
+    let tiers: Vec<(&str, RamReport)> =
+        volumes.iter().filter_map(|volume| Some((volume.name.as_str(), volume.ram?))).collect();
+    let mut each = |metric, number: fn(&RamReport) -> u64| {
+        out.begin(metric);
+        tiers.iter().for_each(|(name, ram)| out.number(&[name], number(ram)));
+    };
+    each(&the::RAM_SIZE, |ram| ram.size);
+    each(&the::RAM_USED, |ram| ram.used);
+    each(&the::RAM_DEFERRED, |ram| ram.deferred);
+    out.begin(&the::RAM_LOOKUPS);
+    for (name, ram) in &tiers {
+        out.number(&[name, "hit"], ram.hits);
+        out.number(&[name, "miss"], ram.misses);
+    }
+    let mut each = |metric, number: fn(&RamReport) -> u64| {
+        out.begin(metric);
+        tiers.iter().for_each(|(name, ram)| out.number(&[name], number(ram)));
+    };
+    each(&the::RAM_EVICTED, |ram| ram.evictions);
+    each(&the::RAM_FAILED, |ram| ram.failed_write_downs);
+}
+
+fn each(
+    out: &mut Writer,
+    metric: &'static Metric,
+    volumes: &[&VolumeReport],
+    number: impl Fn(&VolumeReport) -> u64,
+) {
+    out.begin(metric);
+    volumes.iter().for_each(|volume| out.number(&[volume.name.as_str()], number(volume)));
+}

@@ -1,0 +1,264 @@
+//! Metrics as text: OpenMetrics 1.0, and the older format of Prometheus for clients that know no other.
+//!
+//! Both are written by the same calls. They differ in the names after `# TYPE`, in units, and at the end.
+
+use std::fmt::Write;
+
+use forebay_core::{LATENCY_BOUNDS_US, LatencyCounts};
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A number that only grows until its volume or the daemon is started again.
+    Counter,
+    /// A number that changes in both directions.
+    Gauge,
+    /// Latencies by ranges.
+    Histogram,
+    /// Always 1; the labels have the content.
+    Info,
+}
+
+/// A metric, as the table declares it.
+#[derive(Debug)]
+pub(super) struct Metric {
+    /// Its name, without the suffix that its kind adds.
+    pub(super) name: &'static str,
+    /// What it is.
+    pub(super) kind: Kind,
+    /// Its unit, with which its name ends; empty: it has none.
+    pub(super) unit: &'static str,
+    /// The names of its labels, in the order in which their values are given.
+    pub(super) labels: &'static [&'static str],
+    /// Its meaning, in half a sentence.
+    pub(super) help: &'static str,
+}
+
+/// A format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+    /// The text format of Prometheus, version 0.0.4.
+    Prometheus,
+}
+
+impl Format {
+    /// Returns the format for the `Accept` header of a request: OpenMetrics, unless the client names the other one
+    /// and not this.
+    pub(crate) fn for_client(accept: &str) -> Self {
+        if accept.contains("text/plain") && !accept.contains("application/openmetrics-text") {
+            Format::Prometheus
+        } else {
+            Format::OpenMetrics
+        }
+    }
+
+    /// Returns the media type.
+    pub(crate) fn media_type(self) -> &'static str {
+        match self {
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
+/// Writes metrics, one family after the other.
+pub(super) struct Writer {
+    text: String,
+    format: Format,
+    family: &'static Metric,
+}
+
+impl Writer {
+    pub(super) fn new(format: Format, first: &'static Metric) -> Self {
+        let mut writer = Writer { text: String::with_capacity(64 << 10), format, family: first };
+        writer.begin(first);
+        writer
+    }
+
+    /// Begins a family; the values that follow belong to it. Values of one family must follow each other.
+    pub(super) fn begin(&mut self, family: &'static Metric) {
+        self.family = family;
+        let Metric { name, kind, unit, help, .. } = *family;
+        let (suffix, word) = match (self.format, kind) {
+            (_, Kind::Gauge) => ("", "gauge"),
+            (_, Kind::Histogram) => ("", "histogram"),
+            (Format::OpenMetrics, Kind::Counter) => ("", "counter"),
+            (Format::OpenMetrics, Kind::Info) => ("", "info"),
+            (Format::Prometheus, Kind::Counter) => ("_total", "counter"),
+            (Format::Prometheus, Kind::Info) => ("_info", "gauge"),
+        };
+        let text = &mut self.text;
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "# TYPE {name}{suffix} {word}");
+        if self.format == Format::OpenMetrics && !unit.is_empty() {
+            let _ = writeln!(text, "# UNIT {name} {unit}");
+        }
+        let _ = writeln!(text, "# HELP {name}{suffix} {help}.");
+    }
+
+    /// Writes a number, with a value for each label.
+    pub(super) fn number(&mut self, labels: &[&str], number: u64) {
+        self.head(self.suffix(), labels);
+        let _ = writeln!(self.text, " {number}");
+    }
+
+    /// As [`Writer::number`], for a number with a fraction.
+    pub(super) fn fraction(&mut self, labels: &[&str], number: f64) {
+        self.head(self.suffix(), labels);
+        let _ = writeln!(self.text, " {number}");
+    }
+
+    /// Writes a latency distribution. Its sum and the bounds are in seconds.
+    pub(super) fn latencies(&mut self, labels: &[&str], counts: &LatencyCounts) {
+        // All but the bound is the same on every line, and there are many.
+        let begin = self.text.len();
+        self.head("_bucket", labels);
+        if self.text.ends_with('}') {
+            self.text.pop();
+            self.text.push(',');
+        } else {
+            self.text.push('{');
+        }
+        self.text.push_str("le=\"");
+        let line = self.text.split_off(begin);
+        let mut count = 0;
+        for (requests, bound) in counts.ranges.iter().zip(BOUNDS.iter().chain(&["+Inf"])) {
+            count += requests;
+            self.text.push_str(&line);
+            self.text.push_str(bound);
+            let _ = writeln!(self.text, "\"}} {count}");
+        }
+        self.head("_count", labels);
+        let _ = writeln!(self.text, " {count}");
+        self.head("_sum", labels);
+        let _ = writeln!(self.text, " {}", counts.sum_nanos as f64 / 1e9);
+    }
+
+    /// Returns the whole text.
+    pub(super) fn end(mut self) -> String {
+        if self.format == Format::OpenMetrics {
+            self.text.push_str("# EOF\n");
+        }
+        self.text
+    }
+
+    fn suffix(&self) -> &'static str {
+        match self.family.kind {
+            Kind::Counter => "_total",
+            Kind::Info => "_info",
+            Kind::Gauge | Kind::Histogram => "",
+        }
+    }
+
+    /// Writes everything before the number.
+    fn head(&mut self, suffix: &str, values: &[&str]) {
+        let family = self.family;
+        debug_assert_eq!(family.labels.len(), values.len(), "{}", family.name);
+        let text = &mut self.text;
+        text.push_str(family.name);
+        text.push_str(suffix);
+        let mut before = '{';
+        for (label, value) in family.labels.iter().zip(values) {
+            text.push(before);
+            before = ',';
+            text.push_str(label);
+            text.push_str("=\"");
+            escape(text, value);
+            text.push('"');
+        }
+        if before == ',' {
+            text.push('}');
+        }
+    }
+}
+
+/// Appends the value of a label, in which three characters have to be escaped.
+fn escape(text: &mut String, value: &str) {
+    let mut rest = value;
+    while let Some(at) = rest.find(['\\', '"', '\n']) {
+        text.push_str(&rest[..at]);
+        text.push('\\');
+        text.push(if rest.as_bytes()[at] == b'\n' { 'n' } else { rest.as_bytes()[at] as char });
+        rest = &rest[at + 1..];
+    }
+    text.push_str(rest);
+}
+
+/// The bounds of latencies in seconds: [`LATENCY_BOUNDS_US`] as text.
+const BOUNDS: [&str; LATENCY_BOUNDS_US.len()] = [
+    "5e-06", "1e-05", "2e-05", "5e-05", "0.0001", "0.0002", "0.0005", "0.001", "0.002", "0.005",
+    "0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1.0", "2.0", "5.0", "10.0",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static COUNTER: Metric = Metric {
+        name: "a_bytes",
+        kind: Kind::Counter,
+        unit: "bytes",
+        labels: &["volume"],
+        help: "bytes",
+    };
+    static TIMES: Metric = Metric {
+        name: "b_seconds",
+        kind: Kind::Histogram,
+        unit: "seconds",
+        labels: &[],
+        help: "times",
+    };
+
+    #[test]
+    fn bounds_are_the_same_as_those_of_reports() {
+        for (text, micros) in BOUNDS.iter().zip(LATENCY_BOUNDS_US) {
+            let seconds: f64 = text.parse().expect("a number");
+            assert!((seconds * 1e6 - micros as f64).abs() < 1e-6, "{text} is not {micros} us");
+        }
+    }
+
+    #[test]
+    fn values_of_labels_cannot_break_a_line() {
+        let mut writer = Writer::new(Format::OpenMetrics, &COUNTER);
+        writer.number(&["a\"b\\c\nd"], 7);
+        let text = writer.end();
+        let expected = "# TYPE a_bytes counter\n# UNIT a_bytes bytes\n# HELP a_bytes bytes.\n\
+            a_bytes_total{volume=\"a\\\"b\\\\c\\nd\"} 7\n# EOF\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn ranges_are_cumulative_and_the_older_format_has_its_own_names() {
+        let mut counts = LatencyCounts::default();
+        counts.count(4_000, 2);
+        counts.count(1_500_000_000, 1);
+        counts.sum_nanos = 1_500_008_000;
+        let mut writer = Writer::new(Format::Prometheus, &COUNTER);
+        writer.begin(&TIMES);
+        writer.latencies(&[], &counts);
+        let text = writer.end();
+        assert!(text.starts_with("# TYPE a_bytes_total counter\n# HELP a_bytes_total "), "{text}");
+        for line in [
+            "b_seconds_bucket{le=\"5e-06\"} 2",
+            "b_seconds_bucket{le=\"1.0\"} 2",
+            "b_seconds_bucket{le=\"2.0\"} 3",
+            "b_seconds_bucket{le=\"+Inf\"} 3",
+            "b_seconds_count 3",
+            "b_seconds_sum 1.500008",
+        ] {
+            assert!(text.lines().any(|there| there == line), "{line} is missing in {text}");
+        }
+        assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
+    }
+
+    #[test]
+    fn the_older_format_is_for_those_that_ask_for_it_only() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2";
+        assert_eq!(Format::for_client(prometheus), Format::OpenMetrics);
+        assert_eq!(Format::for_client(""), Format::OpenMetrics);
+        assert_eq!(Format::for_client("*/*"), Format::OpenMetrics);
+        assert_eq!(Format::for_client("text/plain;version=0.0.4"), Format::Prometheus);
+    }
+}
