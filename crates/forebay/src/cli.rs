@@ -85,8 +85,7 @@ pub(crate) enum Verb {
     Resume(NameArgs),
     /// Discard what is cached of a volume; data that is not on the origin yet stays
     Drop(DropArgs),
-    /// Load ranges or files into the cache or, without any, the blocks into RAM that it held when the volume
-    /// was last stopped
+    /// Load ranges or files into the cache; without any, what RAM held at the last stop
     Prefetch(PrefetchArgs),
     /// Keep ranges or files in the cache, and load them; without any, print what is pinned
     Pin(PinArgs),

@@ -4,7 +4,7 @@ use clap::{Args, ValueHint};
 use forebay_admin::VolumeName;
 
 /// The help of arguments that name parts of a volume.
-const PLACES: &str = "Bytes of the volume, as OFFSET+LENGTH like 1G+512M, or a file on the file system on its device";
+const PLACES: &str = "OFFSET+LENGTH of the volume, as 1G+512M, or a file on its device";
 
 /// Arguments of `prefetch`.
 #[derive(Debug, Args)]
