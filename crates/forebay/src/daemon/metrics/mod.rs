@@ -175,6 +175,12 @@ fn write_requests(out: &mut Writer, volumes: &[&VolumeReport]) {
     each(out, &the::FLUSHES, volumes, |volume| volume.requests.flushes);
     each(out, &the::DISCARDS, volumes, |volume| volume.requests.discards);
     each(out, &the::FAILED, volumes, |volume| volume.requests.failed);
+    each(out, &the::LIMITED, volumes, |volume| volume.requests.limited);
+    out.begin(&the::LIMITED_SECONDS);
+    for volume in volumes {
+        let seconds = volume.requests.limited_ms as f64 / 1e3;
+        out.fraction(&[volume.name.as_str()], seconds);
+    }
     out.begin(&the::CLIENT_BYTES);
     for volume in volumes {
         out.number(&[volume.name.as_str(), "read"], volume.bytes.user_read);

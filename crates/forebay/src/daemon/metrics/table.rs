@@ -53,6 +53,8 @@ metrics! {
     FLUSHES "forebay_volume_flushes" Counter "" ["volume"] "Flushes";
     DISCARDS "forebay_volume_discards" Counter "" ["volume"] "Discards";
     FAILED "forebay_volume_failed_requests" Counter "" ["volume"] "Requests that failed";
+    LIMITED "forebay_volume_limited_requests" Counter "" ["volume"] "Requests that waited because of limit_iops or limit_bandwidth";
+    LIMITED_SECONDS "forebay_volume_limited_wait_seconds" Counter "seconds" ["volume"] "Time that they waited in all";
     CLIENT_BYTES "forebay_volume_client_bytes" Counter "bytes" ["volume", "operation"] "Bytes read and written by clients";
     DURATION "forebay_volume_request_duration_seconds" Histogram "seconds" ["volume", "operation"] "Latency of requests, without the front end and the network; one in 16 of those that complete at once is measured and counts as 16";
     LOOKUPS "forebay_volume_lookups" Counter "" ["volume", "operation", "result"] "Requests to the cache by how much of them was cached; the RAM tier passes on those that it cannot answer";
