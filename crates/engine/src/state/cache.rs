@@ -176,12 +176,12 @@ impl Cache {
         volumes.push(volume);
         volumes.sort_by_key(|volume| volume.id);
         drop(volumes);
-        self.settings_changed();
+        self.volumes_changed();
     }
 
     pub(crate) fn remove_volume(&self, name: &str) {
         self.volumes.write().retain(|volume| volume.name != name);
-        self.settings_changed();
+        self.volumes_changed();
     }
 
     /// Removes a volume and keeps its dirty blocks in the cache.
@@ -190,6 +190,12 @@ impl Cache {
         self.detached.add(volume.id, volume.dirty_blocks());
         volumes.retain(|other| other.id != volume.id);
         drop(volumes);
+        self.volumes_changed();
+    }
+
+    fn volumes_changed(&self) {
+        // A volume that is not attached has the blocks that it had at its end, not those of an earlier count.
+        *self.counted.lock() = None;
         self.settings_changed();
     }
 
