@@ -149,6 +149,17 @@ fn no_more_can_be_pinned_than_leaves_room_for_others() {
 }
 
 #[test]
+fn a_volume_that_has_just_come_up_can_be_filled() {
+    let test = Test::new(settings(Mode::Writeback));
+    test.world.close(&test.engine).expect("closed");
+    let (engine, _) = test.world.open(&test.cache);
+    let volume = test.world.attach(&engine, &test.origin);
+    let test = Test { engine, volume, ..test };
+    test.pin(PINNED);
+    assert_eq!(test.fill(), 0);
+}
+
+#[test]
 fn where_nothing_enters_a_fill_is_refused() {
     for settings in [
         settings(Mode::Passthrough),

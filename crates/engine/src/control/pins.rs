@@ -25,9 +25,9 @@ const GIVES_WAY: Duration = Duration::from_millis(100);
 /// How often work that waits looks again.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// How often a piece is read although there is space, before it is given up: others than reclaim keep
-/// blocks out.
-const ATTEMPTS: u32 = 4;
+/// How often a piece is read although there are free segments, before it is given up. Others than reclaim
+/// may keep blocks out, and a fill that is faster than the cache device finds the log's buffers in use.
+const ATTEMPTS: u32 = 12;
 
 /// The longest time that a piece waits for space that reclaim frees.
 const WAITS_FOR_SPACE: Duration = Duration::from_secs(5);
@@ -146,7 +146,7 @@ async fn fill_piece(view: &LaneVolume, blocks: &Range<u64>) -> Result<u64, Engin
             break;
         }
         view.store.store().space_wanted.notify_all();
-        view.lane().sleep(LOOK).await;
+        view.lane().sleep(LOOK * attempt).await;
     }
     Ok(absent())
 }
