@@ -38,6 +38,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const PACKED: u32 = 31;
 const WHOLE: u32 = 32;
 
+/// The same for clean blocks that are pinned.
+const PINNED_PACKED: u32 = 3;
+const PINNED_WHOLE: u32 = 4;
+
 /// The result of emptying a segment.
 #[derive(PartialEq, Eq)]
 pub(super) enum Emptied {
@@ -73,6 +77,12 @@ impl EngineLane {
         let bound = count(|owner, live| owner.must_reinsert(live));
         // In a small segment the headers of further records can take what would be gained.
         if bound * WHOLE > capacity * PACKED || u64::from(bound) >= store.cells_if_split() {
+            return Emptied::Packed;
+        }
+        // Pinned blocks are moved only where that gains a good part of a segment. Otherwise reclaim would
+        // move the same ones for ever, as clients go on to write beside them (invariant 25).
+        let pinned = count(|owner, live| !live.dirty && owner.must_reinsert(live));
+        if pinned * PINNED_WHOLE > capacity * PINNED_PACKED {
             return Emptied::Packed;
         }
         let all = count(|_, _| true);
