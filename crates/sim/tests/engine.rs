@@ -157,6 +157,17 @@ fn zeroes_are_not_written_twice() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
+/// Reclaim moved pinned blocks, and others that were kept beside them, from one segment to the next for ever, and
+/// gained nothing.
+#[test]
+fn reclaim_does_not_move_pinned_blocks_in_a_circle() {
+    catch_panics();
+    for seed in [840_405_582_583, 840_405_584_677] {
+        let outcome = run_seed(seed, &Engine(None), RunOptions::default());
+        assert!(outcome.violation.is_none(), "{seed}: {:?}", outcome.violation);
+    }
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {

@@ -60,14 +60,7 @@ impl EngineLane {
     ) -> Emptied {
         let store = self.cache.store.clone();
         let capacity = store.cells_per_segment() as u32;
-        let mut live = self.live_blocks(segment).await;
-        if let How::Lists(lists) = &replacement.how {
-            live.values_mut().flatten().for_each(|live| live.kept = lists.keeps(live.slot));
-        }
-        let live: Vec<(Owner<'_>, Vec<Live>)> = live
-            .into_iter()
-            .filter_map(|(id, blocks)| Some((Owner::of(self, replacement, id)?, blocks)))
-            .collect();
+        let live = self.owned_blocks(segment, replacement).await;
         let count = |of: fn(&Owner<'_>, &Live) -> bool| {
             let each = live
                 .iter()
@@ -79,8 +72,8 @@ impl EngineLane {
         if bound * WHOLE > capacity * PACKED || u64::from(bound) >= store.cells_if_split() {
             return Emptied::Packed;
         }
-        // Pinned blocks are moved only where that gains a good part of a segment. Otherwise reclaim would
-        // move the same ones for ever, as clients go on to write beside them (invariant 25).
+        // Pinned blocks are moved only where that gains a good part of a segment, and count as kept below:
+        // otherwise reclaim would move the same blocks for ever (invariant 25).
         let pinned = count(|owner, live| !live.dirty && owner.must_reinsert(live));
         if pinned * PINNED_WHOLE > capacity * PINNED_PACKED {
             return Emptied::Packed;
@@ -106,8 +99,10 @@ impl EngineLane {
         for (owner, blocks) in live {
             let write = owner.view.as_ref().map(|view| view.volume.write_cost.mean());
             let most_dirty = most_reinserted(write.unwrap_or_default(), waits);
-            let reinsert = room
-                && (all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty);
+            let few = all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty;
+            // Beside pinned blocks, moving the dirty ones as well has to gain something.
+            let gains = pinned == 0 || (dirty + pinned) * 100 <= capacity * REINSERT_KEPT;
+            let reinsert = room && few && gains;
             let (kept, leaving): (Vec<Live>, Vec<Live>) =
                 blocks.into_iter().partition(|live| match live.dirty {
                     true => !owner.in_order && (reinsert || (room_for_bound && owner.bound)),
@@ -138,6 +133,26 @@ impl EngineLane {
             }
         }
         Emptied::AsFarAsPossible
+    }
+
+    /// Returns the live blocks of a segment by owner. Those that are pinned count as kept.
+    async fn owned_blocks<'a>(
+        &'a self,
+        segment: SegmentId,
+        replacement: &'a Replacement,
+    ) -> Vec<(Owner<'a>, Vec<Live>)> {
+        let mut all = Vec::new();
+        for (id, mut blocks) in self.live_blocks(segment).await {
+            let Some(owner) = Owner::of(self, replacement, id) else { continue };
+            for live in &mut blocks {
+                if let How::Lists(lists) = &replacement.how {
+                    live.kept = lists.keeps(live.slot);
+                }
+                live.kept |= owner.is_pinned(live.block);
+            }
+            all.push((owner, blocks));
+        }
+        all
     }
 
     /// Reinserts blocks, many at a time. Returns those that could not be reinserted, with the

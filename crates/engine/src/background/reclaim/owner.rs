@@ -61,7 +61,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Returns whether a block is pinned. Those of a volume that is not attached are not.
-    fn is_pinned(&self, block: OriginBlock) -> bool {
+    pub(super) fn is_pinned(&self, block: OriginBlock) -> bool {
         self.view.as_ref().is_some_and(|view| view.volume.pins.contain(block))
     }
 
