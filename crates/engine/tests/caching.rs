@@ -70,7 +70,7 @@ impl Test {
     fn forget_clean(&self) {
         let engine = self.engine.clone();
         self.world
-            .block_on(async move { engine.forget_clean("data", None, |_| ()).await })
+            .block_on(async move { engine.forget_clean("data", |_| ()).await })
             .expect("forgotten");
     }
 }

@@ -200,7 +200,7 @@ fn blocks_of_a_range_are_forgotten() {
     let before = test.engine.cache.store.index.len();
     let (engine, some) = (test.engine.clone(), BlockSet::from(1000..1200));
     test.world
-        .block_on(async move { engine.forget_clean("data", Some(&some), |_| ()).await })
+        .block_on(async move { engine.forget_clean_of("data", &some, |_| ()).await })
         .expect("forgotten");
     assert_eq!(test.cached(1000..1200), 1, "the dirty one stays");
     assert_eq!(before - test.engine.cache.store.index.len(), 199);

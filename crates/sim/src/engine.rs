@@ -471,7 +471,7 @@ async fn administrate(
             if let Some(tier) = tiers.get(volume).filter(|_| ram) {
                 tier.forget_clean();
             }
-            if ssd { lane.forget_clean(&name(volume), None, |_| ()).await } else { Ok(()) }
+            if ssd { lane.forget_clean(&name(volume), |_| ()).await } else { Ok(()) }
         }
         Admin::Restart(volume) => {
             stop(&lane, &tiers, volume, false).await?;

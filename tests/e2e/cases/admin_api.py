@@ -1,31 +1,18 @@
 """Requests to the admin socket that nobody should send: answered or cut off, nothing changes."""
 
 import contextlib
-import http.client
 import json
 import socket
 
 from harness import *
+from harness.http_unix import UnixConnection
 
 PATIENCE = 30
 
 
-class Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path):
-        super().__init__("localhost", timeout=PATIENCE)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(self.path)
-
-
 def ask(daemon, method, target, body=None, headers=None):
     """The status and the answer as JSON."""
-    connection = Connection(daemon.socket)
+    connection = UnixConnection(daemon.socket)
     with contextlib.closing(connection):
         connection.request(method, target, body, headers or {})
         answer = connection.getresponse()

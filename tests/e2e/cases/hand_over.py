@@ -1,6 +1,5 @@
 """Another program takes over from the daemon: clients stay connected and see a pause, never an error."""
 
-import http.client
 import json
 import os
 import pathlib
@@ -12,6 +11,8 @@ import time
 
 from harness import *
 from harness.faults import Client, Disk, wait_for
+from harness.http_unix import UnixConnection
+from harness.wire import free_port
 
 TIMES = 10
 PATIENCE = 60
@@ -29,18 +30,10 @@ def state(daemon):
 
 
 def request(daemon, method, path, body=None):
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(daemon.socket)
+    connection = UnixConnection(daemon.socket)
     connection.request(method, path, json.dumps(body) if body is not None else None)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Reader(threading.Thread):

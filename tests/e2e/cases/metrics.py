@@ -9,23 +9,11 @@ import socket
 import subprocess
 
 from harness import *
+from harness.http_unix import UnixConnection
 from harness.wire import free_port
 
 PATIENCE = 30
 BLOCK = 4096
-
-
-class Unix(http.client.HTTPConnection):
-    """HTTP over the admin socket."""
-
-    def __init__(self, path):
-        super().__init__("localhost", timeout=PATIENCE)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(self.path)
 
 
 def ask(connection, method="GET", target="/metrics", headers=None):
@@ -92,7 +80,7 @@ def what_is_counted_is_what_was_done(box):
     check(found['forebay_origin_bytes_total{volume="v",operation="read"}'] >= 8 * BLOCK, "bytes read")
     check_equal(found.get('forebay_origin_bytes_total{volume="v",operation="write"}'), 0, "bytes written back")
     daemon.cli("flush", "v")
-    found = values(ask(Unix(daemon.socket))[2])
+    found = values(ask(UnixConnection(daemon.socket))[2])
     check_equal(found['forebay_volume_dirty_bytes{volume="v"}'], 0, "dirty bytes on the admin socket")
     check_equal(found['forebay_volume_time_to_clean_seconds{volume="v"}'], 0, "the time to clean")
     check_equal(found['forebay_volume_written_back_blocks_total{volume="v",reason="drain"}'], 8, "blocks written back")
@@ -135,7 +123,7 @@ def an_address_that_is_taken_is_refused_and_the_admin_socket_needs_none(box):
         else:
             raise Failure("the daemon started")
     daemon.start()
-    status, kind, text = ask(Unix(daemon.socket), headers={"Accept": "text/plain"})
+    status, kind, text = ask(UnixConnection(daemon.socket), headers={"Accept": "text/plain"})
     check_equal(status, 200, "the status")
     check(kind.startswith("text/plain; version=0.0.4"), kind)
     check('forebay_ready 1\n' in text and "# EOF" not in text, text)

@@ -9,6 +9,7 @@ use forebay_lane::yield_now;
 use crate::error::EngineError;
 use crate::io::admission::AdmissionControl;
 use crate::io::policy::Policy;
+use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::pins::BlockSet;
 
@@ -18,9 +19,18 @@ const STEP: usize = 1024;
 /// Blocks whose marks wait in RAM for their record.
 const MARKS: usize = 64 * STEP;
 
+/// Forgets a block of a volume if it is clean.
+fn forget(view: &LaneVolume, block: OriginBlock) {
+    let store = view.store.store();
+    if let Some(entry) = store.forget(&view.volume.space, block, |entry| !entry.dirty) {
+        Policy(view).gone(&entry);
+        AdmissionControl(view).invalidated(block, InvalidationReason::Dropped);
+    }
+}
+
 impl EngineLane {
-    /// Forgets all clean blocks of a volume, or those of `within`. Requests are served meanwhile; blocks
-    /// that they read may enter again. `progress` is called with the number of blocks left.
+    /// Forgets all clean blocks of a volume. Requests are served meanwhile; blocks that they read may
+    /// enter again. `progress` is called with the number of blocks left.
     ///
     /// # Errors
     /// There is no such volume, or the cache device fails: blocks may then come back after a crash,
@@ -28,45 +38,73 @@ impl EngineLane {
     pub async fn forget_clean(
         self: &Rc<Self>,
         name: &str,
-        within: Option<&BlockSet>,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
-        let view = self.lane_volume(volume.id).ok_or_else(|| EngineError::no_volume(name))?;
-        self.index_loaded().await?;
-        let store = &self.cache.store;
-        let is_meant = |block: OriginBlock| {
-            within.is_none_or(|within| within.overlaps(&(block.0..block.0.saturating_add(1))))
-        };
+        let view = self.loaded_volume(name).await?;
+        let (store, space) = (&self.cache.store, view.volume.space);
         let mut left = 0;
         store.index.visit(
             |entry| !entry.dirty,
-            |address, _| left += u64::from(volume.space.block(address).is_some_and(is_meant)),
+            |address, _| left += u64::from(space.block(address).is_some()),
         );
         progress(left);
         let (mut clean, mut marks) = (Vec::<OriginBlock>::new(), 0);
         for shard in 0..store.index.shard_count() {
             store.index.scan_shard(shard, &mut |address, entry| {
-                let block = volume.space.block(address).filter(|_| !entry.dirty);
-                clean.extend(block.filter(|block| is_meant(*block)));
+                clean.extend(space.block(address).filter(|_| !entry.dirty));
             });
             while !clean.is_empty() {
                 for block in clean.drain(clean.len().saturating_sub(STEP)..) {
                     left = left.saturating_sub(1);
-                    if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
-                        Policy(&view).gone(&entry);
-                        AdmissionControl(&view).invalidated(block, InvalidationReason::Dropped);
-                    }
+                    forget(&view, block);
                 }
                 progress(left);
-                marks += STEP;
-                if marks >= MARKS {
-                    marks = 0;
-                    self.store.sync_marks().await?;
-                }
-                yield_now().await;
+                self.rest(&mut marks).await?;
             }
         }
         Ok(self.store.sync_marks().await?)
+    }
+
+    /// As [`EngineLane::forget_clean`], for some blocks: looks up these, and not the whole index.
+    ///
+    /// # Errors
+    /// As for [`EngineLane::forget_clean`].
+    pub async fn forget_clean_of(
+        self: &Rc<Self>,
+        name: &str,
+        blocks: &BlockSet,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
+        let view = self.loaded_volume(name).await?;
+        let (mut left, mut marks) = (blocks.len(), 0);
+        for range in blocks.ranges() {
+            for start in range.clone().step_by(STEP) {
+                let end = (start + STEP as u64).min(range.end);
+                progress(left);
+                (start..end).for_each(|block| forget(&view, OriginBlock(block)));
+                left -= end - start;
+                self.rest(&mut marks).await?;
+            }
+        }
+        Ok(self.store.sync_marks().await?)
+    }
+
+    /// Returns the lane's view of a volume, once the whole index is loaded.
+    pub(super) async fn loaded_volume(&self, name: &str) -> Result<Rc<LaneVolume>, EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
+        let view = self.lane_volume(volume.id).ok_or_else(|| EngineError::no_volume(name))?;
+        self.index_loaded().await?;
+        Ok(view)
+    }
+
+    /// Lets other tasks run after a step; logs the marks if there may be many.
+    async fn rest(self: &Rc<Self>, marks: &mut usize) -> Result<(), EngineError> {
+        *marks += STEP;
+        if *marks >= MARKS {
+            *marks = 0;
+            self.store.sync_marks().await?;
+        }
+        yield_now().await;
+        Ok(())
     }
 }

@@ -81,9 +81,8 @@ impl EngineLane {
         blocks: &BlockSet,
         progress: impl Fn(u64),
     ) -> Result<u64, EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
-        let view = self.lane_volume(volume.id).ok_or_else(|| EngineError::no_volume(name))?;
-        self.index_loaded().await?;
+        let view = self.loaded_volume(name).await?;
+        let volume = &view.volume;
         if !Reader(&view).fills_on_request() {
             let message = format!(
                 "nothing that is read enters the cache of '{name}' with mode={} and caching={}",

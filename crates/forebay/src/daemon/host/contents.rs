@@ -56,10 +56,7 @@ impl EngineHost {
             let _wait = self.served.wait_for(name, &volume.cache);
             self.lanes.watch(work, running.block_bytes(), move |state, left| async move {
                 let engine = state.engine(number)?;
-                engine
-                    .forget_clean(&own, None, |blocks| left.set(blocks))
-                    .await
-                    .map_err(faults::engine)
+                engine.forget_clean(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
             })?;
         }
         if let Some(tier) = tier.filter(|_| ram || both) {

@@ -1,13 +1,15 @@
 //! Ranges of served volumes: pinned, filled and evicted.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_admin::{ApiError, ByteRange, ErrorKind, PinReport, VolumeName};
 use forebay_core::OriginBlock;
 use forebay_core::units::format_size;
-use forebay_engine::{BlockSet, Volume};
+use forebay_engine::{BlockSet, EngineLane, Volume};
 
 use super::report::Running;
+use super::waiting::Left;
 use super::{EngineHost, faults};
 use crate::daemon::host_api::Definition;
 use crate::daemon::operations::Work;
@@ -134,26 +136,19 @@ impl EngineHost {
         blocks: BlockSet,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        let (number, name, unit) =
-            (running.place.number, volume.name.clone(), running.block_bytes());
-        let (own, origin) = (name.clone(), volume.origin.clone());
-        let fill = move |host: &Arc<Self>, work: &Arc<Work>| {
-            let _wait = host.served.wait_for(&own, &origin);
-            let name = own.to_string();
-            host.lanes.watch(work, unit, move |state, left| async move {
-                let engine = state.engine(number)?;
-                let progress = |blocks| left.set(blocks);
-                let absent = engine.fill(&name, &blocks, progress).await.map_err(faults::engine)?;
-                match absent {
-                    0 => Ok(()),
-                    absent => Err(ApiError::failed(format!(
-                        "{} did not enter the cache: it has no space, its write_budget is used up, or they are being written",
-                        format_size(absent * unit)
-                    ))),
-                }
-            })
+        let (name, unit) = (volume.name.to_string(), running.block_bytes());
+        let fill = move |engine: Rc<EngineLane>, left: Left| async move {
+            let progress = |blocks| left.set(blocks);
+            let absent = engine.fill(&name, &blocks, progress).await.map_err(faults::engine)?;
+            match absent {
+                0 => Ok(()),
+                absent => Err(ApiError::failed(format!(
+                    "{} did not enter the cache: it has no space, its write_budget is used up, or they are being written",
+                    format_size(absent * unit)
+                ))),
+            }
         };
-        self.attended(&name, work, fill, |_, ()| ())
+        self.on_engine(volume, running, volume.origin.clone(), work, fill)
     }
 
     /// See [`crate::daemon::host_api::Host::evict`].
@@ -164,22 +159,34 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let running = self.cached(volume)?;
-        let named = blocks(&running.volume, ranges)?;
-        let (own, cache, number, unit) = (
-            volume.name.clone(),
-            volume.cache.clone(),
-            running.place.number,
-            running.block_bytes(),
-        );
-        let evict = move |host: &Arc<Self>, work: &Arc<Work>| {
-            let _wait = host.served.wait_for(&own, &cache);
-            let name = own.to_string();
+        let (named, name) = (blocks(&running.volume, ranges)?, volume.name.to_string());
+        let evict = move |engine: Rc<EngineLane>, left: Left| async move {
+            let progress = |blocks| left.set(blocks);
+            engine.forget_clean_of(&name, &named, progress).await.map_err(faults::engine)
+        };
+        self.on_engine(volume, &running, volume.cache.clone(), work, evict)
+    }
+
+    /// Runs attended work of a volume, which may wait for `device`, on the lane that opened its cache.
+    fn on_engine<F>(
+        self: &Arc<Self>,
+        volume: &Definition,
+        running: &Running,
+        device: String,
+        work: &Arc<Work>,
+        job: impl FnOnce(Rc<EngineLane>, Left) -> F + Send + 'static,
+    ) -> Result<(), ApiError>
+    where
+        F: Future<Output = Result<(), ApiError>> + 'static,
+    {
+        let (number, unit, own) =
+            (running.place.number, running.block_bytes(), volume.name.clone());
+        let run = move |host: &Arc<Self>, work: &Arc<Work>| {
+            let _wait = host.served.wait_for(&own, &device);
             host.lanes.watch(work, unit, move |state, left| async move {
-                let engine = state.engine(number)?;
-                let progress = |blocks| left.set(blocks);
-                engine.forget_clean(&name, Some(&named), progress).await.map_err(faults::engine)
+                job(state.engine(number)?, left).await
             })
         };
-        self.attended(&volume.name, work, evict, |_, ()| ())
+        self.attended(&volume.name, work, run, |_, ()| ())
     }
 }
