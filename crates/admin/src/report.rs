@@ -70,6 +70,17 @@ impl VolumeState {
             VolumeState::Failed => "failed",
         }
     }
+
+    /// Whether a volume in this state is served, so that its counts mean something.
+    pub fn has_counts(self) -> bool {
+        matches!(
+            self,
+            VolumeState::Running
+                | VolumeState::Draining
+                | VolumeState::Degraded
+                | VolumeState::Stopping
+        )
+    }
 }
 
 /// The origin of a volume.
@@ -326,6 +337,12 @@ impl VolumeReport {
         }
     }
 
+    /// Returns the bytes that are newer than the origin, but for those that only RAM has; `None`: unknown.
+    pub fn dirty_bytes(&self) -> Option<u64> {
+        (self.blocks.known || self.state.has_counts())
+            .then(|| self.blocks.dirty.saturating_mul(self.block_size))
+    }
+
     /// Returns the volume's line in a list.
     pub fn summary(&self) -> VolumeSummary {
         VolumeSummary {
@@ -400,6 +417,14 @@ pub struct OrderReport {
 pub struct VolumeList {
     /// The volumes in the order of their creation.
     pub volumes: Vec<VolumeSummary>,
+}
+
+/// The reports of all volumes. They are made without counting anything: [`BlockReport::cached`] of volumes that share
+/// a cache is as of the last count, and `known` says whether there was one.
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+pub struct ReportList {
+    /// The volumes in the order of their creation.
+    pub volumes: Vec<VolumeReport>,
 }
 
 /// State of the daemon.

@@ -40,6 +40,31 @@ impl LatencyCounts {
         self.ranges.iter().sum()
     }
 
+    /// Returns the latency in microseconds that this share of the operations, 0 to 1, did not exceed; `None` if there
+    /// were none. The operations of a range are taken to be spread evenly on a logarithmic scale; those of the last
+    /// range count as its lower bound.
+    pub fn quantile_us(&self, share: f64) -> Option<f64> {
+        let total = self.total();
+        let place = (total as f64 * share).ceil().max(1.0);
+        let mut before = 0.0;
+        for (range, count) in self.ranges.iter().map(|count| *count as f64).enumerate() {
+            if count > 0.0 && before + count >= place {
+                let lower = range.checked_sub(1).map_or(1, |range| LATENCY_BOUNDS_US[range]) as f64;
+                let upper = LATENCY_BOUNDS_US.get(range).map_or(lower, |bound| *bound as f64);
+                return Some(lower * (upper / lower).powf((place - before) / count));
+            }
+            before += count;
+        }
+        None
+    }
+
+    /// Returns these operations and others together.
+    pub fn with(mut self, others: &LatencyCounts) -> LatencyCounts {
+        self.ranges.iter_mut().zip(others.ranges).for_each(|(own, other)| *own += other);
+        self.sum_nanos = self.sum_nanos.saturating_add(others.sum_nanos);
+        self
+    }
+
     /// Returns what was counted since `before`; everything if `before` is not earlier, as after a restart.
     pub fn since(&self, before: &LatencyCounts) -> LatencyCounts {
         let mut since = *self;
@@ -68,6 +93,23 @@ mod tests {
         let mut counts = LatencyCounts::default();
         counts.count(u64::MAX, 3);
         assert_eq!((counts.ranges[LATENCY_RANGES - 1], counts.total()), (3, 3));
+    }
+
+    #[test]
+    fn quantiles_lie_in_the_range_of_their_operation() {
+        assert_eq!(LatencyCounts::default().quantile_us(0.5), None);
+        let mut counts = LatencyCounts::default();
+        counts.count(150_000, 98);
+        counts.count(3_000_000, 2);
+        let quantile = |share| counts.quantile_us(share).expect("there are some");
+        assert!((100.0..200.0).contains(&quantile(0.5)), "{}", quantile(0.5));
+        assert_eq!(quantile(0.98), 200.0);
+        assert!((2000.0..5000.0).contains(&quantile(0.99)), "{}", quantile(0.99));
+        assert_eq!(quantile(1.0), 5000.0);
+        let mut slow = LatencyCounts::default();
+        slow.count(u64::MAX, 1);
+        assert_eq!(slow.quantile_us(0.5), Some(10_000_000.0));
+        assert_eq!(slow.with(&counts).total(), 101);
     }
 
     #[test]

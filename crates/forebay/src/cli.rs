@@ -3,6 +3,7 @@
 mod host;
 mod ranges;
 mod values;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ use crate::exit;
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 use values::{Words, block_size, cache_size, rate, size};
+pub(crate) use watch::{KEYS, REVERSE, ShowArgs, TopArgs};
 
 /// Exit codes of the process, with their meanings.
 pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
@@ -72,6 +74,9 @@ pub(crate) enum Verb {
     /// Show everything about one volume
     #[command(after_help = forebay_admin::reasons::help_text())]
     Show(ShowArgs),
+    /// Watch the volumes: hits, requests, latencies, dirty data and writeback
+    #[command(after_help = watch::keys())]
+    Top(TopArgs),
     /// Change settings of a volume
     #[command(after_help = forebay_settings::help::help_text())]
     Set(SetArgs),
@@ -301,22 +306,6 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct ProfilesArgs {
     /// The profile [default: all]
     pub(crate) name: Option<ProfileName>,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `show`.
-#[derive(Debug, Args)]
-pub(crate) struct ShowArgs {
-    /// The volume
-    pub(crate) name: VolumeName,
-
-    /// Print only the byte ranges that are newer on the cache device than on the origin, if the cache
-    /// device has failed or is gone
-    #[arg(long)]
-    pub(crate) lost: bool,
 
     /// Print JSON
     #[arg(long)]

@@ -24,6 +24,7 @@ const MAX_ANSWER: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A daemon, identified by its admin socket.
+#[derive(Clone)]
 pub(crate) struct Client {
     socket: PathBuf,
 }

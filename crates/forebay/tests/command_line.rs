@@ -156,10 +156,10 @@ fn without_a_daemon_the_way_out_is_named() {
     assert!(outcome(&from_env.expect("it runs")).1.contains("/nonexistent/t"));
 }
 
-/// With `UPDATE_HELP=1` the file is written instead.
+/// With `UPDATE_HELP=1` the files are written instead.
 #[test]
 fn help_is_as_published() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help");
     let verbs = [
         "",
         "daemon",
@@ -167,6 +167,7 @@ fn help_is_as_published() {
         "profiles",
         "list",
         "show",
+        "top",
         "set",
         "flush",
         "stop",
@@ -179,19 +180,17 @@ fn help_is_as_published() {
         "completions",
         "man",
     ];
-    let mut help = String::new();
     for verb in verbs {
         let output = run(verb.split(' ').filter(|word| !word.is_empty()).chain(["--help"]));
         assert_eq!(output.status.code(), Some(0), "{verb}");
-        help.push_str(&format!("$ forebay {verb} --help\n").replace("  ", " "));
-        help.push_str(&String::from_utf8_lossy(&output.stdout));
-        help.push('\n');
+        let help = String::from_utf8_lossy(&output.stdout);
+        let file = format!("{folder}/{}.txt", if verb.is_empty() { "forebay" } else { verb });
+        if std::env::var_os("UPDATE_HELP").is_some() {
+            std::fs::write(&file, &*help).expect("writable");
+        }
+        let published = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(help == published, "{file} differs; look, then set UPDATE_HELP=1:\n{help}");
     }
-    if std::env::var_os("UPDATE_HELP").is_some() {
-        std::fs::write(file, &help).expect("writable");
-    }
-    let published = std::fs::read_to_string(file).unwrap_or_default();
-    assert!(help == published, "tests/help.txt differs; look, then set UPDATE_HELP=1:\n{help}");
 }
 
 /// The table of settings in the documentation is the program's own. With `UPDATE_HELP=1` it is written.

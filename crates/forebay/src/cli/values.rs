@@ -1,5 +1,7 @@
 //! Parsers of the values on the command line.
 
+use std::time::Duration;
+
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
@@ -50,6 +52,13 @@ impl<T: Word> TypedValueParser for Words<T> {
 pub(super) fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate));
     rate.ok_or_else(|| "the share must be 0.000001 to 1; 0.01 suits most traces".to_owned())
+}
+
+/// Parses the time between two looks, in seconds.
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    let seconds = seconds.ok_or_else(|| "an interval must be 0.1 to 3600 seconds".to_owned())?;
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// Parses the size of a cache.

@@ -12,6 +12,7 @@
 //! | `GET /v1/volumes` | list of all volumes |
 //! | `POST /v1/volumes` | operation: create |
 //! | `GET /v1/volumes/NAME` | full report of one volume |
+//! | `GET /v1/reports`, `GET /v1/reports/NAME` | full reports of all volumes or of one, without counting blocks |
 //! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` and `ram=1G,4G` or without | hit ratios of caches and RAM tiers of other sizes |
 //! | `GET /v1/volumes/NAME/lost` | dirty ranges on a cache device that has failed or is gone |
 //! | `GET /v1/volumes/NAME/pins` | the pinned ranges, and how much of them is cached |
@@ -28,8 +29,8 @@ use std::time::Duration;
 
 use forebay_admin::{
     API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, HandOverRequest, MemoryRequest,
-    OperationId, OperationState, PROFILES, SetRequest, StartRequest, StopRequest, VolumeList,
-    VolumeName, VolumeReport,
+    OperationId, OperationState, PROFILES, ReportList, SetRequest, StartRequest, StopRequest,
+    VolumeList, VolumeName, VolumeReport,
 };
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
@@ -77,7 +78,16 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
             Ok(HttpAnswer::json(200, &VolumeList { volumes: all }))
         }
         ("POST", ["volumes"]) => begun(volumes, volumes.create(&body(request)?)),
-        ("GET", ["volumes", name]) => Ok(HttpAnswer::json(200, &volumes.show(&named(name)?)?)),
+        ("GET", ["volumes", name]) => {
+            Ok(HttpAnswer::json(200, &volumes.show(&named(name)?, Count::Fresh)?))
+        }
+        // For those that ask again and again: no lane waits for these.
+        ("GET", ["reports"]) => {
+            Ok(HttpAnswer::json(200, &ReportList { volumes: volumes.list(Count::Known) }))
+        }
+        ("GET", ["reports", name]) => {
+            Ok(HttpAnswer::json(200, &volumes.show(&named(name)?, Count::Known)?))
+        }
         ("GET", ["volumes", name, "lost"]) => {
             Ok(HttpAnswer::json(200, &volumes.lost(&named(name)?)?))
         }
@@ -273,6 +283,10 @@ mod tests {
         assert_eq!((status, &list["volumes"][0]["name"]), (200, &json!("v")));
         let (_, one) = api.ask("GET", "/v1/volumes/v", "");
         assert_eq!(one["cache"]["path"], "ram:1M");
+        let (status, reports) = api.ask("GET", "/v1/reports", "");
+        assert_eq!((status, &reports["volumes"][0]), (200, &one));
+        assert_eq!(api.ask("GET", "/v1/reports/v", ""), (200, one));
+        assert_eq!(api.ask("GET", "/v1/reports/w", "").0, 404);
         for (verb, body) in [
             ("flush", ""),
             ("set", r#"{"settings":{"mode":"wt","dirty_high":55}}"#),

@@ -135,8 +135,8 @@ impl Volumes {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
-    pub(crate) fn show(&self, name: &VolumeName) -> Result<VolumeReport, ApiError> {
-        self.state.volume(name).map(|entry| self.report(&entry, Count::Fresh))
+    pub(crate) fn show(&self, name: &VolumeName, count: Count) -> Result<VolumeReport, ApiError> {
+        self.state.volume(name).map(|entry| self.report(&entry, count))
     }
 
     /// Returns the hit ratios that caches of these sizes, or of the usual ones, would have had.

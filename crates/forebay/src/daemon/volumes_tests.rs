@@ -61,7 +61,7 @@ impl Daemon {
     }
 
     fn state(&self, name: &str) -> VolumeState {
-        self.volumes.show(&name.parse().expect("valid")).expect("there").state
+        self.volumes.show(&name.parse().expect("valid"), Count::Fresh).expect("there").state
     }
 
     fn asked(&self) -> Vec<String> {
@@ -109,10 +109,10 @@ fn what_was_served_comes_back_with_its_settings() {
         (daemon.state("a"), daemon.state("b")),
         (VolumeState::Running, VolumeState::Stopped)
     );
-    let report = daemon.volumes.show(&name("a")).expect("there");
+    let report = daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(report.settings.dirty_high, 70);
     assert_eq!(report.export.nbd.as_deref(), Some("fake://a"));
-    let stopped = daemon.volumes.show(&name("b")).expect("there");
+    let stopped = daemon.volumes.show(&name("b"), Count::Fresh).expect("there");
     assert_eq!(stopped.export.nbd, None);
     assert_eq!(stopped.origin.size, crate::daemon::testing::FAKE_SIZE);
 }
@@ -126,12 +126,12 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     daemon.fail("start a");
     assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(1, 0, 2));
     assert_eq!((daemon.state("a"), daemon.state("b")), (VolumeState::Failed, VolumeState::Running));
-    let report = daemon.volumes.show(&name("a")).expect("there");
+    let report = daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(report.errors.last.as_deref(), Some("told to fail"));
     // It is still stored, and can be stopped, so that the next start does not try again.
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
-    let show = || daemon.volumes.show(&name("a")).expect("there");
+    let show = || daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(show().errors.last, None);
     // A start by hand that fails leaves it stopped, with the reason.
     daemon.end(daemon.volumes.start(&name("a"), false)).expect_err("told to fail");
@@ -161,7 +161,7 @@ fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() 
     assert_eq!(back, restored(2, 1, 3));
     assert_eq!(back.to_string(), "2 of 3 volumes served, 1 waiting for devices that do not answer");
     assert_eq!(states(), [VolumeState::Waiting, VolumeState::Running, VolumeState::Running]);
-    let report = daemon.volumes.show(&name("a")).expect("there");
+    let report = daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     let wait = report.waiting_for.expect("a device");
     assert_eq!((wait.device.as_str(), wait.seconds, report.export.nbd), ("/dev/hung", 60, None));
     daemon.end(daemon.volumes.stop(&name("b"), false)).expect("it is not busy");
@@ -315,7 +315,10 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
         daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).expect("good");
     });
     assert_eq!(restore(&daemon), restored(1, 0, 1));
-    assert_eq!(daemon.volumes.show(&name("a")).expect("there").settings.dirty_high, 70);
+    assert_eq!(
+        daemon.volumes.show(&name("a"), Count::Fresh).expect("there").settings.dirty_high,
+        70
+    );
 }
 
 #[test]
@@ -380,7 +383,7 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     assert_eq!(set("mode=wt dirty_low=99").expect_err("low above high").kind, ErrorKind::Invalid);
     daemon.fail("set a");
     assert!(set("dirty_high=80").is_err());
-    let high = || daemon.volumes.show(&name("a")).expect("there").settings.dirty_high;
+    let high = || daemon.volumes.show(&name("a"), Count::Fresh).expect("there").settings.dirty_high;
     assert_eq!(high(), 50, "what the host refused is not remembered");
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
     set("dirty_high=80").expect("the host is not asked");

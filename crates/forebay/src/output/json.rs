@@ -3,7 +3,7 @@
 use forebay_admin::ApiError;
 use serde::Serialize;
 
-use super::print_line;
+use super::print_text;
 use crate::exit::Outcome;
 
 /// Prints a value as indented JSON.
@@ -11,6 +11,14 @@ use crate::exit::Outcome;
 /// # Errors
 /// The output cannot be written.
 pub(crate) fn print(value: &impl Serialize) -> Outcome {
+    print_text(&text(value)?)
+}
+
+/// Returns a value as indented JSON, with the end of the last line.
+///
+/// # Errors
+/// The value cannot be written as JSON.
+pub(crate) fn text(value: &impl Serialize) -> Result<String, ApiError> {
     let text = serde_json::to_string_pretty(value);
-    print_line(&text.map_err(|error| ApiError::failed(error.to_string()))?)
+    text.map(|text| text + "\n").map_err(|error| ApiError::failed(error.to_string()))
 }

@@ -3,11 +3,13 @@
 //! - [`table`]: aligned columns
 //! - [`volume`]: the report of a volume
 //! - [`progress`]: the progress of an operation
+//! - [`screen`]: the whole terminal, redrawn in place
 //! - [`json`]: output for programs
 
 pub(crate) mod json;
 pub(crate) mod lost;
 pub(crate) mod progress;
+pub(crate) mod screen;
 pub(crate) mod table;
 pub(crate) mod volume;
 
@@ -22,12 +24,19 @@ use crate::exit::Outcome;
 /// # Errors
 /// Any other failure to write, such as a full disk.
 pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
+    print_more(bytes).map(|_| ())
+}
+
+/// Writes to stdout, and returns whether anybody still reads it.
+///
+/// # Errors
+/// As [`print_bytes`].
+pub(crate) fn print_more(bytes: &[u8]) -> Result<bool, ApiError> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(ApiError::failed(format!("cannot write the output: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(ApiError::failed(format!("cannot write the output: {error}"))),
     }
 }
 

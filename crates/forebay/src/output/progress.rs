@@ -152,7 +152,7 @@ fn describe(progress: Progress, elapsed: Duration) -> String {
 }
 
 /// Formats an estimated time, rounded according to its size.
-fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         ..120.0 => format!("{seconds:.0} s"),
         ..7200.0 => format!("{:.0} min", seconds / 60.0),

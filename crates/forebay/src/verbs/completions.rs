@@ -13,8 +13,8 @@ use crate::exit::Outcome;
 use crate::output::print_text;
 
 /// Verbs whose first argument is an existing volume.
-const ABOUT_A_VOLUME: [&str; 14] = [
-    "show", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "pin", "unpin",
+const ABOUT_A_VOLUME: [&str; 15] = [
+    "show", "top", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "pin", "unpin",
     "evict", "stop", "start", "delete",
 ];
 
@@ -121,6 +121,10 @@ fn zsh(script: &str) -> String {
     );
     let script = script
         .replace(":name -- The volume:_default", ":name -- The volume:_forebay_volumes")
+        .replace(
+            r":name -- The volume \[default\: all\]:_default",
+            r":name -- The volume \[default\: all\]:_forebay_volumes",
+        )
         .replace("new values:_default", "new values:_forebay_settings")
         .replace(":KEY=VALUE:_default", ":KEY=VALUE:_forebay_settings");
     match script.split_once("autoload -U is-at-least\n") {
@@ -162,7 +166,7 @@ mod tests {
     fn the_places_of_volumes_and_settings_are_found_in_the_script_for_zsh() {
         let script = script(Shell::Zsh).expect("text");
         let count = |text: &str| script.matches(text).count();
-        assert_eq!(count(":name -- The volume:_forebay_volumes"), ABOUT_A_VOLUME.len());
+        assert_eq!(count(":_forebay_volumes' \\"), ABOUT_A_VOLUME.len());
         assert_eq!(count("new values:_forebay_settings"), 1);
         assert_eq!(count(":KEY=VALUE:_forebay_settings"), 1);
         assert_eq!(count("_forebay_volumes() {"), 1);

@@ -12,7 +12,7 @@ use clap_mangen::Man;
 use forebay_admin::{ApiError, SETTINGS};
 use forebay_core::why::Why;
 
-use crate::cli;
+use crate::cli::{self, KEYS, REVERSE};
 use crate::exit::Outcome;
 use crate::output::print_bytes;
 use crate::paths::io_error;
@@ -53,6 +53,7 @@ fn page(command: &Command) -> Result<Vec<u8>, ApiError> {
     match command.get_name() {
         "set" => settings(&mut rest),
         "show" => reasons(&mut rest),
+        "top" => keys(&mut rest),
         _ => {}
     }
     exit_status(&mut rest);
@@ -153,6 +154,14 @@ fn reasons(out: &mut String) {
         }
         term(out, &format!("\\fB{}\\fR", plain(name)), help);
     }
+}
+
+fn keys(out: &mut String) {
+    out.push_str(".SH KEYS\n");
+    for (keys, effect) in KEYS {
+        term(out, &format!("\\fB{}\\fR", plain(keys)), effect);
+    }
+    let _ = writeln!(out, ".PP\n{}", plain(REVERSE));
 }
 
 fn exit_status(out: &mut String) {

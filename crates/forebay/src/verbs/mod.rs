@@ -26,6 +26,7 @@ mod show;
 mod start;
 mod stop;
 mod take_over;
+mod top;
 
 use forebay_admin::{Operation, VolumeName};
 
@@ -47,6 +48,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Apply(args) => apply::run(&Client::new(socket)?, &args),
         Verb::List(args) => list::run(&Client::new(socket)?, &args),
         Verb::Show(args) => show::run(&Client::new(socket)?, &args),
+        Verb::Top(args) => top::run(&Client::new(socket)?, &args),
         Verb::Set(args) => set::run(&Client::new(socket)?, &args),
         Verb::Flush(args) => flush::run(&Client::new(socket)?, &args),
         Verb::Pause(args) => caching::pause(&Client::new(socket)?, &args),

@@ -1,19 +1,115 @@
-//! `forebay show`: prints the full report of a volume, or its lost ranges.
+//! `forebay show`: prints the full report of a volume, or its lost ranges; with `--watch` again and again.
 
-use forebay_admin::VolumeReport;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
 use forebay_admin::lost::LostReport;
+use forebay_admin::{ApiError, VolumeReport};
+use ratatui::Frame;
+use ratatui::crossterm::event::{KeyCode, KeyEvent};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::text::Line;
+use ratatui::widgets::Paragraph;
 
 use crate::cli::ShowArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
-use crate::output::{json, lost, print_text, volume};
+use crate::output::screen::{self, Page, Times};
+use crate::output::{json, lost, print_more, print_text, volume};
+
+/// How often a volume that is watched has its blocks counted: lanes may have to wait for a count.
+const COUNT: Duration = Duration::from_secs(60);
 
 /// Prints a volume.
 pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
-    if args.lost {
-        let report: LostReport = client.get(&format!("/volumes/{}/lost", args.name))?;
-        return if args.json { json::print(&report) } else { print_text(&lost::render(&report)) };
+    let first = text(client, args, "volumes")?;
+    let Some(every) = args.watch else { return print_text(&first) };
+    let (client, name, lost, json) = (client.clone(), args.name.clone(), args.lost, args.json);
+    let args = ShowArgs { name, lost, json, watch: None };
+    let mut counted = Instant::now();
+    let next = move || {
+        let fresh = counted.elapsed() >= COUNT;
+        if fresh {
+            counted = Instant::now();
+        }
+        text(&client, &args, if fresh { "volumes" } else { "reports" })
+    };
+    if screen::is_usable() && !json {
+        let mut page = Watched { text: first, first: 0, error: None, every };
+        return screen::show(Times { first: every, every }, next, &mut page);
     }
-    let report: VolumeReport = client.get(&format!("/volumes/{}", args.name))?;
-    if args.json { json::print(&report) } else { print_text(&volume::render(&report)) }
+    print_blocks(first, every, next)
+}
+
+/// Returns what is printed. `reports` have the blocks as last counted.
+fn text(client: &Client, args: &ShowArgs, from: &str) -> Result<String, ApiError> {
+    let name = &args.name;
+    if args.lost {
+        let report: LostReport = client.get(&format!("/volumes/{name}/lost"))?;
+        return if args.json { json::text(&report) } else { Ok(lost::render(&report)) };
+    }
+    let report: VolumeReport = client.get(&format!("/{from}/{name}"))?;
+    if args.json { json::text(&report) } else { Ok(volume::render(&report)) }
+}
+
+/// Prints one block after the other, until nobody reads them or the volume cannot be shown any more.
+fn print_blocks(
+    first: String,
+    every: Duration,
+    mut next: impl FnMut() -> Result<String, ApiError>,
+) -> Outcome {
+    let mut block = first;
+    while print_more(block.as_bytes())? {
+        std::thread::sleep(every);
+        block = format!("\n{}", next()?);
+    }
+    Ok(())
+}
+
+/// The report on a screen, which may be too short for it.
+struct Watched {
+    text: String,
+    /// The first line on the screen.
+    first: u16,
+    /// Why there is nothing newer.
+    error: Option<ApiError>,
+    every: Duration,
+}
+
+impl Page<Result<String, ApiError>> for Watched {
+    fn news(&mut self, news: Result<String, ApiError>) {
+        match news {
+            Ok(text) => (self.text, self.error) = (text, None),
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    fn key(&mut self, key: KeyEvent) -> ControlFlow<()> {
+        let page = 20;
+        self.first = match key.code {
+            KeyCode::Up => self.first.saturating_sub(1),
+            KeyCode::Down => self.first.saturating_add(1),
+            KeyCode::PageUp => self.first.saturating_sub(page),
+            KeyCode::PageDown => self.first.saturating_add(page),
+            KeyCode::Home => 0,
+            KeyCode::End => u16::MAX,
+            _ => self.first,
+        };
+        ControlFlow::Continue(())
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let [body, last] =
+            Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(frame.area());
+        let lines = u16::try_from(self.text.lines().count()).unwrap_or(u16::MAX);
+        self.first = self.first.min(lines.saturating_sub(body.height));
+        frame.render_widget(Paragraph::new(self.text.as_str()).scroll((self.first, 0)), body);
+        let state = match &self.error {
+            Some(error) => format!("waiting: {error}"),
+            None => {
+                format!("every {} s  q quit  Up, Down, PgUp, PgDn scroll", self.every.as_secs_f64())
+            }
+        };
+        frame.render_widget(Line::raw(state).style(ratatui::style::Modifier::REVERSED), last);
+    }
 }

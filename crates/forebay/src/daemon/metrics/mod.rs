@@ -40,24 +40,14 @@ fn write(
     write_daemon(&mut out, daemon, memory);
     write_caches(&mut out, volumes);
     write_states(&mut out, volumes);
-    let served: Vec<&VolumeReport> = volumes.iter().filter(|volume| has_counts(volume)).collect();
+    let served: Vec<&VolumeReport> =
+        volumes.iter().filter(|volume| volume.state.has_counts()).collect();
     write_requests(&mut out, &served);
     write_reasons(&mut out, &served);
     write_blocks(&mut out, &served);
     write_origins(&mut out, &served);
     write_ram(&mut out, &served);
     out.end()
-}
-
-/// Whether a volume is served, so that its counts mean something.
-fn has_counts(volume: &VolumeReport) -> bool {
-    matches!(
-        volume.state,
-        VolumeState::Running
-            | VolumeState::Draining
-            | VolumeState::Degraded
-            | VolumeState::Stopping
-    )
 }
 
 fn write_daemon(out: &mut Writer, daemon: &DaemonReport, memory: &DaemonMemory) {
@@ -80,7 +70,8 @@ fn write_daemon(out: &mut Writer, daemon: &DaemonReport, memory: &DaemonMemory) 
 
 /// Writes the caches. Each is in the reports of all its volumes.
 fn write_caches(out: &mut Writer, volumes: &[VolumeReport]) {
-    let with_cache = |volume: &&VolumeReport| has_counts(volume) && !volume.cache.path.is_empty();
+    let with_cache =
+        |volume: &&VolumeReport| volume.state.has_counts() && !volume.cache.path.is_empty();
     let caches: BTreeMap<&str, &VolumeReport> =
         volumes.iter().filter(with_cache).map(|volume| (&*volume.cache.path, volume)).collect();
     let mut each = |metric, number: fn(&VolumeReport) -> u64| {
@@ -129,7 +120,6 @@ fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
             out.number(&[volume.name.as_str(), state.name()], u64::from(volume.state == state));
         }
     }
-    let block = |volume: &VolumeReport, blocks: u64| blocks.saturating_mul(volume.block_size);
     let mut each = |metric, number: &dyn Fn(&VolumeReport) -> Option<f64>| {
         out.begin(metric);
         for volume in volumes {
@@ -138,15 +128,13 @@ fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
             }
         }
     };
-    let served = |volume: &VolumeReport, number: f64| has_counts(volume).then_some(number);
+    let served = |volume: &VolumeReport, number: f64| volume.state.has_counts().then_some(number);
     each(&the::SIZE, &|volume| Some(volume.origin.size as f64));
     each(&the::CACHED, &|volume| {
-        volume.blocks.known.then(|| block(volume, volume.blocks.cached) as f64)
+        let bytes = || volume.blocks.cached.saturating_mul(volume.block_size);
+        volume.blocks.known.then(|| bytes() as f64)
     });
-    each(&the::DIRTY, &|volume| {
-        (volume.blocks.known || has_counts(volume))
-            .then(|| block(volume, volume.blocks.dirty) as f64)
-    });
+    each(&the::DIRTY, &|volume| volume.dirty_bytes().map(|bytes| bytes as f64));
     each(&the::LOST, &|volume| {
         let lost: u64 = volume.errors.lost.iter().map(|range| range.len).sum();
         served(volume, lost as f64)
@@ -159,7 +147,7 @@ fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
     });
     each(&the::WRITEBACK_RATE, &|volume| served(volume, volume.writeback.bytes_per_second));
     each(&the::TIME_TO_CLEAN, &|volume| {
-        volume.writeback.seconds_to_clean.filter(|_| has_counts(volume))
+        volume.writeback.seconds_to_clean.filter(|_| volume.state.has_counts())
     });
 }
 

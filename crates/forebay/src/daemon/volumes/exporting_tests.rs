@@ -76,12 +76,12 @@ impl Daemon {
 
     /// Returns the device, the setting, and why there is no device.
     fn export(&self) -> (Option<String>, String, Option<String>) {
-        let report = self.volumes.show(&name()).expect("known");
+        let report = self.volumes.show(&name(), Count::Fresh).expect("known");
         (report.export.device, report.settings.export.to_string(), report.export.error)
     }
 
     fn state(&self) -> VolumeState {
-        self.volumes.show(&name()).expect("known").state
+        self.volumes.show(&name(), Count::Fresh).expect("known").state
     }
 }
 
@@ -124,7 +124,7 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
         assert_eq!(daemon.state(), VolumeState::Running);
         assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
     }
-    let idle = daemon.volumes.show(&name()).expect("known").settings.idle;
+    let idle = daemon.volumes.show(&name(), Count::Fresh).expect("known").settings.idle;
     assert_eq!(idle, Duration::from_secs(10));
     daemon.end(daemon.volumes.stop(&name(), true)).expect("by force");
     assert_eq!(daemon.state(), VolumeState::Stopped);

@@ -1,0 +1,233 @@
+//! One volume: its numbers, those of its devices, latencies over time, and why reads missed.
+
+use std::time::Instant;
+
+use forebay_admin::{VolumeName, VolumeReport};
+use forebay_core::LATENCY_RANGES;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::{Line, Span};
+
+use super::heat;
+use super::model::{Kind, Model};
+use super::numbers::{bytes, count, megabytes, percent, time};
+use super::sample::{Activity, Interval, Operations, Times};
+use super::view::{cut, last_line, missed, misses, parts, trend, until_clean};
+use crate::output::volume::mode;
+
+/// Width of the words on the left of the table.
+const LABEL: u16 = 6;
+
+/// The narrowest and the widest column of the table.
+const COLUMN: (u16, u16) = (6, 10);
+
+/// Lines of what is above the map, and as many as the reasons of misses have at least.
+const OTHERS: u16 = 7;
+const REASONS: u16 = 3;
+
+/// Draws everything.
+pub(super) fn draw(model: &Model, frame: &mut Frame<'_>, now: Instant, kind: Kind) {
+    let [title, body, last] = parts(frame.area());
+    last_line(
+        model,
+        frame,
+        last,
+        now,
+        "q quit  ? keys  Esc all volumes  Tab reads, writes, flushes",
+    );
+    let Some(name) = &model.selected else { return };
+    let found = model.latest.as_ref().and_then(|interval| {
+        let activity = interval.volumes.iter().find(|activity| activity.name == *name)?;
+        Some((interval, activity))
+    });
+    let Some((interval, activity)) = found else {
+        frame.render_widget(Line::styled(format!(" {name}"), model.theme.heading()), title);
+        let text = match (&model.latest, model.silence(now)) {
+            (_, Some(_)) => "",
+            (None, None) => " measuring...",
+            (Some(_), None) => {
+                " There is no volume of this name at the moment. Esc shows all volumes."
+            }
+        };
+        frame.render_widget(Line::raw(text), body);
+        return;
+    };
+    // A line for each range of latencies and one for the axis are enough.
+    let most = u16::try_from(LATENCY_RANGES + 1).unwrap_or(u16::MAX);
+    let map = body.height.saturating_sub(OTHERS + REASONS).min(most);
+    let rows = [1, 5, 1, map].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+    let [state, table, heading, map, why] = Layout::vertical(rows).areas(body);
+    draw_title(model, frame, title, activity);
+    draw_state(model, frame, state, activity);
+    draw_table(model, frame, table, interval, activity);
+    draw_map(model, frame, [heading, map], name, kind);
+    draw_why(model, frame, why, interval, activity);
+}
+
+fn draw_title(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activity) {
+    let theme = model.theme;
+    let how = |report: &VolumeReport| {
+        let mode = mode(report.mode, report.caching);
+        let cache =
+            if report.cache.path.is_empty() { "no cache device" } else { &report.cache.path };
+        format!("  {mode}, {}  {cache}  {}", report.policy, report.origin.path)
+    };
+    frame.render_widget(
+        Line::from(vec![
+            Span::styled(format!(" {}", activity.name), theme.heading()),
+            Span::raw("  "),
+            Span::styled(activity.state.name(), theme.state(activity.state)),
+            Span::raw(model.report(&activity.name).map_or(String::new(), how)),
+        ]),
+        area,
+    );
+}
+
+fn draw_state(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activity) {
+    let theme = model.theme;
+    let dirty = activity.unwritten_bytes().map_or_else(|| "?".to_owned(), bytes);
+    let words = [
+        (" hits ", percent(activity.hit_ratio)),
+        ("  IOPS ", count(activity.iops)),
+        ("  MB/s ", megabytes(activity.bytes_per_second())),
+        ("  dirty ", dirty + trend(activity)),
+        ("  WB MB/s ", megabytes(activity.writeback.bytes_per_second)),
+        ("  clean in ", until_clean(activity)),
+    ];
+    let spans = words.into_iter().flat_map(|(word, number)| {
+        [Span::styled(word, theme.quiet()), Span::styled(number, theme.name())]
+    });
+    frame.render_widget(Line::from(spans.collect::<Vec<_>>()), area);
+}
+
+/// A row of the table for one of the three who do operations.
+struct Cells {
+    iops: f64,
+    bytes_per_second: Option<f64>,
+    times: Times,
+}
+
+impl Cells {
+    fn of(operations: &Operations, has_bytes: bool) -> Self {
+        Cells {
+            iops: operations.iops,
+            bytes_per_second: has_bytes.then_some(operations.bytes_per_second),
+            times: operations.latency,
+        }
+    }
+
+    fn texts(&self) -> [String; 4] {
+        [
+            count(self.iops),
+            self.bytes_per_second.map_or_else(|| "-".to_owned(), megabytes),
+            time(self.times.p50_us),
+            time(self.times.p99_us),
+        ]
+    }
+}
+
+fn rows(interval: &Interval, activity: &Activity) -> [(&'static str, [Cells; 3]); 3] {
+    let (latency, cache, origin) =
+        (&activity.latency, &activity.devices.cache, &activity.devices.origin);
+    let clients = |iops, bytes_per_second, times| Cells { iops, bytes_per_second, times };
+    let (read, written) = (activity.read_bytes_per_second, activity.write_bytes_per_second);
+    let flushes = latency.flush.count as f64 / interval.seconds;
+    [
+        (
+            " read",
+            [
+                clients(activity.read_iops, Some(read), latency.read),
+                Cells::of(&cache.read, true),
+                Cells::of(&origin.read, true),
+            ],
+        ),
+        (
+            " write",
+            [
+                clients(activity.write_iops, Some(written), latency.write),
+                Cells::of(&cache.write, true),
+                Cells::of(&origin.write, true),
+            ],
+        ),
+        (
+            " flush",
+            [
+                clients(flushes, None, latency.flush),
+                Cells::of(&cache.sync, false),
+                Cells::of(&origin.sync, false),
+            ],
+        ),
+    ]
+}
+
+fn draw_table(
+    model: &Model,
+    frame: &mut Frame<'_>,
+    area: Rect,
+    interval: &Interval,
+    activity: &Activity,
+) {
+    let theme = model.theme;
+    let width = (area.width.saturating_sub(LABEL) / 12).clamp(COLUMN.0, COLUMN.1);
+    let rect = |row: u16, x: u16, width: u16| {
+        Rect { x: area.x + x, y: area.y + row, width, height: 1 }.intersection(area)
+    };
+    let has_ram = model.report(&activity.name).is_some_and(|report| report.ram.is_some());
+    let clients = if has_ram { "CLIENTS, TIMES BELOW RAM" } else { "CLIENTS" };
+    for (group, heading) in (0..).zip([clients, "CACHE DEVICE", "ORIGIN"]) {
+        let x = LABEL + group * 4 * width;
+        // Over the numbers, which are on the right of their columns.
+        let heading = Line::styled(format!("{heading} "), theme.heading()).right_aligned();
+        frame.render_widget(heading, rect(0, x, 4 * width));
+        for (column, heading) in (0..).zip(["IOPS", "MB/s", "P50", "P99"]) {
+            let heading = Line::styled(heading, theme.quiet()).right_aligned();
+            frame.render_widget(heading, rect(1, x + column * width, width));
+        }
+    }
+    for (row, (label, cells)) in (2..).zip(rows(interval, activity)) {
+        frame.render_widget(Line::raw(label), rect(row, 0, LABEL));
+        for (column, text) in (0..).zip(cells.iter().flat_map(Cells::texts)) {
+            frame.render_widget(
+                Line::raw(text).right_aligned(),
+                rect(row, LABEL + column * width, width),
+            );
+        }
+    }
+}
+
+fn draw_map(model: &Model, frame: &mut Frame<'_>, areas: [Rect; 2], name: &VolumeName, kind: Kind) {
+    let [heading, area] = areas;
+    let text = format!(" LATENCIES OF {}", kind.name().to_uppercase());
+    let rest = format!("  (Tab: {})", kind.next().name());
+    let theme = model.theme;
+    let line = vec![Span::styled(text, theme.heading()), Span::styled(rest, theme.quiet())];
+    frame.render_widget(Line::from(line), heading);
+    let points = model.history.newest(name, usize::from(area.width));
+    let intervals: Vec<_> =
+        points.map(|point| point.map(|point| point.latency[kind as usize])).collect();
+    heat::draw(theme, frame, area, model.every, &intervals);
+}
+
+fn draw_why(
+    model: &Model,
+    frame: &mut Frame<'_>,
+    area: Rect,
+    interval: &Interval,
+    activity: &Activity,
+) {
+    let theme = model.theme;
+    let error = activity.error.iter().map(|error| (format!("error: {error}"), theme.bad()));
+    let mut reasons = misses(activity);
+    let head = match reasons.is_empty() {
+        true => "no misses".to_owned(),
+        false => format!("{} misses/s: {}", missed(activity, interval), reasons.remove(0)),
+    };
+    let reasons = std::iter::once(head).chain(reasons).map(|reason| (reason, theme.reason()));
+    for (row, (text, style)) in (0..area.height).zip(error.chain(reasons)) {
+        let line = Line::styled(
+            format!(" {}", cut(&text, usize::from(area.width.saturating_sub(2)))),
+            style,
+        );
+        frame.render_widget(line, Rect { y: area.y + row, height: 1, ..area });
+    }
+}

@@ -1,0 +1,169 @@
+//! `forebay top`: what the volumes do, interval by interval, on a screen, in a table, or as JSON.
+//!
+//! - [`sample`]: differences of the daemon's counters
+//! - [`history`]: the last intervals
+//! - [`model`]: what is shown, and what keys change
+//! - [`order`]: the orders of volumes, and their keys
+//! - [`page`]: what the terminal does with it
+//! - [`list`], [`detail`], [`heat`]: the screens
+//! - [`view`], [`numbers`], [`theme`]: what these share
+
+mod detail;
+mod heat;
+mod history;
+mod list;
+mod model;
+mod numbers;
+mod order;
+mod page;
+mod sample;
+#[cfg(test)]
+mod svg;
+#[cfg(test)]
+mod tests;
+mod theme;
+mod view;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use forebay_admin::{ApiError, ErrorKind, ReportList, VolumeName};
+
+use crate::cli::TopArgs;
+use crate::client::Client;
+use crate::exit::Outcome;
+use crate::output::screen::{self, Times};
+use crate::output::table::{Column, Table};
+use crate::output::{print_more, print_text};
+use model::{Look, Model};
+use numbers::{bytes, count, megabytes, percent, time};
+use sample::{Activity, Interval, Looks};
+use theme::Theme;
+
+/// The first interval on the screen, for those who wait for something to look at.
+const FIRST: Duration = Duration::from_millis(250);
+
+/// Shows what the volumes do.
+pub(super) fn run(client: &Client, args: &TopArgs) -> Outcome {
+    if let Some(name) = &args.name {
+        // A name that does not exist is an error now; later it may come back.
+        let _: forebay_admin::VolumeReport = client.get(&format!("/reports/{name}"))?;
+    }
+    match (args.once, args.json) {
+        (false, false) => on_screen(client, args),
+        (true, json) => {
+            let mut looks = Looks::default();
+            observe(&mut looks, look(client))?;
+            std::thread::sleep(args.interval);
+            let interval = observe(&mut looks, look(client))?;
+            let interval = only(interval.ok_or_else(no_interval)?, args.name.as_ref());
+            print_text(&if json { line(&interval)? } else { table(&interval) })
+        }
+        (false, true) => as_json(client, args),
+    }
+}
+
+fn on_screen(client: &Client, args: &TopArgs) -> Outcome {
+    if !screen::is_usable() {
+        let message =
+            "stdout is no terminal that can be drawn on; use --once for a table, or --json";
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    }
+    // Without a daemon there is nothing to wait for; one that goes away comes back.
+    look(client).answer?;
+    let without = args.no_color || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    let mut model =
+        Model::new(Theme::new(!without), args.interval, args.name.clone(), Instant::now());
+    let client = client.clone();
+    let times = Times { first: FIRST.min(args.interval), every: args.interval };
+    screen::show(times, move || look(&client), &mut model)
+}
+
+/// Prints a line for each interval until nobody reads them. The daemon may go away and come back.
+fn as_json(client: &Client, args: &TopArgs) -> Outcome {
+    let (mut looks, mut silent) = (Looks::default(), false);
+    observe(&mut looks, look(client))?;
+    loop {
+        std::thread::sleep(args.interval);
+        match observe(&mut looks, look(client)) {
+            Ok(None) => silent = false,
+            Ok(Some(interval)) => {
+                silent = false;
+                if !print_more(line(&only(interval, args.name.as_ref()))?.as_bytes())? {
+                    return Ok(());
+                }
+            }
+            Err(error) => {
+                looks.forget();
+                if !silent {
+                    eprintln!("forebay: waiting for the daemon: {error}");
+                }
+                silent = true;
+            }
+        }
+    }
+}
+
+fn look(client: &Client) -> Look {
+    let answer: Result<ReportList, ApiError> = client.get("/reports");
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Look { at: Instant::now(), time: time.unwrap_or_default().as_secs_f64(), answer }
+}
+
+fn observe(looks: &mut Looks, look: Look) -> Result<Option<Interval>, ApiError> {
+    Ok(looks.next(look.at, look.time, look.answer?))
+}
+
+fn no_interval() -> ApiError {
+    ApiError::failed("there was no interval")
+}
+
+fn only(mut interval: Interval, name: Option<&VolumeName>) -> Interval {
+    if let Some(name) = name {
+        interval.volumes.retain(|activity| activity.name == *name);
+    }
+    interval
+}
+
+fn line(interval: &Interval) -> Result<String, ApiError> {
+    let text = serde_json::to_string(interval);
+    text.map(|text| text + "\n").map_err(|error| ApiError::failed(error.to_string()))
+}
+
+/// Formats an interval as a table.
+fn table(interval: &Interval) -> String {
+    let mut table = Table::new(&[
+        Column::left("NAME"),
+        Column::left("STATE"),
+        Column::right("HIT"),
+        Column::right("IOPS"),
+        Column::right("MB/s"),
+        Column::right("P50"),
+        Column::right("P99"),
+        Column::right("DIRTY"),
+        Column::right("WB MB/s"),
+        Column::right("CLEAN"),
+        Column::left("MISSES"),
+    ]);
+    for activity in &interval.volumes {
+        table.row(row(activity));
+    }
+    table.render()
+}
+
+fn row(activity: &Activity) -> [String; 11] {
+    let times = activity.times();
+    let dirty = activity.unwritten_bytes().map_or_else(|| "?".to_owned(), bytes);
+    [
+        activity.name.to_string(),
+        activity.state.name().to_owned(),
+        percent(activity.hit_ratio),
+        count(activity.iops),
+        megabytes(activity.bytes_per_second()),
+        time(times.p50_us),
+        time(times.p99_us),
+        dirty + view::trend(activity),
+        megabytes(activity.writeback.bytes_per_second),
+        view::until_clean(activity),
+        view::misses(activity).into_iter().take(2).collect::<Vec<_>>().join("; "),
+    ]
+}

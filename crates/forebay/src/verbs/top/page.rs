@@ -1,0 +1,37 @@
+//! Draws what is known, and hands on keys and news.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use ratatui::Frame;
+use ratatui::crossterm::event::KeyEvent;
+
+use super::model::{Look, Model, Screen};
+use super::{detail, list, view};
+use crate::output::screen::Page;
+
+/// Draws everything as of `now`.
+pub(super) fn draw(model: &mut Model, frame: &mut Frame<'_>, now: Instant) {
+    match model.screen {
+        Screen::List => list::draw(model, frame, now),
+        Screen::Detail(kind) => detail::draw(model, frame, now, kind),
+    }
+    if model.help {
+        view::help(model.theme, frame);
+    }
+}
+
+impl Page<Look> for Model {
+    fn news(&mut self, look: Look) {
+        Model::news(self, look);
+    }
+
+    fn key(&mut self, key: KeyEvent) -> ControlFlow<()> {
+        Model::key(self, key.code);
+        ControlFlow::Continue(())
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        draw(self, frame, Instant::now());
+    }
+}
