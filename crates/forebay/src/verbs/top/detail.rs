@@ -92,12 +92,17 @@ fn draw_state(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activ
         ("  MB/s ", megabytes(activity.bytes_per_second())),
         ("  dirty ", dirty + trend(activity)),
         ("  WB MB/s ", megabytes(activity.writeback.bytes_per_second)),
-        ("  clean in ", until_clean(activity)),
+        ("  clean ", until_clean(activity)),
     ];
     let spans = words.into_iter().flat_map(|(word, number)| {
         [Span::styled(word, theme.quiet()), Span::styled(number, theme.name())]
     });
     frame.render_widget(Line::from(spans.collect::<Vec<_>>()), area);
+}
+
+/// Whether a volume has a RAM tier: latencies are those below it.
+fn has_ram(model: &Model, name: &VolumeName) -> bool {
+    model.report(name).is_some_and(|report| report.ram.is_some())
 }
 
 /// A row of the table for one of the three who do operations.
@@ -172,8 +177,7 @@ fn draw_table(
     let rect = |row: u16, x: u16, width: u16| {
         Rect { x: area.x + x, y: area.y + row, width, height: 1 }.intersection(area)
     };
-    let has_ram = model.report(&activity.name).is_some_and(|report| report.ram.is_some());
-    let clients = if has_ram { "CLIENTS, TIMES BELOW RAM" } else { "CLIENTS" };
+    let clients = if has_ram(model, &activity.name) { "CLIENTS, P50 BELOW RAM" } else { "CLIENTS" };
     for (group, heading) in (0..).zip([clients, "CACHE DEVICE", "ORIGIN"]) {
         let x = LABEL + group * 4 * width;
         // Over the numbers, which are on the right of their columns.
@@ -197,7 +201,8 @@ fn draw_table(
 
 fn draw_map(model: &Model, frame: &mut Frame<'_>, areas: [Rect; 2], name: &VolumeName, kind: Kind) {
     let [heading, area] = areas;
-    let text = format!(" LATENCIES OF {}", kind.name().to_uppercase());
+    let below = if has_ram(model, name) { " BELOW RAM" } else { "" };
+    let text = format!(" LATENCIES OF {}{below}", kind.name().to_uppercase());
     let rest = format!("  (Tab: {})", kind.next().name());
     let theme = model.theme;
     let line = vec![Span::styled(text, theme.heading()), Span::styled(rest, theme.quiet())];
