@@ -15,6 +15,14 @@ use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 
+/// Returns how many blocks are demoted and dirty, at least: a segment does not count which of its dirty blocks are kept.
+///
+/// They cannot make room before they are written back, and reclaim would have to do that block by block, at the
+/// price of a seek each. So they take the place of kept blocks, not that of blocks that can be evicted.
+fn demoted_dirty(closed: &[SegmentUse]) -> u64 {
+    closed.iter().map(|one| u64::from(one.live.dirty.saturating_sub(one.live.kept))).sum()
+}
+
 /// The clock hand of the main queue: the number of the segment that it visits next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ClockHand(u32);
@@ -40,8 +48,11 @@ impl EngineLane {
         let segments = &self.cache.store.segments;
         // Space taken by dirty blocks of detached volumes cannot hold kept blocks.
         let usable = self.cache.usable_blocks();
-        let left = usable.saturating_sub(self.cache.detached.dirty());
-        let most = replacement.shares.kept * left / usable.max(1);
+        let detached = self.cache.detached.dirty();
+        let left = usable.saturating_sub(detached);
+        segments.closed(closed);
+        let in_the_way = demoted_dirty(closed).saturating_sub(detached);
+        let most = (replacement.shares.kept * left / usable.max(1)).saturating_sub(in_the_way);
         // Each step demotes blocks, lowers their use counts, or finds nothing to do; four rounds
         // bring every use count to zero.
         for _ in 0..segments.count() * 4 {
