@@ -7,6 +7,7 @@
 //! - [`ranges`]: ranges of a volume that are pinned, evicted or read ahead
 //! - [`report`]: state and statistics of a volume
 //! - [`curve`]: hit ratios of caches of other sizes
+//! - [`event`]: what happened
 //! - [`operation`]: long-running operations and their progress
 //! - [`error`]: why a request was refused
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@
 pub mod curve;
 pub mod declared;
 pub mod error;
+pub mod event;
 pub mod lost;
 pub mod name;
 pub mod operation;
@@ -25,6 +27,7 @@ pub mod request;
 
 pub use declared::Declared;
 pub use error::{ApiError, ErrorKind};
+pub use event::{Event, EventId, EventKind, EventList, Severity};
 pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Settings};
 pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};

@@ -1,5 +1,6 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
+mod events;
 mod host;
 mod ranges;
 mod values;
@@ -16,6 +17,7 @@ use forebay_trace::Format;
 use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
+pub(crate) use events::EventsArgs;
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 use values::{Words, block_size, cache_size, rate, size};
@@ -72,6 +74,9 @@ pub(crate) enum Verb {
     /// Show everything about one volume
     #[command(after_help = forebay_admin::reasons::help_text())]
     Show(ShowArgs),
+    /// Print what happened to volumes, devices and the daemon
+    #[command(after_help = forebay_admin::event::help_text())]
+    Events(EventsArgs),
     /// Change settings of a volume
     #[command(after_help = forebay_settings::help::help_text())]
     Set(SetArgs),

@@ -156,10 +156,9 @@ fn without_a_daemon_the_way_out_is_named() {
     assert!(outcome(&from_env.expect("it runs")).1.contains("/nonexistent/t"));
 }
 
-/// With `UPDATE_HELP=1` the file is written instead.
+/// Each verb has a file of its own. With `UPDATE_HELP=1` the files are written instead.
 #[test]
 fn help_is_as_published() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt");
     let verbs = [
         "",
         "daemon",
@@ -167,6 +166,7 @@ fn help_is_as_published() {
         "profiles",
         "list",
         "show",
+        "events",
         "set",
         "flush",
         "stop",
@@ -179,35 +179,47 @@ fn help_is_as_published() {
         "completions",
         "man",
     ];
-    let mut help = String::new();
     for verb in verbs {
         let output = run(verb.split(' ').filter(|word| !word.is_empty()).chain(["--help"]));
         assert_eq!(output.status.code(), Some(0), "{verb}");
-        help.push_str(&format!("$ forebay {verb} --help\n").replace("  ", " "));
-        help.push_str(&String::from_utf8_lossy(&output.stdout));
-        help.push('\n');
+        let help = String::from_utf8_lossy(&output.stdout);
+        let name = if verb.is_empty() { "forebay" } else { verb };
+        let file = format!("{}/tests/help/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+        if std::env::var_os("UPDATE_HELP").is_some() {
+            std::fs::write(&file, &*help).expect("writable");
+        }
+        let published = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(help == published, "{file} differs; look, then set UPDATE_HELP=1:\n{help}");
     }
-    if std::env::var_os("UPDATE_HELP").is_some() {
-        std::fs::write(file, &help).expect("writable");
-    }
-    let published = std::fs::read_to_string(file).unwrap_or_default();
-    assert!(help == published, "tests/help.txt differs; look, then set UPDATE_HELP=1:\n{help}");
 }
 
-/// The table of settings in the documentation is the program's own. With `UPDATE_HELP=1` it is written.
-#[test]
-fn the_settings_are_documented_as_they_are_declared() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
-    let page = std::fs::read_to_string(file).expect("the page is there");
-    let start = page.find("| setting | values |").expect("the table begins");
-    let end = start + page[start..].find("\n\n").expect("the table ends") + 1;
-    let declared = forebay_settings::help::markdown();
+/// Compares a table in the documentation with the program's own. With `UPDATE_HELP=1` it is written.
+fn check_table(page: &str, head: &str, declared: &str) {
+    let file = format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&file).expect("the page is there");
+    let start = text.find(head).expect("the table begins");
+    let end = start + text[start..].find("\n\n").expect("the table ends") + 1;
     if std::env::var_os("UPDATE_HELP").is_some() {
-        let written = [&page[..start], &declared, &page[end..]].concat();
+        let written = [&text[..start], declared, &text[end..]].concat();
         std::fs::write(file, written).expect("writable");
         return;
     }
-    assert!(page[start..end] == declared, "docs/operations.md differs; set UPDATE_HELP=1");
+    assert!(text[start..end] == *declared, "docs/{page} differs; set UPDATE_HELP=1");
+}
+
+#[test]
+fn the_settings_are_documented_as_they_are_declared() {
+    check_table("operations.md", "| setting | values |", &forebay_settings::help::markdown());
+}
+
+#[test]
+fn the_kinds_of_events_are_documented_as_they_are_declared() {
+    let head = "| kind | severity | meaning, and fields |\n";
+    let rows = forebay_admin::EventKind::ALL
+        .iter()
+        .map(|kind| format!("| `{kind}` | {} | {} |\n", kind.severity().name(), kind.help()));
+    let declared = format!("{head}|---|---|---|\n{}", rows.collect::<String>());
+    check_table("events.md", head, &declared);
 }
 
 /// Every number that the volume table keeps for a setting is on the page about the format.

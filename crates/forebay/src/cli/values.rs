@@ -1,6 +1,7 @@
 //! Parsers of the values on the command line.
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use forebay_admin::EventKind;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
 
@@ -27,7 +28,7 @@ macro_rules! words {
     )*};
 }
 
-words!(Mode, ReplacementKind, Durability, Format);
+words!(Mode, ReplacementKind, Durability, Format, EventKind);
 
 impl<T: Word> TypedValueParser for Words<T> {
     type Value = T;

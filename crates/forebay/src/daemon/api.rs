@@ -7,6 +7,7 @@
 //! | `POST /v1/daemon/hand-over` | the state of the daemon, which replaces its program |
 //! | `GET /v1/memory` | the daemon's memory limit and its use |
 //! | `POST /v1/memory` | the same, with a new limit |
+//! | `GET /v1/events`, with `?volume=`, `kind=`, `since=`, `after=` and `limit=` or without | events; with `Accept: text/event-stream` they are followed |
 //! | `GET /v1/knobs` | all settings, with their kinds and defaults |
 //! | `GET /v1/profiles` | the profiles and their settings |
 //! | `GET /v1/volumes` | list of all volumes |
@@ -27,13 +28,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{
-    API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, HandOverRequest, MemoryRequest,
-    OperationId, OperationState, PROFILES, SetRequest, StartRequest, StopRequest, VolumeList,
-    VolumeName, VolumeReport,
+    API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, EventId, EventList,
+    HandOverRequest, MemoryRequest, OperationId, OperationState, PROFILES, SetRequest,
+    StartRequest, StopRequest, VolumeList, VolumeName, VolumeReport,
 };
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
 
+use super::events::{query::Query, stream};
 use super::host_api::Count;
 use super::http::{HttpAnswer, HttpRequest};
 use super::memory;
@@ -68,6 +70,9 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
         ("POST", ["daemon", "hand-over"]) => hand_over(volumes, request),
         ("GET", ["memory"]) => Ok(HttpAnswer::json(200, &memory::report(volumes.memory()))),
         ("POST", ["memory"]) => set_memory(volumes, request),
+        ("GET", [events]) if events.split('?').next() == Some("events") => {
+            self::events(volumes, events.strip_prefix("events?").unwrap_or_default(), request)
+        }
         ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &forebay_settings::help::json())),
         ("GET", ["profiles"]) => {
             Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))
@@ -142,9 +147,22 @@ fn hand_over(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, Api
     Ok(HttpAnswer::json(202, &volumes.daemon_report()))
 }
 
+/// Returns events, or lets the client follow them if it accepts that.
+fn events(volumes: &Volumes, query: &str, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
+    let mut query = Query::parse(query)?;
+    let events = volumes.events();
+    if !request.accept.contains(stream::MEDIA_TYPE) {
+        return Ok(HttpAnswer::json(200, &EventList { events: events.list(&query) }));
+    }
+    if let Some(last) = request.last_event.as_ref().and_then(|last| last.parse().ok()) {
+        query.after = query.after.max(EventId(last));
+    }
+    events.follow(query).map(HttpAnswer::events)
+}
+
 fn set_memory(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
     let MemoryRequest { limit_bytes } = body(request)?;
-    memory::set_limit(volumes.memory(), limit_bytes)?;
+    volumes.set_memory_limit(limit_bytes)?;
     Ok(HttpAnswer::json(200, &memory::report(volumes.memory())))
 }
 
@@ -221,6 +239,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::daemon::http::Content;
     use crate::daemon::state::State;
     use crate::daemon::testing::{FakeHost, TempDir};
     use crate::daemon::volumes::Programs;
@@ -244,12 +263,14 @@ mod tests {
             let (method, target) = (method.to_owned(), target.to_owned());
             let request = HttpRequest {
                 method,
-                target,
+                target: target.clone(),
                 accept: String::new(),
+                last_event: None,
                 body: body.as_bytes().to_vec(),
             };
             let answer = answer(&self.volumes, &request);
-            (answer.status, serde_json::from_slice(&answer.body).expect("always JSON"))
+            let Content::Whole(body) = answer.body else { panic!("{target} has no end") };
+            (answer.status, serde_json::from_slice(&body).expect("always JSON"))
         }
 
         fn end(&self, (status, body): (u16, Value)) -> Operation {

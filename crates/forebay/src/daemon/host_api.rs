@@ -119,6 +119,42 @@ pub(crate) enum Count {
     Known,
 }
 
+/// Why a volume is degraded, the most serious reason first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// A write or sync of the cache device has failed.
+    CacheFailed,
+    /// The cache device does not answer.
+    CacheHangs,
+    /// The origin has become smaller.
+    OriginShrunk,
+    /// Requests to the origin fail.
+    OriginFailed,
+    /// The origin does not answer.
+    OriginHangs,
+    /// Dirty data cannot be read any more.
+    DataLost,
+}
+
+impl Trouble {
+    /// Returns its name, as in events.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Trouble::CacheFailed => "cache-failed",
+            Trouble::CacheHangs => "cache-hangs",
+            Trouble::OriginShrunk => "origin-shrunk",
+            Trouble::OriginFailed => "origin-failed",
+            Trouble::OriginHangs => "origin-hangs",
+            Trouble::DataLost => "data-lost",
+        }
+    }
+
+    /// Whether a device does not answer.
+    pub(crate) fn is_hang(self) -> bool {
+        matches!(self, Trouble::CacheHangs | Trouble::OriginHangs)
+    }
+}
+
 /// What the daemon watches of a volume all the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
@@ -132,8 +168,10 @@ pub(crate) struct Condition {
     pub(crate) lost_ranges: u64,
     /// Their bytes.
     pub(crate) lost_bytes: u64,
-    /// The latest error of its devices, until it is resolved.
-    pub(crate) error: Option<String>,
+    /// Why it is degraded, and the latest error of its devices, until it is resolved.
+    pub(crate) trouble: Option<(Trouble, String)>,
+    /// The device that its start or stop has waited for, for longer than usual.
+    pub(crate) waits_for: Option<String>,
 }
 
 impl Condition {
@@ -145,7 +183,8 @@ impl Condition {
             written_back_bytes: 0,
             lost_ranges: 0,
             lost_bytes: 0,
-            error: None,
+            trouble: None,
+            waits_for: None,
         }
     }
 }

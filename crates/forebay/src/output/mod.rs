@@ -22,12 +22,19 @@ use crate::exit::Outcome;
 /// # Errors
 /// Any other failure to write, such as a full disk.
 pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
+    offer_bytes(bytes).map(|_| ())
+}
+
+/// As [`print_bytes`]; returns whether there is still a reader.
+///
+/// # Errors
+/// As [`print_bytes`].
+pub(crate) fn offer_bytes(bytes: &[u8]) -> Result<bool, ApiError> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(ApiError::failed(format!("cannot write the output: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(ApiError::failed(format!("cannot write the output: {error}"))),
     }
 }
 

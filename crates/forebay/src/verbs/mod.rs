@@ -13,6 +13,7 @@ mod demo;
 mod doctor;
 mod drop;
 mod dump;
+mod events;
 mod flush;
 mod list;
 mod man;
@@ -47,6 +48,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Apply(args) => apply::run(&Client::new(socket)?, &args),
         Verb::List(args) => list::run(&Client::new(socket)?, &args),
         Verb::Show(args) => show::run(&Client::new(socket)?, &args),
+        Verb::Events(args) => events::run(&Client::new(socket)?, &args),
         Verb::Set(args) => set::run(&Client::new(socket)?, &args),
         Verb::Flush(args) => flush::run(&Client::new(socket)?, &args),
         Verb::Pause(args) => caching::pause(&Client::new(socket)?, &args),
