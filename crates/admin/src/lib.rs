@@ -33,7 +33,7 @@ pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};
 pub use ranges::{ByteRange, PinReport, RangesRequest};
-pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
+pub use report::{DaemonReport, LogReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
 pub use request::{
     CreateRequest, DeleteRequest, DropRequest, HandOverRequest, MemoryRequest, SetRequest,
     StartRequest, StopRequest,

@@ -21,6 +21,15 @@ pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;
 pub use served::{RamTraffic, ServedBy, ServedReport};
 
+/// The answer to `GET /v1/log`.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct LogReport {
+    /// The latest lines of the daemon's log, oldest first.
+    pub lines: Vec<String>,
+    /// How many messages were left out of it because too many of their kind came.
+    pub left_out: u64,
+}
+
 /// State of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,6 +8,7 @@
 //! | `GET /v1/memory` | the daemon's memory limit and its use |
 //! | `POST /v1/memory` | the same, with a new limit |
 //! | `GET /v1/events`, with `?volume=`, `kind=`, `since=`, `after=` and `limit=` or without | events; with `Accept: text/event-stream` they are followed |
+//! | `GET /v1/log` | the latest lines of the daemon's log |
 //! | `GET /v1/knobs` | all settings, with their kinds and defaults |
 //! | `GET /v1/profiles` | the profiles and their settings |
 //! | `GET /v1/volumes` | list of all volumes |
@@ -38,9 +39,9 @@ use serde::de::DeserializeOwned;
 use super::events::{query::Query, stream};
 use super::host_api::Count;
 use super::http::{HttpAnswer, HttpRequest};
-use super::memory;
 use super::metrics::{self, text::Format};
 use super::volumes::Volumes;
+use super::{log, memory};
 use crate::curve::Sizes;
 
 /// How long the answer to a new operation is delayed, so that it can report the end of a quick one.
@@ -73,6 +74,7 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
         ("GET", [events]) if events.split('?').next() == Some("events") => {
             self::events(volumes, events.strip_prefix("events?").unwrap_or_default(), request)
         }
+        ("GET", ["log"]) => Ok(HttpAnswer::json(200, &log::report())),
         ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &forebay_settings::help::json())),
         ("GET", ["profiles"]) => {
             Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))

@@ -15,6 +15,7 @@
 //! - [`metrics`]: what the reports contain, for Prometheus
 //! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
 //!   memory that it has
+//! - [`log`]: the log, in which repeated messages are limited
 //! - [`signals`], [`notify`], `watchdog`: signals and the service manager
 
 mod afterlife;
@@ -29,6 +30,7 @@ pub(crate) mod http;
 mod kept;
 pub(crate) mod known;
 pub(crate) mod ledger;
+pub(crate) mod log;
 pub(crate) mod memory;
 pub(crate) mod metrics;
 pub(crate) mod notify;
@@ -167,6 +169,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Ok(()) => tracing::info!("stopped cleanly"),
         Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
+    log::finish();
     ended
 }
 
@@ -217,6 +220,7 @@ fn hand_over_to(
 ) -> Result<(), ApiError> {
     let items = volumes.hand_over();
     volumes.events().program_ends();
+    log::finish();
     if stop.wait_for(Duration::ZERO) == Some(End::Stop) {
         tracing::info!("stopped instead of handed over: everything is closed");
         return Ok(());

@@ -18,8 +18,8 @@ use forebay_admin::report::{DaemonMemory, DaemonReport, DeviceReport, RamReport}
 use forebay_admin::{EventKind, VolumeReport, VolumeState};
 
 use super::host_api::Count;
-use super::memory;
 use super::volumes::Volumes;
+use super::{log, memory};
 use table as the;
 use text::{Format, Metric, Writer};
 
@@ -28,14 +28,15 @@ pub(crate) fn scrape(volumes: &Volumes, format: Format) -> String {
     volumes.want_count();
     let (daemon, memory) = (volumes.daemon_report(), memory::report(volumes.memory()));
     let events: Vec<_> = volumes.events().counts().collect();
-    write(format, &daemon, &memory, &events, &volumes.list(Count::Known))
+    let log_left_out = log::left_out();
+    write(format, &daemon, &memory, (&events, log_left_out), &volumes.list(Count::Known))
 }
 
 fn write(
     format: Format,
     daemon: &DaemonReport,
     memory: &DaemonMemory,
-    events: &[(EventKind, u64)],
+    (events, left_out): (&[(EventKind, u64)], u64),
     volumes: &[VolumeReport],
 ) -> String {
     let mut out = Writer::new(format, &the::BUILD);
@@ -44,6 +45,8 @@ fn write(
     for (kind, count) in events {
         out.number(&[kind.name()], *count);
     }
+    out.begin(&the::LOG_LEFT_OUT);
+    out.number(&[], left_out);
     write_caches(&mut out, volumes);
     write_states(&mut out, volumes);
     let served: Vec<&VolumeReport> = volumes.iter().filter(|volume| has_counts(volume)).collect();

@@ -11,6 +11,7 @@ use forebay_admin::{ApiError, VolumeName};
 use super::Volumes;
 use super::noticing::{Notice, Noticed};
 use crate::daemon::host_api::Condition;
+use crate::daemon::log;
 use crate::daemon::signals::StopRequest;
 
 /// The time between two looks at a volume.
@@ -118,6 +119,7 @@ impl Volumes {
         let spawned = thread.spawn(move || {
             while stop.wait_for(LOOK_EVERY).is_none() {
                 this.look();
+                log::sweep();
                 if this.watched.count.swap(false, Ordering::Relaxed) {
                     this.host.recount(COUNT_AGE);
                 }
