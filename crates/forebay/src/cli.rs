@@ -17,7 +17,7 @@ use forebay_trace::Format;
 use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
-pub(crate) use events::EventsArgs;
+pub(crate) use events::{EventsArgs, SupportArgs};
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 use values::{Words, block_size, cache_size, rate, size};
@@ -116,6 +116,8 @@ pub(crate) enum Verb {
     Demo(DemoArgs),
     /// Say what this host lacks, and which front end suits it
     Doctor(DoctorArgs),
+    /// Collect what a bug report needs into an archive, without data of volumes and without secrets
+    Support(SupportArgs),
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
     /// Attach and detach loop devices for a daemon

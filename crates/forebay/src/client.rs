@@ -47,7 +47,18 @@ impl Client {
     /// # Errors
     /// The daemon's error, or why it cannot be reached.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        self.exchange("GET", path, &[])
+        self.exchange("GET", &versioned(path), &[])
+    }
+
+    /// Sends a GET request for a path outside the versioned API; returns the answer as it is.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub(crate) fn text(&self, path: &str) -> Result<String, ApiError> {
+        match self.round_trip("GET", path, &[])? {
+            (200, body) => Ok(String::from_utf8_lossy(&body).into_owned()),
+            (status, body) => Err(error_in(status, &body)),
+        }
     }
 
     /// Sends a POST request.
@@ -60,7 +71,7 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<T, ApiError> {
         let body = serde_json::to_vec(body).map_err(|error| ApiError::failed(error.to_string()))?;
-        self.exchange("POST", path, &body)
+        self.exchange("POST", &versioned(path), &body)
     }
 
     fn exchange<T: DeserializeOwned>(
@@ -98,7 +109,7 @@ impl Client {
     ) -> Result<Request<Full<Bytes>>, ApiError> {
         Request::builder()
             .method(method)
-            .uri(format!("/{API_VERSION}{path}"))
+            .uri(path)
             .header(HOST, "forebay")
             .header(CONTENT_TYPE, JSON)
             .header(ACCEPT, accept)
@@ -137,6 +148,10 @@ impl Client {
         let silent = |_| failed(&format_args!("no answer for {} s", PATIENCE.as_secs()));
         runtime.block_on(async { timeout(PATIENCE, exchange).await.map_err(silent)? })
     }
+}
+
+fn versioned(path: &str) -> String {
+    format!("/{API_VERSION}{path}")
 }
 
 /// Returns the error in an answer.

@@ -167,6 +167,7 @@ fn help_is_as_published() {
         "list",
         "show",
         "events",
+        "support",
         "set",
         "flush",
         "stop",

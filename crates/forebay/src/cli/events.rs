@@ -1,6 +1,8 @@
 //! Arguments of the verbs that say what happened.
 
-use clap::Args;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, EventKind, VolumeName};
 use time::OffsetDateTime;
 
@@ -37,4 +39,16 @@ pub(crate) struct EventsArgs {
     /// Print JSON, one event per line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `support`.
+#[derive(Debug, Args)]
+pub(crate) struct SupportArgs {
+    /// The archive, a new file [default: forebay-support-TIME.tar.gz in the working directory]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Directory of the daemon's state [default: that of the running daemon, or else as 'forebay daemon']
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
 }

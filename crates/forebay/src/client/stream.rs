@@ -7,7 +7,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{Client, MAX_ANSWER, PATIENCE, error_in};
+use super::{Client, MAX_ANSWER, PATIENCE, error_in, versioned};
 use crate::daemon::events::stream::MEDIA_TYPE;
 
 /// Splits a stream into messages.
@@ -51,7 +51,7 @@ impl Client {
         path: &str,
         mut take: impl FnMut(&str) -> Result<bool, ApiError>,
     ) -> Result<bool, ApiError> {
-        let request = self.request("GET", path, MEDIA_TYPE, &[])?;
+        let request = self.request("GET", &versioned(path), MEDIA_TYPE, &[])?;
         self.runtime()?.block_on(async {
             let Ok(stream) = UnixStream::connect(&self.socket).await else { return Ok(true) };
             let Ok((mut sender, connection)) = http1::handshake(TokioIo::new(stream)).await else {

@@ -26,6 +26,7 @@ mod set;
 mod show;
 mod start;
 mod stop;
+mod support;
 mod take_over;
 
 use forebay_admin::{Operation, VolumeName};
@@ -68,6 +69,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Probe(args) => probe::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
+        Verb::Support(args) => support::run(&Client::new(socket)?, args),
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(socket, &args),
         Verb::HandOverVersion => {
