@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -11,7 +12,7 @@ use time::OffsetDateTime;
 use crate::name::VolumeName;
 
 /// How much an event matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// As an operator asked for, or as it should be.
@@ -36,7 +37,7 @@ impl Severity {
 macro_rules! kinds {
     ($($kind:ident $name:literal $severity:ident $help:literal;)*) => {
         /// The kind of an event. The names are stable: kinds are added, never renamed or removed.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         pub enum EventKind {
             $(#[doc = $help] #[serde(rename = $name)] $kind,)*
         }
@@ -133,18 +134,30 @@ pub fn help_text() -> String {
 /// Number of an event. Numbers increase, also over restarts of the daemon: they are microseconds since 1970, or one
 /// more than the one before.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(transparent)]
 pub struct EventId(pub u64);
 
 /// An event.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
     /// Its number.
     pub id: EventId,
     /// When it was noticed, as RFC 3339 in UTC.
     #[serde(with = "time::serde::rfc3339")]
+    #[schemars(schema_with = "crate::schema::time")]
     pub time: OffsetDateTime,
     /// Its kind.
     pub kind: EventKind,
@@ -164,7 +177,7 @@ pub struct Event {
 }
 
 /// The answer to `GET /v1/events`.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct EventList {
     /// The events, oldest first.
     pub events: Vec<Event>,

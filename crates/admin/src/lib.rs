@@ -9,6 +9,7 @@
 //! - [`curve`]: hit ratios of caches of other sizes
 //! - [`event`]: what happened
 //! - [`operation`]: long-running operations and their progress
+//! - [`schema`]: JSON schemas of all of these, for the description of the API
 //! - [`error`]: why a request was refused
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ pub mod ranges;
 pub mod reasons;
 pub mod report;
 pub mod request;
+pub mod schema;
 
 pub use declared::Declared;
 pub use error::{ApiError, ErrorKind};

@@ -4,6 +4,7 @@
 use forebay_core::CounterTotals;
 use forebay_core::why::Why;
 use forebay_core::{Caching, Durability, Mode, ReplacementKind};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
@@ -22,7 +23,7 @@ pub use requests::RequestReport;
 pub use served::{RamTraffic, ServedBy, ServedReport};
 
 /// The answer to `GET /v1/log`.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct LogReport {
     /// The latest lines of the daemon's log, oldest first.
     pub lines: Vec<String>,
@@ -31,7 +32,7 @@ pub struct LogReport {
 }
 
 /// State of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeState {
     /// Not served.
@@ -82,7 +83,7 @@ impl VolumeState {
 }
 
 /// The origin of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct OriginReport {
     /// The device as the operator named it.
     pub path: String,
@@ -91,7 +92,7 @@ pub struct OriginReport {
 }
 
 /// The cache device of a volume.
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct CacheReport {
     /// The device as the operator named it.
     pub path: String,
@@ -106,7 +107,7 @@ pub struct CacheReport {
 }
 
 /// Where a volume is exported.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ExportReport {
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
@@ -128,7 +129,7 @@ pub struct ExportReport {
 }
 
 /// Blocks of a volume in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct BlockReport {
     /// Whether the next three are known. They are while the cache is open, whether or not the
     /// volume is served.
@@ -154,7 +155,7 @@ pub struct BlockReport {
 }
 
 /// Bytes moved since the volume was started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ByteReport {
     /// Read by clients.
     pub user_read: u64,
@@ -198,7 +199,7 @@ impl ByteReport {
 }
 
 /// Errors since the volume was started.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorReport {
     /// Failed reads of the origin.
     pub origin_read: u64,
@@ -224,7 +225,7 @@ impl ErrorReport {
 }
 
 /// A device that does not answer.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct WaitReport {
     /// The device as the operator named it.
     pub device: String,
@@ -233,16 +234,19 @@ pub struct WaitReport {
 }
 
 /// The full report of one volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeReport {
     /// The volume's name.
     pub name: VolumeName,
     /// How the cache handles reads and writes.
+    #[schemars(schema_with = "crate::schema::mode")]
     pub mode: Mode,
     /// Whether it is paused or frozen.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::caching")]
     pub caching: Caching,
     /// How blocks are chosen for eviction.
+    #[schemars(schema_with = "crate::schema::policy")]
     pub policy: ReplacementKind,
     /// The rule that policy `auto` follows at the moment; `null` with other policies, and while the
     /// volume is not running.
@@ -253,6 +257,7 @@ pub struct VolumeReport {
     /// Bytes by which blocks are shifted on the origin.
     pub alignment: u64,
     /// When a write is acknowledged.
+    #[schemars(schema_with = "crate::schema::durability")]
     pub durability: Durability,
     /// State of the volume.
     pub state: VolumeState,
@@ -280,6 +285,7 @@ pub struct VolumeReport {
     pub requests: RequestReport,
     /// Why requests missed or bypassed the cache, and why blocks entered and left.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::why")]
     pub why: Why,
     /// Bytes moved since the start.
     pub bytes: ByteReport,
@@ -298,6 +304,7 @@ pub struct VolumeReport {
     /// The progress of the current operation, if there is one.
     pub progress: Option<Progress>,
     /// Every setting.
+    #[schemars(schema_with = "crate::schema::settings")]
     pub settings: Settings,
 }
 
@@ -357,16 +364,18 @@ impl VolumeReport {
 }
 
 /// One line of a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeSummary {
     /// The volume's name.
     pub name: VolumeName,
     /// State of the volume.
     pub state: VolumeState,
     /// How the cache handles reads and writes.
+    #[schemars(schema_with = "crate::schema::mode")]
     pub mode: Mode,
     /// Whether it is paused or frozen.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::caching")]
     pub caching: Caching,
     /// Size in bytes.
     pub size: u64,
@@ -395,7 +404,7 @@ pub struct VolumeSummary {
 }
 
 /// State of an ordered volume's origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct OrderReport {
     /// Whether the origin is in the state of a flush at every moment. `false` while blocks that
     /// were dirty when the setting was switched on are still being written back.
@@ -405,14 +414,14 @@ pub struct OrderReport {
 }
 
 /// The list of all volumes.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeList {
     /// The volumes in the order of their creation.
     pub volumes: Vec<VolumeSummary>,
 }
 
 /// State of the daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DaemonReport {
     /// Version of the daemon.
     pub version: String,

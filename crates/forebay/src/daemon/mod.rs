@@ -138,9 +138,9 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
+    volumes.events().program_started(inherited.hand_overs);
     let server = Server::start(socket, metrics, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
-    volumes.events().program_started(inherited.hand_overs);
 
     volumes.watch(&stop)?;
     watchdog::start(&manager, &volumes, &stop)?;

@@ -35,6 +35,8 @@ impl Events {
         self.record(
             NewEvent::new(DaemonStarted, said).with("version", VERSION).with("after", after),
         );
+        // Nobody is connected yet.
+        self.settle(SETTLING);
     }
 
     /// Records the end of the daemon.
