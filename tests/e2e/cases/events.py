@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import threading
+import time
 
 from harness import *
 from harness.http_unix import UnixConnection
@@ -129,6 +130,21 @@ def devices_that_fail_and_come_back_are_told(box):
     check_equal(slow["device"], origin.name, "the device that is slow")
     origin.heal()
     wait_for(lambda: kinds(daemon, "v").count("recovered") == 2, "it has recovered again")
+
+
+@test
+def a_single_error_is_told(box):
+    daemon = box.daemon()
+    origin = Disk(box, "origin", 64 * MIB)
+    client = Client(daemon.create("v", box.file("cache", 64 * MIB), origin.name))
+    daemon.cli("show", "v")
+    # Looked at once without an error.
+    time.sleep(2)
+    origin.faults("fail read 1M..1028K")
+    check(attempt(client.read, MIB), "the read succeeds")
+    check_equal(attempt(client.read, 8 * MIB), None, "a read elsewhere")
+    wait_for(lambda: "degraded" in kinds(daemon, "v"), "the error is told")
+    wait_for(lambda: "recovered" in kinds(daemon, "v"), "it is told that nothing fails any more")
 
 
 @test

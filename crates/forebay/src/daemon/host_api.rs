@@ -132,6 +132,8 @@ pub(crate) enum Trouble {
     OriginFailed,
     /// The origin does not answer.
     OriginHangs,
+    /// Reads of the cache device fail; clean data comes from the origin instead.
+    CacheErrors,
     /// Dirty data cannot be read any more.
     DataLost,
 }
@@ -145,6 +147,7 @@ impl Trouble {
             Trouble::OriginShrunk => "origin-shrunk",
             Trouble::OriginFailed => "origin-failed",
             Trouble::OriginHangs => "origin-hangs",
+            Trouble::CacheErrors => "cache-errors",
             Trouble::DataLost => "data-lost",
         }
     }
@@ -170,6 +173,10 @@ pub(crate) struct Condition {
     pub(crate) lost_bytes: u64,
     /// Why it is degraded, and the latest error of its devices, until it is resolved.
     pub(crate) trouble: Option<(Trouble, String)>,
+    /// Reads of its cache device that failed since that was opened.
+    pub(crate) failed_cache_reads: u64,
+    /// Reads of its origin that failed since it was started. Writes and syncs that fail are a trouble that stays.
+    pub(crate) failed_origin_reads: u64,
     /// The device that its start or stop has waited for, for longer than usual.
     pub(crate) waits_for: Option<String>,
 }
@@ -184,6 +191,8 @@ impl Condition {
             lost_ranges: 0,
             lost_bytes: 0,
             trouble: None,
+            failed_cache_reads: 0,
+            failed_origin_reads: 0,
             waits_for: None,
         }
     }

@@ -270,6 +270,8 @@ impl Served {
             lost_ranges: lost.len() as u64,
             lost_bytes: lost.iter().map(|range| range.len).sum(),
             trouble,
+            failed_cache_reads: failed_reads(&running.cache.meter),
+            failed_origin_reads: failed_reads(&volume.meter),
             waits_for,
             ..Condition::of(state)
         })
@@ -353,6 +355,10 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     if report.state == VolumeState::Running && trouble(running, &report.errors.lost).is_some() {
         report.state = VolumeState::Degraded;
     }
+}
+
+fn failed_reads(meter: &Meter) -> u64 {
+    meter.counts()[OpKind::Read as usize].errors
 }
 
 fn device(meter: &Meter) -> DeviceReport {

@@ -47,6 +47,8 @@ struct Bad {
 pub(super) struct Noticed {
     bad: Option<Bad>,
     waits: bool,
+    /// Reads of the cache device and of the origin that had failed, as seen last.
+    errors: Option<(u64, u64)>,
     /// Bytes that are lost, as told, and when.
     lost: Option<(u64, Instant)>,
 }
@@ -70,7 +72,8 @@ impl Noticed {
 
     fn trouble(&mut self, now: Instant, condition: &Condition) -> Vec<Notice> {
         let mut found = Vec::new();
-        let Some((trouble, error)) = &condition.trouble else {
+        let passing = self.new_errors(condition);
+        let Some((trouble, error)) = condition.trouble.as_ref().or(passing.as_ref()) else {
             if let Some(bad) = self.bad.take_if(|bad| now - bad.seen >= SETTLED) {
                 found.push(Notice::Recovered(bad.seen - bad.since));
             }
@@ -92,6 +95,19 @@ impl Noticed {
             found.push(Notice::Hangs(*trouble, error.clone()));
         }
         found
+    }
+
+    /// Returns the trouble that came and went since the last look.
+    fn new_errors(&mut self, condition: &Condition) -> Option<(Trouble, String)> {
+        let now = (condition.failed_cache_reads, condition.failed_origin_reads);
+        let before = self.errors.replace(now).unwrap_or(now);
+        let of = |count: u64, device: &str, trouble: Trouble| {
+            let said = format!("{count} reads of {device} failed; the log says which");
+            (count > 0).then_some((trouble, said))
+        };
+        of(now.1.saturating_sub(before.1), "the origin", Trouble::OriginFailed).or_else(|| {
+            of(now.0.saturating_sub(before.0), "the cache device", Trouble::CacheErrors)
+        })
     }
 
     fn losses(&mut self, now: Instant, condition: &Condition) -> Option<Notice> {
@@ -117,7 +133,10 @@ impl Volumes {
             .map(|entry| (entry.volume.cache, entry.volume.origin))
             .unwrap_or_default();
         let device = |trouble: Trouble| match trouble {
-            Trouble::CacheFailed | Trouble::CacheHangs | Trouble::DataLost => &cache,
+            Trouble::CacheFailed
+            | Trouble::CacheHangs
+            | Trouble::CacheErrors
+            | Trouble::DataLost => &cache,
             Trouble::OriginShrunk | Trouble::OriginFailed | Trouble::OriginHangs => &origin,
         };
         self.tell(
@@ -205,6 +224,27 @@ mod tests {
         assert_eq!(kinds(&all), ["origin-hangs", "hangs", "cache-failed"]);
         let swings: Vec<_> = [hangs, fails].into_iter().cycle().take(60).collect();
         assert!(kinds(&swings).len() <= 60 / 5 + 2, "{:?}", kinds(&swings));
+    }
+
+    #[test]
+    fn errors_between_two_looks_are_told_and_those_of_before_are_not() {
+        let (begin, mut noticed) = (Instant::now(), Noticed::default());
+        let mut look = |second: u64, failed_cache_reads, failed_origin_reads| {
+            let now = begin + Duration::from_secs(second);
+            noticed.look(
+                now,
+                &Condition { failed_cache_reads, failed_origin_reads, ..condition(None) },
+            )
+        };
+        assert_eq!(look(0, 3, 5), []);
+        assert!(
+            matches!(&look(1, 3, 7)[..], [Notice::Degraded(Trouble::OriginFailed, said)] if said.contains("2 reads"))
+        );
+        assert_eq!(look(2, 3, 7), []);
+        assert!(matches!(look(8, 3, 7)[..], [Notice::Recovered(_)]));
+        assert!(matches!(look(9, 4, 7)[..], [Notice::Degraded(Trouble::CacheErrors, _)]));
+        // It was started again.
+        assert!(matches!(look(20, 0, 0)[..], [Notice::Recovered(_)]));
     }
 
     #[test]
