@@ -1,12 +1,13 @@
 //! Miss-ratio curve of a volume: the hit ratios of caches of other sizes. Sizes are in bytes,
 //! shares and their errors from 0 to 1.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
 
 /// A share of accesses, with its error.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Hits {
     /// The share.
     pub share: f64,
@@ -15,7 +16,7 @@ pub struct Hits {
 }
 
 /// The hit ratios of a cache of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CurveRow {
     /// Size of the cache.
     pub bytes: u64,
@@ -34,7 +35,7 @@ impl CurveRow {
 
 /// What a RAM tier of one size would serve in front of a cache. Shares of the blocks read, or if none
 /// were, of all blocks; the three add up to 1.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RamRow {
     /// Size of the RAM tier.
     pub bytes: u64,
@@ -47,7 +48,7 @@ pub struct RamRow {
 }
 
 /// The curve of a volume since its start.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CurveReport {
     /// The volume.
     pub volume: VolumeName,

@@ -1,13 +1,14 @@
 //! API errors, for programs and operators.
 
 pub use forebay_core::text::one_line;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::NameError;
 use forebay_settings::SettingError;
 
 /// The kind of an error, which determines the caller's next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The request itself is invalid; nothing was changed.
@@ -65,7 +66,7 @@ impl ErrorKind {
 }
 
 /// A refused request: its kind, the field at fault and one line for the operator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[error("{message}")]
 pub struct ApiError {
     /// The kind, to match on.

@@ -7,13 +7,16 @@
 //! - [`ranges`]: ranges of a volume that are pinned, evicted or read ahead
 //! - [`report`]: state and statistics of a volume
 //! - [`curve`]: hit ratios of caches of other sizes
+//! - [`event`]: what happened
 //! - [`operation`]: long-running operations and their progress
+//! - [`schema`]: JSON schemas of all of these, for the description of the API
 //! - [`error`]: why a request was refused
 #![forbid(unsafe_code)]
 
 pub mod curve;
 pub mod declared;
 pub mod error;
+pub mod event;
 pub mod lost;
 pub mod name;
 pub mod operation;
@@ -22,15 +25,19 @@ pub mod ranges;
 pub mod reasons;
 pub mod report;
 pub mod request;
+pub mod schema;
 
 pub use declared::Declared;
 pub use error::{ApiError, ErrorKind};
+pub use event::{Event, EventId, EventKind, EventList, Severity};
 pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Settings};
 pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};
 pub use ranges::{ByteRange, PinReport, RangesRequest};
-pub use report::{DaemonReport, ReportList, VolumeList, VolumeReport, VolumeState, VolumeSummary};
+pub use report::{
+    DaemonReport, LogReport, ReportList, VolumeList, VolumeReport, VolumeState, VolumeSummary,
+};
 pub use request::{
     CreateRequest, DeleteRequest, DropRequest, HandOverRequest, MemoryRequest, SetRequest,
     StartRequest, StopRequest,

@@ -1,12 +1,13 @@
 //! The data of a volume that is lost with its cache device, because the origin was older.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
 use crate::ranges::ByteRange;
 
 /// The answer to `GET /v1/volumes/NAME/lost`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LostReport {
     /// The volume.
     pub volume: VolumeName,

@@ -3,12 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
 
 /// Number of an operation; never reused by one daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(transparent)]
 pub struct OperationId(pub u64);
 
@@ -27,7 +30,7 @@ impl FromStr for OperationId {
 }
 
 /// Unit of progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// Bytes.
@@ -42,7 +45,7 @@ pub enum Unit {
 }
 
 /// Progress of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Progress {
     /// Units done so far; may decrease when new work arrives.
     pub done: u64,
@@ -60,7 +63,7 @@ impl Progress {
 }
 
 /// State of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OperationState {
     /// In progress.
@@ -72,7 +75,7 @@ pub enum OperationState {
 }
 
 /// An operation, as the API shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Operation {
     /// Its number.
     pub id: OperationId,
@@ -89,6 +92,13 @@ pub struct Operation {
     /// Why it failed, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
+}
+
+/// The answer to `GET /v1/operations`.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct OperationList {
+    /// The operations, in progress and ended, oldest first.
+    pub operations: Vec<Operation>,
 }
 
 #[cfg(test)]

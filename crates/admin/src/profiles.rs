@@ -12,6 +12,7 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use forebay_core::units::parse_size;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use forebay_settings::error::shortened;
@@ -23,7 +24,7 @@ pub use tables::PROFILES;
 const BLOCK_SIZE: &str = "block_size";
 
 /// One setting of a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Choice {
     /// The name of a setting, or `block_size`.
     pub setting: &'static str,
@@ -34,7 +35,7 @@ pub struct Choice {
 }
 
 /// See the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Profile {
     /// Its name.
     pub name: &'static str,
@@ -46,6 +47,13 @@ pub struct Profile {
     pub settings: &'static [Choice],
     /// Features of that system that Forebay lacks, in whole sentences; empty: none of importance.
     pub lacks: &'static str,
+}
+
+/// The answer to `GET /v1/profiles`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ProfileList {
+    /// The profiles.
+    pub profiles: &'static [Profile],
 }
 
 impl Profile {

@@ -1,9 +1,10 @@
 //! Ranges of a volume: pinned, evicted, read ahead.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A range of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ByteRange {
     /// First byte.
@@ -14,7 +15,7 @@ pub struct ByteRange {
 
 /// Body of `POST /v1/volumes/NAME/pin`, `unpin`, `evict` and `prefetch`. Blocks that a range touches are
 /// meant as a whole.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RangesRequest {
     /// The ranges, in any order. Without any, `unpin` means all that is pinned, and `prefetch` what the
@@ -24,7 +25,7 @@ pub struct RangesRequest {
 }
 
 /// The answer to `GET /v1/volumes/NAME/pins`.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct PinReport {
     /// Bytes of pinned blocks.
     pub pinned: u64,

@@ -4,6 +4,7 @@
 use forebay_core::CounterTotals;
 use forebay_core::why::Why;
 use forebay_core::{Caching, Durability, Mode, ReplacementKind};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
@@ -21,8 +22,17 @@ pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;
 pub use served::{RamTraffic, ServedBy, ServedReport};
 
+/// The answer to `GET /v1/log`.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct LogReport {
+    /// The latest lines of the daemon's log, oldest first.
+    pub lines: Vec<String>,
+    /// How many messages were left out of it because too many of their kind came.
+    pub left_out: u64,
+}
+
 /// State of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeState {
     /// Not served.
@@ -84,7 +94,7 @@ impl VolumeState {
 }
 
 /// The origin of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct OriginReport {
     /// The device as the operator named it.
     pub path: String,
@@ -93,7 +103,7 @@ pub struct OriginReport {
 }
 
 /// The cache device of a volume.
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct CacheReport {
     /// The device as the operator named it.
     pub path: String,
@@ -108,7 +118,7 @@ pub struct CacheReport {
 }
 
 /// Where a volume is exported.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ExportReport {
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
@@ -130,7 +140,7 @@ pub struct ExportReport {
 }
 
 /// Blocks of a volume in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct BlockReport {
     /// Whether the next three are known. They are while the cache is open, whether or not the
     /// volume is served.
@@ -156,7 +166,7 @@ pub struct BlockReport {
 }
 
 /// Bytes moved since the volume was started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ByteReport {
     /// Read by clients.
     pub user_read: u64,
@@ -200,7 +210,7 @@ impl ByteReport {
 }
 
 /// Errors since the volume was started.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorReport {
     /// Failed reads of the origin.
     pub origin_read: u64,
@@ -226,7 +236,7 @@ impl ErrorReport {
 }
 
 /// A device that does not answer.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct WaitReport {
     /// The device as the operator named it.
     pub device: String,
@@ -235,16 +245,19 @@ pub struct WaitReport {
 }
 
 /// The full report of one volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeReport {
     /// The volume's name.
     pub name: VolumeName,
     /// How the cache handles reads and writes.
+    #[schemars(schema_with = "crate::schema::mode")]
     pub mode: Mode,
     /// Whether it is paused or frozen.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::caching")]
     pub caching: Caching,
     /// How blocks are chosen for eviction.
+    #[schemars(schema_with = "crate::schema::policy")]
     pub policy: ReplacementKind,
     /// The rule that policy `auto` follows at the moment; `null` with other policies, and while the
     /// volume is not running.
@@ -255,6 +268,7 @@ pub struct VolumeReport {
     /// Bytes by which blocks are shifted on the origin.
     pub alignment: u64,
     /// When a write is acknowledged.
+    #[schemars(schema_with = "crate::schema::durability")]
     pub durability: Durability,
     /// State of the volume.
     pub state: VolumeState,
@@ -282,6 +296,7 @@ pub struct VolumeReport {
     pub requests: RequestReport,
     /// Why requests missed or bypassed the cache, and why blocks entered and left.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::why")]
     pub why: Why,
     /// Bytes moved since the start.
     pub bytes: ByteReport,
@@ -300,6 +315,7 @@ pub struct VolumeReport {
     /// The progress of the current operation, if there is one.
     pub progress: Option<Progress>,
     /// Every setting.
+    #[schemars(schema_with = "crate::schema::settings")]
     pub settings: Settings,
 }
 
@@ -365,16 +381,18 @@ impl VolumeReport {
 }
 
 /// One line of a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeSummary {
     /// The volume's name.
     pub name: VolumeName,
     /// State of the volume.
     pub state: VolumeState,
     /// How the cache handles reads and writes.
+    #[schemars(schema_with = "crate::schema::mode")]
     pub mode: Mode,
     /// Whether it is paused or frozen.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::caching")]
     pub caching: Caching,
     /// Size in bytes.
     pub size: u64,
@@ -403,7 +421,7 @@ pub struct VolumeSummary {
 }
 
 /// State of an ordered volume's origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct OrderReport {
     /// Whether the origin is in the state of a flush at every moment. `false` while blocks that
     /// were dirty when the setting was switched on are still being written back.
@@ -413,7 +431,7 @@ pub struct OrderReport {
 }
 
 /// The list of all volumes.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct VolumeList {
     /// The volumes in the order of their creation.
     pub volumes: Vec<VolumeSummary>,
@@ -421,14 +439,14 @@ pub struct VolumeList {
 
 /// The reports of all volumes. They are made without counting anything: [`BlockReport::cached`] of volumes that share
 /// a cache is as of the last count, and `known` says whether there was one.
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ReportList {
     /// The volumes in the order of their creation.
     pub volumes: Vec<VolumeReport>,
 }
 
 /// State of the daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DaemonReport {
     /// Version of the daemon.
     pub version: String,

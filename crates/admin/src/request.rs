@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
@@ -9,7 +10,7 @@ use crate::profiles::ProfileName;
 use forebay_settings::Assignments;
 
 /// Creates a volume and serves it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateRequest {
     /// Name of the new volume.
@@ -38,11 +39,12 @@ pub struct CreateRequest {
     pub adopt: bool,
     /// Settings that differ from the profile, or else from the defaults.
     #[serde(default, skip_serializing_if = "Assignments::is_empty")]
+    #[schemars(schema_with = "crate::schema::assignments")]
     pub settings: Assignments,
 }
 
 /// Replaces the daemon's program without disconnecting clients.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HandOverRequest {
     /// Absolute path of the program.
@@ -50,7 +52,7 @@ pub struct HandOverRequest {
 }
 
 /// Changes the daemon's memory limit until it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryRequest {
     /// The new limit in bytes.
@@ -58,15 +60,16 @@ pub struct MemoryRequest {
 }
 
 /// Changes settings.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetRequest {
     /// The new values.
+    #[schemars(schema_with = "crate::schema::assignments")]
     pub settings: Assignments,
 }
 
 /// Serves a stopped volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartRequest {
     /// Continue although the log of the cache has lost records, or the origin was changed while the
@@ -76,7 +79,7 @@ pub struct StartRequest {
 }
 
 /// Stops serving a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
     /// Cut off the users of its block device.
@@ -85,7 +88,7 @@ pub struct StopRequest {
 }
 
 /// Discards clean cached blocks of a volume; without any tier, from both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DropRequest {
     /// From the RAM tier.
@@ -97,7 +100,7 @@ pub struct DropRequest {
 }
 
 /// Removes a volume from its cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteRequest {
     /// Discard the dirty blocks instead of writing them back first.

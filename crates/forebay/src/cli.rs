@@ -1,5 +1,6 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
+mod events;
 mod host;
 mod ranges;
 mod values;
@@ -17,6 +18,7 @@ use forebay_trace::Format;
 use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
+pub(crate) use events::{EventsArgs, SupportArgs};
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 use values::{Words, block_size, cache_size, rate, size};
@@ -77,6 +79,9 @@ pub(crate) enum Verb {
     /// Watch the volumes: hits, requests, latencies, dirty data and writeback
     #[command(after_help = watch::keys())]
     Top(TopArgs),
+    /// Print what happened to volumes, devices and the daemon
+    #[command(after_help = forebay_admin::event::help_text())]
+    Events(EventsArgs),
     /// Change settings of a volume
     #[command(after_help = forebay_settings::help::help_text())]
     Set(SetArgs),
@@ -116,6 +121,8 @@ pub(crate) enum Verb {
     Demo(DemoArgs),
     /// Say what this host lacks, and which front end suits it
     Doctor(DoctorArgs),
+    /// Collect what a bug report needs into an archive, without data of volumes and without secrets
+    Support(SupportArgs),
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
     /// Attach and detach loop devices for a daemon

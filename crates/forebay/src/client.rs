@@ -1,5 +1,8 @@
 //! The client of the daemon: HTTP/1.1 with JSON over its admin socket, one request per connection.
 
+mod stream;
+
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +25,8 @@ const MAX_ANSWER: usize = 16 << 20;
 
 /// Time limit for an answer. The daemon answers within milliseconds; long operations are polled.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+const JSON: &str = "application/json";
 
 /// A daemon, identified by its admin socket.
 #[derive(Clone)]
@@ -43,7 +48,18 @@ impl Client {
     /// # Errors
     /// The daemon's error, or why it cannot be reached.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        self.exchange("GET", path, &[])
+        self.exchange("GET", &versioned(path), &[])
+    }
+
+    /// Sends a GET request for a path outside the versioned API; returns the answer as it is.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub(crate) fn text(&self, path: &str) -> Result<String, ApiError> {
+        match self.round_trip("GET", path, &[])? {
+            (200, body) => Ok(String::from_utf8_lossy(&body).into_owned()),
+            (status, body) => Err(error_in(status, &body)),
+        }
     }
 
     /// Sends a POST request.
@@ -56,7 +72,7 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<T, ApiError> {
         let body = serde_json::to_vec(body).map_err(|error| ApiError::failed(error.to_string()))?;
-        self.exchange("POST", path, &body)
+        self.exchange("POST", &versioned(path), &body)
     }
 
     fn exchange<T: DeserializeOwned>(
@@ -73,23 +89,38 @@ impl Client {
                 ))
             });
         }
-        Err(serde_json::from_slice::<ErrorBody>(&body).map_or_else(
-            |_| ApiError::failed(format!("the daemon answered with HTTP status {status}")),
-            |body| body.error,
-        ))
+        Err(error_in(status, &body))
+    }
+
+    fn failed(&self, error: &dyn Display) -> ApiError {
+        ApiError::failed(format!("the daemon at {}: {error}", self.socket.display()))
+    }
+
+    fn runtime(&self) -> Result<tokio::runtime::Runtime, ApiError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| self.failed(&error))
+    }
+
+    fn request(
+        &self,
+        method: &str,
+        path: &str,
+        accept: &str,
+        body: &[u8],
+    ) -> Result<Request<Full<Bytes>>, ApiError> {
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "forebay")
+            .header(CONTENT_TYPE, JSON)
+            .header(ACCEPT, accept)
+            .body(Full::new(Bytes::copy_from_slice(body)))
+            .map_err(|error| self.failed(&error))
     }
 
     fn round_trip(&self, method: &str, path: &str, body: &[u8]) -> Result<(u16, Bytes), ApiError> {
-        let failed = |error: &dyn std::fmt::Display| {
-            ApiError::failed(format!("the daemon at {}: {error}", self.socket.display()))
-        };
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("/{API_VERSION}{path}"))
-            .header(HOST, "forebay")
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::copy_from_slice(body)))
-            .map_err(|error| failed(&error))?;
+        let failed = |error: &dyn Display| self.failed(error);
+        let request = self.request(method, path, JSON, body)?;
         let exchange = async {
             let stream = UnixStream::connect(&self.socket)
                 .await
@@ -114,11 +145,22 @@ impl Client {
             let (answer, _) = tokio::join!(answer, connection);
             answer
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| failed(&error))?;
+        let runtime = self.runtime()?;
         let silent = |_| failed(&format_args!("no answer for {} s", PATIENCE.as_secs()));
         runtime.block_on(async { timeout(PATIENCE, exchange).await.map_err(silent)? })
     }
+}
+
+fn versioned(path: &str) -> String {
+    format!("/{API_VERSION}{path}")
+}
+
+/// Returns the error in an answer.
+fn error_in(status: u16, body: &[u8]) -> ApiError {
+    serde_json::from_slice::<ErrorBody>(body).map_or_else(
+        |_| ApiError::failed(format!("the daemon answered with HTTP status {status}")),
+        |body| body.error,
+    )
 }
 
 /// Body of an error answer.

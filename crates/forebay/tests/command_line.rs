@@ -168,6 +168,8 @@ fn help_is_as_published() {
         "list",
         "show",
         "top",
+        "events",
+        "support",
         "set",
         "flush",
         "stop",
@@ -193,20 +195,33 @@ fn help_is_as_published() {
     }
 }
 
-/// The table of settings in the documentation is the program's own. With `UPDATE_HELP=1` it is written.
-#[test]
-fn the_settings_are_documented_as_they_are_declared() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
-    let page = std::fs::read_to_string(file).expect("the page is there");
-    let start = page.find("| setting | values |").expect("the table begins");
-    let end = start + page[start..].find("\n\n").expect("the table ends") + 1;
-    let declared = forebay_settings::help::markdown();
+/// Compares a table in the documentation with the program's own. With `UPDATE_HELP=1` it is written.
+fn check_table(page: &str, head: &str, declared: &str) {
+    let file = format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&file).expect("the page is there");
+    let start = text.find(head).expect("the table begins");
+    let end = start + text[start..].find("\n\n").expect("the table ends") + 1;
     if std::env::var_os("UPDATE_HELP").is_some() {
-        let written = [&page[..start], &declared, &page[end..]].concat();
+        let written = [&text[..start], declared, &text[end..]].concat();
         std::fs::write(file, written).expect("writable");
         return;
     }
-    assert!(page[start..end] == declared, "docs/operations.md differs; set UPDATE_HELP=1");
+    assert!(text[start..end] == *declared, "docs/{page} differs; set UPDATE_HELP=1");
+}
+
+#[test]
+fn the_settings_are_documented_as_they_are_declared() {
+    check_table("operations.md", "| setting | values |", &forebay_settings::help::markdown());
+}
+
+#[test]
+fn the_kinds_of_events_are_documented_as_they_are_declared() {
+    let head = "| kind | severity | meaning, and fields |\n";
+    let rows = forebay_admin::EventKind::ALL
+        .iter()
+        .map(|kind| format!("| `{kind}` | {} | {} |\n", kind.severity().name(), kind.help()));
+    let declared = format!("{head}|---|---|---|\n{}", rows.collect::<String>());
+    check_table("events.md", head, &declared);
 }
 
 /// Every number that the volume table keeps for a setting is on the page about the format.

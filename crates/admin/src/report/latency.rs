@@ -1,10 +1,11 @@
 //! Latencies of requests, and what the devices below did for them.
 
 use forebay_core::LatencyCounts;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A latency distribution, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Latency {
     /// Requests measured. Of requests that complete at once, one in 16 is measured and counts as
     /// 16.
@@ -21,12 +22,13 @@ pub struct Latency {
     pub max_us: f64,
     /// The requests by ranges of their latencies, exact to 3 %.
     #[serde(default)]
+    #[schemars(schema_with = "crate::schema::latencies")]
     pub counts: LatencyCounts,
 }
 
 /// Latencies since the volume was started, from the front end's call to its completion; the front
 /// end itself and the network are not included.
-#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct LatencyReport {
     /// Of reads.
     pub read: Latency,
@@ -37,7 +39,7 @@ pub struct LatencyReport {
 }
 
 /// Operations of one kind on a device, as seen from one volume or cache: since it was started or opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OpReport {
     /// Bytes of those that succeeded.
@@ -45,11 +47,12 @@ pub struct OpReport {
     /// Those that failed.
     pub errors: u64,
     /// Latencies of all that ended.
+    #[schemars(schema_with = "crate::schema::latencies")]
     pub latency: LatencyCounts,
 }
 
 /// Operations on a device. Reads that a device in RAM answers at once are not among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DeviceReport {
     /// Reads.
@@ -75,7 +78,7 @@ impl DeviceReport {
 }
 
 /// The devices of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DevicesReport {
     /// The cache device: the operations for all of its volumes.
@@ -85,7 +88,7 @@ pub struct DevicesReport {
 }
 
 /// The progress of writeback.
-#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct WritebackReport {
     /// Bytes written back per second, a mean over the last ten seconds or so.

@@ -1,9 +1,10 @@
 //! RAM: what the daemon uses, and the RAM tier of a volume.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// RAM of the volume's cache, and of the whole daemon, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryReport {
     /// The index, including the state of the replacement policy.
     pub index_bytes: u64,
@@ -18,7 +19,7 @@ pub struct MemoryReport {
 }
 
 /// Memory of the daemon, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct DaemonMemory {
     /// The limit, for all caches, RAM tiers and clients.
     pub limit_bytes: u64,
@@ -27,7 +28,7 @@ pub struct DaemonMemory {
 }
 
 /// The daemon's use of its memory limit, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MemoryUsed {
     /// The program and its lanes.
@@ -73,7 +74,7 @@ impl MemoryUsed {
 }
 
 /// The RAM tier of a volume. The counts are in the tier's blocks, since the volume was started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct RamReport {
     /// Bytes that it may hold.

@@ -2,10 +2,11 @@
 
 use forebay_core::CounterTotals;
 use forebay_core::why::BypassCounts;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Requests to the cache since the volume was started, including those of its RAM tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct RequestReport {
     /// Reads served from the cache alone.
     pub read_hits: u64,

@@ -1,10 +1,11 @@
 //! Who served the requests of clients: RAM, the cache, or the origin.
 
 use forebay_core::CounterTotals;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Requests since the volume was started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServedReport {
     /// Reads: answered from RAM alone, from the cache, or with something from the origin. The last ones
@@ -16,7 +17,7 @@ pub struct ServedReport {
 }
 
 /// Requests of one kind. The last three add up to the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServedBy {
     /// All of them.

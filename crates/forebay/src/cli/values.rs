@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use forebay_admin::EventKind;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
 
@@ -29,7 +30,7 @@ macro_rules! words {
     )*};
 }
 
-words!(Mode, ReplacementKind, Durability, Format);
+words!(Mode, ReplacementKind, Durability, Format, EventKind);
 
 impl<T: Word> TypedValueParser for Words<T> {
     type Value = T;

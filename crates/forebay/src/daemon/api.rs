@@ -1,236 +1,40 @@
-//! The admin API: paths and their handlers.
+//! The admin API.
 //!
-//! | request | answer |
-//! |---|---|
-//! | `GET /metrics` | metrics of the daemon and of all volumes, as text: see `metrics` |
-//! | `GET /v1/daemon` | state of the daemon |
-//! | `POST /v1/daemon/hand-over` | the state of the daemon, which replaces its program |
-//! | `GET /v1/memory` | the daemon's memory limit and its use |
-//! | `POST /v1/memory` | the same, with a new limit |
-//! | `GET /v1/knobs` | all settings, with their kinds and defaults |
-//! | `GET /v1/profiles` | the profiles and their settings |
-//! | `GET /v1/volumes` | list of all volumes |
-//! | `POST /v1/volumes` | operation: create |
-//! | `GET /v1/volumes/NAME` | full report of one volume |
-//! | `GET /v1/reports`, `GET /v1/reports/NAME` | full reports of all volumes or of one, without counting blocks |
-//! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` and `ram=1G,4G` or without | hit ratios of caches and RAM tiers of other sizes |
-//! | `GET /v1/volumes/NAME/lost` | dirty ranges on a cache device that has failed or is gone |
-//! | `GET /v1/volumes/NAME/pins` | the pinned ranges, and how much of them is cached |
-//! | `POST /v1/volumes/NAME/set`, `flush`, `drop`, `prefetch`, `pin`, `unpin`, `evict`, `stop`, `start`, `delete` | operation |
-//! | `GET /v1/operations` | all known operations |
-//! | `GET /v1/operations/ID` | one operation |
-//! | `POST /v1/operations/ID/cancel` | the operation, which has been asked to cancel |
-//!
-//! An operation is answered with status 202 while it runs, and with 200 once it has succeeded or
-//! failed.
+//! - `routes`: its routes, in one table; `route`: how that of a request is found
+//! - `handlers`: what is done on each of them
+//! - `openapi`: their description, which is in `docs/openapi.json` too
+
+mod handlers;
+mod openapi;
+mod route;
+mod routes;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use forebay_admin::{
-    API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, HandOverRequest, MemoryRequest,
-    OperationId, OperationState, PROFILES, ReportList, SetRequest, StartRequest, StopRequest,
-    VolumeList, VolumeName, VolumeReport,
-};
-use forebay_core::parse_size;
-use serde::de::DeserializeOwned;
+use forebay_admin::{ApiError, ErrorKind};
 
-use super::host_api::Count;
 use super::http::{HttpAnswer, HttpRequest};
-use super::memory;
-use super::metrics::{self, text::Format};
 use super::volumes::Volumes;
-use crate::curve::Sizes;
-
-/// How long the answer to a new operation is delayed, so that it can report the end of a quick one.
-const GRACE: Duration = Duration::from_millis(150);
 
 /// Answers one request.
 pub(crate) fn answer(volumes: &Arc<Volumes>, request: &HttpRequest) -> HttpAnswer {
-    route(volumes, request).unwrap_or_else(|error| HttpAnswer::error(&error))
-}
-
-fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
-    let unknown = || {
-        let message = format!("there is no such path for {} in the admin API", request.method);
-        ApiError::new(ErrorKind::NotFound, message)
+    let answered = match route::find(routes::ROUTES, volumes, request) {
+        Some((route, call)) => (route.run)(&call),
+        None => {
+            let message = format!("there is no such path for {} in the admin API", request.method);
+            Err(ApiError::new(ErrorKind::NotFound, message))
+        }
     };
-    if (request.method.as_str(), request.target.as_str()) == ("GET", "/metrics") {
-        let format = Format::for_client(&request.accept);
-        return Ok(HttpAnswer::text(format.media_type(), metrics::scrape(volumes, format)));
-    }
-    let path: Vec<&str> = request.target.split('/').collect();
-    let ["", version, path @ ..] = path.as_slice() else { return Err(unknown()) };
-    if *version != API_VERSION {
-        return Err(unknown());
-    }
-    match (request.method.as_str(), path) {
-        ("GET", ["daemon"]) => Ok(HttpAnswer::json(200, &volumes.daemon_report())),
-        ("POST", ["daemon", "hand-over"]) => hand_over(volumes, request),
-        ("GET", ["memory"]) => Ok(HttpAnswer::json(200, &memory::report(volumes.memory()))),
-        ("POST", ["memory"]) => set_memory(volumes, request),
-        ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &forebay_settings::help::json())),
-        ("GET", ["profiles"]) => {
-            Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))
-        }
-        ("GET", ["volumes"]) => {
-            let all = volumes.list(Count::Fresh).iter().map(VolumeReport::summary).collect();
-            Ok(HttpAnswer::json(200, &VolumeList { volumes: all }))
-        }
-        ("POST", ["volumes"]) => begun(volumes, volumes.create(&body(request)?)),
-        ("GET", ["volumes", name]) => {
-            Ok(HttpAnswer::json(200, &volumes.show(&named(name)?, Count::Fresh)?))
-        }
-        // For those that ask again and again: no lane waits for these.
-        ("GET", ["reports"]) => {
-            Ok(HttpAnswer::json(200, &ReportList { volumes: volumes.list(Count::Known) }))
-        }
-        ("GET", ["reports", name]) => {
-            Ok(HttpAnswer::json(200, &volumes.show(&named(name)?, Count::Known)?))
-        }
-        ("GET", ["volumes", name, "lost"]) => {
-            Ok(HttpAnswer::json(200, &volumes.lost(&named(name)?)?))
-        }
-        ("GET", ["volumes", name, "pins"]) => {
-            Ok(HttpAnswer::json(200, &volumes.pins(&named(name)?)?))
-        }
-        ("GET", ["volumes", name, curve]) => {
-            let sizes = sizes_in(curve.strip_prefix("curve").ok_or_else(unknown)?)?;
-            Ok(HttpAnswer::json(200, &volumes.curve(&named(name)?, &sizes)?))
-        }
-        ("POST", ["volumes", name, verb]) => {
-            operate(volumes, &named(name)?, verb, request).unwrap_or_else(|| Err(unknown()))
-        }
-        ("GET", ["operations"]) => {
-            let all = serde_json::json!({ "operations": volumes.operations().list() });
-            Ok(HttpAnswer::json(200, &all))
-        }
-        ("GET", ["operations", id]) => operation(volumes, numbered(id)?, Duration::ZERO),
-        ("POST", ["operations", id, "cancel"]) => {
-            no_body(request)?;
-            let id = numbered(id)?;
-            volumes.operations().cancel(id);
-            operation(volumes, id, GRACE)
-        }
-        _ => Err(unknown()),
-    }
-}
-
-/// Begins an operation on a volume; `None`: there is no such verb.
-fn operate(
-    volumes: &Arc<Volumes>,
-    name: &VolumeName,
-    verb: &str,
-    request: &HttpRequest,
-) -> Option<Result<HttpAnswer, ApiError>> {
-    let started = match verb {
-        "set" => body::<SetRequest>(request).and_then(|settings| volumes.set(name, settings)),
-        "flush" => no_body(request).and_then(|()| volumes.flush(name)),
-        "drop" => {
-            body_or_nothing(request).and_then(|tiers: DropRequest| volumes.drop_clean(name, tiers))
-        }
-        "prefetch" => body_or_nothing(request).and_then(|ranges| volumes.prefetch(name, ranges)),
-        "pin" => body(request).and_then(|ranges| volumes.pin(name, ranges)),
-        "unpin" => body_or_nothing(request).and_then(|ranges| volumes.unpin(name, ranges)),
-        "evict" => body(request).and_then(|ranges| volumes.evict(name, ranges)),
-        "stop" => {
-            body_or_nothing(request).and_then(|StopRequest { force }| volumes.stop(name, force))
-        }
-        "start" => {
-            body_or_nothing(request).and_then(|StartRequest { force }| volumes.start(name, force))
-        }
-        "delete" => body(request)
-            .and_then(|DeleteRequest { discard_dirty }| volumes.delete(name, discard_dirty)),
-        _ => return None,
-    };
-    Some(begun(volumes, started))
-}
-
-fn hand_over(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
-    let HandOverRequest { program } = body(request)?;
-    volumes.ask_hand_over(program)?;
-    Ok(HttpAnswer::json(202, &volumes.daemon_report()))
-}
-
-fn set_memory(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
-    let MemoryRequest { limit_bytes } = body(request)?;
-    memory::set_limit(volumes.memory(), limit_bytes)?;
-    Ok(HttpAnswer::json(200, &memory::report(volumes.memory())))
-}
-
-fn named(text: &str) -> Result<VolumeName, ApiError> {
-    Ok(text.parse::<VolumeName>()?)
-}
-
-/// Parses `?sizes=64G,128G&ram=1G`, in bytes, in any order; an empty query has no sizes.
-fn sizes_in(query: &str) -> Result<Sizes, ApiError> {
-    let mut sizes = Sizes::default();
-    if query.is_empty() {
-        return Ok(sizes);
-    }
-    let unclear = || ApiError::invalid("query", "write it like curve?sizes=64G,128G&ram=1G");
-    for part in query.strip_prefix('?').ok_or_else(unclear)?.split('&') {
-        let (name, texts) = part.split_once('=').ok_or_else(unclear)?;
-        let into = match name {
-            "sizes" => &mut sizes.cache,
-            "ram" => &mut sizes.ram,
-            _ => return Err(unclear()),
-        };
-        for text in texts.split(',') {
-            into.push(parse_size(text).map_err(|error| ApiError::invalid(name, error))?);
-        }
-    }
-    Ok(sizes)
-}
-
-fn numbered(text: &str) -> Result<OperationId, ApiError> {
-    text.parse().map_err(|_| ApiError::invalid("id", "operations have whole numbers"))
-}
-
-fn body<T: DeserializeOwned>(request: &HttpRequest) -> Result<T, ApiError> {
-    // A JSON list would be read as the fields of an object in the order of their declaration.
-    if request.body.trim_ascii_start().first() != Some(&b'{') {
-        return Err(ApiError::new(ErrorKind::Invalid, "body: send a JSON object"));
-    }
-    serde_json::from_slice(&request.body)
-        .map_err(|error| ApiError::new(ErrorKind::Invalid, format!("body: {error}")))
-}
-
-/// Parses a body; an empty one stands for an object without fields.
-fn body_or_nothing<T: DeserializeOwned + Default>(request: &HttpRequest) -> Result<T, ApiError> {
-    if request.body.is_empty() { Ok(T::default()) } else { body(request) }
-}
-
-/// Accepts an empty body, or an empty object for clients that always send JSON.
-fn no_body(request: &HttpRequest) -> Result<(), ApiError> {
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Nothing {}
-
-    if request.body.is_empty() { Ok(()) } else { body::<Nothing>(request).map(|Nothing {}| ()) }
-}
-
-fn begun(
-    volumes: &Volumes,
-    started: Result<OperationId, ApiError>,
-) -> Result<HttpAnswer, ApiError> {
-    operation(volumes, started?, GRACE)
-}
-
-fn operation(volumes: &Volumes, id: OperationId, wait: Duration) -> Result<HttpAnswer, ApiError> {
-    let operation = volumes.operations().wait(id, Some(wait)).ok_or_else(|| {
-        ApiError::new(ErrorKind::NotFound, format!("operation {id} is not known (any more)"))
-    })?;
-    let status = if operation.state == OperationState::Running { 202 } else { 200 };
-    Ok(HttpAnswer::json(status, &operation))
+    answered.unwrap_or_else(|error| HttpAnswer::error(&error))
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_admin::Operation;
+    use forebay_admin::{Operation, OperationState};
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::daemon::http::Content;
     use crate::daemon::state::State;
     use crate::daemon::testing::{FakeHost, TempDir};
     use crate::daemon::volumes::Programs;
@@ -254,12 +58,14 @@ mod tests {
             let (method, target) = (method.to_owned(), target.to_owned());
             let request = HttpRequest {
                 method,
-                target,
+                target: target.clone(),
                 accept: String::new(),
+                last_event: None,
                 body: body.as_bytes().to_vec(),
             };
             let answer = answer(&self.volumes, &request);
-            (answer.status, serde_json::from_slice(&answer.body).expect("always JSON"))
+            let Content::Whole(body) = answer.body else { panic!("{target} has no end") };
+            (answer.status, serde_json::from_slice(&body).expect("always JSON"))
         }
 
         fn end(&self, (status, body): (u16, Value)) -> Operation {
@@ -351,7 +157,8 @@ mod tests {
             ("POST", "/v1/volumes/v/delete", "", 400),
             ("GET", "/v1/volumes/w/curve", "", 404),
             ("GET", "/v1/volumes/w/lost", "", 404),
-            ("GET", "/v1/volumes/v/curves", "", 400),
+            ("GET", "/v1/volumes/v/curves", "", 404),
+            ("GET", "/v1/daemon?x", "", 404),
             ("GET", "/v1/volumes/v/curve?", "", 400),
             ("GET", "/v1/volumes/v/curve?size=1G", "", 400),
             ("GET", "/v1/volumes/v/curve?sizes=", "", 400),

@@ -119,6 +119,45 @@ pub(crate) enum Count {
     Known,
 }
 
+/// Why a volume is degraded, the most serious reason first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// A write or sync of the cache device has failed.
+    CacheFailed,
+    /// The cache device does not answer.
+    CacheHangs,
+    /// The origin has become smaller.
+    OriginShrunk,
+    /// Requests to the origin fail.
+    OriginFailed,
+    /// The origin does not answer.
+    OriginHangs,
+    /// Reads of the cache device fail; clean data comes from the origin instead.
+    CacheErrors,
+    /// Dirty data cannot be read any more.
+    DataLost,
+}
+
+impl Trouble {
+    /// Returns its name, as in events.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Trouble::CacheFailed => "cache-failed",
+            Trouble::CacheHangs => "cache-hangs",
+            Trouble::OriginShrunk => "origin-shrunk",
+            Trouble::OriginFailed => "origin-failed",
+            Trouble::OriginHangs => "origin-hangs",
+            Trouble::CacheErrors => "cache-errors",
+            Trouble::DataLost => "data-lost",
+        }
+    }
+
+    /// Whether a device does not answer.
+    pub(crate) fn is_hang(self) -> bool {
+        matches!(self, Trouble::CacheHangs | Trouble::OriginHangs)
+    }
+}
+
 /// What the daemon watches of a volume all the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
@@ -132,8 +171,14 @@ pub(crate) struct Condition {
     pub(crate) lost_ranges: u64,
     /// Their bytes.
     pub(crate) lost_bytes: u64,
-    /// The latest error of its devices, until it is resolved.
-    pub(crate) error: Option<String>,
+    /// Why it is degraded, and the latest error of its devices, until it is resolved.
+    pub(crate) trouble: Option<(Trouble, String)>,
+    /// Reads of its cache device that failed since that was opened.
+    pub(crate) failed_cache_reads: u64,
+    /// Reads of its origin that failed since it was started. Writes and syncs that fail are a trouble that stays.
+    pub(crate) failed_origin_reads: u64,
+    /// The device that its start or stop has waited for, for longer than usual.
+    pub(crate) waits_for: Option<String>,
 }
 
 impl Condition {
@@ -145,7 +190,10 @@ impl Condition {
             written_back_bytes: 0,
             lost_ranges: 0,
             lost_bytes: 0,
-            error: None,
+            trouble: None,
+            failed_cache_reads: 0,
+            failed_origin_reads: 0,
+            waits_for: None,
         }
     }
 }

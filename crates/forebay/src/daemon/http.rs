@@ -1,10 +1,12 @@
 //! Requests and answers of the admin API, between hyper and the API: limits on requests, and checks
 //! of their senders.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, MAX_REQUEST_BODY};
-use http_body_util::{BodyExt, Full};
+use http_body_util::channel::Channel;
+use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
@@ -12,6 +14,7 @@ use hyper::header::{
 use hyper::{Request, Response, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
+use super::events::stream::{Following, MEDIA_TYPE};
 use crate::client::ErrorBody;
 
 /// Largest head of a request, in bytes; hyper's minimum.
@@ -36,9 +39,23 @@ pub(crate) struct HttpRequest {
     pub(crate) target: String,
     /// The formats that the client accepts, as sent; empty: it does not say.
     pub(crate) accept: String,
+    /// The number of the last event that a browser has, if it follows events and was disconnected.
+    pub(crate) last_event: Option<String>,
     /// The body.
     pub(crate) body: Vec<u8>,
 }
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(crate) enum Content {
+    /// All of it.
+    Whole(Vec<u8>),
+    /// Events, as they happen.
+    Events(Following),
+}
+
+/// The body of an answer, for hyper.
+pub(crate) type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
 
 /// An answer.
 #[derive(Debug)]
@@ -48,8 +65,11 @@ pub(crate) struct HttpAnswer {
     /// The media type of the body.
     pub(crate) media_type: &'static str,
     /// The body.
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Content,
 }
+
+/// The header with which a browser says which event it has seen last.
+const LAST_EVENT_ID: &str = "last-event-id";
 
 const JSON: &str = "application/json";
 
@@ -57,28 +77,42 @@ impl HttpAnswer {
     /// Makes an answer with a JSON body.
     pub(crate) fn json(status: u16, body: &impl serde::Serialize) -> Self {
         match serde_json::to_vec(body) {
-            Ok(body) => HttpAnswer { status, media_type: JSON, body },
+            Ok(body) => HttpAnswer { status, media_type: JSON, body: Content::Whole(body) },
             Err(error) => HttpAnswer::error(&ApiError::failed(error.to_string())),
         }
     }
 
     /// Makes an answer with another body than JSON.
     pub(crate) fn text(media_type: &'static str, body: String) -> Self {
-        HttpAnswer { status: 200, media_type, body: body.into_bytes() }
+        HttpAnswer { status: 200, media_type, body: Content::Whole(body.into_bytes()) }
+    }
+
+    /// Makes an answer that follows events.
+    pub(crate) fn events(events: Following) -> Self {
+        HttpAnswer { status: 200, media_type: MEDIA_TYPE, body: Content::Events(events) }
+    }
+
+    /// Whether the client ends the answer.
+    pub(crate) fn is_endless(&self) -> bool {
+        matches!(self.body, Content::Events(_))
     }
 
     /// Makes an answer that refuses a request.
     pub(crate) fn error(error: &ApiError) -> Self {
         let status = error.kind.http_status();
         let body = serde_json::to_vec(&ErrorBody { error: error.clone() }).unwrap_or_default();
-        HttpAnswer { status, media_type: JSON, body }
+        HttpAnswer { status, media_type: JSON, body: Content::Whole(body) }
     }
 }
 
-impl From<HttpAnswer> for Response<Full<Bytes>> {
+/// Must be done on the thread of the admin API.
+impl From<HttpAnswer> for Response<Body> {
     fn from(answer: HttpAnswer) -> Self {
         let media_type = HeaderValue::from_static(answer.media_type);
-        let mut response = Response::new(Full::new(answer.body.into()));
+        let mut response = Response::new(match answer.body {
+            Content::Whole(bytes) => Either::Left(Full::new(bytes.into())),
+            Content::Events(events) => Either::Right(events.body()),
+        });
         *response.status_mut() =
             StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
@@ -120,7 +154,9 @@ pub(super) async fn receive(
             let accepts = head.headers.get_all(ACCEPT).iter();
             let accept = accepts.filter_map(|value| value.to_str().ok()).collect::<Vec<_>>();
             let (method, accept) = (head.method.as_str().to_owned(), accept.join(","));
-            Ok(HttpRequest { method, target, accept, body })
+            let last_event = head.headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok());
+            let last_event = last_event.map(str::to_owned);
+            Ok(HttpRequest { method, target, accept, last_event, body })
         }
         Ok(Err(error)) => {
             let drain = async { while let Some(Ok(_)) = rest.frame().await {} };

@@ -7,6 +7,7 @@
 //! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
 //!   beyond a crash
 //! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
+//! - [`events`]: what happened
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
@@ -14,11 +15,13 @@
 //! - [`metrics`]: what the reports contain, for Prometheus
 //! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
 //!   memory that it has
+//! - [`log`]: the log, in which repeated messages are limited
 //! - [`signals`], [`notify`], `watchdog`: signals and the service manager
 
 mod afterlife;
 pub(crate) mod api;
 pub(crate) mod block_lists;
+pub(crate) mod events;
 pub(crate) mod front_ends;
 pub(crate) mod hand_over;
 pub(crate) mod host;
@@ -27,6 +30,7 @@ pub(crate) mod http;
 mod kept;
 pub(crate) mod known;
 pub(crate) mod ledger;
+pub(crate) mod log;
 pub(crate) mod memory;
 pub(crate) mod metrics;
 pub(crate) mod notify;
@@ -55,7 +59,6 @@ use forebay_lane::MemoryBudget;
 use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
 use hand_over::{Left, LeftSocket};
-use ledger::Notes;
 use notify::ServiceManager;
 use server::Server;
 use signals::{End, StopRequest};
@@ -122,21 +125,20 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let metrics = claim_metrics(options.metrics, inherited.hand_overs)?;
     let left_socket = socket.leave()?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
-    let notes = Arc::new(Notes::open(&options.state_dir)?);
-    let lists = host::Lists::open(&options.state_dir)?;
+    let records = host::Records::open(&state)?;
     // A limit that an operator has set holds until the daemon ends, and so for its next program.
     let limit = inherited.memory_limit.or(options.memory_limit);
     let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
     let identities = Identities::default();
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
-    let known = state.known().clone();
-    let host = host::open(lanes, &front_ends, &options.raw, known, notes, lists, &memory)?;
+    let host = host::open(lanes, &front_ends, &options.raw, records, &memory)?;
     identities.bind(&host);
     let programs =
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
+    volumes.events().program_started(inherited.hand_overs);
     let server = Server::start(socket, metrics, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
@@ -161,11 +163,13 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     }
     manager.stopping();
     let ended = volumes.shut_down();
+    volumes.events().program_stopped(ended.is_ok());
     drop(server);
     match &ended {
         Ok(()) => tracing::info!("stopped cleanly"),
         Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
+    log::finish();
     ended
 }
 
@@ -215,6 +219,8 @@ fn hand_over_to(
     socket: LeftSocket,
 ) -> Result<(), ApiError> {
     let items = volumes.hand_over();
+    volumes.events().program_ends();
+    log::finish();
     if stop.wait_for(Duration::ZERO) == Some(End::Stop) {
         tracing::info!("stopped instead of handed over: everything is closed");
         return Ok(());

@@ -138,11 +138,14 @@ async fn serve(
             Ok(request) => answer(volumes, request).await,
             Err(error) => Err(error),
         };
-        answered.notify_one();
-        Ok::<_, Infallible>(Response::from(answer.unwrap_or_else(|error| {
+        let answer = answer.unwrap_or_else(|error| {
             tracing::debug!("an admin request was turned down: {error}");
             HttpAnswer::error(&error)
-        })))
+        });
+        if !answer.is_endless() {
+            answered.notify_one();
+        }
+        Ok::<_, Infallible>(Response::from(answer))
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(REQUEST_DEADLINE);

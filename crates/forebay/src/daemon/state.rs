@@ -10,6 +10,7 @@ use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_format::Uuid;
 use serde::{Deserialize, Serialize};
 
+use super::events::Events;
 use super::host_api::Definition;
 use super::known::{Facts, Known, Position};
 use super::socket::lock_file;
@@ -71,6 +72,7 @@ pub(crate) struct State {
     writing: Mutex<()>,
     volumes: Mutex<Vec<Remembered>>,
     known: Arc<Known>,
+    events: Arc<Events>,
     /// The facts as last written to the file.
     written: Mutex<Facts>,
     _lock: File,
@@ -103,6 +105,7 @@ impl State {
             writing: Mutex::default(),
             volumes: Mutex::new(volumes),
             known: Arc::new(Known::new(facts.clone())),
+            events: Events::open(dir),
             written: Mutex::new(facts),
             _lock: lock,
         })
@@ -111,6 +114,11 @@ impl State {
     /// Returns the facts about caches.
     pub(crate) fn known(&self) -> &Arc<Known> {
         &self.known
+    }
+
+    /// Returns the events.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
     /// Returns the directory.

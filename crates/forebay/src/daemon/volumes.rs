@@ -46,9 +46,11 @@ fn is_served(state: VolumeState) -> bool {
 
 mod creation;
 mod exporting;
+mod noticing;
 mod programs;
 mod ranges;
 mod starting;
+mod telling;
 mod watching;
 
 pub(crate) use programs::Programs;
@@ -214,8 +216,11 @@ impl Volumes {
                 .operations
                 .start("create", &name, move |work| this.adopt_now(volume, force, work));
         }
-        self.operations
-            .start("create", &name, move |work| this.create_now(volume, chose_policy, force, work))
+        self.operations.start("create", &name, move |work| {
+            let name = volume.name.clone();
+            let created = this.create_now(volume, chose_policy, force, work);
+            created.inspect_err(|error| this.tell_failed(&name, "create", error))
+        })
     }
 
     /// Returns the entry to store for a served volume.
@@ -245,7 +250,12 @@ impl Volumes {
         self.operations.start(verb, name, move |work| {
             // Looked up again: an earlier operation may have changed the volume.
             let entry = this.state.volume(&own_name)?;
-            run(&this, entry, work)
+            run(&this, entry, work).inspect_err(|error| {
+                // A start tells its failures itself.
+                if verb != "start" {
+                    this.tell_failed(&own_name, verb, error);
+                }
+            })
         })
     }
 
@@ -281,6 +291,7 @@ impl Volumes {
                 put(volumes, entry);
             })?;
             if !this.is_served(&volume.name) {
+                this.tell_settings(&old, &volume);
                 return Ok(());
             }
             this.apply(&volume, &old, work).inspect_err(|_| {
@@ -297,7 +308,9 @@ impl Volumes {
                         }
                     }
                 });
-            })
+            })?;
+            this.tell_settings(&old, &volume);
+            Ok(())
         })
     }
 
@@ -381,7 +394,9 @@ impl Volumes {
                 return Ok(());
             }
             let stopped = this.host.stop(&entry.volume, work);
-            if stopped.is_err() && this.is_served(&name) {
+            if !this.is_served(&name) {
+                this.tell_stopped(&name, force);
+            } else if stopped.is_err() {
                 this.publish_again(&entry.volume);
                 this.undo(|volumes| {
                     entry.started = true;
@@ -461,6 +476,7 @@ impl Volumes {
                 this.state.known().facts().deleted.insert(uuid);
             }
             this.remove(&volume);
+            this.tell_deleted(&volume.name, false);
             Ok(())
         })
     }
@@ -478,6 +494,7 @@ impl Volumes {
         })?;
         self.waiting().remove(&volume.name);
         self.note_failure(&volume.name, None);
+        self.tell_deleted(&volume.name, true);
         let remains = self.host.delete(volume, true, work);
         match (remains, volume.uuid) {
             (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid),

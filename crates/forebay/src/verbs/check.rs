@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_core::units::format_size;
+use forebay_device::Access;
 use forebay_store::check::{CheckOptions, CheckReport, check};
 use serde_json::{Value, json};
 
@@ -32,6 +33,7 @@ pub(super) fn run(args: &CheckArgs) -> Outcome {
     let mut display = Display::new("Checking");
     let report = offline::run(
         &args.device,
+        Access::Shared,
         move |lane, device| async move {
             let open = offline::opener(&lane);
             let progress = Rc::new(move |segments, total| {

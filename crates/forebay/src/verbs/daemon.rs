@@ -1,19 +1,15 @@
 //! `forebay daemon`: runs the daemon in the foreground.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use forebay_admin::ApiError;
-use tracing_subscriber::EnvFilter;
-
 use crate::cli::DaemonArgs;
-use crate::daemon::{self, Options};
+use crate::daemon::{self, Options, log};
 use crate::exit::Outcome;
 use crate::paths;
 
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
-    log_to_stderr(&args.log)?;
+    log::begin(&args.log)?;
     daemon::run(Options {
         socket_is_usual: socket.is_none(),
         socket: paths::admin_socket(socket)?,
@@ -25,21 +21,4 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         memory_limit: args.memory_limit,
         metrics: args.metrics,
     })
-}
-
-fn log_to_stderr(filter: &str) -> Result<(), ApiError> {
-    let filter = EnvFilter::builder().parse(filter).map_err(|error| {
-        ApiError::invalid("--log", format!("{error}; write a level like info, or target=level"))
-    })?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    // The journal adds the time itself.
-    if std::env::var_os("JOURNAL_STREAM").is_some() {
-        log.without_time().init()
-    } else {
-        log.init()
-    }
-    Ok(())
 }

@@ -64,7 +64,7 @@ struct Way {
 
 /// Everything that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Findings {
+pub(super) struct Findings {
     checks: Vec<Check>,
     front_ends: Vec<Way>,
     /// The front end that makes the best block device here; `null`: none does.
@@ -111,10 +111,15 @@ impl Findings {
 
 /// Looks at this host, and at the daemon if there is one.
 pub(super) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
+    let findings = findings(client);
+    if args.json { json::print(&findings) } else { print_text(&findings.render()) }
+}
+
+/// Returns what was found.
+pub(super) fn findings(client: &Client) -> Findings {
     let daemon = client.get::<forebay_admin::DaemonReport>("/daemon");
     let daemon = daemon.map(|report| report.version).map_err(|error| error.to_string());
-    let findings = Findings::of(&Host::look(), daemon);
-    if args.json { json::print(&findings) } else { print_text(&findings.render()) }
+    Findings::of(&Host::look(), daemon)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_admin::ApiError;
 use forebay_core::{SegmentId, Slot};
-use forebay_device::{Device, IoBuf, Queue};
+use forebay_device::{Access, Device, IoBuf, Queue};
 use forebay_format::{
     Body, CheckpointHeader, Geometry, PAGE, RecordHeader, SegmentState, Superblock, VolumeRecord,
     record,
@@ -42,9 +42,42 @@ pub(super) fn run(args: &DumpArgs) -> Outcome {
         if args.json { Box::new(json::Lines::default()) } else { Box::new(text::Text::default()) };
     offline::run(
         &args.device,
+        Access::Shared,
         move |lane, device| dump(lane, device, writer, records, entries),
         || (),
     )
+}
+
+/// Returns the superblock, the volume table and the header of the checkpoint as JSON, also of a device that a daemon
+/// uses: they may then be a moment apart.
+///
+/// # Errors
+/// The device cannot be read, or has no cache.
+pub(super) fn roots_of(device: &str) -> Result<String, ApiError> {
+    let job = async |lane: LaneLoop, device: Arc<dyn Device>| {
+        let mut writer = json::Lines::default();
+        let queue = lane.open(&*device).map_err(|error| ApiError::failed(error.to_string()))?;
+        let roots = read_roots(&device, &queue).await.map_err(store_error)?;
+        writer.roots(&roots.superblock, &roots.volumes);
+        match CheckpointSource::open(&queue, &roots.superblock).await {
+            Ok(Some(source)) => writer.checkpoint(Ok(source.header())),
+            Ok(None) => writer.checkpoint(Err("none")),
+            Err(error) => writer.checkpoint(Err(&error.to_string())),
+        }
+        Ok(writer.take().lines().map(without_identities).collect())
+    };
+    offline::run(device, Access::Unlocked, job, || ())
+}
+
+/// Leaves serial numbers out of a line.
+fn without_identities(line: &str) -> String {
+    let mut value: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    if let Some(identity) = value.get_mut("identity")
+        && let Some(parts) = identity.as_object()
+    {
+        *identity = parts.keys().cloned().collect();
+    }
+    format!("{value}\n")
 }
 
 async fn dump(

@@ -13,6 +13,7 @@ mod demo;
 mod doctor;
 mod drop;
 mod dump;
+mod events;
 mod flush;
 mod list;
 mod man;
@@ -25,6 +26,7 @@ mod set;
 mod show;
 mod start;
 mod stop;
+mod support;
 mod take_over;
 mod top;
 
@@ -49,6 +51,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::List(args) => list::run(&Client::new(socket)?, &args),
         Verb::Show(args) => show::run(&Client::new(socket)?, &args),
         Verb::Top(args) => top::run(&Client::new(socket)?, &args),
+        Verb::Events(args) => events::run(&Client::new(socket)?, &args),
         Verb::Set(args) => set::run(&Client::new(socket)?, &args),
         Verb::Flush(args) => flush::run(&Client::new(socket)?, &args),
         Verb::Pause(args) => caching::pause(&Client::new(socket)?, &args),
@@ -68,6 +71,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Probe(args) => probe::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
+        Verb::Support(args) => support::run(&Client::new(socket)?, args),
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(socket, &args),
         Verb::HandOverVersion => {

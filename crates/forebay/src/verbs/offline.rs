@@ -16,13 +16,14 @@ use crate::devices::DeviceName;
 /// How often the waiting thread wakes up.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Opens the device for reading, exclusively, and runs `job` on a lane; meanwhile calls `waiting`
+/// Opens the device for reading, and runs `job` on a lane; meanwhile calls `waiting`
 /// repeatedly.
 ///
 /// # Errors
 /// The device does not exist or is in use, and the job's own.
 pub(super) fn run<T, F>(
     device: &str,
+    access: Access,
     job: impl FnOnce(LaneLoop, Arc<dyn Device>) -> F + Send + 'static,
     mut waiting: impl FnMut(),
 ) -> Result<T, ApiError>
@@ -38,7 +39,7 @@ where
     }
     let spec: forebay_device::DeviceSpec =
         name.text.parse().map_err(|error| ApiError::invalid("DEVICE", error))?;
-    let device = spec.open(Access::Shared).map_err(|error| {
+    let device = spec.open(access).map_err(|error| {
         let kind = match error.kind {
             OpenErrorKind::InUse => ErrorKind::Refused,
             OpenErrorKind::Denied | OpenErrorKind::Io => ErrorKind::Failed,

@@ -51,6 +51,7 @@ use forebay_nbd_client::NbdDevice;
 
 use super::afterlife::outlasting;
 use super::block_lists::BlockLists;
+use super::events::Events;
 use super::hand_over::Items;
 use super::host_api::{
     Condition, Count, Definition, Existing, Host, Identity, Remains, StartError,
@@ -58,6 +59,7 @@ use super::host_api::{
 use super::known::Known;
 use super::ledger::Notes;
 use super::operations::Work;
+use super::state::State;
 use crate::curve::Sizes;
 use caches::Caches;
 use lanes::Lanes;
@@ -82,8 +84,7 @@ fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
         .map_err(|error| faults::open(field, &error))
 }
 
-/// Sets up lanes that serve through `front_ends`. Positions of caches are checked against `known`,
-/// and updated there; `lists` says what RAM tiers held, and what is pinned. The devices in `raw` are served without a cache.
+/// Sets up lanes that serve through `front_ends`. The devices in `raw` are served without a cache.
 ///
 /// # Errors
 /// A raw device cannot be opened, or the system has no threads or rings left.
@@ -91,9 +92,7 @@ pub(crate) fn open(
     lanes: u32,
     front_ends: &[Arc<dyn FrontEnd>],
     raw: &[RawExport],
-    known: Arc<Known>,
-    notes: Arc<Notes>,
-    lists: Lists,
+    records: Records,
     memory: &Arc<MemoryBudget>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
@@ -112,15 +111,43 @@ pub(crate) fn open(
         lanes,
         memory: memory.clone(),
         _process: process,
-        caches: Caches::new(known, notes),
+        caches: Caches::new(records.known, records.notes),
         served: Arc::new(Served::new(ram)),
         front_ends: front_ends.to_vec(),
-        lists,
+        lists: records.lists,
+        events: records.events,
     })))
 }
 
+/// What the daemon knows and writes down beside the cache devices.
+pub(crate) struct Records {
+    /// The positions of caches, which are checked and updated, and deleted volumes.
+    known: Arc<Known>,
+    /// Notes about dirty blocks.
+    notes: Arc<Notes>,
+    /// Lists of blocks.
+    lists: Lists,
+    /// What happened.
+    events: Arc<Events>,
+}
+
+impl Records {
+    /// Opens the records of a daemon.
+    ///
+    /// # Errors
+    /// A directory cannot be created, or the system has no threads left.
+    pub(crate) fn open(state: &State) -> Result<Self, ApiError> {
+        Ok(Records {
+            known: state.known().clone(),
+            notes: Arc::new(Notes::open(state.dir())?),
+            lists: Lists::open(state.dir())?,
+            events: state.events().clone(),
+        })
+    }
+}
+
 /// Lists of blocks of volumes.
-pub(crate) struct Lists {
+struct Lists {
     /// What RAM tiers held.
     pub(crate) hints: BlockLists,
     /// What is pinned.
@@ -147,6 +174,7 @@ pub(crate) struct EngineHost {
     served: Arc<Served>,
     front_ends: Vec<Arc<dyn FrontEnd>>,
     lists: Lists,
+    events: Arc<Events>,
 }
 
 impl Host for Arc<EngineHost> {

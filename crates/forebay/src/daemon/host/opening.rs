@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, ErrorKind};
+use forebay_admin::{ApiError, ErrorKind, EventKind};
 use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, Ledger, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
@@ -17,6 +17,7 @@ use super::inspect::{self, Content};
 use super::lanes::Flag;
 use super::volumes::{blocks_of, made};
 use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
+use crate::daemon::events::NewEvent;
 use crate::daemon::host_api::{Definition, StartError};
 use crate::daemon::known::Position;
 
@@ -202,6 +203,7 @@ impl EngineHost {
                 look = Some((record, taken));
                 continue;
             }
+            let was_closed = superblock.clean_shutdown;
             let grown = inspect::grown(&roots, &volume.name, origin.size());
             let (own_device, own_origin) = (device.clone(), origin.clone());
             let own_look = look.take();
@@ -213,8 +215,12 @@ impl EngineHost {
                 inspect::check_pair(context, device, &roots, &record, origin, look, noted).await
             })??;
             let asking = self.keep_asking(&device, &volume.cache);
+            let begun = Instant::now();
             let opened = caches::open(&self.lanes, place, device, 0, grown)?;
             drop(asking);
+            if !was_closed {
+                self.tell_recovery(volume, begun.elapsed());
+            }
             let (generation, number) = opened.store.position();
             let position = Position { generation, record: number.0 };
             if let Err(error) = self.check_position(volume, opened.store.uuid(), position) {
@@ -230,6 +236,16 @@ impl EngineHost {
             *cache = Some(opened.clone());
             return Ok(opened);
         }
+    }
+
+    fn tell_recovery(&self, volume: &Definition, took: Duration) {
+        let milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let said = format!(
+            "the cache device {} was not closed in order; its content was recovered in {milliseconds} ms",
+            volume.cache
+        );
+        let event = NewEvent::new(EventKind::RecoveredAfterCrash, said).device(&volume.cache);
+        self.events.record(event.with("milliseconds", milliseconds));
     }
 
     /// Probes a device every second while the result lives, to distinguish a long recovery from a

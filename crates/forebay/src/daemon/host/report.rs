@@ -19,7 +19,7 @@ use forebay_store::Store;
 use super::caches::Place;
 use super::ram::RamTiers;
 use super::settings;
-use crate::daemon::host_api::{Condition, Count, Definition, Identity};
+use crate::daemon::host_api::{Condition, Count, Definition, Identity, Trouble};
 
 /// How long a block count stays valid if a cache has several volumes: counting walks the whole
 /// index.
@@ -251,20 +251,28 @@ impl Served {
         let all = self.lock();
         let entry = all.get(name)?;
         let (phase, running) = (entry.phase, entry.running.clone());
+        let wait = entry.wait.as_ref().filter(|(since, _)| since.elapsed() >= NOTICED);
+        let waits_for = wait.map(|(_, device)| device.clone());
         drop(all);
-        let Some(running) = running else { return Some(Condition::of(phase)) };
+        let Some(running) = running else {
+            return Some(Condition { waits_for, ..Condition::of(phase) });
+        };
         let (volume, block) = (&running.volume, running.block_bytes());
-        let errors = errors(&running);
+        let lost = lost_ranges(&running);
+        let trouble = trouble(&running, &lost);
         let state = match phase {
-            VolumeState::Running if is_degraded(&running, &errors) => VolumeState::Degraded,
+            VolumeState::Running if trouble.is_some() => VolumeState::Degraded,
             other => other,
         };
         Some(Condition {
             dirty_bytes: volume.dirty_blocks() * block,
             written_back_bytes: volume.stats.totals().written_back_blocks * block,
-            lost_ranges: errors.lost.len() as u64,
-            lost_bytes: errors.lost.iter().map(|range| range.len).sum(),
-            error: errors.last,
+            lost_ranges: lost.len() as u64,
+            lost_bytes: lost.iter().map(|range| range.len).sum(),
+            trouble,
+            failed_cache_reads: failed_reads(&running.cache.meter),
+            failed_origin_reads: failed_reads(&volume.meter),
+            waits_for,
             ..Condition::of(state)
         })
     }
@@ -344,9 +352,13 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
         ..MemoryReport::default()
     };
     report.errors = errors(running);
-    if report.state == VolumeState::Running && is_degraded(running, &report.errors) {
+    if report.state == VolumeState::Running && trouble(running, &report.errors.lost).is_some() {
         report.state = VolumeState::Degraded;
     }
+}
+
+fn failed_reads(meter: &Meter) -> u64 {
+    meter.counts()[OpKind::Read as usize].errors
 }
 
 fn device(meter: &Meter) -> DeviceReport {
@@ -374,29 +386,48 @@ fn latency(volume: &Volume, kind: Kind) -> Latency {
 
 /// Returns the latest error of the devices of a volume, until it is resolved.
 pub(super) fn last_error(running: &Running) -> Option<String> {
+    device_trouble(running).map(|(_, error)| error)
+}
+
+/// Returns why a volume is degraded, with the latest error.
+fn trouble(running: &Running, lost: &[ByteRange]) -> Option<(Trouble, String)> {
+    device_trouble(running).or_else(|| {
+        let bytes = lost.iter().map(|range| range.len).sum::<u64>();
+        (bytes > 0).then(|| (Trouble::DataLost, format!("{bytes} dirty bytes cannot be read")))
+    })
+}
+
+fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
     let (store, volume) = (&running.cache.store, &running.volume);
-    let cause = store.health.cause().map(|cause| cause.to_string());
+    let failed = || {
+        let cause = store.health.cause().map(|cause| cause.to_string());
+        cause.or_else(|| store.health.failed().then(|| "the cache device failed".to_owned()))
+    };
+    let writeback = || volume.writeback_error().map(|error| error.to_string());
+    let sync = || volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned());
     let waits = || {
         let seconds = volume.origin_waits()?.as_secs();
         Some(format!("the origin {} has not answered for {seconds} s", volume.origin_name))
     };
-    cause
-        .or_else(|| hung(running))
-        .or_else(|| volume.origin_shrunk())
-        .or_else(|| volume.writeback_error().map(|error| error.to_string()))
-        .or_else(|| volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned()))
-        .or_else(waits)
-        .or_else(|| volume.origin_write_error())
-        .or_else(|| volume.origin_read_error())
+    let as_ = |trouble: Trouble| move |error: String| (trouble, error);
+    failed()
+        .map(as_(Trouble::CacheFailed))
+        .or_else(|| hung(running).map(as_(Trouble::CacheHangs)))
+        .or_else(|| volume.origin_shrunk().map(as_(Trouble::OriginShrunk)))
+        .or_else(|| writeback().or_else(sync).map(as_(Trouble::OriginFailed)))
+        .or_else(|| waits().map(as_(Trouble::OriginHangs)))
+        .or_else(|| volume.origin_write_error().map(as_(Trouble::OriginFailed)))
+        .or_else(|| volume.origin_read_error().map(as_(Trouble::OriginFailed)))
+}
+
+/// Returns the dirty data that cannot be read any more.
+fn lost_ranges(running: &Running) -> Vec<ByteRange> {
+    let ranges = running.volume.bad_ranges().into_iter();
+    ranges.map(|range| ByteRange { offset: range.start, len: range.end - range.start }).collect()
 }
 
 fn errors(running: &Running) -> ErrorReport {
     let (store, volume) = (&running.cache.store, &running.volume);
-    let lost = volume
-        .bad_ranges()
-        .into_iter()
-        .map(|range| ByteRange { offset: range.start, len: range.end - range.start })
-        .collect();
     let totals = volume.stats.totals();
     ErrorReport {
         origin_read: totals.origin_read_errors,
@@ -406,7 +437,7 @@ fn errors(running: &Running) -> ErrorReport {
         cache_read: totals.cache_read_errors,
         cache_write: u64::from(store.health.failed()),
         checksum: store.counters.corrupt_blocks.load(Ordering::Relaxed),
-        lost,
+        lost: lost_ranges(running),
         last: last_error(running),
     }
 }
@@ -416,17 +447,4 @@ fn hung(running: &Running) -> Option<String> {
     let seconds = running.cache.health().hung_for()?.as_secs();
     let device = running.cache.store.device().name();
     Some(format!("the cache device {device} has not answered for {seconds} s"))
-}
-
-fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
-    let (store, volume) = (&running.cache.store, &running.volume);
-    store.health.failed()
-        || volume.origin_sync_failed()
-        || volume.writeback_error().is_some()
-        || volume.origin_waits().is_some()
-        || volume.origin_read_error().is_some()
-        || volume.origin_write_error().is_some()
-        || volume.origin_shrunk().is_some()
-        || running.cache.health().is_hung()
-        || !errors.lost.is_empty()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, VolumeName, VolumeState};
+use forebay_admin::{ApiError, EventKind, VolumeName, VolumeState};
 use forebay_core::Caching;
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::{Settings, Volume};
@@ -11,6 +11,7 @@ use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::report::Running;
 use super::{EngineHost, claim, faults, settings};
+use crate::daemon::events::NewEvent;
 use crate::daemon::host_api::{Definition, Remains, StartError};
 use crate::daemon::operations::Work;
 use crate::devices::NO_CACHE;
@@ -258,11 +259,17 @@ impl EngineHost {
             self.served.phase(name, VolumeState::Running);
             return Err(error);
         }
+        let dirty = running.volume.dirty_blocks() * block;
         let drained = self.lanes.watch(work, block, move |state, left| async move {
             let engine = state.engine(number)?;
             engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
         });
         self.served.phase(name, VolumeState::Running);
+        if drained.is_ok() && dirty > 0 {
+            let said = format!("the dirty blocks of volume '{name}' were written to its origin");
+            let event = NewEvent::new(EventKind::Drained, said).volume(name);
+            self.events.record(event.with("bytes", dirty));
+        }
         drained
     }
 

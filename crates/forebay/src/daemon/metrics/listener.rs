@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{ACCEPT, ALLOW, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -20,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::text::Format;
-use crate::daemon::http::{HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
+use crate::daemon::http::{Body, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
 use crate::daemon::volumes::Volumes;
 
 /// The path.
@@ -97,7 +96,7 @@ async fn connection(stream: TcpStream, volumes: &Arc<Volumes>) {
 }
 
 /// Answers one request; its body, if any, is not read.
-async fn answer(request: &Request<Incoming>, volumes: &Arc<Volumes>) -> Response<Full<Bytes>> {
+async fn answer(request: &Request<Incoming>, volumes: &Arc<Volumes>) -> Response<Body> {
     if request.uri().path() != PATH {
         let message = format!("only {PATH} is served here; the rest is on the admin socket");
         return HttpAnswer::error(&ApiError::new(ErrorKind::NotFound, message)).into();

@@ -15,11 +15,11 @@ pub(crate) mod text;
 use std::collections::BTreeMap;
 
 use forebay_admin::report::{DaemonMemory, DaemonReport, DeviceReport, RamReport};
-use forebay_admin::{VolumeReport, VolumeState};
+use forebay_admin::{EventKind, VolumeReport, VolumeState};
 
 use super::host_api::Count;
-use super::memory;
 use super::volumes::Volumes;
+use super::{log, memory};
 use table as the;
 use text::{Format, Metric, Writer};
 
@@ -27,17 +27,26 @@ use text::{Format, Metric, Writer};
 pub(crate) fn scrape(volumes: &Volumes, format: Format) -> String {
     volumes.want_count();
     let (daemon, memory) = (volumes.daemon_report(), memory::report(volumes.memory()));
-    write(format, &daemon, &memory, &volumes.list(Count::Known))
+    let events: Vec<_> = volumes.events().counts().collect();
+    let log_left_out = log::left_out();
+    write(format, &daemon, &memory, (&events, log_left_out), &volumes.list(Count::Known))
 }
 
 fn write(
     format: Format,
     daemon: &DaemonReport,
     memory: &DaemonMemory,
+    (events, left_out): (&[(EventKind, u64)], u64),
     volumes: &[VolumeReport],
 ) -> String {
     let mut out = Writer::new(format, &the::BUILD);
     write_daemon(&mut out, daemon, memory);
+    out.begin(&the::EVENTS);
+    for (kind, count) in events {
+        out.number(&[kind.name()], *count);
+    }
+    out.begin(&the::LOG_LEFT_OUT);
+    out.number(&[], left_out);
     write_caches(&mut out, volumes);
     write_states(&mut out, volumes);
     let served: Vec<&VolumeReport> =

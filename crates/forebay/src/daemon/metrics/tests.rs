@@ -46,7 +46,9 @@ fn daemon() -> DaemonReport {
 }
 
 fn text(format: Format) -> String {
-    write(format, &daemon(), &DaemonMemory::default(), &[full("a"), full("b")])
+    let events: Vec<_> = EventKind::ALL.iter().map(|kind| (*kind, 1)).collect();
+    let volumes = [full("a"), full("b")];
+    write(format, &daemon(), &DaemonMemory::default(), (&events, 0), &volumes)
 }
 
 /// What a text says about one family.
@@ -267,7 +269,8 @@ fn check_names(text: &str) {
 fn a_stopped_volume_has_a_state_and_no_counters() {
     let stopped =
         VolumeReport::empty("s".parse().expect("valid"), VolumeState::Stopped, Settings::default());
-    let text = write(Format::OpenMetrics, &daemon(), &DaemonMemory::default(), &[stopped]);
+    let text =
+        write(Format::OpenMetrics, &daemon(), &DaemonMemory::default(), (&[], 0), &[stopped]);
     assert!(text.contains("forebay_volume_state{volume=\"s\",state=\"stopped\"} 1\n"), "{text}");
     assert!(!text.contains("forebay_volume_misses_total{"), "{text}");
     assert!(!text.contains("forebay_volume_dirty_bytes{"), "{text}");

@@ -74,6 +74,9 @@ impl Volumes {
             put(volumes, entry);
             known.deleted.remove(&uuid);
         });
+        if kept.is_ok() {
+            self.tell_created(&volume, false);
+        }
         kept.inspect_err(|_| {
             // A volume that would not come back after a restart must not be served.
             let _ = self.withdraw(&name, &ExportSet::NONE, true);
@@ -130,6 +133,8 @@ impl Volumes {
                 tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
             }
         });
-        stored.and_then(|()| self.publish(&volume))
+        stored?;
+        self.tell_created(&volume, true);
+        self.publish(&volume)
     }
 }

@@ -38,7 +38,12 @@ impl Volumes {
     ) -> Result<OperationId, ApiError> {
         let RangesRequest { ranges } = some(request)?;
         self.operate(PIN, name, move |this, entry, work| {
-            this.host.pin(&entry.volume, &ranges, true, work)
+            let pinned = this.host.pin(&entry.volume, &ranges, true, work);
+            // They are pinned although somebody ended the filling.
+            if pinned.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Cancelled) {
+                this.tell_pins(&entry.volume.name, &ranges, true);
+            }
+            pinned
         })
     }
 
@@ -52,7 +57,9 @@ impl Volumes {
         RangesRequest { ranges }: RangesRequest,
     ) -> Result<OperationId, ApiError> {
         self.operate("unpin", name, move |this, entry, work| {
-            this.host.pin(&entry.volume, &ranges, false, work)
+            this.host.pin(&entry.volume, &ranges, false, work)?;
+            this.tell_pins(&entry.volume.name, &ranges, false);
+            Ok(())
         })
     }
 

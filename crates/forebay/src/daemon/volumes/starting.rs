@@ -150,6 +150,7 @@ impl Volumes {
         match started {
             Ok(()) => {
                 self.note_failure(&name, None);
+                self.tell_started(&name, force);
                 let entry = self.remembered(entry.volume.clone());
                 let exported = self.publish(&entry.volume);
                 if self.state.volume(&name)? != entry
@@ -167,6 +168,7 @@ impl Volumes {
             Err(error) => {
                 let error = ApiError::from(error);
                 self.note_failure(&name, Some(&error));
+                self.tell_start_failed(&name, &error);
                 if by_hand {
                     entry.started = false;
                     self.undo(|volumes| put(volumes, entry));

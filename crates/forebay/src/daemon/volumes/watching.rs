@@ -1,4 +1,4 @@
-//! Watches the volumes all the time: how fast they are written back.
+//! Watches the volumes all the time: how fast they are written back, and what happens to them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,9 @@ use forebay_admin::report::WritebackReport;
 use forebay_admin::{ApiError, VolumeName};
 
 use super::Volumes;
+use super::noticing::{Notice, Noticed};
 use crate::daemon::host_api::Condition;
+use crate::daemon::log;
 use crate::daemon::signals::StopRequest;
 
 /// The time between two looks at a volume.
@@ -38,15 +40,16 @@ struct Seen {
     condition: Condition,
     /// Bytes written back per second, smoothed.
     rate: f64,
+    noticed: Noticed,
 }
 
 impl Seen {
     fn new(at: Instant, condition: Condition) -> Self {
-        Seen { at, condition, rate: 0.0 }
+        Seen { at, condition, rate: 0.0, noticed: Noticed::default() }
     }
 
-    /// Looks again.
-    fn look(&mut self, at: Instant, condition: Condition) {
+    /// Looks again; returns what has changed.
+    fn look(&mut self, at: Instant, condition: Condition) -> Vec<Notice> {
         let seconds = at.saturating_duration_since(self.at).as_secs_f64();
         let written = condition.written_back_bytes.checked_sub(self.condition.written_back_bytes);
         if let Some(written) = written
@@ -59,6 +62,7 @@ impl Seen {
             self.rate = 0.0;
         }
         (self.at, self.condition) = (at, condition);
+        self.noticed.look(at, &self.condition)
     }
 }
 
@@ -94,11 +98,14 @@ impl Volumes {
         let (now, conditions) = (Instant::now(), conditions.collect::<BTreeMap<_, _>>());
         let mut all = self.watched.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|name, _| conditions.contains_key(name));
+        let mut notices = Vec::new();
         for (name, condition) in conditions {
-            match all.get_mut(&name) {
-                Some(seen) => seen.look(now, condition),
-                None => _ = all.insert(name, Seen::new(now, condition)),
-            }
+            let seen = all.entry(name.clone()).or_insert_with(|| Seen::new(now, condition.clone()));
+            notices.extend(seen.look(now, condition).into_iter().map(|it| (name.clone(), it)));
+        }
+        drop(all);
+        for (name, notice) in notices {
+            self.tell_noticed(&name, notice);
         }
     }
 
@@ -112,6 +119,7 @@ impl Volumes {
         let spawned = thread.spawn(move || {
             while stop.wait_for(LOOK_EVERY).is_none() {
                 this.look();
+                log::sweep();
                 if this.watched.count.swap(false, Ordering::Relaxed) {
                     this.host.recount(COUNT_AGE);
                 }

@@ -1,0 +1,102 @@
+//! Follows server-sent events of the daemon.
+
+use forebay_admin::ApiError;
+use http_body_util::{BodyExt, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::{Client, MAX_ANSWER, PATIENCE, error_in, versioned};
+use crate::daemon::events::stream::MEDIA_TYPE;
+
+/// Splits a stream into messages.
+#[derive(Default)]
+struct Messages {
+    line: Vec<u8>,
+}
+
+impl Messages {
+    /// Takes bytes, and hands the data of each message that is complete to `take` until that returns `false`. The
+    /// daemon writes the data of a message on one line.
+    fn feed<E>(
+        &mut self,
+        bytes: &[u8],
+        mut take: impl FnMut(&str) -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        for byte in bytes {
+            if *byte != b'\n' {
+                self.line.push(*byte);
+                continue;
+            }
+            let line = std::mem::take(&mut self.line);
+            if let Some(data) = line.strip_prefix(b"data: ")
+                && !take(&String::from_utf8_lossy(data))?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Client {
+    /// Follows the events at a path, and hands the data of each to `take`, until that returns `false`. Returns `true` if
+    /// the connection is lost or cannot be made.
+    ///
+    /// # Errors
+    /// The daemon refuses, or `take` fails.
+    pub(crate) fn follow(
+        &self,
+        path: &str,
+        mut take: impl FnMut(&str) -> Result<bool, ApiError>,
+    ) -> Result<bool, ApiError> {
+        let request = self.request("GET", &versioned(path), MEDIA_TYPE, &[])?;
+        self.runtime()?.block_on(async {
+            let Ok(stream) = UnixStream::connect(&self.socket).await else { return Ok(true) };
+            let Ok((mut sender, connection)) = http1::handshake(TokioIo::new(stream)).await else {
+                return Ok(true);
+            };
+            tokio::spawn(connection);
+            let Ok(Ok(response)) = timeout(PATIENCE, sender.send_request(request)).await else {
+                return Ok(true);
+            };
+            let status = response.status().as_u16();
+            let mut body = response.into_body();
+            if status != 200 {
+                let body = Limited::new(body, MAX_ANSWER).collect().await;
+                return Err(error_in(status, &body.map(|it| it.to_bytes()).unwrap_or_default()));
+            }
+            let mut messages = Messages::default();
+            // The daemon sends something every few seconds.
+            while let Ok(Some(Ok(frame))) = timeout(PATIENCE, body.frame()).await {
+                let bytes = frame.data_ref().map_or(&[][..], |bytes| bytes);
+                if !messages.feed(bytes, &mut take)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_taken_apart_wherever_they_are_cut() {
+        let stream = b"retry: 1000\n\n:\n\nid: 1\ndata: {\"a\":1}\n\nid: 2\ndata: {}\n\n";
+        for cut in 0..stream.len() {
+            let (mut messages, mut found) = (Messages::default(), Vec::new());
+            for part in [&stream[..cut], &stream[cut..]] {
+                let fed = messages.feed(part, |data| -> Result<bool, ()> {
+                    found.push(data.to_owned());
+                    Ok(true)
+                });
+                assert_eq!(fed, Ok(true));
+            }
+            assert_eq!(found, ["{\"a\":1}", "{}"]);
+        }
+    }
+}

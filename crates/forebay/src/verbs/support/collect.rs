@@ -1,0 +1,271 @@
+//! What a bug report needs, each piece as a text with a name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use forebay_admin::report::{DaemonMemory, LogReport};
+use forebay_admin::{ApiError, DaemonReport, VolumeList};
+use serde_json::Value;
+
+use super::redact::Redactor;
+use crate::client::Client;
+use crate::daemon::{events, state};
+use crate::devices::{DeviceName, NO_CACHE};
+use crate::paths;
+use crate::verbs::{doctor, dump};
+
+/// How long one piece may take: a device or a program may hang.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most bytes that are read of a file, and kept of what a program says.
+const MAX_TEXT: usize = 4 << 20;
+
+/// Most lines of the journal.
+const JOURNAL_LINES: &str = "2000";
+
+/// Properties of a unit that say how it is, and nothing of its environment.
+const UNIT: &str = "Id,LoadState,ActiveState,SubState,Result,NRestarts,ExecMainPID,ExecMainStatus,\
+    ExecMainStartTimestamp,ExecMainExitTimestamp,MemoryCurrent,MemoryHigh,MemoryMax,TasksCurrent,UnitFileState,\
+    WatchdogUSec,FileDescriptorStoreMax,NFileDescriptorStore,DropInPaths";
+
+/// What was collected.
+#[derive(Default)]
+pub(super) struct Collection {
+    /// Names and texts, not redacted yet.
+    pub(super) texts: Vec<(String, String)>,
+    /// Why something is missing.
+    pub(super) missing: Vec<String>,
+    /// Why the daemon does not answer.
+    pub(super) down: Option<String>,
+}
+
+impl Collection {
+    fn add<E: std::fmt::Display>(&mut self, name: impl Into<String>, text: Result<String, E>) {
+        let name = name.into();
+        match text {
+            Ok(text) => self.texts.push((name, text)),
+            Err(error) => self.missing.push(format!("{name}: {error}")),
+        }
+    }
+
+    fn add_program(&mut self, name: &str, program: &str, arguments: &[&str]) {
+        self.add(name, output(program, arguments));
+    }
+}
+
+/// Collects everything. Takes what the daemon says, or, if it does not answer, what its state directory has.
+pub(super) fn everything(
+    client: &Client,
+    state_dir: Option<PathBuf>,
+    redactor: &mut Redactor,
+) -> Result<Collection, ApiError> {
+    let mut all = Collection::default();
+    for file in ["/proc/sys/kernel/hostname", "/etc/hostname", "/proc/sys/kernel/domainname"] {
+        let name = fs::read_to_string(file).unwrap_or_default();
+        // What the kernel says if there is none.
+        if name.trim() != "(none)" {
+            redactor.host(name.trim());
+        }
+    }
+    all.add("version.txt", Ok::<_, ApiError>(format!("forebay {}\n", env!("CARGO_PKG_VERSION"))));
+    all.add("doctor.json", pretty(&doctor::findings(client)));
+    host(&mut all);
+    let daemon = client.get::<DaemonReport>("/daemon");
+    let state_dir = match (&daemon, state_dir) {
+        (_, Some(dir)) => dir,
+        (Ok(daemon), None) => PathBuf::from(&daemon.state_dir),
+        (Err(_), None) => paths::state_dir(None)?,
+    };
+    match daemon {
+        Ok(daemon) => {
+            let line = fs::read(format!("/proc/{}/cmdline", daemon.pid)).map(|bytes| {
+                String::from_utf8_lossy(&bytes).trim_end_matches('\0').replace('\0', " ") + "\n"
+            });
+            all.add("command-line.txt", line);
+            all.add("daemon.json", pretty(&daemon));
+            from_daemon(&mut all, client);
+        }
+        Err(error) => {
+            let kept = events::file::read(&state_dir);
+            let lines = kept.into_iter().map(|(line, _)| line + "\n").collect::<String>();
+            all.add("events.jsonl", Ok::<_, ApiError>(lines));
+            all.down = Some(error.message);
+        }
+    }
+    files(&mut all, &state_dir);
+    devices(&mut all, &state_dir);
+    Ok(all)
+}
+
+/// Adds what is known of the host. Command lines of the kernel and serial numbers are left out.
+fn host(all: &mut Collection) {
+    for (name, file) in [
+        ("host/kernel.txt", "/proc/sys/kernel/osrelease"),
+        ("host/os-release.txt", "/etc/os-release"),
+        ("host/meminfo.txt", "/proc/meminfo"),
+        ("host/pressure.txt", "/proc/pressure/memory"),
+    ] {
+        all.add(name, read(Path::new(file)));
+    }
+    all.add_program("host/lscpu.txt", "lscpu", &[]);
+    if Path::new("/run/systemd/system").exists() {
+        let units = ["show", "forebay.service", "forebay-apply.service", "-p", UNIT];
+        all.add_program("host/systemd.txt", "systemctl", &units);
+        let journal = ["-u", "forebay.service", "-u", "forebay-apply.service", "-n", JOURNAL_LINES];
+        let how = ["-o", "short-iso", "--no-hostname", "--no-pager", "-q"];
+        all.add_program("journal.txt", "journalctl", &[&journal[..], &how].concat());
+    } else {
+        all.missing.push("host/systemd.txt, journal.txt: systemd does not run here".to_owned());
+    }
+}
+
+fn from_daemon(all: &mut Collection, client: &Client) {
+    all.add("memory.json", client.get::<DaemonMemory>("/memory").and_then(|it| pretty(&it)));
+    all.add("operations.json", client.get::<Value>("/operations").and_then(|it| pretty(&it)));
+    all.add("metrics.txt", client.text("/metrics"));
+    let log = client.get::<LogReport>("/log");
+    all.add("log.txt", log.map(|log| log.lines.join("\n") + "\n"));
+    let list = client.get::<Value>("/events");
+    all.add(
+        "events.jsonl",
+        list.map(|list| {
+            let events = list["events"].as_array().cloned().unwrap_or_default();
+            events.iter().map(|event| format!("{event}\n")).collect::<String>()
+        }),
+    );
+    match client.get::<VolumeList>("/volumes") {
+        Err(error) => all.missing.push(format!("volumes: {error}")),
+        Ok(list) => {
+            for volume in list.volumes {
+                for (part, file) in [("", ""), ("/lost", ".lost"), ("/pins", ".pins")] {
+                    let path = format!("/volumes/{}{part}", volume.name);
+                    let report = client.get::<Value>(&path).and_then(|report| pretty(&report));
+                    // A volume that is not served has no pins.
+                    if report.is_ok() || part.is_empty() {
+                        all.add(format!("volumes/{}{file}.json", volume.name), report);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds what the daemon has written down, and what declares its volumes. There is no data of users in it.
+fn files(all: &mut Collection, state_dir: &Path) {
+    all.add("state/state.json", read(&state_dir.join("state.json")));
+    let notes = fs::read_dir(state_dir.join("dirty")).into_iter().flatten().flatten();
+    let mut notes: Vec<PathBuf> = notes.map(|entry| entry.path()).collect();
+    notes.sort();
+    for note in notes.iter().filter(|path| path.extension().is_some_and(|it| it == "json")) {
+        let name = note.file_name().unwrap_or_default().to_string_lossy();
+        all.add(format!("state/dirty/{name}"), read(note));
+    }
+    if let Ok(config) = paths::config_file(None)
+        && config.exists()
+    {
+        all.add("forebay.toml", read(&config));
+    }
+}
+
+/// Adds what the system says of the devices of all volumes, and what cache devices say of themselves.
+fn devices(all: &mut Collection, state_dir: &Path) {
+    let volumes = match state::peek(state_dir) {
+        Ok(volumes) => volumes,
+        Err(error) => return all.missing.push(format!("devices: {error}")),
+    };
+    let mut lines = String::new();
+    let (mut seen, mut caches) = (Vec::new(), 0);
+    for volume in volumes {
+        for (is_cache, name) in [(true, volume.cache), (false, volume.origin)] {
+            let parsed = DeviceName::parse("device", &name).ok();
+            let path = parsed.and_then(|name| name.path).filter(|_| name != NO_CACHE);
+            let Some(path) = path.filter(|_| !seen.contains(&name)) else { continue };
+            lines.push_str(&format!("{}:\n{}\n", name, describe(&path)));
+            if is_cache {
+                caches += 1;
+                let own = name.clone();
+                all.add(format!("caches/{caches}.jsonl"), within(move || dump::roots_of(&own)));
+            }
+            seen.push(name);
+        }
+    }
+    all.add("devices.txt", Ok::<_, ApiError>(lines));
+}
+
+/// Describes a file or block device.
+fn describe(path: &Path) -> String {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    match fs::metadata(path) {
+        Err(error) => format!("  {error}"),
+        Ok(found) if found.file_type().is_block_device() => {
+            let columns = "NAME,TYPE,SIZE,RO,ROTA,RM,LOG-SEC,PHY-SEC,MIN-IO,OPT-IO,DISC-GRAN,DISC-MAX,SCHED,RQ-SIZE,MODEL,TRAN,FSTYPE";
+            let path = path.to_string_lossy();
+            output("lsblk", &["--bytes", "--inverse", "-o", columns, &path])
+                .unwrap_or_else(|error| format!("  {error}"))
+        }
+        Ok(found) => {
+            let on = rustix::fs::statfs(path).map_or(0, |it| it.f_type);
+            let allocated = found.blocks().saturating_mul(512);
+            format!(
+                "  a file of {} bytes, {allocated} allocated, on a file system of the type {on:#x}\n",
+                found.size()
+            )
+        }
+    }
+}
+
+fn pretty(value: &impl serde::Serialize) -> Result<String, ApiError> {
+    let text = serde_json::to_string_pretty(value);
+    text.map(|text| text + "\n").map_err(|error| ApiError::failed(error.to_string()))
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(MAX_TEXT as u64).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Runs something that may hang, on a thread of its own.
+fn within<T: Send + 'static>(
+    run: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let (tell, told) = sync_channel(1);
+    std::thread::spawn(move || tell.send(run()));
+    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(ApiError::failed("it does not answer")))
+}
+
+/// Returns what a program says.
+fn output(program: &str, arguments: &[&str]) -> Result<String, ApiError> {
+    let failed = |error: &dyn std::fmt::Display| ApiError::failed(format!("{program}: {error}"));
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed(&error))?;
+    let out = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut out) = out {
+            let _ = std::io::Read::read_to_end(&mut out, &mut bytes);
+        }
+        bytes
+    });
+    let end = Instant::now() + PATIENCE;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() >= end {
+            let _ = child.kill();
+            return Err(failed(&"it does not end"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut bytes = reader.join().unwrap_or_default();
+    bytes.truncate(MAX_TEXT);
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
