@@ -1,4 +1,5 @@
-//! The state of a volume's origin: whether it answers, its last errors, and whether it has shrunk.
+//! The state of a volume's origin: whether it answers, its last errors, whether it has shrunk, and whether
+//! another machine has it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,8 +30,26 @@ impl Volume {
         Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
     }
 
-    /// Checks whether the origin has shrunk, and logs that once.
+    /// Returns a message if the origin was taken over by another machine.
+    pub fn origin_fenced(&self) -> Option<String> {
+        let cause = self.origin.fenced()?;
+        Some(format!("the origin {} is lost: {cause}", self.origin_name))
+    }
+
+    /// Returns whether clients are refused because of that.
+    #[inline]
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Relaxed)
+    }
+
+    /// Checks whether the origin has shrunk, and logs that once, and whether it was taken over.
     pub(crate) fn look_at_origin(&self) {
+        if self.origin.fenced().is_some() && !self.is_fenced.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                volume = self.name,
+                "every request fails from now on: the origin is lost"
+            );
+        }
         if let Some(shrunk) = self.origin_shrunk()
             && !self.shrunk_told.swap(true, Ordering::Relaxed)
         {

@@ -381,6 +381,7 @@ pub(super) fn last_error(running: &Running) -> Option<String> {
         Some(format!("the origin {} has not answered for {seconds} s", volume.origin_name))
     };
     cause
+        .or_else(|| volume.origin_fenced())
         .or_else(|| hung(running))
         .or_else(|| volume.origin_shrunk())
         .or_else(|| volume.writeback_error().map(|error| error.to_string()))
@@ -427,6 +428,7 @@ fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
         || volume.origin_read_error().is_some()
         || volume.origin_write_error().is_some()
         || volume.origin_shrunk().is_some()
+        || volume.origin_fenced().is_some()
         || running.cache.health().is_hung()
         || !errors.lost.is_empty()
 }
