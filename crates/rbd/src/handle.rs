@@ -328,6 +328,12 @@ impl Drop for Handle {
     }
 }
 
+/// Ends the process without the destructors of its libraries.
+pub(crate) fn exit_at_once(code: u8) -> ! {
+    // SAFETY: it has no conditions, and does not return.
+    unsafe { libc::_exit(c_int::from(code)) }
+}
+
 /// # Safety
 /// The argument comes from [`Handle::watch`], and the watch has not ended.
 unsafe extern "C" fn updated(argument: *mut c_void) {

@@ -2,6 +2,7 @@
 //!
 //! - [`device`]: the device and its queues
 //! - `thread`: a thread for each image, which opens it, holds its lock, watches it and closes it
+//! - `unattended`: images that are being opened or closed while nobody waits
 //! - `shared`: what the lanes and that thread know of an image
 //! - `library`: librbd and librados, loaded when the first image is opened
 //! - `handle`: their calls that may wait; `flight`: operations in flight
@@ -15,6 +16,7 @@ mod handle;
 mod library;
 mod shared;
 mod thread;
+mod unattended;
 
 pub use device::RbdDevice;
-pub use thread::wait_closed;
+pub use unattended::{exit, wait_closed};

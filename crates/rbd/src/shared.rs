@@ -8,12 +8,13 @@ use forebay_device::{DeviceError, DeviceErrorKind, RbdName};
 use parking_lot::{Condvar, Mutex};
 
 use crate::handle::Handle;
+use crate::unattended::Unattended;
 
 /// What the thread is told.
 #[derive(Default)]
 pub(crate) struct News {
-    /// Nobody uses the image any more.
-    pub(crate) closed: bool,
+    /// Nobody uses the image any more: it is to be closed, unattended.
+    pub(crate) closed: Option<Unattended>,
     /// Its header has changed, or an operation has failed as if the lock were lost.
     pub(crate) look: bool,
 }

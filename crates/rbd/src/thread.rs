@@ -5,13 +5,14 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_device::{OpenError, OpenErrorKind, RbdName};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::handle::{Handle, OpenFailure, Stage};
 use crate::shared::Shared;
+use crate::unattended::{Alive, Unattended, wait_for};
 
 /// How often the cluster is asked whether the lock is still held.
 const ASKING: Duration = Duration::from_secs(2);
@@ -20,50 +21,6 @@ const SECTOR: u64 = 512;
 
 const FENCED: &str = "this client was fenced from the cluster, because another one has taken the image over or an operator wanted it: nothing is written to the image any more until the volume is stopped and started again";
 const UNLOCKED: &str = "the image's exclusive lock is lost: nothing is written to the image any more until the volume is stopped and started again";
-
-/// Images that are being opened or closed by a thread that nobody waits for.
-static UNATTENDED: Mutex<Vec<RbdName>> = Mutex::new(Vec::new());
-static FEWER: Condvar = Condvar::new();
-
-/// An image in the list of unattended ones.
-struct Unattended(RbdName);
-
-impl Unattended {
-    fn enter(name: &RbdName) -> Self {
-        UNATTENDED.lock().push(name.clone());
-        Unattended(name.clone())
-    }
-}
-
-impl Drop for Unattended {
-    fn drop(&mut self) {
-        let mut all = UNATTENDED.lock();
-        if let Some(place) = all.iter().position(|name| *name == self.0) {
-            all.swap_remove(place);
-        }
-        drop(all);
-        FEWER.notify_all();
-    }
-}
-
-/// Waits until no image that `which` selects is being opened or closed unattended.
-fn wait_for(which: impl Fn(&RbdName) -> bool, most: Duration) -> bool {
-    let end = Instant::now() + most;
-    let mut all = UNATTENDED.lock();
-    while all.iter().any(&which) {
-        if FEWER.wait_until(&mut all, end).timed_out() {
-            return false;
-        }
-    }
-    true
-}
-
-/// Waits until the images that nobody uses any more are closed and their locks released. An image whose
-/// process ends before that stays locked until the cluster misses the process, half a minute later.
-/// Returns whether all are closed.
-pub fn wait_closed(most: Duration) -> bool {
-    wait_for(|_| true, most)
-}
 
 /// An open image, as its users hold it. The thread closes it when the last of them is gone.
 pub(crate) struct Image {
@@ -83,10 +40,10 @@ impl Image {
 impl Drop for Image {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.take() {
-            let bell = shared.bell.clone();
+            let (bell, unattended) = (shared.bell.clone(), Unattended::enter(&shared.name));
             // Before the bell rings: the thread has to be the last that holds it.
             drop(shared);
-            bell.ring(|news| news.closed = true);
+            bell.ring(|news| news.closed = Some(unattended));
         }
     }
 }
@@ -106,7 +63,11 @@ pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
     let (own_stage, own_name) = (stage.clone(), name.clone());
     let unattended = Unattended::enter(name);
     let thread = Builder::new().name("rbd".to_owned());
-    let spawned = thread.spawn(move || keep(&own_name, writable, &own_stage, tell, unattended));
+    let alive = Alive::enter();
+    let spawned = thread.spawn(move || {
+        keep(&own_name, writable, &own_stage, tell, unattended);
+        drop(alive);
+    });
     spawned.map_err(|error| failed(OpenErrorKind::Io, format!("no thread: {error}")))?;
     hear.recv_timeout(name.timeout).unwrap_or_else(|_| {
         let seconds = name.timeout.as_secs();
@@ -139,19 +100,15 @@ fn keep(
     };
     let bell = shared.bell.clone();
     let told = tell.send(Ok(Image { shared: Some(shared.clone()) }));
+    drop(unattended);
     if told.is_ok() {
-        drop(unattended);
         watch(&shared);
     }
-    // From here on nobody waits, except for `wait_closed`, or for opening it again.
-    let _unattended = Unattended::enter(name);
-    // The users' share is given up before the bell rings.
-    let mut news = bell.news.lock();
-    while !news.closed {
-        bell.rings.wait(&mut news);
-    }
-    drop(news);
+    // An image that nobody waited for any more has been dropped as well.
+    drop(told);
+    let unattended = bell.news.lock().closed.take();
     drop(shared);
+    drop(unattended);
 }
 
 fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Shared, OpenError> {
@@ -230,11 +187,11 @@ fn watch(shared: &Shared) {
     let mut doubts = 0;
     loop {
         let mut news = shared.bell.news.lock();
-        if !news.closed && !std::mem::take(&mut news.look) {
+        if news.closed.is_none() && !std::mem::take(&mut news.look) {
             shared.bell.rings.wait_for(&mut news, ASKING);
             news.look = false;
         }
-        if news.closed {
+        if news.closed.is_some() {
             return;
         }
         drop(news);

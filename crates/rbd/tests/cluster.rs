@@ -74,8 +74,8 @@ async fn check(queue: &Queue, offset: u64, len: u64, byte: u8) {
 #[test]
 fn what_is_written_is_read_and_what_is_zeroed_is_zero() {
     let Some(conf) = cluster() else { return };
-    rbd(&["create", "--size", "64M", "basics"]);
-    let device = RbdDevice::open(&name("basics", &conf), Access::Exclusive).expect("opened");
+    rbd(&["create", "--size", "64M", "unit-basics"]);
+    let device = RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive).expect("opened");
     assert_eq!((device.size(), device.logical_block()), (64 * MIB, 512));
     on_lane(&device, |queue| async move {
         let writes = (0..32u8).map(|number| {
@@ -103,32 +103,35 @@ fn what_is_written_is_read_and_what_is_zeroed_is_zero() {
     });
     let identity = device.identity().expect("known");
     // A second writer is refused while the first lives, and has it afterwards.
-    let refused = RbdDevice::open(&name("basics", &conf), Access::Exclusive).err().expect("locked");
+    let refused =
+        RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive).err().expect("locked");
     assert_eq!(refused.kind, OpenErrorKind::InUse, "{refused}");
     drop(device);
-    let device = RbdDevice::open(&name("basics", &conf), Access::Exclusive).expect("unlocked");
+    let device = RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive).expect("unlocked");
     assert_eq!(device.identity(), Some(identity.clone()));
     drop(device);
     assert!(wait_closed(PATIENCE));
-    rbd(&["rm", "--no-progress", "basics"]);
-    rbd(&["create", "--size", "64M", "basics"]);
-    let device = RbdDevice::open(&name("basics", &conf), Access::Shared).expect("opened");
+    rbd(&["rm", "--no-progress", "unit-basics"]);
+    rbd(&["create", "--size", "64M", "unit-basics"]);
+    let device = RbdDevice::open(&name("unit-basics", &conf), Access::Shared).expect("opened");
     assert!(device.identity().expect("known").difference(&identity).is_some(), "another image");
     on_lane(&device, |queue| async move {
         check(&queue, MIB, MIB, 0).await;
         let denied = queue.write(0, filled(1, 512)).await.expect_err("read-only");
         assert_eq!(denied.kind, DeviceErrorKind::NotSupported);
     });
+    drop(device);
+    assert!(wait_closed(PATIENCE));
 }
 
 #[test]
 fn images_that_cannot_be_used_are_refused_with_the_reason() {
     let Some(conf) = cluster() else { return };
-    rbd(&["create", "--size", "8M", "--image-feature", "layering", "plain"]);
+    rbd(&["create", "--size", "8M", "--image-feature", "layering", "unit-plain"]);
     let open = |name| RbdDevice::open(&name, Access::Exclusive).err().expect("refused");
-    let plain = open(name("plain", &conf));
+    let plain = open(name("unit-plain", &conf));
     assert_eq!(plain.kind, OpenErrorKind::Denied);
-    assert!(plain.cause.contains("rbd feature enable rbd/plain exclusive-lock"), "{plain}");
+    assert!(plain.cause.contains("rbd feature enable rbd/unit-plain exclusive-lock"), "{plain}");
     let missing = open(name("missing", &conf));
     assert_eq!(missing.kind, OpenErrorKind::NotFound, "{missing}");
     assert!(missing.cause.contains("rbd_open failed: No such file"), "{missing}");
@@ -141,13 +144,13 @@ fn images_that_cannot_be_used_are_refused_with_the_reason() {
 #[test]
 fn a_client_that_is_fenced_does_nothing_any_more() {
     let Some(conf) = cluster() else { return };
-    rbd(&["create", "--size", "8M", "fenced"]);
-    let device = RbdDevice::open(&name("fenced", &conf), Access::Exclusive).expect("opened");
-    let lock = Command::new("rbd").args(["lock", "ls", "fenced"]).output().expect("rbd");
+    rbd(&["create", "--size", "8M", "unit-fenced"]);
+    let device = RbdDevice::open(&name("unit-fenced", &conf), Access::Exclusive).expect("opened");
+    let lock = Command::new("rbd").args(["lock", "ls", "unit-fenced"]).output().expect("rbd");
     let lock = String::from_utf8_lossy(&lock.stdout).into_owned();
     let words: Vec<_> = lock.lines().last().expect("locked").split_whitespace().collect();
     let [locker, auto, number, ..] = words.as_slice() else { panic!("{lock}") };
-    rbd(&["lock", "rm", "fenced", &format!("{auto} {number}"), locker]);
+    rbd(&["lock", "rm", "unit-fenced", &format!("{auto} {number}"), locker]);
     on_lane(&device, |queue| async move {
         for _ in 0..2 {
             let refused = queue.write(0, filled(1, 512)).await.expect_err("fenced");
@@ -158,9 +161,12 @@ fn a_client_that_is_fenced_does_nothing_any_more() {
     });
     assert!(device.fenced().expect("noticed").contains("fenced"));
     drop(device);
-    let device = RbdDevice::open(&name("fenced", &conf), Access::Exclusive).expect("opened anew");
+    let device =
+        RbdDevice::open(&name("unit-fenced", &conf), Access::Exclusive).expect("opened anew");
     on_lane(&device, |queue| async move {
         check(&queue, 0, 512, 0).await;
         queue.write(0, filled(1, 512)).await.expect("a client of its own");
     });
+    drop(device);
+    assert!(wait_closed(PATIENCE));
 }

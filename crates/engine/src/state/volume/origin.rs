@@ -30,10 +30,14 @@ impl Volume {
         Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
     }
 
-    /// Returns a message if the origin was taken over by another machine.
+    /// Returns a message if the origin was taken over by another machine. Clients are refused from then on.
     pub fn origin_fenced(&self) -> Option<String> {
         let cause = self.origin.fenced()?;
-        Some(format!("the origin {} is lost: {cause}", self.origin_name))
+        let fenced = format!("the origin {} is lost: {cause}", self.origin_name);
+        if !self.is_fenced.swap(true, Ordering::Relaxed) {
+            tracing::error!(volume = self.name, "every request fails from now on: {fenced}");
+        }
+        Some(fenced)
     }
 
     /// Returns whether clients are refused because of that.
@@ -42,14 +46,9 @@ impl Volume {
         self.is_fenced.load(Ordering::Relaxed)
     }
 
-    /// Checks whether the origin has shrunk, and logs that once, and whether it was taken over.
+    /// Checks whether the origin was taken over or has shrunk, and logs that once.
     pub(crate) fn look_at_origin(&self) {
-        if self.origin.fenced().is_some() && !self.is_fenced.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                volume = self.name,
-                "every request fails from now on: the origin is lost"
-            );
-        }
+        self.origin_fenced();
         if let Some(shrunk) = self.origin_shrunk()
             && !self.shrunk_told.swap(true, Ordering::Relaxed)
         {

@@ -185,6 +185,14 @@ impl Served {
         self.ram.remove(name.as_str());
     }
 
+    /// Gives up all volumes, so that their devices are closed when nothing else uses them.
+    pub(super) fn let_go(&self) {
+        let running: Vec<_> =
+            self.lock().values_mut().filter_map(|entry| entry.running.take()).collect();
+        // Devices are closed without the lock.
+        drop(running);
+    }
+
     /// Returns a served volume.
     ///
     /// # Errors

@@ -59,6 +59,7 @@ impl EngineHost {
         let closed = self.close_all();
         self.lanes.end(stopped.is_ok() && closed.is_ok());
         // The next program finds the locks of images released.
+        self.served.let_go();
         if !forebay_rbd::wait_closed(CLOSE_PATIENCE) {
             tracing::warn!("the cluster of an image does not answer: its lock is left to expire");
         }
