@@ -218,6 +218,23 @@ def an_image_may_grow_and_a_smaller_one_is_noticed(box):
 
 
 @test
+def the_next_program_goes_on_with_the_image(box):
+    image = Image(box, "handed")
+    daemon = box.daemon()
+    client = connect(daemon.create("v", box.path("cache") + CACHE, image.origin))
+    before = image.owner()
+    for number in range(3):
+        client.pwrite(bytes([number + 1]) * BLOCK, number * BLOCK)
+        since = time.monotonic()
+        daemon.cli("daemon", "--take-over")
+        check(time.monotonic() - since < 10, "the next program waited for the lock of the one before")
+        check_equal(bytes(client.pread(BLOCK, number * BLOCK)), bytes([number + 1]) * BLOCK, "what was written")
+    check(image.owner() not in (None, before), "the lock has not changed hands")
+    settle(daemon)
+    same(image.content()[: 3 * BLOCK], b"".join(bytes([n + 1]) * BLOCK for n in range(3)), "the image")
+
+
+@test
 def an_image_in_a_namespace_is_found(box):
     rbd(box, "namespace", "create", "rbd/space")
     rbd(box, "create", "--size", "8M", "rbd/space/image")

@@ -16,6 +16,8 @@ use crate::unattended::{Alive, Unattended, wait_for};
 
 /// How often the cluster is asked whether the lock is still held.
 const ASKING: Duration = Duration::from_secs(2);
+/// How much longer to wait for a lock: the cluster misses a dead owner after 30 s, unless configured otherwise.
+const DEAD_OWNER: Duration = Duration::from_secs(60);
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
 
@@ -69,7 +71,11 @@ pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
         drop(alive);
     });
     spawned.map_err(|error| failed(OpenErrorKind::Io, format!("no thread: {error}")))?;
-    hear.recv_timeout(name.timeout).unwrap_or_else(|_| {
+    let mut opened = hear.recv_timeout(name.timeout);
+    if opened.is_err() && *stage.lock() == Stage::Locking {
+        opened = hear.recv_timeout(DEAD_OWNER);
+    }
+    opened.unwrap_or_else(|_| {
         let seconds = name.timeout.as_secs();
         let cause = match *stage.lock() {
             Stage::Connecting => "the cluster's monitors do not answer",
@@ -78,7 +84,7 @@ pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
                 "the image's lock has an owner that does not answer, and is not given up yet"
             }
         };
-        Err(failed(OpenErrorKind::Io, format!("{cause}, after {seconds} s")))
+        Err(failed(OpenErrorKind::Io, format!("{cause}, after at least {seconds} s")))
     })
 }
 
@@ -184,7 +190,6 @@ fn lock(name: &RbdName, handle: &Handle) -> Result<(), OpenError> {
 
 /// Watches size and lock until nobody uses the image any more.
 fn watch(shared: &Shared) {
-    let mut doubts = 0;
     loop {
         let mut news = shared.bell.news.lock();
         if news.closed.is_none() && !std::mem::take(&mut news.look) {
@@ -200,11 +205,11 @@ fn watch(shared: &Shared) {
         }
         if shared.writable {
             match shared.handle.is_owner() {
-                Ok(true) => doubts = 0,
-                // While the lock is taken anew after a lost connection, it looks like this once.
+                Ok(true) => {}
+                // It looks like this for a moment when the lock is taken anew after a lost connection.
                 Ok(false) => {
-                    doubts += 1;
-                    if doubts > 1 {
+                    std::thread::sleep(ASKING);
+                    if matches!(shared.handle.is_owner(), Ok(false)) {
                         shared.lose(UNLOCKED);
                     }
                 }
