@@ -95,6 +95,8 @@ def an_object_store_that_is_killed_under_load_costs_nothing(box):
             store.start()
         recorder.flush()
         recorder.settle()
+        # A flush by an operator waits for an origin that does not answer for some seconds only.
+        wait_for(lambda daemon=daemon: daemon.dirty("v") == 0, "the object store is found again", 120)
         settle(daemon)
         for client in [*recorder.clients, recorder.flusher]:
             client.shutdown()
