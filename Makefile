@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install package package-test test fault-test vm-test demo soak fuzz sanitize mutants bench clean
+.PHONY: help deps build install package package-test test fault-test vm-test cluster-test demo soak fuzz sanitize mutants bench clean
 
 # Where rustup puts cargo, should 'make deps' install it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -26,6 +26,9 @@ fault-test: deps ## devices, filesystems, memory and clients that fail (VM=1: in
 
 vm-test: ## every cache of Debian's kernel, set up, verified and torn down in a guest
 	@scripts/vm-test
+
+cluster-test: deps ## volumes on a Ceph cluster of one node, which is made for it (root)
+	@scripts/cluster-test
 
 demo: deps build ## show what a cache does, on modelled disks
 	@$(TARGET)/release/forebay demo

@@ -1,5 +1,5 @@
 //! Identifies a device by everything except its content: serial numbers and UUIDs; for a file, its
-//! filesystem, inode number and birth time.
+//! filesystem, inode number and birth time; for an image of Ceph, its id.
 //!
 //! A part may be unknown at one time and known at another. Two identities differ only in parts that
 //! both of them know.
@@ -37,11 +37,13 @@ pub enum IdentityPart {
     Inode = 9,
     /// When a file was created, in seconds since 1970 with nine decimals.
     Birth = 10,
+    /// An image of a Ceph cluster: the cluster's id, the pool's number, and the image's id.
+    RbdImage = 11,
 }
 
 impl IdentityPart {
     /// Every kind of part.
-    pub const ALL: [IdentityPart; 10] = [
+    pub const ALL: [IdentityPart; 11] = [
         IdentityPart::Wwid,
         IdentityPart::Serial,
         IdentityPart::LongSerial,
@@ -52,6 +54,7 @@ impl IdentityPart {
         IdentityPart::Filesystem,
         IdentityPart::Inode,
         IdentityPart::Birth,
+        IdentityPart::RbdImage,
     ];
 
     fn name(self) -> &'static str {
@@ -66,6 +69,7 @@ impl IdentityPart {
             IdentityPart::Filesystem => "filesystem UUID",
             IdentityPart::Inode => "inode",
             IdentityPart::Birth => "time of birth",
+            IdentityPart::RbdImage => "RBD image",
         }
     }
 }

@@ -223,6 +223,12 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Returns why nothing may be done with the device any more until it is opened again: another machine
+    /// has taken it over, or may do so. Every operation fails then.
+    fn fenced(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// Returns the identity that distinguishes this device from all others, independent of its
     /// content and stable across restarts of the machine. `None`: nothing is known, as for RAM.
     fn identity(&self) -> Option<Identity> {

@@ -1,4 +1,4 @@
-//! The only access to disks, and the only crate below the front ends that contains unsafe code.
+//! The only access to the disks of this machine. Besides `rbd`, no other crate contains unsafe code.
 //!
 //! - [`api`]: devices, their operations, and the results of operations
 //! - [`buffer`]: aligned buffers that own their bytes
@@ -14,7 +14,7 @@
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
 //! - [`model`]: modelled disks
-//! - [`nbd_uri`]: names of exports of NBD servers
+//! - [`remote`]: names of devices on other machines: [`nbd_uri`], exports of NBD servers; [`rbd_name`], images of Ceph
 //! - [`open`]: opening a path: its type, its other users
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
@@ -44,6 +44,8 @@ pub mod nbd_uri;
 pub mod open;
 pub mod partitions;
 pub mod ram;
+pub mod rbd_name;
+pub mod remote;
 pub mod ring;
 pub mod shared_memory;
 pub mod signature;
@@ -67,6 +69,8 @@ pub use meter::{Meter, OpCounts, OpKind};
 pub use nbd_uri::{NbdServer, NbdUri};
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
 pub use ram::RamDevice;
+pub use rbd_name::RbdName;
+pub use remote::RemoteName;
 pub use ring::Ring;
 pub use shared_memory::{Outside, SharedMemory};
 pub use spec::{DeviceSpec, SpecError};

@@ -128,10 +128,8 @@ impl NbdUri {
             }
         };
         let seconds = || {
-            let digits = value.bytes().all(|byte| byte.is_ascii_digit());
-            let number = value.parse().ok().filter(|n| digits && (1..=LONGEST).contains(n));
             let bad = || NbdUriError::Seconds(value.chars().take(40).collect());
-            number.map(Duration::from_secs).ok_or_else(bad)
+            seconds(value).ok_or_else(bad)
         };
         match name {
             "socket" => *socket = Some(path()?),
@@ -284,7 +282,15 @@ pub fn percent_encode(uri: &mut String, bytes: &[u8], also_plain: &[u8]) {
     }
 }
 
-fn percent_decode(text: &str) -> Option<Vec<u8>> {
+/// Reads a time limit: a number of seconds up to that of a day.
+pub(crate) fn seconds(text: &str) -> Option<Duration> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| digits && (1..=LONGEST).contains(number));
+    number.map(Duration::from_secs)
+}
+
+/// Undoes [`percent_encode`]; `None` if a percent sign is not followed by two hex digits.
+pub(crate) fn percent_decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {

@@ -5,6 +5,7 @@
 //! | `PATH` | a regular file or a block device, links followed |
 //! | `PATH,size=10G` | likewise; a missing file is created, sparse, and an existing one must have exactly that size, until the device is in use: see [`DeviceSpec::made`] |
 //! | `nbd://HOST/EXPORT` and others, see [`crate::nbd_uri`] | an export of an NBD server |
+//! | `rbd:POOL/IMAGE` and others, see [`crate::rbd_name`] | an image of a Ceph cluster |
 //! | `ram:1G` | RAM, a new device each time, lost at the end |
 //! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above with the timing of that disk |
 //! | `faulty:DEVICE`, `faulty:DEVICE,control=FILE` | for tests: one of the above with the faults in the control file `FILE`, by default the path with `.faults` added |
@@ -24,9 +25,9 @@ use crate::api::Device;
 use crate::faulty::FaultyDevice;
 use crate::file::FileDevice;
 use crate::model::{ModelKind, ModelledDevice};
-use crate::nbd_uri::{NbdUri, NbdUriError};
 use crate::open::{Access, DeviceIdentity, OpenError, OpenErrorKind, identity};
 use crate::ram::RamDevice;
+use crate::remote::{Connect, RemoteName, RemoteNameError};
 
 const FAULTY: &str = "faulty";
 const CONTROL_OPTION: &str = ",control=";
@@ -39,11 +40,8 @@ const SIZE_UNIT: u64 = 4096;
 enum Place {
     Path { path: PathBuf, size: Option<u64> },
     Ram { size: u64 },
-    Nbd(NbdUri),
+    Remote(RemoteName),
 }
-
-/// Opens an export of an NBD server. A crate above this one does that.
-pub type Connect = fn(&NbdUri, Access) -> Result<Arc<dyn Device>, OpenError>;
 
 /// A device as an operator writes it, see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,7 +61,7 @@ pub enum SpecError {
     /// A word before a colon that is not a kind of device.
     #[error(
         "'{0}:' is not a kind of device; choose ram, hdd7200, sata-ssd or pcie-ssd, write a URI \
-         like nbd://HOST/EXPORT, or a file of that name as './{0}:...'"
+         like nbd://HOST/EXPORT or rbd:POOL/IMAGE, or a file of that name as './{0}:...'"
     )]
     UnknownKind(String),
     /// A model of a model, or of a faulty device.
@@ -75,9 +73,9 @@ pub enum SpecError {
     /// A size that cannot be parsed, or that no device can have.
     #[error("'{0}' is not the size of a device; write a positive multiple of 4K, like 512M or 10G")]
     BadSize(String),
-    /// A URI of NBD that has mistakes.
+    /// The name of a device on another machine that has mistakes.
     #[error(transparent)]
-    BadUri(#[from] NbdUriError),
+    BadRemote(#[from] RemoteNameError),
     /// A path that the system cannot use.
     #[error("a path cannot contain a zero byte")]
     BadPath,
@@ -122,7 +120,7 @@ impl FromStr for DeviceSpec {
             None => (None, text),
         };
         let place = match split_kind(rest) {
-            _ if NbdUri::is_one(rest) => Place::Nbd(rest.parse()?),
+            _ if RemoteName::is_one(rest) => Place::Remote(rest.parse()?),
             Some(("ram", size)) => Place::Ram { size: read_size(size)? },
             Some((kind, _)) if model.is_some() && (model_of(kind).is_some() || kind == FAULTY) => {
                 return Err(SpecError::Nested);
@@ -189,7 +187,7 @@ impl fmt::Display for DeviceSpec {
         }
         match &self.place {
             Place::Ram { size } => write!(f, "ram:{}", exact_size(*size)),
-            Place::Nbd(uri) => write!(f, "{uri}"),
+            Place::Remote(name) => write!(f, "{name}"),
             Place::Path { path, size: None } => write!(f, "{}", path.display()),
             Place::Path { path, size: Some(size) } => {
                 write!(f, "{}{SIZE_OPTION}{}", path.display(), exact_size(*size))
@@ -228,16 +226,16 @@ impl DeviceSpec {
     /// Opens a device of this machine, see [`DeviceSpec::open_with`].
     ///
     /// # Errors
-    /// See [`OpenErrorKind`]; exports of NBD servers are of the wrong type.
+    /// See [`OpenErrorKind`]; devices of other machines are of the wrong type.
     pub fn open(&self, access: Access) -> Result<Arc<dyn Device>, OpenError> {
-        self.open_with(access, |uri, _| {
-            let cause = "it is on an NBD server, and a device of this machine is needed here";
-            Err(OpenError::new(OpenErrorKind::WrongType, uri, cause))
+        self.open_with(access, |name, _| {
+            let cause = "it is on another machine, and a device of this machine is needed here";
+            Err(OpenError::new(OpenErrorKind::WrongType, name, cause))
         })
     }
 
     /// Opens the device, and claims it according to `access` until the device and its queues are
-    /// dropped. RAM is a new device at each call. `connect` opens exports of NBD servers.
+    /// dropped. RAM is a new device at each call. `connect` opens devices of other machines.
     ///
     /// # Errors
     /// See [`OpenErrorKind`].
@@ -249,7 +247,7 @@ impl DeviceSpec {
         self.check_there()?;
         let device: Arc<dyn Device> = match &self.place {
             Place::Path { path, size } => FileDevice::open(path, access, *size)?,
-            Place::Nbd(uri) => connect(uri, access)?,
+            Place::Remote(name) => connect(name, access)?,
             Place::Ram { size } => {
                 let name = format!("ram:{}", exact_size(*size));
                 RamDevice::new(&name, *size)
@@ -288,14 +286,14 @@ impl DeviceSpec {
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
             Place::Path { path, .. } => Some(path),
-            Place::Ram { .. } | Place::Nbd(_) => None,
+            Place::Ram { .. } | Place::Remote(_) => None,
         }
     }
 
-    /// Returns the export of an NBD server, if it is one.
-    pub fn nbd(&self) -> Option<&NbdUri> {
+    /// Returns the name of the device on another machine, if it is one.
+    pub fn remote(&self) -> Option<&RemoteName> {
         match &self.place {
-            Place::Nbd(uri) => Some(uri),
+            Place::Remote(name) => Some(name),
             Place::Path { .. } | Place::Ram { .. } => None,
         }
     }
@@ -326,8 +324,8 @@ impl DeviceSpec {
         let path = match &mut spec.place {
             Place::Path { path, .. } => Some(path),
             Place::Ram { .. } => None,
-            Place::Nbd(uri) => {
-                *uri = uri.absolute().map_err(failed)?;
+            Place::Remote(name) => {
+                *name = name.absolute().map_err(failed)?;
                 None
             }
         };
@@ -378,7 +376,7 @@ mod tests {
                 let found = match spec.place {
                     Place::Path { size, .. } => size,
                     Place::Ram { size } => Some(size),
-                    Place::Nbd(_) => None,
+                    Place::Remote(_) => None,
                 };
                 assert_eq!(found, size, "{text}");
                 assert_eq!(spec.to_string(), text);

@@ -1,16 +1,18 @@
-//! Limits of a volume: clients get the rate that they allow, whatever serves their requests.
+//! The top of a volume's stack: clients get the rate that the limits allow, whatever serves their requests, and
+//! nothing when another machine has the origin.
 
 mod world;
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op, Survives};
-use forebay_device::IoBuf;
+use forebay_device::{Device, IoBuf};
 use forebay_engine::{
     BlockService, CompletionSink, EngineLane, LaneVolume, LimitedVolume, Request, Settings,
 };
-use forebay_testkit::ram;
+use forebay_testkit::{faulty, ram};
 use world::{World, settings};
 
 const BLOCK: u64 = 4096;
@@ -25,9 +27,13 @@ struct Test {
 
 impl Test {
     fn new(limits: Settings) -> Self {
+        Test::on(&ram(64), limits)
+    }
+
+    fn on(origin: &Arc<dyn Device>, limits: Settings) -> Self {
         let world = World::new();
         let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
-        let volume = world.create(&engine, &ram(64), limits, 0);
+        let volume = world.create(&engine, origin, limits, 0);
         world.write(&volume, 0, &[7; 1 << 20]);
         let top = LimitedVolume::new(volume.clone(), volume.clone());
         Test { world, engine, volume, top, tag: 1 << 32 }
@@ -144,4 +150,29 @@ fn without_limits_nothing_waits() {
     assert_eq!(time, Duration::ZERO);
     test.engine.lift_limits();
     assert_eq!(test.volume.volume().stats.totals().limited_requests, 0);
+}
+
+#[test]
+fn a_volume_whose_origin_was_taken_over_serves_nothing() {
+    let (origin, faults) = faulty(ram(64));
+    let mut test = Test::on(&origin, limited(1, 0));
+    test.read(BLOCK);
+    let waiting: Vec<u64> = (0..5).map(|_| test.submit(Op::Read, BLOCK)).collect();
+    let dirty = test.volume.volume().dirty_blocks();
+    assert!(dirty > 0, "nothing could be written late");
+    faults.fence();
+    let writes = faults.writes();
+    // It is noticed within a second, and the turn of the last one that waits comes after that.
+    assert_eq!(test.world.wait(waiting[4]).result, Err(IoError::Io));
+    assert_eq!(test.top.read_now(0, &mut [0; BLOCK as usize]), Some(Err(IoError::Io)), "a hit");
+    assert_eq!(test.top.write_now(0, &[1; BLOCK as usize]), Some(Err(IoError::Io)));
+    for op in [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush] {
+        let tag = test.submit(op, if op == Op::Flush { 0 } else { BLOCK });
+        let done = test.world.wait(tag);
+        assert_eq!(done.result, Err(IoError::Io), "{op:?}");
+        assert_eq!(done.data.is_some(), op == Op::Write, "its memory comes back");
+    }
+    let fenced = test.volume.volume().origin_fenced().expect("it says so");
+    assert!(fenced.contains("another machine has it"), "{fenced}");
+    assert_eq!((faults.writes(), test.volume.volume().dirty_blocks()), (writes, dirty));
 }

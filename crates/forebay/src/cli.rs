@@ -7,7 +7,6 @@ mod values;
 mod watch;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::{ProfileName, VolumeName};
@@ -209,7 +208,7 @@ pub(crate) struct CreateArgs {
     #[arg(short = 's', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) cache: Option<String>,
 
-    /// Origin: a file, a block device, or an export of an NBD server, like nbd://HOST/EXPORT
+    /// Origin: a file, a block device, nbd://HOST/EXPORT or rbd:POOL/IMAGE
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) origin: String,
 
@@ -494,7 +493,7 @@ pub(crate) struct AdviseArgs {
 ///
 /// # Errors
 /// The exit code, if the process should end.
-pub(crate) fn parse() -> Result<Cli, ExitCode> {
+pub(crate) fn parse() -> Result<Cli, u8> {
     Cli::try_parse().map_err(|error| {
         let command = command();
         let is_verb = |word: &String| command.find_subcommand(word).is_some();

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_device::{DeviceSpec, NbdUri};
+use forebay_device::{DeviceSpec, RemoteName};
 
 /// A device as the operator named it, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub(crate) struct DeviceName {
     pub(crate) text: String,
     /// The file or block device; `None` for RAM and for other machines' devices.
     pub(crate) path: Option<PathBuf>,
-    /// The export of an NBD server.
-    pub(crate) nbd: Option<NbdUri>,
+    /// The device on another machine.
+    pub(crate) remote: Option<RemoteName>,
     /// Whether a missing file is created.
     sized: bool,
 }
@@ -33,7 +33,7 @@ impl DeviceName {
         let spec: DeviceSpec = text.parse().map_err(|error| ApiError::invalid(field, error))?;
         let spec = spec.absolute().map_err(|error| ApiError::invalid(field, error))?;
         let (text, path) = (spec.to_string(), spec.path().map(Path::to_owned));
-        Ok(DeviceName { text, path, nbd: spec.nbd().cloned(), sized: spec.has_size() })
+        Ok(DeviceName { text, path, remote: spec.remote().cloned(), sized: spec.has_size() })
     }
 
     /// Parses the name of an origin, which must be persistent.
@@ -42,9 +42,9 @@ impl DeviceName {
     /// As [`DeviceName::parse`], and if it is RAM.
     pub(crate) fn parse_origin(field: &str, text: &str) -> Result<Self, ApiError> {
         let name = DeviceName::parse(field, text)?;
-        if name.path.is_none() && name.nbd.is_none() {
+        if name.path.is_none() && name.remote.is_none() {
             let reason = "RAM cannot be an origin: everything would be lost when the volume is \
-                stopped; name a file, a block device, or an export of an NBD server";
+                stopped; name a file, a block device, an export of an NBD server, or an image of Ceph";
             return Err(ApiError::invalid(field, reason));
         }
         Ok(name)
@@ -55,8 +55,8 @@ impl DeviceName {
     /// # Errors
     /// As [`Place::of`], except that a file with a given size may be missing.
     pub(crate) fn place(&self, field: &str) -> Result<Option<Place>, ApiError> {
-        if let Some(uri) = &self.nbd {
-            return Ok(Some(Place::Nbd(uri.clone())));
+        if let Some(name) = &self.remote {
+            return Ok(Some(Place::Remote(name.clone())));
         }
         let Some(path) = &self.path else { return Ok(None) };
         let absent = || matches!(path.try_exists(), Ok(false));
@@ -74,8 +74,8 @@ pub(crate) enum Place {
     Planned(PathBuf),
     /// A regular file: filesystem and inode number.
     File(u64, u64),
-    /// An export of an NBD server.
-    Nbd(NbdUri),
+    /// A device on another machine.
+    Remote(RemoteName),
     /// A block device.
     Block {
         /// Its device number.
@@ -142,8 +142,8 @@ impl Place {
             (Place::File(..), Place::File(..)) | (Place::Planned(_), Place::Planned(_)) => {
                 self == other
             }
-            (Place::Nbd(one), Place::Nbd(other)) => one.same_export(other),
-            (Place::Nbd(_), _) | (_, Place::Nbd(_)) => false,
+            (Place::Remote(one), Place::Remote(other)) => one.is_same(other),
+            (Place::Remote(_), _) | (_, Place::Remote(_)) => false,
             (Place::Planned(_), _) | (_, Place::Planned(_)) => false,
             (Place::File(device, inode), Place::Block { backing, .. })
             | (Place::Block { backing, .. }, Place::File(device, inode)) => {
@@ -186,9 +186,9 @@ pub(crate) fn cache_device(field: &str, text: &str) -> Result<String, ApiError> 
     match text {
         NO_CACHE => Ok(NO_CACHE.to_owned()),
         _ => match DeviceName::parse(field, text)? {
-            DeviceName { nbd: None, text, .. } => Ok(text),
+            DeviceName { remote: None, text, .. } => Ok(text),
             _ => {
-                let reason = "an export of an NBD server cannot be a cache device, which has to be fast \
+                let reason = "a device of another machine cannot be a cache device, which has to be fast \
                     and to belong to this machine alone; name a file or a block device";
                 Err(ApiError::invalid(field, reason))
             }

@@ -3,8 +3,6 @@
 //! 0 done; 1 failed; 2 wrong usage or configuration; 3 refused, because something is in use or is
 //! not the expected device; 4 data at risk, needs force.
 
-use std::process::ExitCode;
-
 use forebay_admin::ApiError;
 use forebay_core::text::usage_line;
 
@@ -12,18 +10,18 @@ use forebay_core::text::usage_line;
 pub(crate) type Outcome = Result<(), ApiError>;
 
 /// Reports an outcome and returns its exit code.
-pub(crate) fn code(outcome: Outcome) -> ExitCode {
+pub(crate) fn code(outcome: Outcome) -> u8 {
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             eprintln!("forebay: {error}");
-            ExitCode::from(error.kind.exit_code())
+            error.kind.exit_code()
         }
     }
 }
 
 /// Reports help, version or an error of the command-line parser; errors of `verb` in one line.
-pub(crate) fn usage(error: &clap::Error, verb: Option<&str>) -> ExitCode {
+pub(crate) fn usage(error: &clap::Error, verb: Option<&str>) -> u8 {
     use clap::error::ErrorKind;
     match error.kind() {
         ErrorKind::DisplayHelp
@@ -38,5 +36,5 @@ pub(crate) fn usage(error: &clap::Error, verb: Option<&str>) -> ExitCode {
             eprintln!("forebay: {}", usage_line(&error.render().to_string(), &command));
         }
     }
-    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+    u8::try_from(error.exit_code()).unwrap_or(2)
 }

@@ -29,11 +29,10 @@ mod paths;
 mod uevent;
 mod verbs;
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    match cli::parse() {
+fn main() {
+    let code = match cli::parse() {
         Ok(cli) => exit::code(verbs::run(cli)),
         Err(code) => code,
-    }
+    };
+    forebay_rbd::exit(code);
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use forebay_device::{DeviceErrorKind, DeviceOp};
@@ -87,6 +88,7 @@ pub struct Faults {
     hung: Mutex<Hung>,
     counts: Mutex<Counts>,
     observer: Mutex<Option<Observer>>,
+    fenced: AtomicBool,
 }
 
 impl Faults {
@@ -124,6 +126,19 @@ impl Faults {
     /// starts them.
     pub fn panic_in(&self, kind: OpKind, range: Range<u64>, times: u64) {
         self.add(kind, range, times, Fault::Panics);
+    }
+
+    /// Makes every operation fail for good, as those of a device that another machine has taken over.
+    pub fn fence(&self) {
+        self.fenced.store(true, Ordering::Relaxed);
+        for kind in OpKind::ALL {
+            self.add(kind, ANYWHERE, u64::MAX, Fault::Fails(DeviceErrorKind::Gone));
+        }
+    }
+
+    /// Returns whether [`Faults::fence`] was called.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
     }
 
     /// Makes every operation of these kinds hang. [`Faults::heal`] lets it continue.

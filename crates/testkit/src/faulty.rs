@@ -35,6 +35,10 @@ impl Device for Faulty {
         self.0.logical_block()
     }
 
+    fn fenced(&self) -> Option<Arc<str>> {
+        self.1.is_fenced().then(|| "another machine has it".into())
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         Ok(Rc::new(FaultyQueue {
             name: self.name().into(),

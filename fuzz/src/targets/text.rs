@@ -55,13 +55,13 @@ pub(crate) fn run(data: &[u8]) {
         round::<Network>(text);
         if let Some(spec) = round::<DeviceSpec>(text) {
             let is_local = spec.path().is_some();
-            assert_eq!(spec.is_volatile(), !is_local && spec.nbd().is_none());
+            assert_eq!(spec.is_volatile(), !is_local && spec.remote().is_none());
             match spec.absolute() {
                 Ok(absolute) => {
                     assert_eq!(absolute.to_string().parse().as_ref(), Ok(&absolute), "{text:?}");
                 }
                 // Of a socket, which then has too long a path.
-                Err(error) => assert!(spec.nbd().is_some(), "{error}"),
+                Err(error) => assert!(spec.remote().is_some(), "{error}"),
             }
         }
     });

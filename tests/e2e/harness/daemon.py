@@ -22,7 +22,7 @@ class Daemon:
     # What every daemon of a case is started with.
     options = []
 
-    def __init__(self, box, name="d", keeps=0):
+    def __init__(self, box, name="d", keeps=0, within=()):
         self.box = box
         # Descriptors that a service manager keeps for it, by their names, and how many it would keep.
         self.kept, self.keeps = [], keeps
@@ -31,6 +31,8 @@ class Daemon:
         self.nbd = box.path(f"{name}-nbd.sock")
         self.state = box.path(f"{name}-state")
         self.log_path = box.path(f"{name}.log")
+        # Words in front of its command line, for another network for example.
+        self.within = list(within)
         self.process = None
         self.notify = None
         box.daemons.append(self)
@@ -38,7 +40,7 @@ class Daemon:
     def command(self, *arguments):
         """The command line of this daemon."""
         return [
-            self.binary, "--socket", self.socket, "daemon", "--state-dir", self.state,
+            *self.within, self.binary, "--socket", self.socket, "daemon", "--state-dir", self.state,
             "--nbd", self.nbd, *self.options, *arguments,
         ]  # fmt: skip
 

@@ -93,6 +93,10 @@ impl Device for FaultyDevice {
         self.inner.shrunk_to()
     }
 
+    fn fenced(&self) -> Option<Arc<str>> {
+        self.inner.fenced()
+    }
+
     fn identity(&self) -> Option<Identity> {
         self.inner.identity()
     }

@@ -105,6 +105,10 @@ impl Device for ModelledDevice {
         self.inner.shrunk_to()
     }
 
+    fn fenced(&self) -> Option<Arc<str>> {
+        self.inner.fenced()
+    }
+
     fn identity(&self) -> Option<forebay_core::Identity> {
         self.inner.identity()
     }

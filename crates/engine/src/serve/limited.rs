@@ -1,4 +1,5 @@
-//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings allow.
+//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings allow, and none
+//! any more when another machine has taken the origin over: what is cached may be out of date then.
 //!
 //! Flushes are not limited, so that a limit delays no commit of what was written. Nor is background
 //! work, which has settings of its own.
@@ -11,7 +12,7 @@ use forebay_core::{IoError, Op};
 use forebay_device::Device;
 use forebay_lane::either;
 
-use crate::api::{BlockService, Coming, CompletionSink, Extent, Request, StateExtent};
+use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent};
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
@@ -35,7 +36,11 @@ impl LimitedVolume {
         bytes: usize,
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
-        let limits = &self.volume.volume.limits;
+        let volume = &self.volume.volume;
+        if volume.is_fenced() {
+            return Some(Err(IoError::Io));
+        }
+        let limits = &volume.limits;
         if !limits.are_set() {
             return act();
         }
@@ -46,6 +51,11 @@ impl LimitedVolume {
         limits.take(self.volume.now(), bytes as u64);
         Some(done)
     }
+}
+
+fn refuse(request: Request, sink: &Rc<dyn CompletionSink>) {
+    let Request { tag, data, .. } = request;
+    sink.complete(Completion { tag, result: Err(IoError::Io), data });
 }
 
 /// Waits for the turn of a request of this many bytes, or until the volume stops.
@@ -133,6 +143,9 @@ impl BlockService for LimitedVolume {
             Op::WriteZeroes | Op::Discard => Some(0),
             Op::Flush => None,
         };
+        if self.volume.volume.is_fenced() {
+            return refuse(request, sink);
+        }
         let Some(bytes) = bytes.filter(|_| limits.are_set()) else {
             return self.below.submit(request, sink);
         };
@@ -144,7 +157,10 @@ impl BlockService for LimitedVolume {
         let (view, below, sink) = (self.volume.clone(), self.below.clone(), sink.clone());
         self.volume.lane().spawn(async move {
             wait(&view, bytes).await;
-            below.submit(request, &sink);
+            match view.volume.is_fenced() {
+                true => refuse(request, &sink),
+                false => below.submit(request, &sink),
+            }
         });
     }
 

@@ -123,6 +123,8 @@ pub struct Volume {
     pub(crate) write_error: LastError,
     /// Whether it has been logged that the origin has shrunk.
     pub(crate) shrunk_told: AtomicBool,
+    /// Whether the origin was taken over by another machine.
+    is_fenced: AtomicBool,
     /// The dirty blocks in the volume's distrusting note, if there is one: nothing else on the
     /// cache device counts.
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
@@ -201,6 +203,7 @@ impl Volume {
             read_error: LastError::default(),
             write_error: LastError::default(),
             shrunk_told: AtomicBool::new(false),
+            is_fenced: AtomicBool::new(false),
             noted: Mutex::default(),
             is_noted: AtomicBool::new(false),
             write_down: Gate::default(),

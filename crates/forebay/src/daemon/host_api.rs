@@ -126,6 +126,8 @@ pub(crate) enum Trouble {
     CacheFailed,
     /// The cache device does not answer.
     CacheHangs,
+    /// The origin was taken over by another writer.
+    OriginFenced,
     /// The origin has become smaller.
     OriginShrunk,
     /// Requests to the origin fail.
@@ -144,6 +146,7 @@ impl Trouble {
         match self {
             Trouble::CacheFailed => "cache-failed",
             Trouble::CacheHangs => "cache-hangs",
+            Trouble::OriginFenced => "origin-fenced",
             Trouble::OriginShrunk => "origin-shrunk",
             Trouble::OriginFailed => "origin-failed",
             Trouble::OriginHangs => "origin-hangs",

@@ -1,4 +1,5 @@
-//! The state of a volume's origin: whether it answers, its last errors, and whether it has shrunk.
+//! The state of a volume's origin: whether it answers, its last errors, whether it has shrunk, and whether
+//! another machine has it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,8 +30,25 @@ impl Volume {
         Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
     }
 
-    /// Checks whether the origin has shrunk, and logs that once.
+    /// Returns a message if the origin was taken over by another machine. Clients are refused from then on.
+    pub fn origin_fenced(&self) -> Option<String> {
+        let cause = self.origin.fenced()?;
+        let fenced = format!("the origin {} is lost: {cause}", self.origin_name);
+        if !self.is_fenced.swap(true, Ordering::Relaxed) {
+            tracing::error!(volume = self.name, "every request fails from now on: {fenced}");
+        }
+        Some(fenced)
+    }
+
+    /// Returns whether clients are refused because of that.
+    #[inline]
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Relaxed)
+    }
+
+    /// Checks whether the origin was taken over or has shrunk, and logs that once.
     pub(crate) fn look_at_origin(&self) {
+        self.origin_fenced();
         if let Some(shrunk) = self.origin_shrunk()
             && !self.shrunk_told.swap(true, Ordering::Relaxed)
         {

@@ -44,10 +44,11 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, ByteRange, DropRequest, PinReport, VolumeName, VolumeReport};
-use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, keep_buffers};
+use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, RemoteName, keep_buffers};
 use forebay_engine::FrontEnd;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_nbd_client::NbdDevice;
+use forebay_rbd::RbdDevice;
 
 use super::afterlife::outlasting;
 use super::block_lists::BlockLists;
@@ -79,7 +80,12 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Opens the device named in `field`, and claims it.
 fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
-    let open = || spec.open_with(Access::Exclusive, NbdDevice::open);
+    let open = || {
+        spec.open_with(Access::Exclusive, |name, access| match name {
+            RemoteName::Nbd(uri) => NbdDevice::open(uri, access),
+            RemoteName::Rbd(name) => RbdDevice::open(name, access),
+        })
+    };
     outlasting(open, |error| error.kind == OpenErrorKind::InUse)
         .map_err(|error| faults::open(field, &error))
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind, EventKind};
-use forebay_device::{Device, DeviceSpec, IoBuf};
+use forebay_device::{Device, DeviceSpec, IoBuf, RemoteName};
 use forebay_engine::{Cache, Ledger, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::Roots;
@@ -381,7 +381,7 @@ impl EngineHost {
 
 /// Opens a device that was there before. A server that is not reached has the time that its requests have.
 fn claim_again(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
-    let patience = spec.nbd().map_or(Duration::ZERO, |uri| uri.reconnect);
+    let patience = spec.remote().map_or(Duration::ZERO, RemoteName::patience);
     let until = Instant::now() + patience;
     loop {
         match claim(field, spec) {

@@ -185,6 +185,14 @@ impl Served {
         self.ram.remove(name.as_str());
     }
 
+    /// Gives up all volumes, so that their devices are closed when nothing else uses them.
+    pub(super) fn let_go(&self) {
+        let running: Vec<_> =
+            self.lock().values_mut().filter_map(|entry| entry.running.take()).collect();
+        // Devices are closed without the lock.
+        drop(running);
+    }
+
     /// Returns a served volume.
     ///
     /// # Errors
@@ -412,6 +420,7 @@ fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
     let as_ = |trouble: Trouble| move |error: String| (trouble, error);
     failed()
         .map(as_(Trouble::CacheFailed))
+        .or_else(|| volume.origin_fenced().map(as_(Trouble::OriginFenced)))
         .or_else(|| hung(running).map(as_(Trouble::CacheHangs)))
         .or_else(|| volume.origin_shrunk().map(as_(Trouble::OriginShrunk)))
         .or_else(|| writeback().or_else(sync).map(as_(Trouble::OriginFailed)))

@@ -58,6 +58,11 @@ impl EngineHost {
         let stopped = self.stop_all();
         let closed = self.close_all();
         self.lanes.end(stopped.is_ok() && closed.is_ok());
+        // The next program finds the locks of images released.
+        self.served.let_go();
+        if !forebay_rbd::wait_closed(CLOSE_PATIENCE) {
+            tracing::warn!("the cluster of an image does not answer: its lock is left to expire");
+        }
         drained.and(stopped).and(closed)
     }
 

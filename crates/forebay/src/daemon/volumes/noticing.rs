@@ -137,7 +137,10 @@ impl Volumes {
             | Trouble::CacheHangs
             | Trouble::CacheErrors
             | Trouble::DataLost => &cache,
-            Trouble::OriginShrunk | Trouble::OriginFailed | Trouble::OriginHangs => &origin,
+            Trouble::OriginFenced
+            | Trouble::OriginShrunk
+            | Trouble::OriginFailed
+            | Trouble::OriginHangs => &origin,
         };
         self.tell(
             name,

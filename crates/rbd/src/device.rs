@@ -1,0 +1,297 @@
+//! The image as a device, and its queues.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use forebay_core::{Clock, Identity, Nanos};
+use forebay_device::{
+    Access, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, OpId, OpTable,
+    OpenError, QueueContext, RbdName, Tasks,
+};
+
+use crate::flight::Flight;
+use crate::handle::CallError;
+use crate::thread::{self, Image, judge};
+
+const LOGICAL_BLOCK: u64 = 512;
+/// How often operations are checked for the time limit, at least and at most.
+const LOOKING: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// The most bytes of a queue in operations that were given up and that the cluster may still execute.
+const GIVEN_UP_MAX: usize = 32 << 20;
+
+/// An image of a Ceph cluster. One that is opened for writing has the image's exclusive lock.
+pub struct RbdDevice {
+    image: Arc<Image>,
+}
+
+impl RbdDevice {
+    /// Connects to the cluster and opens the image. Waits up to the name's time limit, so it must not be
+    /// called on a lane.
+    ///
+    /// # Errors
+    /// `NotFound`: the cluster has no such pool or image. `InUse`: another client has the lock. `Denied`: the
+    /// cluster does not allow it, or the image has no lock. `BadSize`: it is empty. `WrongType`: librbd cannot
+    /// be loaded. `Io`: the cluster does not answer, and may do so later.
+    pub fn open(name: &RbdName, access: Access) -> Result<Arc<dyn Device>, OpenError> {
+        let image = thread::open(name, access == Access::Exclusive)?;
+        Ok(Arc::new(RbdDevice { image: Arc::new(image) }))
+    }
+}
+
+impl Device for RbdDevice {
+    fn name(&self) -> &str {
+        &self.image.shared().text
+    }
+
+    fn size(&self) -> u64 {
+        self.image.shared().size
+    }
+
+    fn logical_block(&self) -> u64 {
+        LOGICAL_BLOCK
+    }
+
+    fn shrunk_to(&self) -> Option<u64> {
+        let shared = self.image.shared();
+        let now = shared.size_now.load(Ordering::Relaxed);
+        (now < shared.size).then_some(now)
+    }
+
+    fn fenced(&self) -> Option<Arc<str>> {
+        self.image.shared().lost().cloned()
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        self.image.shared().identity.clone()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(Rc::new(RbdQueue(Rc::new(Inner {
+            image: self.image.clone(),
+            clock: context.clock.clone(),
+            tasks: context.tasks.clone(),
+            ops: RefCell::default(),
+            given_up: RefCell::default(),
+            is_timed: Cell::new(false),
+        }))))
+    }
+}
+
+/// An operation as its queue knows it.
+struct Entry {
+    what: &'static str,
+    offset: u64,
+    since: Nanos,
+    /// A flush follows.
+    durable: bool,
+    step: Step,
+}
+
+enum Step {
+    InFlight(Arc<Flight>),
+    Ended(DeviceDone),
+}
+
+/// One lane's queue to an image.
+struct RbdQueue(Rc<Inner>);
+
+struct Inner {
+    image: Arc<Image>,
+    clock: Arc<dyn Clock>,
+    tasks: Option<Rc<dyn Tasks>>,
+    ops: RefCell<OpTable<Entry>>,
+    /// Operations that have no entry any more. The cluster executes them before later ones on the same
+    /// object, so they overwrite nothing that is newer.
+    given_up: RefCell<Vec<Arc<Flight>>>,
+    /// A task checks the time limit.
+    is_timed: Cell<bool>,
+}
+
+impl Inner {
+    /// Returns why an operation is not sent.
+    fn refusal(&self, op: &DeviceOp) -> Option<(DeviceErrorKind, Arc<str>)> {
+        let shared = self.image.shared();
+        if let Some(range) = op.range() {
+            let (size, len) = (shared.size, range.end - range.start);
+            if range.end > size
+                || !range.start.is_multiple_of(LOGICAL_BLOCK)
+                || !len.is_multiple_of(LOGICAL_BLOCK)
+            {
+                let cause = format!(
+                    "{len} bytes are not in whole blocks of {LOGICAL_BLOCK} bytes below {size}"
+                );
+                return Some((DeviceErrorKind::Invalid, cause.into()));
+            }
+        }
+        if let Some(cause) = shared.lost() {
+            return Some((DeviceErrorKind::Gone, cause.clone()));
+        }
+        if !shared.writable && !matches!(op, DeviceOp::Read { .. } | DeviceOp::Sync) {
+            let cause = "it is open for reading only".into();
+            return Some((DeviceErrorKind::NotSupported, cause));
+        }
+        let mut given_up = self.given_up.borrow_mut();
+        given_up.retain(|flight| !flight.has_ended());
+        let held: usize = given_up.iter().map(|flight| flight.bytes()).sum();
+        (held > GIVEN_UP_MAX).then(|| {
+            let cause = "the cluster has not answered earlier requests yet".into();
+            (DeviceErrorKind::Io, cause)
+        })
+    }
+
+    fn begin(&self, op: DeviceOp) -> Entry {
+        let (what, offset) = (op.what(), op.range().map_or(0, |range| range.start));
+        let refusal = self.refusal(&op);
+        let nothing = matches!(op.range(), Some(range) if range.is_empty());
+        let durable = matches!(op, DeviceOp::DurableWrite { .. });
+        let handle = &self.image.shared().handle;
+        let step = match op {
+            _ if refusal.is_some() || nothing => {
+                let failed = |(kind, cause)| self.image.shared().error(kind, what, offset, cause);
+                let result = refusal.map_or(Ok(()), |refusal| Err(failed(refusal)));
+                Step::Ended(DeviceDone { result, buf: op.into_buf() })
+            }
+            DeviceOp::Read { offset, buf } => Step::InFlight(handle.read(offset, buf)),
+            DeviceOp::Write { offset, data } => Step::InFlight(handle.write(offset, data)),
+            DeviceOp::DurableWrite { offset, log, range } => {
+                Step::InFlight(handle.write(offset, forebay_device::IoData::Log(log, range)))
+            }
+            DeviceOp::Sync => Step::InFlight(handle.flush()),
+            DeviceOp::Discard { offset, len } => {
+                Step::InFlight(handle.write_zeroes(offset, len, false))
+            }
+            DeviceOp::WriteZeroes { offset, len } => {
+                Step::InFlight(handle.write_zeroes(offset, len, true))
+            }
+        };
+        Entry { what, offset, since: self.clock.now(), durable, step }
+    }
+
+    fn failure(&self, entry: &Entry, error: &CallError) -> DeviceError {
+        let shared = self.image.shared();
+        judge(shared, error.errno);
+        if let Some(cause) = shared.lost() {
+            return shared.error(DeviceErrorKind::Gone, entry.what, entry.offset, cause.clone());
+        }
+        let kind = match error.errno {
+            libc::ENOSPC | libc::EDQUOT => DeviceErrorKind::NoSpace,
+            libc::EINVAL => DeviceErrorKind::Invalid,
+            libc::EOPNOTSUPP => DeviceErrorKind::NotSupported,
+            libc::ENOENT => DeviceErrorKind::Gone,
+            _ => DeviceErrorKind::Io,
+        };
+        shared.bell.ring(|news| news.look = true);
+        shared.error(kind, entry.what, entry.offset, error.to_string())
+    }
+
+    fn poll(&self, entry: &mut Entry, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        loop {
+            let flight = match &mut entry.step {
+                Step::InFlight(flight) => flight.clone(),
+                Step::Ended(done) => {
+                    let ended = DeviceDone { result: Ok(()), buf: None };
+                    return Poll::Ready(std::mem::replace(done, ended));
+                }
+            };
+            let Poll::Ready((result, buf)) = flight.poll(context) else { return Poll::Pending };
+            match result {
+                Ok(()) if std::mem::take(&mut entry.durable) => {
+                    entry.step = Step::InFlight(self.image.shared().handle.flush());
+                }
+                result => {
+                    let result = result.map_err(|error| self.failure(entry, &error));
+                    return Poll::Ready(DeviceDone { result, buf });
+                }
+            }
+        }
+    }
+
+    /// Keeps what the library may still use.
+    fn give_up(&self, flight: Arc<Flight>) {
+        if !flight.has_ended() {
+            self.given_up.borrow_mut().push(flight);
+        }
+    }
+
+    /// Fails what takes too long. Returns whether anything is left to check.
+    fn look(&self) -> bool {
+        let (now, shared) = (self.clock.now(), self.image.shared());
+        let limit = shared.name.timeout;
+        let mut late = Vec::new();
+        let mut ops = self.ops.borrow_mut();
+        let ids: Vec<OpId> = ops.ids().collect();
+        for &id in &ids {
+            let Some(entry) = ops.get_mut(id) else { continue };
+            let Step::InFlight(flight) = &entry.step else { continue };
+            if now.since(entry.since) >= limit && !flight.has_ended() {
+                let flight = flight.clone();
+                let cause = format!("the cluster has not answered for {} s", limit.as_secs());
+                let result =
+                    Err(shared.error(DeviceErrorKind::Io, entry.what, entry.offset, cause));
+                entry.step = Step::Ended(DeviceDone { result, buf: None });
+                late.push(flight);
+            }
+        }
+        drop(ops);
+        for flight in late {
+            flight.wake();
+            self.give_up(flight);
+        }
+        !ids.is_empty()
+    }
+
+    /// Has a task check the time limit while operations are in flight.
+    fn time(self: &Rc<Self>) {
+        let Some(tasks) = self.tasks.clone().filter(|_| !self.is_timed.replace(true)) else {
+            return;
+        };
+        let step = (self.image.shared().name.timeout / 8).clamp(LOOKING[0], LOOKING[1]);
+        let (own, timer) = (Rc::downgrade(self), tasks.clone());
+        tasks.spawn(Box::pin(async move {
+            loop {
+                timer.sleep(step).await;
+                let Some(inner) = Weak::upgrade(&own) else { return };
+                if !inner.look() {
+                    inner.is_timed.set(false);
+                    return;
+                }
+            }
+        }));
+    }
+}
+
+impl DeviceQueue for RbdQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let entry = self.0.begin(op);
+        let id = self.0.ops.borrow_mut().add(entry);
+        self.0.time();
+        id
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let mut ops = self.0.ops.borrow_mut();
+        let polled = match ops.get_mut(id) {
+            Some(entry) => self.0.poll(entry, context),
+            None => {
+                let (kind, cause) = (DeviceErrorKind::Invalid, "no such operation");
+                let result = Err(self.0.image.shared().error(kind, "poll", 0, cause));
+                Poll::Ready(DeviceDone { result, buf: None })
+            }
+        };
+        if polled.is_ready() {
+            ops.take(id);
+        }
+        polled
+    }
+
+    fn forget(&self, id: OpId) {
+        let entry = self.0.ops.borrow_mut().take(id);
+        if let Some(Entry { step: Step::InFlight(flight), .. }) = entry {
+            self.0.give_up(flight);
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! An open image: the calls of librbd that may wait, with everything that they need to be sound.
+#![allow(unsafe_code, reason = "calls of a C library")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
+use std::ptr;
+
+use forebay_core::{Identity, IdentityPart};
+use forebay_device::RbdName;
+use parking_lot::Mutex;
+
+use crate::library::{Cluster, Functions, ImagePointer, IoContext, functions};
+
+/// `RBD_LOCK_MODE_EXCLUSIVE`.
+const EXCLUSIVE: c_int = 0;
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+const EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// The longest id of an image or of a cluster, in bytes.
+const MAX_ID: usize = 256;
+
+/// A failed call.
+#[derive(Clone, Debug)]
+pub(crate) struct CallError {
+    /// The function.
+    pub(crate) call: &'static str,
+    /// The number of the error.
+    pub(crate) errno: i32,
+}
+
+impl std::fmt::Display for CallError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} failed: {}", self.call, io::Error::from_raw_os_error(self.errno))
+    }
+}
+
+pub(crate) fn checked(call: &'static str, result: c_int) -> Result<c_int, CallError> {
+    if result < 0 { Err(CallError { call, errno: result.saturating_neg() }) } else { Ok(result) }
+}
+
+/// A connection to a cluster, for one image alone: being fenced concerns a connection as a whole.
+struct Connection {
+    functions: &'static Functions,
+    cluster: Cluster,
+    context: IoContext,
+}
+
+/// An open image and its connection.
+pub(crate) struct Handle {
+    connection: Connection,
+    pub(crate) image: ImagePointer,
+    /// The watch over the image's header, with its argument.
+    watch: Mutex<Option<(u64, *const Signal)>>,
+}
+
+// SAFETY: the functions of librados and librbd may be called from any thread, and at the same time; the
+// signal is shared by reference counting.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+/// Is called when the header of an image has changed.
+pub(crate) type Signal = Box<dyn Fn() + Send + Sync>;
+
+/// A name without zero bytes, which [`RbdName`] has none of.
+fn c_string(text: &str) -> CString {
+    CString::new(text).unwrap_or_default()
+}
+
+impl Connection {
+    fn open(name: &RbdName, stage: &dyn Fn(Stage)) -> Result<Self, OpenFailure> {
+        let functions = functions().map_err(OpenFailure::Library)?;
+        let user = name.user.as_deref().map(c_string);
+        let mut connection =
+            Connection { functions, cluster: ptr::null_mut(), context: ptr::null_mut() };
+        let user = user.as_ref().map_or(ptr::null(), |user| user.as_ptr());
+        // SAFETY: the result is written to a field; the name is null or ends with a zero byte.
+        let made = unsafe { (functions.rados_create)(&raw mut connection.cluster, user) };
+        checked("rados_create", made)?;
+        connection.configure(name)?;
+        stage(Stage::Connecting);
+        // SAFETY: the cluster was created above.
+        checked("rados_connect", unsafe { (functions.rados_connect)(connection.cluster) })?;
+        let pool = c_string(&name.pool);
+        // SAFETY: the cluster is connected; the result is written to a field.
+        let made = unsafe {
+            (functions.rados_ioctx_create)(
+                connection.cluster,
+                pool.as_ptr(),
+                &raw mut connection.context,
+            )
+        };
+        checked("rados_ioctx_create", made)?;
+        let namespace = c_string(&name.namespace);
+        // SAFETY: the context was created above, and copies the name.
+        unsafe {
+            (functions.rados_ioctx_set_namespace)(connection.context, namespace.as_ptr());
+        }
+        Ok(connection)
+    }
+
+    fn configure(&self, name: &RbdName) -> Result<(), CallError> {
+        use std::os::unix::ffi::OsStrExt;
+        let path = name
+            .conf
+            .as_ref()
+            .map(|path| CString::new(path.as_os_str().as_bytes()).unwrap_or_default());
+        let path = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
+        // SAFETY: the cluster was created; the path is null, for the usual places, or ends with a zero byte.
+        let read = unsafe { (self.functions.rados_conf_read_file)(self.cluster, path) };
+        checked("rados_conf_read_file", read)?;
+        let seconds = name.timeout.as_secs().to_string();
+        for (option, value) in [
+            ("client_mount_timeout", seconds.as_str()),
+            // Forebay is the cache: what is acknowledged to it has to be on the cluster, or flushed.
+            ("rbd_cache", "false"),
+            ("rbd_persistent_cache_mode", "disabled"),
+            // A call must not wait until others have ended: it is made on a lane.
+            ("objecter_inflight_ops", "0"),
+            ("objecter_inflight_op_bytes", "0"),
+            // The owner of a lock that does not live any more could still write.
+            ("rbd_blacklist_on_break_lock", "true"),
+            ("rbd_blocklist_on_break_lock", "true"),
+        ] {
+            let (option, value) = (c_string(option), c_string(value));
+            // SAFETY: the cluster was created; both are copied. Options that a version does not have, or
+            // calls by another name, are refused, and nothing depends on those.
+            unsafe {
+                (self.functions.rados_conf_set)(self.cluster, option.as_ptr(), value.as_ptr());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the id of the cluster.
+    fn cluster_id(&self) -> Result<String, CallError> {
+        let mut text = [0u8; MAX_ID];
+        // SAFETY: the cluster is connected, and writes no more than the length that is given.
+        let len = unsafe {
+            (self.functions.rados_cluster_fsid)(
+                self.cluster,
+                text.as_mut_ptr().cast::<c_char>(),
+                text.len(),
+            )
+        };
+        checked("rados_cluster_fsid", len)?;
+        Ok(text_of(&text))
+    }
+}
+
+/// Returns the text before the first zero byte.
+fn text_of(bytes: &[u8]) -> String {
+    let text = CStr::from_bytes_until_nul(bytes).map(CStr::to_string_lossy);
+    text.map(std::borrow::Cow::into_owned).unwrap_or_default()
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.context.is_null() {
+            // SAFETY: the context was created, and its image, if there was one, is closed.
+            unsafe { (self.functions.rados_ioctx_destroy)(self.context) };
+        }
+        if !self.cluster.is_null() {
+            // SAFETY: the cluster was created, and nothing else uses it.
+            unsafe { (self.functions.rados_shutdown)(self.cluster) };
+        }
+    }
+}
+
+/// What the opening of an image waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The monitors of the cluster.
+    Connecting,
+    /// The objects of the image.
+    Opening,
+    /// The end of another client's lock.
+    Locking,
+}
+
+/// Why an image cannot be opened.
+#[derive(Debug)]
+pub(crate) enum OpenFailure {
+    /// The library is missing or too old.
+    Library(String),
+    /// A call failed.
+    Call(CallError),
+}
+
+impl From<CallError> for OpenFailure {
+    fn from(error: CallError) -> Self {
+        OpenFailure::Call(error)
+    }
+}
+
+impl Handle {
+    /// Connects to the cluster and opens the image. May wait for ever.
+    pub(crate) fn open(
+        name: &RbdName,
+        writable: bool,
+        stage: &dyn Fn(Stage),
+    ) -> Result<Self, OpenFailure> {
+        let connection = Connection::open(name, stage)?;
+        stage(Stage::Opening);
+        let functions = connection.functions;
+        let (call, open) = match writable {
+            true => ("rbd_open", functions.rbd_open),
+            false => ("rbd_open_read_only", functions.rbd_open_read_only),
+        };
+        let (own, mut image) = (c_string(&name.image), ptr::null_mut());
+        // SAFETY: the context is open; the result is written to a variable; there is no snapshot.
+        let opened = unsafe { open(connection.context, own.as_ptr(), &raw mut image, ptr::null()) };
+        checked(call, opened)?;
+        Ok(Handle { connection, image, watch: Mutex::new(None) })
+    }
+
+    pub(crate) fn functions(&self) -> &'static Functions {
+        self.connection.functions
+    }
+
+    /// Returns the size in bytes.
+    pub(crate) fn size(&self) -> Result<u64, CallError> {
+        let mut size = 0;
+        // SAFETY: the image is open; the result is written to a variable.
+        let result = unsafe { (self.functions().rbd_get_size)(self.image, &raw mut size) };
+        checked("rbd_get_size", result).map(|_| size)
+    }
+
+    /// Returns whether the image has a lock for one writer.
+    pub(crate) fn has_lock(&self) -> Result<bool, CallError> {
+        let mut features = 0;
+        // SAFETY: the image is open; the result is written to a variable.
+        let result = unsafe { (self.functions().rbd_get_features)(self.image, &raw mut features) };
+        checked("rbd_get_features", result).map(|_| features & EXCLUSIVE_LOCK != 0)
+    }
+
+    /// Returns the identity, which an image that is made anew under the same name does not have.
+    pub(crate) fn identity(&self) -> Result<Option<Identity>, CallError> {
+        let mut id = [0u8; MAX_ID];
+        // SAFETY: the image is open, and no more is written than the length that is given.
+        let result = unsafe {
+            (self.functions().rbd_get_id)(self.image, id.as_mut_ptr().cast::<c_char>(), id.len())
+        };
+        checked("rbd_get_id", result)?;
+        // SAFETY: the context is open.
+        let pool = unsafe { (self.functions().rados_ioctx_get_id)(self.connection.context) };
+        let text = format!("{}/{pool}/{}", self.connection.cluster_id()?, text_of(&id));
+        Ok(Identity::new([(IdentityPart::RbdImage, text)]))
+    }
+
+    /// Takes the lock, and keeps it whoever asks for it. Waits while its owner does not answer; an owner
+    /// whose watch has ended is fenced first.
+    pub(crate) fn lock(&self) -> Result<(), CallError> {
+        // SAFETY: the image is open.
+        let result = unsafe { (self.functions().rbd_lock_acquire)(self.image, EXCLUSIVE) };
+        checked("rbd_lock_acquire", result).map(drop)
+    }
+
+    /// Returns whether the lock is held; asks the cluster.
+    pub(crate) fn is_owner(&self) -> Result<bool, CallError> {
+        let mut owner = 0;
+        // SAFETY: the image is open; the result is written to a variable.
+        let result =
+            unsafe { (self.functions().rbd_is_exclusive_lock_owner)(self.image, &raw mut owner) };
+        checked("rbd_is_exclusive_lock_owner", result).map(|_| owner != 0)
+    }
+
+    /// Returns the address of the lock's owner, if there is one.
+    pub(crate) fn owner(&self) -> Option<String> {
+        let (mut mode, mut owners, mut count) = (0, [ptr::null_mut::<c_char>(); 1], 1);
+        // SAFETY: the image is open; at most `count` addresses are written, each of which ends with a zero
+        // byte, and the cleanup frees them.
+        unsafe {
+            let result = (self.functions().rbd_lock_get_owners)(
+                self.image,
+                &raw mut mode,
+                owners.as_mut_ptr(),
+                &raw mut count,
+            );
+            if result < 0 || count == 0 || owners[0].is_null() {
+                return None;
+            }
+            let text = CStr::from_ptr(owners[0]).to_string_lossy().into_owned();
+            (self.functions().rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count);
+            Some(text)
+        }
+    }
+
+    /// Has `signal` called, by a thread of the library, when the image's header changes.
+    pub(crate) fn watch(&self, signal: Signal) -> Result<(), CallError> {
+        let signal = Box::into_raw(Box::new(signal));
+        let mut number = 0;
+        // SAFETY: the image is open; the argument lives until the watch has ended, see `close`.
+        let result = unsafe {
+            (self.functions().rbd_update_watch)(
+                self.image,
+                &raw mut number,
+                updated,
+                signal.cast::<c_void>(),
+            )
+        };
+        if let Err(error) = checked("rbd_update_watch", result) {
+            // SAFETY: it was made above, and the library does not know it.
+            drop(unsafe { Box::from_raw(signal) });
+            return Err(error);
+        }
+        *self.watch.lock() = Some((number, signal.cast_const()));
+        Ok(())
+    }
+}
+
+impl Drop for Handle {
+    /// Closes the image: waits for operations in flight, and releases the lock. May wait for ever.
+    fn drop(&mut self) {
+        if let Some((number, signal)) = self.watch.lock().take() {
+            // SAFETY: the image is open. When the watch has ended, nobody calls the signal any more; if it
+            // cannot be ended, the signal stays where it is.
+            unsafe {
+                if (self.functions().rbd_update_unwatch)(self.image, number) >= 0 {
+                    drop(Box::from_raw(signal.cast_mut()));
+                }
+            }
+        }
+        // SAFETY: the image is open, and this handle, the only one, ends here.
+        let closed = checked("rbd_close", unsafe { (self.functions().rbd_close)(self.image) });
+        if let Err(error) = closed {
+            tracing::debug!("closing an image: {error}");
+        }
+    }
+}
+
+/// Ends the process without the destructors of its libraries.
+pub(crate) fn exit_at_once(code: u8) -> ! {
+    // SAFETY: it has no conditions, and does not return.
+    unsafe { libc::_exit(c_int::from(code)) }
+}
+
+/// # Safety
+/// The argument comes from [`Handle::watch`], and the watch has not ended.
+unsafe extern "C" fn updated(argument: *mut c_void) {
+    // SAFETY: see above.
+    let signal = unsafe { &*argument.cast_const().cast::<Signal>() };
+    signal();
+}

@@ -1,0 +1,22 @@
+//! Images of Ceph clusters (RBD) as devices, so that a volume's origin can be one.
+//!
+//! - [`device`]: the device and its queues
+//! - `thread`: a thread for each image, which opens it, holds its lock, watches it and closes it
+//! - `unattended`: images that are being opened or closed while nobody waits
+//! - `shared`: what the lanes and that thread know of an image
+//! - `library`: librbd and librados, loaded when the first image is opened
+//! - `handle`: their calls that may wait; `flight`: operations in flight
+//!
+//! All unsafe code of this crate is in `library`, `handle` and `flight`.
+#![deny(unsafe_code)]
+
+pub mod device;
+mod flight;
+mod handle;
+mod library;
+mod shared;
+mod thread;
+mod unattended;
+
+pub use device::RbdDevice;
+pub use unattended::{exit, wait_closed};

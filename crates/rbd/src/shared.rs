@@ -1,0 +1,106 @@
+//! What the lanes and the thread of an image know of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use forebay_core::Identity;
+use forebay_device::{DeviceError, DeviceErrorKind, RbdName};
+use parking_lot::{Condvar, Mutex};
+
+use crate::handle::Handle;
+use crate::unattended::Unattended;
+
+/// What the thread is told.
+#[derive(Default)]
+pub(crate) struct News {
+    /// Nobody uses the image any more: it is to be closed, unattended.
+    pub(crate) closed: Option<Unattended>,
+    /// Its header has changed, or an operation has failed as if the lock were lost.
+    pub(crate) look: bool,
+}
+
+/// Wakes the thread.
+#[derive(Default)]
+pub(crate) struct Bell {
+    pub(crate) news: Mutex<News>,
+    pub(crate) rings: Condvar,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self, tell: impl FnOnce(&mut News)) {
+        tell(&mut self.news.lock());
+        self.rings.notify_all();
+    }
+}
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) handle: Handle,
+    pub(crate) name: RbdName,
+    pub(crate) text: Arc<str>,
+    /// In bytes, in whole sectors.
+    pub(crate) size: u64,
+    pub(crate) writable: bool,
+    pub(crate) identity: Option<Identity>,
+    pub(crate) bell: Arc<Bell>,
+    /// The size that it has now.
+    pub(crate) size_now: AtomicU64,
+    /// Why nothing may be done any more; final.
+    lost: OnceLock<Arc<str>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        handle: Handle,
+        name: &RbdName,
+        size: u64,
+        writable: bool,
+        identity: Option<Identity>,
+    ) -> Self {
+        Shared {
+            handle,
+            name: name.clone(),
+            text: name.to_string().into(),
+            size,
+            writable,
+            identity,
+            bell: Arc::default(),
+            size_now: AtomicU64::new(size),
+            lost: OnceLock::new(),
+        }
+    }
+
+    /// Returns why nothing may be done any more.
+    pub(crate) fn lost(&self) -> Option<&Arc<str>> {
+        self.lost.get()
+    }
+
+    /// Stops all use of the image.
+    pub(crate) fn lose(&self, cause: &str) {
+        let mut first = false;
+        self.lost.get_or_init(|| {
+            first = true;
+            cause.into()
+        });
+        if first {
+            tracing::error!(device = %self.text, "{cause}");
+        }
+    }
+
+    pub(crate) fn note_size(&self, size: u64) {
+        let before = self.size_now.swap(size, Ordering::Relaxed);
+        if size > before {
+            tracing::info!(device = %self.text, size, "the image has grown; stop the volume and start it again to use that");
+        }
+    }
+
+    pub(crate) fn error(
+        &self,
+        kind: DeviceErrorKind,
+        what: &'static str,
+        offset: u64,
+        cause: impl Into<Arc<str>>,
+    ) -> DeviceError {
+        DeviceError { kind, device: self.text.clone(), what, offset, cause: cause.into() }
+    }
+}

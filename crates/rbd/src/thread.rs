@@ -1,0 +1,233 @@
+//! The thread of an image: it opens the image, holds its lock and closes it. Every call that may wait is
+//! made there, so nobody waits for the cluster longer than the image's time limit.
+#![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::Builder;
+use std::time::Duration;
+
+use forebay_device::{OpenError, OpenErrorKind, RbdName};
+use parking_lot::Mutex;
+
+use crate::handle::{Handle, OpenFailure, Stage};
+use crate::shared::Shared;
+use crate::unattended::{Alive, Unattended, wait_for};
+
+/// How often the cluster is asked whether the lock is still held.
+const ASKING: Duration = Duration::from_secs(2);
+/// How much longer to wait for a lock: the cluster misses a dead owner after 30 s, unless configured otherwise.
+const DEAD_OWNER: Duration = Duration::from_secs(60);
+/// Bytes of a sector.
+const SECTOR: u64 = 512;
+
+const FENCED: &str = "this client was fenced from the cluster, because another one has taken the image over or an operator wanted it: nothing is written to the image any more until the volume is stopped and started again";
+const UNLOCKED: &str = "the image's exclusive lock is lost: nothing is written to the image any more until the volume is stopped and started again";
+
+/// An open image, as its users hold it. The thread closes it when the last of them is gone.
+pub(crate) struct Image {
+    shared: Option<Arc<Shared>>,
+}
+
+impl Image {
+    pub(crate) fn shared(&self) -> &Shared {
+        match &self.shared {
+            Some(shared) => shared,
+            // It is taken when this is dropped.
+            None => unreachable!("the image is in use"),
+        }
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            let (bell, unattended) = (shared.bell.clone(), Unattended::enter(&shared.name));
+            // Before the bell rings: the thread has to be the last that holds it.
+            drop(shared);
+            bell.ring(|news| news.closed = Some(unattended));
+        }
+    }
+}
+
+/// Opens an image, with its lock if it is to be written to.
+///
+/// # Errors
+/// See [`crate::RbdDevice::open`].
+pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
+    let failed = |kind, cause: String| OpenError::new(kind, name, cause);
+    if !wait_for(|other| other.same_image(name), name.timeout) {
+        let cause = "its last use by this daemon has not ended yet: the cluster does not answer";
+        return Err(failed(OpenErrorKind::Io, cause.to_owned()));
+    }
+    let stage = Arc::new(Mutex::new(Stage::Connecting));
+    let (tell, hear) = sync_channel(1);
+    let (own_stage, own_name) = (stage.clone(), name.clone());
+    let unattended = Unattended::enter(name);
+    let thread = Builder::new().name("rbd".to_owned());
+    let alive = Alive::enter();
+    let spawned = thread.spawn(move || {
+        keep(&own_name, writable, &own_stage, tell, unattended);
+        drop(alive);
+    });
+    spawned.map_err(|error| failed(OpenErrorKind::Io, format!("no thread: {error}")))?;
+    let mut opened = hear.recv_timeout(name.timeout);
+    if opened.is_err() && *stage.lock() == Stage::Locking {
+        opened = hear.recv_timeout(DEAD_OWNER);
+    }
+    opened.unwrap_or_else(|_| {
+        let seconds = name.timeout.as_secs();
+        let cause = match *stage.lock() {
+            Stage::Connecting => "the cluster's monitors do not answer",
+            Stage::Opening => "the cluster's object stores do not answer",
+            Stage::Locking => {
+                "the image's lock has an owner that does not answer, and is not given up yet"
+            }
+        };
+        Err(failed(OpenErrorKind::Io, format!("{cause}, after at least {seconds} s")))
+    })
+}
+
+/// The whole life of an image.
+fn keep(
+    name: &RbdName,
+    writable: bool,
+    stage: &Mutex<Stage>,
+    tell: SyncSender<Result<Image, OpenError>>,
+    unattended: Unattended,
+) {
+    let shared = match prepare(name, writable, stage) {
+        Ok(shared) => Arc::new(shared),
+        Err(error) => {
+            drop(unattended);
+            drop(tell.send(Err(error)));
+            return;
+        }
+    };
+    let bell = shared.bell.clone();
+    let told = tell.send(Ok(Image { shared: Some(shared.clone()) }));
+    drop(unattended);
+    if told.is_ok() {
+        watch(&shared);
+    }
+    // An image that nobody waited for any more has been dropped as well.
+    drop(told);
+    let unattended = bell.news.lock().closed.take();
+    drop(shared);
+    drop(unattended);
+}
+
+fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Shared, OpenError> {
+    let failed = |kind, cause: String| OpenError::new(kind, name, cause);
+    let refused = |failure: OpenFailure| match failure {
+        OpenFailure::Library(cause) => failed(OpenErrorKind::WrongType, cause),
+        OpenFailure::Call(error) => {
+            let kind = match error.errno {
+                libc::ENOENT => OpenErrorKind::NotFound,
+                libc::EACCES | libc::EPERM => OpenErrorKind::Denied,
+                _ => OpenErrorKind::Io,
+            };
+            failed(kind, error.to_string())
+        }
+    };
+    let call = |error| refused(OpenFailure::Call(error));
+    let handle = Handle::open(name, writable, &|now| *stage.lock() = now).map_err(refused)?;
+    if writable {
+        if !handle.has_lock().map_err(call)? {
+            let cause = format!(
+                "it has no exclusive lock, so nothing would keep a second writer away; enable it with 'rbd feature enable {} exclusive-lock'",
+                [&name.pool, &name.namespace, &name.image]
+                    .map(String::as_str)
+                    .into_iter()
+                    .filter(|part| !part.is_empty())
+                    .collect::<Vec<_>>()
+                    .join("/")
+            );
+            return Err(failed(OpenErrorKind::Denied, cause));
+        }
+        *stage.lock() = Stage::Locking;
+        lock(name, &handle)?;
+    }
+    let bytes = handle.size().map_err(call)?;
+    let size = bytes - bytes % SECTOR;
+    if size == 0 || i64::try_from(size).is_err() {
+        let cause = format!("its size of {bytes} bytes cannot be used");
+        return Err(failed(OpenErrorKind::BadSize, cause));
+    }
+    let identity = handle.identity().map_err(call)?;
+    let shared = Shared::new(handle, name, size, writable, identity);
+    let bell = shared.bell.clone();
+    shared.handle.watch(Box::new(move || bell.ring(|news| news.look = true))).map_err(call)?;
+    Ok(shared)
+}
+
+/// Takes the lock.
+fn lock(name: &RbdName, handle: &Handle) -> Result<(), OpenError> {
+    let owner = handle.owner();
+    if let Some(owner) = &owner {
+        tracing::info!(device = %name, owner, "the image is locked; if the owner does not answer, it is fenced and the lock is taken over");
+    }
+    handle.lock().map_err(|error| {
+        let (kind, cause) = match error.errno {
+            // That is what an owner that keeps it answers.
+            libc::EROFS | libc::EBUSY => {
+                let owner = handle.owner().or(owner);
+                let owner = owner.as_deref().unwrap_or("an unknown address");
+                (
+                    OpenErrorKind::InUse,
+                    format!("another client, at {owner}, has its exclusive lock"),
+                )
+            }
+            libc::EACCES | libc::EPERM => (
+                OpenErrorKind::Denied,
+                format!("{error}; the client needs 'profile rbd' for monitors and pool"),
+            ),
+            _ => (OpenErrorKind::Io, error.to_string()),
+        };
+        OpenError::new(kind, name, cause)
+    })
+}
+
+/// Watches size and lock until nobody uses the image any more.
+fn watch(shared: &Shared) {
+    loop {
+        let mut news = shared.bell.news.lock();
+        if news.closed.is_none() && !std::mem::take(&mut news.look) {
+            shared.bell.rings.wait_for(&mut news, ASKING);
+            news.look = false;
+        }
+        if news.closed.is_some() {
+            return;
+        }
+        drop(news);
+        if shared.lost().is_some() {
+            continue;
+        }
+        if shared.writable {
+            match shared.handle.is_owner() {
+                Ok(true) => {}
+                // It looks like this for a moment when the lock is taken anew after a lost connection.
+                Ok(false) => {
+                    std::thread::sleep(ASKING);
+                    if matches!(shared.handle.is_owner(), Ok(false)) {
+                        shared.lose(UNLOCKED);
+                    }
+                }
+                Err(error) if error.errno == libc::ESHUTDOWN => shared.lose(FENCED),
+                Err(error) => tracing::debug!(device = %shared.text, "{error}"),
+            }
+        }
+        if let Ok(size) = shared.handle.size() {
+            shared.note_size(size);
+        }
+    }
+}
+
+/// What the error of an operation says about the lock.
+pub(crate) fn judge(shared: &Shared, errno: i32) {
+    match errno {
+        libc::ESHUTDOWN => shared.lose(FENCED),
+        libc::EROFS if shared.writable => shared.lose(UNLOCKED),
+        _ => {}
+    }
+}

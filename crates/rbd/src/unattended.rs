@@ -1,0 +1,83 @@
+//! What goes on while nobody waits: images that are being opened or closed, and threads at the end of the
+//! process.
+#![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_device::RbdName;
+use parking_lot::{Condvar, Mutex};
+
+use crate::handle;
+
+/// Images that are being opened or closed by a thread that nobody waits for.
+static UNATTENDED: Mutex<Vec<RbdName>> = Mutex::new(Vec::new());
+static FEWER: Condvar = Condvar::new();
+
+/// An image in the list of unattended ones.
+pub(crate) struct Unattended(RbdName);
+
+impl Unattended {
+    pub(crate) fn enter(name: &RbdName) -> Self {
+        UNATTENDED.lock().push(name.clone());
+        Unattended(name.clone())
+    }
+}
+
+impl Drop for Unattended {
+    fn drop(&mut self) {
+        let mut all = UNATTENDED.lock();
+        if let Some(place) = all.iter().position(|name| *name == self.0) {
+            all.swap_remove(place);
+        }
+        drop(all);
+        FEWER.notify_all();
+    }
+}
+
+/// Waits until no image that `which` selects is being opened or closed unattended.
+pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, most: Duration) -> bool {
+    let end = Instant::now() + most;
+    let mut all = UNATTENDED.lock();
+    while all.iter().any(&which) {
+        if FEWER.wait_until(&mut all, end).timed_out() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Waits until the images that nobody uses any more are closed and their locks released. An image whose
+/// process ends before that stays locked until the cluster misses the process, half a minute later.
+/// Returns whether all are closed.
+pub fn wait_closed(most: Duration) -> bool {
+    wait_for(|_| true, most)
+}
+
+/// How many threads images have.
+static ALIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// One of them.
+pub(crate) struct Alive;
+
+impl Alive {
+    pub(crate) fn enter() -> Self {
+        ALIVE.fetch_add(1, Ordering::SeqCst);
+        Alive
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        ALIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Ends the process. Where a thread still waits for a cluster, nothing is torn down first: the library
+/// does not stand that while it is in use.
+pub fn exit(code: u8) -> ! {
+    if ALIVE.load(Ordering::SeqCst) > 0 {
+        handle::exit_at_once(code);
+    }
+    std::process::exit(i32::from(code));
+}
