@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install package package-test test fault-test vm-test cluster-test demo soak fuzz sanitize mutants bench clean
+.PHONY: help deps build install package package-test test fault-test vm-test cluster-test demo web-test soak fuzz sanitize mutants bench clean
 
 # Where rustup puts cargo, should 'make deps' install it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -32,6 +32,9 @@ cluster-test: deps ## volumes on a Ceph cluster of one node, which is made for i
 
 demo: deps build ## show what a cache does, on modelled disks
 	@$(TARGET)/release/forebay demo
+
+web-test: deps ## the page of --web in Chromium, which is installed from Debian; makes its screenshots
+	@scripts/web-test
 
 soak: deps ## simulator and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
 	@scripts/soak

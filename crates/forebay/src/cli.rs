@@ -63,7 +63,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Run the daemon in the foreground
-    Daemon(DaemonArgs),
+    Daemon(Box<DaemonArgs>),
     /// Create a volume, serve it, print its NBD URI
     Create(CreateArgs),
     /// Make the volumes what a file declares; a second run changes nothing
@@ -173,13 +173,17 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<std::net::SocketAddr>,
 
+    /// Address at which a page for browsers is served over HTTP: it shows what all volumes do, and changes nothing
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) web: Option<std::net::SocketAddr>,
+
     /// How long to wait for missing devices of volumes at the start, as while a machine boots
     /// [default: 0]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) device_wait: Option<std::time::Duration>,
     /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
     /// keeps the options that it was started with
-    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "export_raw"])]
+    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw"])]
     pub(crate) take_over: bool,
 
     /// Serve a device without a cache, as a baseline for benchmarks; repeatable

@@ -4,6 +4,7 @@
 //! - `cli`: the command line, declared once for the parser, help, man pages and completions
 //! - `verbs`: one file per verb
 //! - `client`: the client of the daemon
+//! - `activity`: what happened between two looks at the daemon
 //! - `curve`: cache sizes and their hit ratios
 //! - `daemon`: the daemon
 //! - `devices`: devices as the operator names them, and whether two names share bytes
@@ -17,6 +18,7 @@
     reason = "outside the data path, the binary owns its threads and its time"
 )]
 
+mod activity;
 mod cli;
 mod client;
 mod curve;

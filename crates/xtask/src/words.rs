@@ -31,6 +31,7 @@ const KEPT: &[(&str, &str)] = &[
     // Names that users know: a path of the admin API, a field of its JSON, and old options.
     ("crates/forebay/src/daemon/api.rs", "knob"),
     ("crates/forebay/src/daemon/api/routes.rs", "knob"),
+    ("crates/forebay/src/daemon/web/mod.rs", "knob"),
     ("crates/admin/src/schema.rs", "knob"),
     ("crates/settings/src/help.rs", "knob"),
     ("crates/settings/src/tests.rs", "knob"),

@@ -169,18 +169,23 @@ pub(super) async fn receive(
 
 /// Refuses requests of browser pages of other hosts.
 fn check_sender(headers: &HeaderMap) -> Result<(), ApiError> {
-    let value = |name: HeaderName| -> Result<Option<&str>, ApiError> {
-        let mut found = headers.get_all(&name).iter();
-        let first = found.next();
-        if found.next().is_some() {
-            return Err(bad(format!("the header {name} comes twice")));
-        }
-        let text = first.map(|value| value.to_str()).transpose();
-        text.map_err(|_| bad(format!("the header {name} is not text")))
-    };
-    let host = value(HOST)?;
+    let host = single(headers, HOST)?;
     check_host(host)?;
-    check_origin(value(ORIGIN)?, host)
+    check_origin(single(headers, ORIGIN)?, host)
+}
+
+/// Returns the value of a header that may come once.
+///
+/// # Errors
+/// It comes twice, or is not text.
+pub(super) fn single(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, ApiError> {
+    let mut found = headers.get_all(&name).iter();
+    let first = found.next();
+    if found.next().is_some() {
+        return Err(bad(format!("the header {name} comes twice")));
+    }
+    let text = first.map(|value| value.to_str()).transpose();
+    text.map_err(|_| bad(format!("the header {name} is not text")))
 }
 
 /// A browser page that reaches the socket through some proxy sends the name of its own site.
@@ -195,9 +200,9 @@ fn check_host(host: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// A browser sends the site of the requesting page. Only pages of this host are allowed, and it
-/// serves none. Other clients send no such header.
-fn check_origin(origin: Option<&str>, host: Option<&str>) -> Result<(), ApiError> {
+/// A browser sends the site of the requesting page. Only pages of this host are allowed. Other clients send no such
+/// header.
+pub(super) fn check_origin(origin: Option<&str>, host: Option<&str>) -> Result<(), ApiError> {
     let Some(origin) = origin else { return Ok(()) };
     let site = origin.trim().split_once("://").map(|(_, site)| site);
     if site.is_some_and(|site| !site.is_empty() && Some(site) == host.map(str::trim)) {

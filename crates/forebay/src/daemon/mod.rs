@@ -12,7 +12,7 @@
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
-//! - [`metrics`]: what the reports contain, for Prometheus
+//! - [`tcp`]: TCP addresses over plain HTTP; [`metrics`]: what the reports contain, for Prometheus; [`web`]: the page
 //! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
 //!   memory that it has
 //! - [`log`]: the log, in which repeated messages are limited
@@ -42,12 +42,14 @@ pub(crate) mod signals;
 pub(crate) mod socket;
 pub(crate) mod state;
 mod system;
+mod tcp;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod volumes;
 mod watchdog;
+pub(crate) mod web;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -93,6 +95,8 @@ pub(crate) struct Options {
     pub(crate) memory_limit: Option<u64>,
     /// TCP address of the metrics.
     pub(crate) metrics: Option<SocketAddr>,
+    /// TCP address of the page.
+    pub(crate) web: Option<SocketAddr>,
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -122,7 +126,9 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         Some(left) => ClaimedSocket::inherit(&options.socket, left),
         None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
     };
-    let metrics = claim_metrics(options.metrics, inherited.hand_overs)?;
+    let metrics = claim_tcp(options.metrics, metrics::claim, inherited.hand_overs)?;
+    let web = claim_tcp(options.web, web::claim, inherited.hand_overs)?;
+    let web = web.map(|claimed| (claimed, options.state_dir.clone()));
     let left_socket = socket.leave()?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let records = host::Records::open(&state)?;
@@ -139,7 +145,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
     volumes.events().program_started(inherited.hand_overs);
-    let server = Server::start(socket, metrics, volumes.clone())?;
+    let server = Server::start(socket, metrics, web, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
     volumes.watch(&stop)?;
@@ -179,13 +185,14 @@ fn make_parent(socket: &Path) -> Result<(), ApiError> {
     made.map_err(|error| io_error("cannot make the directory", dir, &error))
 }
 
-/// Claims the address of the metrics, if there is one. After a hand-over clients are connected, and go on without
-/// metrics if somebody else has taken the address.
-fn claim_metrics(
+/// Claims a TCP address, if there is one. After a hand-over clients are connected, and go on without it if somebody
+/// else has taken the address.
+fn claim_tcp<T>(
     address: Option<SocketAddr>,
+    claim: impl FnOnce(SocketAddr) -> Result<T, ApiError>,
     hand_overs: u64,
-) -> Result<Option<TcpListener>, ApiError> {
-    match address.map(metrics::listener::claim).transpose() {
+) -> Result<Option<T>, ApiError> {
+    match address.map(claim).transpose() {
         Err(error) if hand_overs > 0 => {
             tracing::error!("{error}");
             Ok(None)

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -22,7 +23,9 @@ use super::api;
 use super::http::{self, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
 use super::metrics::listener;
 use super::socket::ClaimedSocket;
+use super::tcp;
 use super::volumes::Volumes;
+use super::web::{Claimed, Web};
 
 /// Most connections at a time; as many more are told to try again.
 const MAX_CONNECTIONS: usize = 32;
@@ -37,7 +40,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts answering on `socket`, and requests for metrics at their TCP address. The socket disappears with the server; clients connected then
+    /// Starts answering on `socket`, and requests for metrics and for the page (with the state directory) at their TCP addresses. The socket disappears with the server; clients connected then
     /// still get an answer as long as the process lives.
     ///
     /// # Errors
@@ -45,6 +48,7 @@ impl Server {
     pub(crate) fn start(
         socket: ClaimedSocket,
         metrics: Option<TcpListener>,
+        web: Option<(Claimed, PathBuf)>,
         volumes: Arc<Volumes>,
     ) -> Result<Self, ApiError> {
         let failed = |error: std::io::Error| ApiError::failed(format!("admin socket: {error}"));
@@ -67,14 +71,29 @@ impl Server {
             runtime.block_on(async move {
                 let metrics = async {
                     match metrics {
-                        Some(listener) => listener::serve(listener, &volumes).await,
+                        Some(listener) => {
+                            let volumes = volumes.clone();
+                            let answer = move |request| listener::answer(request, volumes.clone());
+                            tcp::serve(listener, listener::MAX_CONNECTIONS, answer).await;
+                        }
+                        None => std::future::pending().await,
+                    }
+                };
+                let web = web.map(|(claimed, state_dir)| Web::new(claimed, &state_dir, &volumes));
+                let page = async {
+                    match &web {
+                        Some(web) => web.serve().await,
                         None => std::future::pending().await,
                     }
                 };
                 tokio::select! {
                     () = accept(&listener, &volumes) => (),
                     () = metrics => (),
+                    () = page => (),
                     _ = stopped => (),
+                }
+                if let Some(web) = &web {
+                    web.save();
                 }
                 drop((listener, socket, closing));
                 std::future::pending::<()>().await;
@@ -197,7 +216,7 @@ mod tests {
         let state = State::open(&dir.path().join("state")).expect("free");
         let volumes =
             Volumes::new(Arc::new(FakeHost::default()), state, Vec::new(), Programs::default());
-        Server::start(socket, None, volumes).expect("a thread")
+        Server::start(socket, None, None, volumes).expect("a thread")
     }
 
     fn exchange(dir: &TempDir, request: &[u8]) -> String {

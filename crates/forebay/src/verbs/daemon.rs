@@ -20,5 +20,6 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         device_wait: args.device_wait.unwrap_or_default(),
         memory_limit: args.memory_limit,
         metrics: args.metrics,
+        web: args.web,
     })
 }

@@ -45,7 +45,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     let Cli { socket, verb } = cli;
     match verb {
         Verb::Daemon(args) if args.take_over => take_over::run(&Client::new(socket)?),
-        Verb::Daemon(args) => daemon::run(socket, args),
+        Verb::Daemon(args) => daemon::run(socket, *args),
         Verb::Create(args) => create::run(&Client::new(socket)?, args),
         Verb::Apply(args) => apply::run(&Client::new(socket)?, &args),
         Verb::List(args) => list::run(&Client::new(socket)?, &args),

@@ -13,15 +13,24 @@ mod tests;
 pub(crate) mod text;
 
 use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
 
 use forebay_admin::report::{DaemonMemory, DaemonReport, DeviceReport, RamReport};
-use forebay_admin::{EventKind, VolumeReport, VolumeState};
+use forebay_admin::{ApiError, EventKind, VolumeReport, VolumeState};
 
 use super::host_api::Count;
 use super::volumes::Volumes;
-use super::{log, memory};
+use super::{log, memory, tcp};
 use table as the;
 use text::{Format, Metric, Writer};
+
+/// Claims an address.
+///
+/// # Errors
+/// [`forebay_admin::ErrorKind::Refused`] if it is in use, or not one of this machine.
+pub(crate) fn claim(address: SocketAddr) -> Result<TcpListener, ApiError> {
+    tcp::claim("--metrics", "the metrics, which name volumes and devices", address)
+}
 
 /// Returns the metrics of the daemon and of all volumes.
 pub(crate) fn scrape(volumes: &Volumes, format: Format) -> String {

@@ -11,8 +11,8 @@ use ratatui::text::{Line, Span};
 use super::heat;
 use super::model::{Kind, Model};
 use super::numbers::{bytes, count, megabytes, percent, time};
-use super::sample::{Activity, Interval, Operations, Times};
 use super::view::{cut, last_line, missed, misses, parts, trend, until_clean};
+use crate::activity::{Activity, Interval, Operations, Times};
 use crate::output::volume::mode;
 
 /// Width of the words on the left of the table.

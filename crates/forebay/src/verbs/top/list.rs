@@ -12,8 +12,8 @@ use super::history::Point;
 use super::model::Model;
 use super::numbers::{bytes, count, megabytes, percent, time};
 use super::order::Order;
-use super::sample::{Activity, Interval};
 use super::view::{cut, every, last_line, missed, misses, parts, trend, until_clean};
+use crate::activity::{Activity, Interval};
 
 /// Lines of a volume.
 const LINES: u16 = 3;

@@ -1,6 +1,5 @@
 //! `forebay top`: what the volumes do, interval by interval, on a screen, in a table, or as JSON.
 //!
-//! - [`sample`]: differences of the daemon's counters
 //! - [`history`]: the last intervals
 //! - [`model`]: what is shown, and what keys change
 //! - [`order`]: the orders of volumes, and their keys
@@ -16,7 +15,6 @@ mod model;
 mod numbers;
 mod order;
 mod page;
-mod sample;
 #[cfg(test)]
 mod svg;
 #[cfg(test)]
@@ -28,6 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use forebay_admin::{ApiError, ErrorKind, ReportList, VolumeName};
 
+use crate::activity::{Activity, Interval, Looks};
 use crate::cli::TopArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
@@ -36,7 +35,6 @@ use crate::output::table::{Column, Table};
 use crate::output::{print_more, print_text};
 use model::{Look, Model};
 use numbers::{bytes, count, megabytes, percent, time};
-use sample::{Activity, Interval, Looks};
 use theme::Theme;
 
 /// The first interval on the screen, for those who wait for something to look at.

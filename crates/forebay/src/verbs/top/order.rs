@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::sample::Activity;
+use crate::activity::Activity;
 
 /// By which volumes are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::model::Model;
 use super::numbers::count;
-use super::sample::{Activity, Interval};
 use super::theme::Theme;
+use crate::activity::{Activity, Interval};
 use crate::cli::{KEYS, REVERSE};
 use crate::output::progress::time;
 

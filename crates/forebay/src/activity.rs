@@ -14,109 +14,109 @@ use serde::Serialize;
 
 /// What happened in an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Interval {
+pub(crate) struct Interval {
     /// When it ended, in seconds since 1970.
-    pub(super) time: f64,
+    pub(crate) time: f64,
     /// How long it was.
-    pub(super) seconds: f64,
+    pub(crate) seconds: f64,
     /// The volumes in the order of their creation.
-    pub(super) volumes: Vec<Activity>,
+    pub(crate) volumes: Vec<Activity>,
 }
 
 /// What happened to a volume in an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Activity {
+pub(crate) struct Activity {
     /// Its name.
-    pub(super) name: VolumeName,
+    pub(crate) name: VolumeName,
     /// Its state at the end.
-    pub(super) state: VolumeState,
+    pub(crate) state: VolumeState,
     /// The share of reads that the origin had no part in; `null` if there were no reads.
-    pub(super) hit_ratio: Option<f64>,
+    pub(crate) hit_ratio: Option<f64>,
     /// Reads and writes of clients per second.
-    pub(super) iops: f64,
+    pub(crate) iops: f64,
     /// Reads of clients per second.
-    pub(super) read_iops: f64,
+    pub(crate) read_iops: f64,
     /// Writes of clients per second.
-    pub(super) write_iops: f64,
+    pub(crate) write_iops: f64,
     /// Bytes that clients read per second.
-    pub(super) read_bytes_per_second: f64,
+    pub(crate) read_bytes_per_second: f64,
     /// Bytes that clients wrote per second.
-    pub(super) write_bytes_per_second: f64,
+    pub(crate) write_bytes_per_second: f64,
     /// Latencies of clients' requests, or of those below the RAM tier if there is one.
-    pub(super) latency: Latencies,
+    pub(crate) latency: Latencies,
     /// Bytes at the end that are newer than the origin, but for those in RAM alone; `null`: unknown.
-    pub(super) dirty_bytes: Option<u64>,
+    pub(crate) dirty_bytes: Option<u64>,
     /// Bytes at the end that only RAM has.
-    pub(super) deferred_bytes: u64,
+    pub(crate) deferred_bytes: u64,
     /// By how much both grew per second; negative if they shrank.
-    pub(super) dirty_bytes_per_second: f64,
+    pub(crate) dirty_bytes_per_second: f64,
     /// The progress of writeback.
-    pub(super) writeback: WritebackReport,
+    pub(crate) writeback: WritebackReport,
     /// Reads that needed the origin, by their reasons.
-    pub(super) miss: MissCounts,
+    pub(crate) miss: MissCounts,
     /// Operations on the devices.
-    pub(super) devices: Devices,
+    pub(crate) devices: Devices,
     /// The latest error, until it is resolved.
-    pub(super) error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// Latencies by the kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Latencies {
+pub(crate) struct Latencies {
     /// Of reads.
-    pub(super) read: Times,
+    pub(crate) read: Times,
     /// Of writes.
-    pub(super) write: Times,
+    pub(crate) write: Times,
     /// Of flushes.
-    pub(super) flush: Times,
+    pub(crate) flush: Times,
 }
 
 /// Latencies in an interval. Quantiles are `null` if there were none.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// How many there were.
-    pub(super) count: u64,
+    pub(crate) count: u64,
     /// Median in microseconds, as exact as the ranges.
-    pub(super) p50_us: Option<f64>,
+    pub(crate) p50_us: Option<f64>,
     /// 99th percentile in microseconds, as exact as the ranges.
-    pub(super) p99_us: Option<f64>,
+    pub(crate) p99_us: Option<f64>,
     /// All by ranges.
-    pub(super) counts: LatencyCounts,
+    pub(crate) counts: LatencyCounts,
 }
 
 /// Operations on the devices of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Devices {
+pub(crate) struct Devices {
     /// The cache device, for all of its volumes.
-    pub(super) cache: Device,
+    pub(crate) cache: Device,
     /// The origin.
-    pub(super) origin: Device,
+    pub(crate) origin: Device,
 }
 
 /// Operations on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Device {
+pub(crate) struct Device {
     /// Reads.
-    pub(super) read: Operations,
+    pub(crate) read: Operations,
     /// Writes.
-    pub(super) write: Operations,
+    pub(crate) write: Operations,
     /// Syncs.
-    pub(super) sync: Operations,
+    pub(crate) sync: Operations,
     /// Discards.
-    pub(super) discard: Operations,
+    pub(crate) discard: Operations,
 }
 
 /// Operations of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Operations {
+pub(crate) struct Operations {
     /// How many per second.
-    pub(super) iops: f64,
+    pub(crate) iops: f64,
     /// Bytes per second of those that succeeded.
-    pub(super) bytes_per_second: f64,
+    pub(crate) bytes_per_second: f64,
     /// How many failed.
-    pub(super) errors: u64,
+    pub(crate) errors: u64,
     /// Latencies of all.
-    pub(super) latency: Times,
+    pub(crate) latency: Times,
 }
 
 impl Times {
@@ -132,22 +132,22 @@ impl Times {
 
 impl Activity {
     /// Returns bytes that clients read and wrote per second.
-    pub(super) fn bytes_per_second(&self) -> f64 {
+    pub(crate) fn bytes_per_second(&self) -> f64 {
         self.read_bytes_per_second + self.write_bytes_per_second
     }
 
     /// Returns the latencies of reads and writes together.
-    pub(super) fn times(&self) -> Times {
+    pub(crate) fn times(&self) -> Times {
         Times::of(self.latency.read.counts.with(&self.latency.write.counts))
     }
 
     /// Returns all bytes that are not on the origin; `None`: unknown.
-    pub(super) fn unwritten_bytes(&self) -> Option<u64> {
+    pub(crate) fn unwritten_bytes(&self) -> Option<u64> {
         self.dirty_bytes.map(|dirty| dirty.saturating_add(self.deferred_bytes))
     }
 
     /// Returns the reasons of misses with their counts, the most frequent first.
-    pub(super) fn misses(&self) -> Vec<(MissReason, u64)> {
+    pub(crate) fn misses(&self) -> Vec<(MissReason, u64)> {
         let counts = MissReason::ALL.iter().map(|reason| (*reason, self.miss.of(*reason)));
         let mut counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -157,14 +157,14 @@ impl Activity {
 
 /// The previous look, from which the next one is told.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(crate) struct Looks {
     last: Option<(Instant, ReportList)>,
 }
 
 impl Looks {
     /// Takes the reports of `at`, which is `time` seconds after 1970; returns the interval since the previous ones,
     /// if there were any.
-    pub(super) fn next(&mut self, at: Instant, time: f64, reports: ReportList) -> Option<Interval> {
+    pub(crate) fn next(&mut self, at: Instant, time: f64, reports: ReportList) -> Option<Interval> {
         let (before, last) = self.last.replace((at, reports))?;
         let now = self.reports();
         let seconds = at.saturating_duration_since(before).as_secs_f64().max(1e-3);
@@ -176,12 +176,12 @@ impl Looks {
     }
 
     /// Forgets the previous look, because the daemon did not answer: it may have been started again.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.last = None;
     }
 
     /// Returns the latest reports.
-    pub(super) fn reports(&self) -> &[VolumeReport] {
+    pub(crate) fn reports(&self) -> &[VolumeReport] {
         self.last.as_ref().map_or(&[], |(_, reports)| &reports.volumes)
     }
 }

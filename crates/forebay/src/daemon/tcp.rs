@@ -1,0 +1,129 @@
+//! TCP addresses that answer over plain HTTP: those of `--metrics` and `--web`.
+//!
+//! They run on the thread of the admin API. Nothing there changes anything, so they ask nobody for a password.
+
+use std::convert::Infallible;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind};
+use http_body_util::Either;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::timeout;
+
+use super::http::{Body, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
+
+/// Time limit for a client to read its answer, unless it is a stream.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest life of a stream: browsers connect again at once, and clients that are gone leave their places.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Claims an address. `option` is the option that names it, and `readable` what everyone who reaches it can read.
+///
+/// # Errors
+/// [`ErrorKind::Refused`] if it is in use, or not one of this machine.
+pub(super) fn claim(
+    option: &str,
+    readable: &str,
+    address: SocketAddr,
+) -> Result<StdListener, ApiError> {
+    let listener = StdListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    let listener = listener.map_err(|error| {
+        let message = format!("{option}: cannot listen at {address}: {error}");
+        ApiError::new(ErrorKind::Refused, message)
+    })?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "{option}: there is no authentication: everyone who reaches this address can read {readable}"
+        );
+    }
+    Ok(listener)
+}
+
+/// Answers until it is dropped, at most `most` connections at a time; others are closed.
+pub(super) async fn serve<F>(
+    listener: StdListener,
+    most: usize,
+    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+) where
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!("cannot listen: {error}");
+            return std::future::pending().await;
+        }
+    };
+    let places = Arc::new(Semaphore::new(most));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                if let Ok(place) = places.clone().try_acquire_owned() {
+                    let answer = answer.clone();
+                    tokio::spawn(async move {
+                        connection(stream, answer).await;
+                        drop(place);
+                    });
+                }
+            }
+            Err(error) => {
+                // Probably out of descriptors: the connection stays queued, so wait.
+                tracing::warn!(%error, "a TCP connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Serves one request; its body, if any, is not read.
+async fn connection<F: Future<Output = Response<Body>>>(
+    stream: TcpStream,
+    answer: impl Fn(Request<Incoming>) -> F,
+) {
+    let (answered, streams) = (&Notify::new(), &Notify::new());
+    let service = service_fn(async |request: Request<Incoming>| {
+        let response = answer(request).await;
+        let noticed = if matches!(response.body(), Either::Left(_)) { answered } else { streams };
+        noticed.notify_one();
+        Ok::<_, Infallible>(response)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_DEADLINE);
+    http.keep_alive(false).half_close(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
+    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = &mut connection => Ok(ended),
+        () = answered.notified() => timeout(WRITE_TIMEOUT, connection).await,
+        () = streams.notified() => timeout(STREAM_TIMEOUT, connection).await,
+    };
+    if let Ok(Err(error)) = ended {
+        tracing::debug!("a TCP connection failed: {error}");
+    }
+}
+
+/// Returns the answer that refuses a method, if it is another than GET and HEAD.
+pub(super) fn refuse_changes(method: &Method) -> Option<Response<Body>> {
+    if method == Method::GET || method == Method::HEAD {
+        return None;
+    }
+    let message = "nothing can be changed here: only GET and HEAD are served";
+    let mut refused: Response<_> =
+        HttpAnswer::error(&ApiError::new(ErrorKind::Invalid, message)).into();
+    *refused.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    Some(refused)
+}
