@@ -185,7 +185,7 @@ def a_browser_shows_the_numbers(box):
         check("dirty_high" in browser.value("document.getElementById('settings').textContent"), "no settings")
         folder = os.environ.get("FOREBAY_SCREENSHOTS", str(box.dir))
         for name, width, height, scheme in (
-            ("web-light", 1200, 1000, "light"), ("web-dark", 1200, 1000, "dark"), ("web-narrow", 390, 844, "dark"),
+            ("web-light", 1100, 800, "light"), ("web-dark", 1100, 800, "dark"), ("web-narrow", 390, 844, "dark"),
         ):  # fmt: skip
             browser.look(width, height, scheme)
             wide = browser.value("document.documentElement.scrollWidth")

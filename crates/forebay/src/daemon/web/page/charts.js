@@ -42,12 +42,12 @@ export function timeline(samples, label, format, top = null) {
   samples.forEach(([time, value], at) => {
     // The daemon did not run meanwhile.
     if (at > 0 && time - samples[at - 1][0] > 60) points.push(null);
-    points.push(value === null ? null : [(400 * (time - first)) / Math.max(1, last - first), 66 - (50 * value) / most]);
+    points.push(value === null ? null : [(240 * (time - first)) / Math.max(1, last - first), 66 - (50 * value) / most]);
   });
   const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
   const text = (x, y, anchor, words) => shape("text", { x, y, "text-anchor": anchor }, words);
-  return svg(400, 82, label, { class: "chart" }, shape("line", { class: "axis", x1: 0, x2: 400, y1: 66, y2: 66 }), path(points),
-    text(0, 11, "start", `${label}, up to ${format(most)}`), text(0, 79, "start", clock(first)), text(400, 79, "end", clock(last)));
+  return svg(240, 82, label, { class: "chart" }, shape("line", { class: "axis", x1: 0, x2: 240, y1: 66, y2: 66 }), path(points),
+    text(0, 11, "start", `${label}, up to ${format(most)}`), text(0, 79, "start", clock(first)), text(240, 79, "end", clock(last)));
 }
 
 // Upper bounds of the ranges of latencies in microseconds; the last range has none.

@@ -87,7 +87,7 @@ export function showSettings(report, settings) {
 
 export function showHistory(name, samples) {
   const points = samples.map(({ time, volumes }) => [time, volumes.find((volume) => volume.name === name)]);
-  if (points.length < 2) return byId("history").replaceChildren(note("The first samples come in a minute."));
+  if (points.length < 2) return byId("history").replaceChildren(note("The first samples come in half a minute."));
   const line = (field, label, format, top) => timeline(points.map(([time, point]) => [time, point?.[field] ?? null]), label, format, top);
   return byId("history").replaceChildren(line("hit_ratio", "Hit ratio", percent, 1), line("iops", "IOPS", count),
     line("bytes_per_second", "MB/s", megabytes), line("p99_us", "p99", micros), line("dirty_bytes", "Dirty data", bytes));
