@@ -102,6 +102,18 @@ pub struct OriginReport {
     pub size: u64,
 }
 
+/// How long the origin of a volume has rested since the volume was started. It rests while nothing has
+/// accessed it through the volume for a minute or more; `why.wake` counts what ended its rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct RestReport {
+    /// How often a rest has ended.
+    pub wakes: u64,
+    /// How long it has rested in all, in seconds, with the present rest.
+    pub rested_seconds: u64,
+    /// How long ago it was last accessed, in seconds.
+    pub last_access_seconds: u64,
+}
+
 /// The cache device of a volume.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct CacheReport {
@@ -298,6 +310,9 @@ pub struct VolumeReport {
     #[serde(default)]
     #[schemars(schema_with = "crate::schema::why")]
     pub why: Why,
+    /// The rests of the origin; `null` while the volume is not served.
+    #[serde(default)]
+    pub rest: Option<RestReport>,
     /// Bytes moved since the start.
     pub bytes: ByteReport,
     /// Latencies since the start.
@@ -342,6 +357,7 @@ impl VolumeReport {
             served: ServedReport::default(),
             requests: RequestReport::default(),
             why: Why::default(),
+            rest: None,
             bytes: ByteReport::default(),
             latency: LatencyReport::default(),
             devices: DevicesReport::default(),

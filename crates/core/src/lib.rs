@@ -36,7 +36,8 @@ pub use mask::SectorMask;
 pub use op::{IoError, Op, Survives};
 pub use quiet::QuietHours;
 pub use settings::{
-    Admission, Caching, ChoiceError, Durability, Mode, RamStrategy, ReplacementKind, WriteDown,
+    Admission, Caching, ChoiceError, Durability, Laziness, Mode, RamStrategy, ReplacementKind,
+    WriteDown,
 };
 pub use time::{Clock, ManualClock, Nanos};
 pub use units::{

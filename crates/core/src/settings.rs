@@ -173,6 +173,17 @@ choice! {
 }
 
 choice! {
+    /// Whether background writeback lets the origin's disk sleep.
+    Laziness, "kind of writeback", default Eager: {
+        /// Dirty blocks are written back after a time, and when clients are idle.
+        Eager = 1, "eager";
+        /// Dirty blocks are kept until there are many, the quiet hours begin, or a client has woken
+        /// the disk.
+        Lazy = 2, "lazy";
+    }
+}
+
+choice! {
     /// How the policy chooses blocks to evict.
     ReplacementKind, "replacement policy", default S3Fifo: {
         /// Least recently used.

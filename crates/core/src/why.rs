@@ -4,7 +4,7 @@
 //! `docs/operations.md`, which a test requires. Counters, JSON, `forebay show` and its help are
 //! generated from the table.
 //!
-//! Misses and bypasses are counted in requests, all other reasons in blocks.
+//! Misses and bypasses are counted in requests, wake-ups in wake-ups, all other reasons in blocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -177,6 +177,42 @@ reasons! {
         Drain drain "somebody waits for it: flush, delete, stop or a change of the mode",
         Mode mode "the mode keeps nothing dirty",
         Reclaim reclaim "its segment was reclaimed",
+        Awake awake "with writeback=lazy, when a client had accessed the origin",
+    }
+
+    /// What accessed the origin after at least a minute in which nothing had.
+    WakeReason, WakeCounts, wake: {
+        Read read "a client's read that missed",
+        Write write "a client's write or discard that went to the origin",
+        Flush flush "a flush of such writes",
+        DirtyHigh dirty_high "writeback, because of dirty_high",
+        CacheDirtyHigh cache_dirty_high "writeback, because of cache_dirty_high",
+        Full full "writeback, because clients waited",
+        DirtyAge dirty_age "writeback, because of dirty_age",
+        Idle idle "writeback, because the volume was idle",
+        Quiet quiet_hours "writeback, because the quiet hours had begun",
+        Drain drain "writeback, because somebody waited for it",
+        Mode mode "writeback, because the mode keeps nothing dirty",
+        Reclaim reclaim "writeback, because a segment was reclaimed",
+        Awake awake "writeback that followed a client's access, but too late",
+        Other other "a start or stop, or the periodic sync of the origin",
+    }
+}
+
+impl From<WritebackReason> for WakeReason {
+    fn from(reason: WritebackReason) -> Self {
+        match reason {
+            WritebackReason::DirtyHigh => WakeReason::DirtyHigh,
+            WritebackReason::CacheDirtyHigh => WakeReason::CacheDirtyHigh,
+            WritebackReason::Full => WakeReason::Full,
+            WritebackReason::DirtyAge => WakeReason::DirtyAge,
+            WritebackReason::Idle => WakeReason::Idle,
+            WritebackReason::Quiet => WakeReason::Quiet,
+            WritebackReason::Drain => WakeReason::Drain,
+            WritebackReason::Mode => WakeReason::Mode,
+            WritebackReason::Reclaim => WakeReason::Reclaim,
+            WritebackReason::Awake => WakeReason::Awake,
+        }
     }
 }
 
@@ -199,6 +235,7 @@ mod tests {
         numbered::<EvictionReason>();
         numbered::<InvalidationReason>();
         numbered::<WritebackReason>();
+        numbered::<WakeReason>();
     }
 
     #[test]

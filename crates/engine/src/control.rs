@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::why::WakeReason;
 use forebay_core::{IoError, ReplacementKind};
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
@@ -266,7 +267,7 @@ impl EngineLane {
             ));
         }
         if let Some(view) = self.lane_volume(volume.id) {
-            let sync = async move { OriginIo(&view).sync().await };
+            let sync = async move { OriginIo(&view).sync(WakeReason::Other).await };
             self.patiently_to_its_end(volume, sync).await?.map_err(|_| {
                 EngineError::new(
                     EngineErrorKind::Failed,
@@ -384,7 +385,7 @@ impl EngineLane {
         let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
             let syncing = view.clone();
-            let sync = async move { OriginIo(&syncing).sync().await };
+            let sync = async move { OriginIo(&syncing).sync(WakeReason::Other).await };
             match self.patiently_to_its_end(&volume, sync).await {
                 Ok(Ok(())) => (),
                 Ok(Err(_)) => {
@@ -405,8 +406,8 @@ impl EngineLane {
             // Barrier for invariant 12: the fingerprint is taken of durable data only. Writeback
             // may have written after the sync above.
             let look = async {
-                view.origin.sync().await.ok()?;
-                let read = async |place, buf| view.origin.read(place, buf).await;
+                view.origin.sync(WakeReason::Other).await.ok()?;
+                let read = async |place, buf| view.origin.read(place, buf, WakeReason::Other).await;
                 Some(SampledOrigin::read(volume.size(), read).await)
             };
             if result.is_ok() {

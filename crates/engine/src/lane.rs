@@ -69,7 +69,8 @@ impl LaneVolume {
         let memory = RefCell::new(cache.memory());
         let look_after = cache.look_after();
         let replacement = RefCell::new(cache.replacement());
-        let origin = Origin::new(origin, volume.waits.clone(), store.lane().id());
+        let (waits, rest) = (volume.waits.clone(), volume.stats.rest.clone());
+        let origin = Origin::new(origin, waits, rest, store.lane().id());
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,

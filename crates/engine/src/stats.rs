@@ -1,19 +1,21 @@
 //! Counters, reasons and latencies, per volume and lane.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use forebay_core::CounterTotals;
 use forebay_core::why::{
     BypassCounts, BypassReason, EvictionCounts, EvictionReason, InvalidationCounts,
-    InvalidationReason, MissCounts, MissReason, Reason, RefusalCounts, RefusalReason, Why,
-    WritebackCounts, WritebackReason,
+    InvalidationReason, MissCounts, MissReason, Reason, RefusalCounts, RefusalReason, WakeCounts,
+    Why, WritebackCounts, WritebackReason,
 };
 use forebay_core::{LatencyCounts, Nanos};
 
 mod histogram;
 
+use crate::state::rest::Rest;
 use histogram::Histogram;
 
 macro_rules! lane_counters {
@@ -152,11 +154,13 @@ pub struct Latency {
 /// One volume's counters, per lane.
 pub struct Stats {
     lanes: Box<[LaneStats]>,
+    /// The rests of the origin.
+    pub rest: Arc<Rest>,
 }
 
 impl Stats {
     pub(crate) fn new(lanes: usize) -> Self {
-        Stats { lanes: (0..lanes).map(|_| LaneStats::new()).collect() }
+        Stats { lanes: (0..lanes).map(|_| LaneStats::new()).collect(), rest: Arc::default() }
     }
 
     pub(crate) fn lane(&self, lane: usize) -> &LaneStats {
@@ -210,6 +214,7 @@ impl Stats {
             written_back: WritebackCounts::collect(|why| {
                 lanes().map(|lane| lane.written_back.of(why)).sum()
             }),
+            wake: WakeCounts::collect(|why| self.rest.wakes(why)),
         }
     }
 

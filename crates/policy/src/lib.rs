@@ -33,4 +33,4 @@ pub use rate::{Bucket, Load, RateControl};
 pub use replacement::{Rank, Shares};
 pub use sequential::{Route, SequentialCutoff, SharedStreams, StreamRoute};
 pub use sweep::{DirtyMap, Merge, Run, SweepPlanner, Window, next_run};
-pub use writeback::{Decision, DirtyState, Pacer, Trigger, Urgency};
+pub use writeback::{AWAKE_FOR, Decision, DirtyState, Pacer, Trigger, Urgency};

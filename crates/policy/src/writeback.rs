@@ -13,20 +13,37 @@
 //! | quiet | within `quiet_hours`, and a block is dirty | free | never |
 //! | idle | no foreground request for `idle` | free | slow |
 //! | age | a block has been dirty for `dirty_age` | polite | slow |
+//! | awake | never: only with `writeback=lazy` | | |
 //!
 //! The first two hold even when writeback is switched off: the operator asked for the first, and
 //! without the second clients would wait for ever. The last column applies to volumes with quiet
 //! hours, at other times of the day. Their operator wants the origin left alone by day as long as
 //! the cache has space, and everything written back by night.
+//!
+//! With `writeback=lazy` the origin's disk is to sleep for as long as possible, and a sweep ends with
+//! nothing dirty, so that none is needed again soon:
+//!
+//! - idle and age never hold; quiet holds once, when the quiet hours begin
+//! - awake holds when the origin was accessed for a client within [`AWAKE_FOR`]
+//! - a trigger then goes on to hold until nothing is dirty
+//! - draining and space are urgent; the others are free, or polite while clients make requests
 
 use std::time::Duration;
 
-use forebay_core::Nanos;
+use forebay_core::{Laziness, Nanos};
 use forebay_settings::Settings;
 
 /// Longest time until the pacer must be asked again. The pacer is not notified when the dirty share
 /// grows, but a cache takes far longer than this to fill between the watermarks.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// With `writeback=lazy`, for how long a disk counts as awake after an access for a client. Longer than
+/// [`LOOK_AGAIN`], so that no access is missed, and far shorter than the minutes after which disks go to
+/// sleep.
+pub const AWAKE_FOR: Duration = Duration::from_secs(10);
+
+/// With `writeback=lazy`, clients count as quiet after this long without a request.
+const CLIENTS_QUIET: Duration = Duration::from_secs(10);
 
 /// Inputs of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -42,6 +59,8 @@ pub struct DirtyState {
     pub oldest_dirty: Option<Nanos>,
     /// Time of the last foreground request.
     pub last_foreground: Nanos,
+    /// When the origin was last accessed for another reason than this writeback, if it was.
+    pub origin_used: Option<Nanos>,
     /// Everything must be written back: the volume stops, leaves writeback mode, or a user
     /// requested it.
     pub draining: bool,
@@ -96,6 +115,8 @@ pub enum Trigger {
     Idle,
     /// A block has been dirty for too long.
     Age,
+    /// A client has woken the origin.
+    Awake,
 }
 
 impl Trigger {
@@ -106,7 +127,7 @@ impl Trigger {
             Trigger::Draining | Trigger::Space => Urgency::Urgent,
             Trigger::Watermark | Trigger::CacheWatermark => Urgency::Polite,
             Trigger::Idle | Trigger::Age if by_day => Urgency::Slow,
-            Trigger::Quiet | Trigger::Idle => Urgency::Free,
+            Trigger::Quiet | Trigger::Idle | Trigger::Awake => Urgency::Free,
             Trigger::Age => Urgency::Polite,
         }
     }
@@ -138,13 +159,15 @@ pub struct Pacer {
     volume: Watermarks,
     cache: Watermarks,
     trigger: Option<Trigger>,
+    /// With `writeback=lazy`: all that was dirty has been written back in these quiet hours.
+    quiet_over: bool,
 }
 
 impl Pacer {
     /// Makes a pacer with these settings.
     pub fn new(settings: Settings) -> Self {
         let (volume, cache) = (Watermarks::default(), Watermarks::default());
-        Pacer { settings, volume, cache, trigger: None }
+        Pacer { settings, volume, cache, trigger: None, quiet_over: false }
     }
 
     /// Returns the settings in force.
@@ -169,18 +192,29 @@ impl Pacer {
         let capacity = state.capacity_blocks;
         self.volume.update(state.dirty_blocks, capacity, dirty_high, dirty_low);
         self.cache.update(state.cache_dirty_blocks, capacity, cache_high, cache_low);
-        self.trigger = self.find_trigger(now, state);
+        let hours = self.settings.quiet_hours;
+        let quiet = hours.is_some_and(|hours| hours.contains(state.time_of_day));
+        self.quiet_over = quiet && (self.quiet_over || state.dirty_blocks == 0);
+        self.trigger = self.find_trigger(now, state, quiet);
         match self.trigger {
             Some(trigger) => {
-                let quiet = self.settings.quiet_hours;
-                let by_day = quiet.is_some_and(|hours| !hours.contains(state.time_of_day));
-                Decision::Write { urgency: trigger.urgency(by_day) }
+                let urgency = match trigger.urgency(hours.is_some() && !quiet) {
+                    Urgency::Urgent => Urgency::Urgent,
+                    urgency if !self.is_lazy() => urgency,
+                    _ if now.since(state.last_foreground) >= CLIENTS_QUIET => Urgency::Free,
+                    _ => Urgency::Polite,
+                };
+                Decision::Write { urgency }
             }
             None => Decision::Idle { look_again: self.look_again(now, state) },
         }
     }
 
-    fn find_trigger(&self, now: Nanos, state: &DirtyState) -> Option<Trigger> {
+    fn is_lazy(&self) -> bool {
+        self.settings.writeback == Laziness::Lazy
+    }
+
+    fn find_trigger(&self, now: Nanos, state: &DirtyState, quiet: bool) -> Option<Trigger> {
         if state.dirty_blocks == 0 {
             return None;
         }
@@ -194,12 +228,20 @@ impl Pacer {
             return None;
         }
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|deadline| deadline <= now);
-        let quiet = self.settings.quiet_hours;
         if self.volume.above {
             Some(Trigger::Watermark)
         } else if self.cache.above {
             Some(Trigger::CacheWatermark)
-        } else if quiet.is_some_and(|hours| hours.contains(state.time_of_day)) {
+        } else if self.is_lazy() {
+            let awake = state.origin_used.is_some_and(|used| now.since(used) < AWAKE_FOR);
+            let begins = (quiet && !self.quiet_over).then_some(Trigger::Quiet);
+            let goes_on = self.trigger.map(|trigger| match trigger {
+                // Nobody waits any more, but the disk is awake.
+                Trigger::Draining | Trigger::Space => Trigger::Awake,
+                other => other,
+            });
+            goes_on.or(begins).or(awake.then_some(Trigger::Awake))
+        } else if quiet {
             Some(Trigger::Quiet)
         } else if due(self.idle_deadline(state)) {
             Some(Trigger::Idle)
@@ -221,7 +263,7 @@ impl Pacer {
 
     fn look_again(&self, now: Nanos, state: &DirtyState) -> Nanos {
         let longest = now + LOOK_AGAIN;
-        if state.dirty_blocks == 0 || !self.settings.writeback_running {
+        if state.dirty_blocks == 0 || !self.settings.writeback_running || self.is_lazy() {
             return longest;
         }
         [self.age_deadline(state), self.idle_deadline(state)]

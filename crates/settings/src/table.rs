@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use forebay_core::{
-    Admission, Caching, Durability, ExportSet, Mode, QuietHours, RamStrategy, ReplacementKind,
-    WriteDown,
+    Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
+    ReplacementKind, WriteDown,
 };
 use serde_json::Value;
 
@@ -169,6 +169,9 @@ operator {
     writeback_running: bool = true, Volume, Some(2),
         SettingKind::Switch,
         "Whether dirty blocks are written back in the background at all.";
+    writeback: Laziness = Laziness::Eager, Volume, Some(55),
+        SettingKind::Choice { words: Laziness::WORDS },
+        "Whether dirty blocks are written back after dirty_age and idle (eager), or kept, however old, so that the origin's disk can sleep (lazy): until dirty_high or cache_dirty_high is reached, quiet_hours begin, or a client has accessed the origin anyway; then all are written back.";
     // As in bcache: twice the 32 that a SATA disk sorts by itself, so that its queue never runs
     // short.
     writeback_depth: u32 = 64, Volume, Some(7),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{Admission, Caching, Clock, Mode, ReplacementKind, VolumeId};
+use forebay_core::{Admission, Caching, Clock, Laziness, Mode, ReplacementKind, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     BlockService, BlockSet, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
@@ -98,6 +98,14 @@ fn choose_limits(settings: &mut Settings, seed: u64) {
     }
 }
 
+/// Chooses lazy writeback in one of three volumes.
+fn choose_laziness(settings: &mut Settings, seed: u64) {
+    // A generator of its own, as for the limits.
+    if fastrand::Rng::with_seed(mix(seed, 0x1a2)).u32(0..3) == 0 {
+        settings.writeback = Laziness::Lazy;
+    }
+}
+
 /// Chooses settings that make background work frequent in some worlds and rare in others.
 fn settings(machine: &Machine, volume: u16) -> Settings {
     let setup = &machine.setup;
@@ -112,6 +120,7 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
         ..Settings::default()
     };
     choose_limits(&mut settings, setup.seed ^ u64::from(volume));
+    choose_laziness(&mut settings, setup.seed ^ u64::from(volume));
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);

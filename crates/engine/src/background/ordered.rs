@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::why::WritebackReason;
+use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_core::{Nanos, OriginBlock, SectorMask};
 use forebay_device::IoBuf;
 use forebay_lane::{concurrently, either, join_all};
@@ -190,7 +190,7 @@ impl Ordered {
         // From `begin_ordered` on, dirty and newly appended versions are held and keep their
         // segments from all volumes. So first make sure that the origin answers.
         drop(volume.ranges.exclusive(0..u64::MAX).await);
-        if let Err(error) = self.0.origin.sync().await {
+        if let Err(error) = self.0.origin.sync(WakeReason::Other).await {
             volume.origin_sync_fails();
             return Err(error.into());
         }
@@ -211,7 +211,7 @@ impl Ordered {
         let volume = &self.0.volume;
         // Earlier writes around or through the cache belong to the initial state: make them durable
         // first.
-        OriginIo(&self.0).sync().await.map_err(|_| WritebackError::Unsynced)?;
+        OriginIo(&self.0).sync(WakeReason::Other).await.map_err(|_| WritebackError::Unsynced)?;
         let room = store.make_room_in_order(volume.dirty_blocks());
         room?;
         let before = store.cut(volume.id, self.0.now()).unwrap_or(0);
@@ -341,7 +341,8 @@ impl Ordered {
         let bytes = (front.versions.len() as u64) << volume.block.shift();
         progress.bucket.take(bytes);
         progress.written += bytes;
-        let Outcome { unreadable, error, .. } = self.write_group(&front.versions).await;
+        let Outcome { unreadable, error, .. } =
+            self.write_group(&front.versions, progress.why).await;
         if let Some(error) = error {
             return Err(error);
         }
@@ -404,7 +405,11 @@ impl Ordered {
     }
 
     /// Writes versions to the origin in block order, and syncs it.
-    async fn write_group(&self, versions: &[(OriginBlock, OrderedVersion)]) -> Outcome {
+    async fn write_group(
+        &self,
+        versions: &[(OriginBlock, OrderedVersion)],
+        why: WritebackReason,
+    ) -> Outcome {
         let settings = self.0.volume.settings();
         let failures = self.0.volume.sync_failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
@@ -422,7 +427,7 @@ impl Ordered {
                 let (this, outcome) = (self.clone(), outcome.clone());
                 runs.into_iter().map(move |run| {
                     let (this, outcome) = (this.clone(), outcome.clone());
-                    async move { this.write_held_run(&run, &outcome).await }
+                    async move { this.write_held_run(&run, why, &outcome).await }
                 })
             };
             concurrently(self.0.lane(), settings.writeback_depth.max(1) as usize, work).await;
@@ -435,7 +440,7 @@ impl Ordered {
         if outcome.any && outcome.error.is_none() && !unsynced {
             // Barrier for invariants 9 and 28: the group is durable before the next one is written,
             // and before a block is marked clean.
-            if let Err(error) = self.0.origin.sync().await {
+            if let Err(error) = self.0.origin.sync(WakeReason::Other).await {
                 self.0.volume.origin_sync_fails();
                 outcome.error = Some(error.into());
             } else if self.0.volume.sync_failures() != failures {
@@ -450,6 +455,7 @@ impl Ordered {
     async fn write_held_run(
         &self,
         run: &[(OriginBlock, OrderedVersion)],
+        why: WritebackReason,
         outcome: &RefCell<Outcome>,
     ) {
         let volume = &self.0.volume;
@@ -482,7 +488,8 @@ impl Ordered {
         drop(pinned);
         for (offset, bytes) in writes {
             outcome.borrow_mut().any = true;
-            if let Err(error) = OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes)).await
+            if let Err(error) =
+                OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes), why).await
             {
                 outcome.borrow_mut().error.get_or_insert(error);
                 return;

@@ -29,6 +29,7 @@ pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
         Some(Trigger::Quiet) => WritebackReason::Quiet,
         Some(Trigger::Age) => WritebackReason::DirtyAge,
         Some(Trigger::Idle) => WritebackReason::Idle,
+        Some(Trigger::Awake) => WritebackReason::Awake,
     }
 }
 
@@ -49,6 +50,7 @@ pub(crate) fn dirty_state(
         capacity_blocks: cache.store.capacity_blocks().saturating_sub(bound),
         oldest_dirty: volume.oldest_dirty(),
         last_foreground: volume.stats.last_foreground().min(now),
+        origin_used: volume.stats.rest.used(),
         draining: false,
         space_wanted: cache.pauses().of(volume.is_bound()).is_some(),
         time_of_day: if settings.quiet_hours.is_some() {

@@ -4,7 +4,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_core::Laziness;
+use forebay_core::why::WakeReason;
 use forebay_lane::either;
+use forebay_policy::AWAKE_FOR;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::io::origin::OriginIo;
@@ -69,11 +72,16 @@ pub(crate) async fn checkpoints(engine: Rc<EngineLane>) {
 pub(crate) async fn origin_syncs(view: Rc<LaneVolume>) {
     let volume = view.volume.clone();
     while !view.cache.is_stopping() && volume.state() != VolumeState::Removed {
-        let interval = volume.settings().commit_interval;
+        let settings = volume.settings();
+        let interval = match settings.writeback {
+            Laziness::Eager => settings.commit_interval,
+            // As long as the disk is awake.
+            Laziness::Lazy => settings.commit_interval.min(AWAKE_FOR),
+        };
         let stop = view.cache.background_changed.listen();
         either(stop, view.lane().sleep(interval)).await;
         if volume.origin_unsynced().is_some() && volume.state() != VolumeState::Removed {
-            let _ = OriginIo(&view).sync().await;
+            let _ = OriginIo(&view).sync(WakeReason::Other).await;
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::Nanos;
-use forebay_core::why::WritebackReason;
+use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_lane::either;
 use forebay_policy::{Bucket, Decision, DirtyState, Pacer, RateControl};
 use forebay_settings::Settings;
@@ -147,7 +147,7 @@ impl Writeback {
                 either(many, view.lane().sleep(THROUGH_SYNC)).await;
             }
             // On failure the list is cleared, and its blocks are written back like others.
-            let _ = OriginIo(&view).sync().await;
+            let _ = OriginIo(&view).sync(WakeReason::Other).await;
         }
         let now = view.now();
         let state = self.state(now, draining, &settings);

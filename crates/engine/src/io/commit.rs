@@ -11,6 +11,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::time::Duration;
 
+use forebay_core::why::WakeReason;
 use forebay_core::{IoError, Survives};
 use forebay_lane::{either, yield_now};
 
@@ -68,7 +69,8 @@ impl Commits<'_> {
     /// dirty: they end soon, and none start once the cache device has failed.
     async fn is_all_through(self) -> bool {
         let (volume, began) = (&self.0.volume, self.0.now());
-        while !keeps_dirty(volume.mode()) && OriginIo(self.0).sync().await.is_ok() {
+        while !keeps_dirty(volume.mode()) && OriginIo(self.0).sync(WakeReason::Flush).await.is_ok()
+        {
             let progress = volume.progress.listen();
             if volume.dirty.total() == 0 {
                 return true;

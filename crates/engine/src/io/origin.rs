@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_core::{IoError, OriginBlock};
 use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
 use forebay_store::VersionId;
@@ -28,7 +29,11 @@ impl OriginIo<'_> {
             return (self.write_unaligned(offset, &data).await, data);
         }
         FirstWrite(self.0).before_origin_write(offset..offset + len as u64).await;
-        let done = self.0.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
+        let done = self
+            .0
+            .origin
+            .run(DeviceOp::Write { offset, data: IoData::Owned(data) }, WakeReason::Write)
+            .await;
         // A failed write may also have changed data.
         volume.origin_changed(offset..offset + len as u64);
         let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
@@ -45,14 +50,15 @@ impl OriginIo<'_> {
     /// As [`OriginIo::write`], for whole sectors that are not whole logical blocks of the origin.
     async fn write_unaligned(self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         let volume = &self.0.volume;
-        let (start, whole) = self.merge_logical(offset, data).await.map_err(|error| {
-            volume.read_error.set(&error);
-            tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
-            IoError::Io
-        })?;
+        let (start, whole) =
+            self.merge_logical(offset, data, WakeReason::Write).await.map_err(|error| {
+                volume.read_error.set(&error);
+                tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
+                IoError::Io
+            })?;
         let end = start + whole.len() as u64;
         FirstWrite(self.0).before_origin_write(start..end).await;
-        let written = self.0.origin.write(start, whole).await;
+        let written = self.0.origin.write(start, whole, WakeReason::Write).await;
         volume.origin_changed(start..end);
         bump(&self.0.stats().counters.origin_written_bytes, end - start);
         written.map_err(|error| self.refused(&error))?;
@@ -64,17 +70,23 @@ impl OriginIo<'_> {
     ///
     /// # Errors
     /// The origin cannot be read or written.
-    pub(crate) async fn write_back(self, offset: u64, bytes: IoBuf) -> Result<(), WritebackError> {
+    pub(crate) async fn write_back(
+        self,
+        offset: u64,
+        bytes: IoBuf,
+        why: WritebackReason,
+    ) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let logical = volume.origin.logical_block();
         let end = offset + bytes.len() as u64;
         let (start, data) = match offset.is_multiple_of(logical) && end.is_multiple_of(logical) {
             true => (offset, bytes),
-            false => self.merge_logical(offset, &bytes).await?,
+            false => self.merge_logical(offset, &bytes, why.into()).await?,
         };
         let end = start + data.len() as u64;
         FirstWrite(self.0).before_origin_write(start..end).await;
-        let write = self.0.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(data) });
+        let write = DeviceOp::Write { offset: start, data: IoData::Owned(data) };
+        let write = self.0.origin.run(write, why.into());
         let done = volume.write_cost.of(&**self.0.lane().clock(), write).await;
         bump(&self.0.stats().counters.origin_written_bytes, end - start);
         if planted::has(PlantedBug::FailedWritebackCleans) {
@@ -85,13 +97,18 @@ impl OriginIo<'_> {
 
     /// Read-modify-write: reads the origin's logical blocks that contain a range of sectors, and
     /// copies `data` over them. Returns their offset and new content.
-    async fn merge_logical(self, offset: u64, data: &[u8]) -> Result<(u64, IoBuf), DeviceError> {
+    async fn merge_logical(
+        self,
+        offset: u64,
+        data: &[u8],
+        cause: WakeReason,
+    ) -> Result<(u64, IoBuf), DeviceError> {
         let origin = &self.0.volume.origin;
         let logical = origin.logical_block();
         let start = offset / logical * logical;
         let end = (offset + data.len() as u64).next_multiple_of(logical).min(origin.size());
         let buf = IoBuf::for_overwrite((end - start) as usize);
-        let read = self.0.origin.read(start, buf).await;
+        let read = self.0.origin.read(start, buf, cause).await;
         let mut whole =
             read.inspect_err(|_| bump(&self.0.stats().counters.origin_read_errors, 1))?;
         let at = (offset - start) as usize;
@@ -114,7 +131,7 @@ impl OriginIo<'_> {
     }
 
     /// Syncs the origin, and marks blocks that were written through as clean.
-    pub(crate) async fn sync(self) -> Result<(), IoError> {
+    pub(crate) async fn sync(self, cause: WakeReason) -> Result<(), IoError> {
         let volume = &self.0.volume;
         if volume.origin_sync_failed() {
             // No later sync proves that these are durable; writeback writes them again.
@@ -129,9 +146,9 @@ impl OriginIo<'_> {
             return Ok(());
         }
         let failures = volume.sync_failures();
-        let mut synced = self.0.origin.sync().await;
+        let mut synced = self.0.origin.sync(cause).await;
         if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
-            synced = self.0.origin.sync().await;
+            synced = self.0.origin.sync(cause).await;
         }
         if let Err(error) = synced {
             tracing::error!(%error, volume = volume.name, "the origin cannot be synced");

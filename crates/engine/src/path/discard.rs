@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_core::why::InvalidationReason;
+use forebay_core::why::{InvalidationReason, WakeReason};
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, Survives};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
 use forebay_policy::Rank;
@@ -169,7 +169,8 @@ impl<'a> Discarder<'a> {
         if let Some(known) = self.0.volume.discards() {
             return known;
         }
-        let asked = self.0.origin.run(DeviceOp::Discard { offset: 0, len: 0 }).await;
+        let asked =
+            self.0.origin.run(DeviceOp::Discard { offset: 0, len: 0 }, WakeReason::Write).await;
         match asked.result {
             Ok(()) => self.0.volume.set_discards(true),
             Err(error) if error.kind == DeviceErrorKind::NotSupported => {
@@ -375,7 +376,8 @@ impl<'a> Discarder<'a> {
         // the zeroes.
         Commits(self.0).sync_forgotten(&range, true).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
-        let done = self.0.origin.run(op(range.start, range.end - range.start)).await;
+        let done =
+            self.0.origin.run(op(range.start, range.end - range.start), WakeReason::Write).await;
         volume.origin_changed(range);
         match done.result {
             Ok(()) => (),

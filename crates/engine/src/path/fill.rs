@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use forebay_core::why::RefusalReason;
+use forebay_core::why::{RefusalReason, WakeReason};
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_device::{DeviceOp, IoBuf};
 use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
@@ -153,7 +153,8 @@ impl<'a> Filler<'a> {
             .filter_map(|block| self.begin(OriginBlock(block), asked.contains(&block), gate))
             .collect();
         let buf = IoBuf::for_overwrite((span.end - span.start) as usize);
-        let done = self.0.origin.run(DeviceOp::Read { offset: span.start, buf }).await;
+        let done =
+            self.0.origin.run(DeviceOp::Read { offset: span.start, buf }, WakeReason::Read).await;
         let result = match (done.result, done.buf) {
             (Ok(()), Some(mut data)) => {
                 bump(&self.0.stats().counters.origin_read_bytes, data.len() as u64);

@@ -1,6 +1,7 @@
 //! Flush: makes everything acknowledged before it durable, on all lanes.
 
 use forebay_core::IoError;
+use forebay_core::why::WakeReason;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::io::commit::Commits;
@@ -20,7 +21,7 @@ impl Flusher<'_> {
         // makes blocks clean that were written through, and without dirty blocks the cache device
         // may fail.
         if !planted::has(PlantedBug::FlushWithoutOrigin) {
-            OriginIo(self.0).sync().await?;
+            OriginIo(self.0).sync(WakeReason::Flush).await?;
         }
         // Barrier for invariant 1: the records of all lanes.
         Commits(self.0).commit_or_outlive().await

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
+use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason, WakeReason};
 use forebay_core::{Durability, IoError, OriginBlock, Survives};
 use forebay_device::IoBuf;
 use forebay_lane::either;
@@ -493,7 +493,7 @@ impl Writer<'_> {
             Survives::Nothing => return Ok(()),
             // The origin has the write.
             Survives::Daemon => (),
-            Survives::PowerLoss => OriginIo(self.0).sync().await?,
+            Survives::PowerLoss => OriginIo(self.0).sync(WakeReason::Flush).await?,
         }
         if !self.0.is_unavailable_to(true) {
             return Ok(());

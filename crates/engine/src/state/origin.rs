@@ -9,9 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_core::why::WakeReason;
 use forebay_core::{Clock, Nanos};
 use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData, Queue};
 use forebay_lane::LaneId;
+
+use crate::state::rest::Rest;
 
 /// Operations that take longer are shown to the operator.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
@@ -56,6 +59,11 @@ impl Waits {
     /// Returns whether the volume has left its origin.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns the time.
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock.now()
     }
 
     fn of(&self, lane: LaneId) -> &Oldest {
@@ -127,6 +135,7 @@ impl Order {
 pub(crate) struct Origin {
     queue: Queue,
     waits: Arc<Waits>,
+    rest: Arc<Rest>,
     lane: LaneId,
     order: RefCell<Order>,
 }
@@ -135,49 +144,62 @@ pub(crate) struct Origin {
 struct UnderWay<'a> {
     origin: &'a Origin,
     number: u64,
+    cause: WakeReason,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let oldest = self.origin.waits.of(self.origin.lane);
         self.origin.order.borrow_mut().end(self.number, &oldest.0);
+        self.origin.rest.end(self.origin.waits.clock.now(), self.cause);
     }
 }
 
 impl Origin {
-    pub(crate) fn new(queue: Queue, waits: Arc<Waits>, lane: LaneId) -> Self {
-        Origin { queue, waits, lane, order: RefCell::default() }
+    pub(crate) fn new(queue: Queue, waits: Arc<Waits>, rest: Arc<Rest>, lane: LaneId) -> Self {
+        Origin { queue, waits, rest, lane, order: RefCell::default() }
     }
 
-    fn begin(&self) -> UnderWay<'_> {
+    fn begin(&self, cause: WakeReason) -> UnderWay<'_> {
         let (now, oldest) = (self.waits.clock.now(), self.waits.of(self.lane));
-        UnderWay { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0) }
+        self.rest.begin(now, cause, || !self.waits.longest().is_zero());
+        UnderWay { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0), cause }
     }
 
-    /// See [`Queue::run`].
-    pub(crate) async fn run(&self, op: DeviceOp) -> DeviceDone {
+    /// See [`Queue::run`]. `cause` is counted if this ends a rest of the origin.
+    pub(crate) async fn run(&self, op: DeviceOp, cause: WakeReason) -> DeviceDone {
         if self.waits.is_closed() {
             return closed(op);
         }
-        let _under_way = self.begin();
+        let _under_way = self.begin(cause);
         self.queue.run(op).await
     }
 
     /// See [`Queue::read`].
-    pub(crate) async fn read(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
-        let done = self.run(DeviceOp::Read { offset, buf }).await;
+    pub(crate) async fn read(
+        &self,
+        offset: u64,
+        buf: IoBuf,
+        cause: WakeReason,
+    ) -> Result<IoBuf, DeviceError> {
+        let done = self.run(DeviceOp::Read { offset, buf }, cause).await;
         done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
     /// See [`Queue::write`].
-    pub(crate) async fn write(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
-        let done = self.run(DeviceOp::Write { offset, data: IoData::Owned(buf) }).await;
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        buf: IoBuf,
+        cause: WakeReason,
+    ) -> Result<IoBuf, DeviceError> {
+        let done = self.run(DeviceOp::Write { offset, data: IoData::Owned(buf) }, cause).await;
         done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
     /// See [`Queue::sync`].
-    pub(crate) async fn sync(&self) -> Result<(), DeviceError> {
-        self.run(DeviceOp::Sync).await.result
+    pub(crate) async fn sync(&self, cause: WakeReason) -> Result<(), DeviceError> {
+        self.run(DeviceOp::Sync, cause).await.result
     }
 }
 

@@ -215,6 +215,7 @@ impl Volume {
             meter: Meter::new(lanes),
             stats: Stats::new(lanes),
         };
+        volume.stats.rest.start(clock.now());
         volume.set_settings(settings_of(record));
         volume
     }

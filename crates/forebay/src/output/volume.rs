@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::{ExportReport, Latency, RamReport, ServedBy};
+use forebay_admin::report::{ExportReport, Latency, RamReport, RestReport, ServedBy};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 use forebay_core::{Caching, Durability, Mode};
 
+use super::progress::time;
 use super::table::{Column, Table};
 
 /// Width of the labels on the left.
@@ -45,6 +46,14 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     line("blocks", blocks(report));
     if let Some(ordered) = ordered(report) {
         line("ordered", ordered);
+    }
+    if let Some(rest) = report.rest {
+        let RestReport { wakes, rested_seconds, last_access_seconds } = rest;
+        let (rested, last) = (time(rested_seconds as f64), time(last_access_seconds as f64));
+        line(
+            "origin rests",
+            format!("{rested} in all, woken {wakes} times, last accessed {last} ago"),
+        );
     }
     if let Some(limits) = limits(report) {
         line("limits", limits);

@@ -42,6 +42,8 @@ impl Case {
     fn trigger(&self) -> Option<Trigger> {
         let (settings, state) = (&self.settings, &self.state);
         let running = settings.writeback_running;
+        let lazy = settings.writeback == Laziness::Lazy;
+        let used = state.origin_used.is_some_and(|used| NOW.since(used) < AWAKE_FOR);
         let age = settings.dirty_age;
         let aged =
             !age.is_zero() && state.oldest_dirty.is_some_and(|oldest| NOW.since(oldest) >= age);
@@ -52,8 +54,9 @@ impl Case {
             (running && self.above(), Trigger::Watermark),
             (running && self.cache_above, Trigger::CacheWatermark),
             (running && settings.quiet_hours == quiet()[1], Trigger::Quiet),
-            (running && rests, Trigger::Idle),
-            (running && aged, Trigger::Age),
+            (running && lazy && used, Trigger::Awake),
+            (running && !lazy && rests, Trigger::Idle),
+            (running && !lazy && aged, Trigger::Age),
         ]
         .into_iter()
         .find_map(|(holds, trigger)| (holds && self.level != Level::Nothing).then_some(trigger))
@@ -61,8 +64,14 @@ impl Case {
 
     fn urgency(&self, trigger: Trigger) -> Urgency {
         let outside = self.settings.quiet_hours == quiet()[2];
+        let clients = NOW.since(self.state.last_foreground) < Duration::from_secs(10);
         match (trigger, outside) {
             (Trigger::Draining | Trigger::Space, _) => Urgency::Urgent,
+            _ if self.settings.writeback == Laziness::Lazy => match clients {
+                true => Urgency::Polite,
+                false => Urgency::Free,
+            },
+            (Trigger::Awake, _) => panic!("only with writeback=lazy"),
             (Trigger::Watermark | Trigger::CacheWatermark, _) => Urgency::Polite,
             (Trigger::Quiet, _) | (Trigger::Idle, false) => Urgency::Free,
             (Trigger::Age, false) => Urgency::Polite,
@@ -108,17 +117,26 @@ fn the_whole_matrix() {
         .flat_map(|(running, draining)| BOTH.map(|space| (running, draining, space)));
     let ages = [(0, None), (0, Some(5000)), (600, None), (600, Some(599)), (600, Some(600))];
     let idles = [(0, 5000), (3, 0), (3, 2), (3, 3), (3, 5000)];
+    let kinds = [
+        (Laziness::Eager, Some(0)),
+        (Laziness::Lazy, None),
+        (Laziness::Lazy, Some(9)),
+        (Laziness::Lazy, Some(10)),
+    ];
     for (level, was_above) in levels {
         for (running, draining, space_wanted) in switches.clone() {
             for (cache_dirty_blocks, cache_was_above, cache_above) in caches {
                 for (max_age, oldest) in ages {
                     for (idle, last) in idles {
-                        for quiet_hours in quiet() {
+                        for (quiet_hours, (writeback, used)) in
+                            quiet().into_iter().flat_map(|quiet| kinds.map(|kind| (quiet, kind)))
+                        {
                             let settings = Settings {
                                 writeback_running: running,
                                 dirty_age: Duration::from_secs(max_age),
                                 idle: Duration::from_secs(idle),
                                 quiet_hours,
+                                writeback,
                                 ..Settings::default()
                             };
                             let dirty_blocks = match level {
@@ -133,6 +151,7 @@ fn the_whole_matrix() {
                                 capacity_blocks: 1000,
                                 oldest_dirty: oldest.map(seconds_ago),
                                 last_foreground: seconds_ago(last),
+                                origin_used: used.map(seconds_ago),
                                 draining,
                                 space_wanted,
                                 time_of_day: NOON,
@@ -146,7 +165,59 @@ fn the_whole_matrix() {
             }
         }
     }
-    assert_eq!(cases, 4 * 2 * 8 * 4 * 5 * 5 * 3);
+    assert_eq!(cases, 4 * 2 * 8 * 4 * 5 * 5 * 3 * 4);
+}
+
+fn lazy(quiet_hours: Option<QuietHours>) -> Pacer {
+    Pacer::new(Settings { writeback: Laziness::Lazy, quiet_hours, ..Settings::default() })
+}
+
+/// Whatever starts a lazy sweep, it goes on until nothing is dirty, and then the disk is left alone.
+#[test]
+fn a_lazy_sweep_goes_on_until_nothing_is_dirty() {
+    let few = DirtyState { dirty_blocks: 1, capacity_blocks: 1000, ..DirtyState::default() };
+    let starts = [
+        (DirtyState { draining: true, ..few }, Trigger::Awake),
+        (DirtyState { space_wanted: true, ..few }, Trigger::Awake),
+        (DirtyState { dirty_blocks: 500, ..few }, Trigger::Watermark),
+        (DirtyState { cache_dirty_blocks: 600, ..few }, Trigger::CacheWatermark),
+        (DirtyState { origin_used: Some(NOW), ..few }, Trigger::Awake),
+    ];
+    for (start, goes_on_as) in starts {
+        let mut pacer = lazy(None);
+        assert!(matches!(pacer.decide(NOW, &few), Decision::Idle { .. }), "{start:?}");
+        assert!(matches!(pacer.decide(NOW, &start), Decision::Write { .. }), "{start:?}");
+        let later = NOW + Duration::from_secs(600);
+        for _ in 0..3 {
+            assert!(matches!(pacer.decide(later, &few), Decision::Write { .. }), "{start:?}");
+            assert_eq!(pacer.trigger(), Some(goes_on_as));
+        }
+        pacer.decide(later, &DirtyState { dirty_blocks: 0, ..few });
+        assert!(matches!(pacer.decide(later, &few), Decision::Idle { .. }), "{start:?}");
+    }
+}
+
+#[test]
+fn lazy_quiet_hours_have_one_sweep() {
+    let mut pacer = lazy(quiet()[1]);
+    let mut trigger = |hour: u64, dirty_blocks| {
+        let time_of_day = Duration::from_secs(hour * 3600);
+        let capacity_blocks = 1000;
+        let state =
+            DirtyState { dirty_blocks, capacity_blocks, time_of_day, ..DirtyState::default() };
+        pacer.decide(NOW, &state);
+        pacer.trigger()
+    };
+    for _ in 0..2 {
+        assert_eq!(trigger(10, 9), None);
+        assert_eq!(trigger(11, 9), Some(Trigger::Quiet));
+        assert_eq!(trigger(12, 2), Some(Trigger::Quiet));
+        assert_eq!(trigger(12, 0), None);
+        assert_eq!(trigger(12, 5), None);
+        assert_eq!(trigger(14, 5), None);
+    }
+    assert_eq!(trigger(11, 0), None);
+    assert_eq!(trigger(12, 5), None, "nothing was dirty when they began");
 }
 
 fn pure_watermarks(dirty_high: u8, dirty_low: u8) -> Pacer {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_core::Nanos;
-use forebay_core::why::WritebackReason;
+use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_lane::Notify;
 use forebay_store::planted::{self, PlantedBug};
 
@@ -187,7 +187,7 @@ impl Flow {
             self.mark(written);
         }
         // Barrier for invariants 8 and 9: the origin is synced before a block is marked clean.
-        if let Err(error) = self.view.origin.sync().await {
+        if let Err(error) = self.view.origin.sync(WakeReason::Other).await {
             volume.origin_sync_fails();
             return Err(error.into());
         }

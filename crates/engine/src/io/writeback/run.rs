@@ -105,7 +105,7 @@ impl<'a> SpanWriter<'a> {
             ready.push(self.cut_stretch(&stretch, read));
         }
         for stretch in ready {
-            match self.write_stretch(stretch).await {
+            match self.write_stretch(stretch, why).await {
                 Ok(versions) => {
                     written.extend(versions.into_iter().map(|(block, version)| Written {
                         block,
@@ -202,15 +202,17 @@ impl<'a> SpanWriter<'a> {
     async fn write_stretch(
         self,
         stretch: Stretch,
+        why: WritebackReason,
     ) -> Result<Vec<(OriginBlock, VersionId)>, WritebackError> {
         let Stretch { payload, pieces, on_origin } = stretch;
         match &pieces[..] {
             [(offset, bytes)] if *bytes == (0..payload.len()) => {
-                OriginIo(self.0).write_back(*offset, payload).await?;
+                OriginIo(self.0).write_back(*offset, payload, why).await?;
             }
             _ => {
                 for (offset, bytes) in pieces {
-                    OriginIo(self.0).write_back(offset, IoBuf::copy_from(&payload[bytes])).await?;
+                    let part = IoBuf::copy_from(&payload[bytes]);
+                    OriginIo(self.0).write_back(offset, part, why).await?;
                 }
             }
         }

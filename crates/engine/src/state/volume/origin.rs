@@ -12,6 +12,13 @@ impl Volume {
         self.waits.too_long()
     }
 
+    /// Returns for how long the origin has not been accessed now, and how long it has rested in all,
+    /// see [`RESTS_AFTER`](crate::RESTS_AFTER).
+    pub fn origin_rests(&self) -> (Duration, Duration) {
+        let (rest, now) = (&self.stats.rest, self.waits.now());
+        (rest.current(now), rest.total(now))
+    }
+
     /// Returns the error of the last read of the origin, if it failed.
     pub fn origin_read_error(&self) -> Option<String> {
         self.read_error.get()

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use forebay_admin::ranges::ByteRange;
 use forebay_admin::report::{
     BlockReport, ByteReport, DeviceReport, DevicesReport, ErrorReport, Latency, LatencyReport,
-    MemoryReport, OpReport, OrderReport, RamTraffic, RequestReport, ServedReport, WaitReport,
+    MemoryReport, OpReport, OrderReport, RamTraffic, RequestReport, RestReport, ServedReport,
+    WaitReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_device::{Meter, OpCounts, OpKind};
@@ -337,6 +338,12 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     });
     let why = volume.stats.why();
     report.why = why;
+    let (current, rested) = volume.origin_rests();
+    report.rest = Some(RestReport {
+        wakes: why.wake.total(),
+        rested_seconds: rested.as_secs(),
+        last_access_seconds: current.as_secs(),
+    });
     report.served = ServedReport::of(&totals, ram);
     report.requests = RequestReport::of(&totals, &why.bypass);
     // The bytes written to the device, including headers and checkpoints, are known only for the

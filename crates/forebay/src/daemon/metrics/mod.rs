@@ -219,6 +219,7 @@ fn write_reasons(out: &mut Writer, volumes: &[&VolumeReport]) {
         ("evicted", &the::EVICTED),
         ("invalidated", &the::INVALIDATED),
         ("written_back", &the::WRITTEN_BACK),
+        ("wake", &the::WAKES),
     ];
     for (wanted, metric) in groups {
         out.begin(metric);
@@ -245,6 +246,12 @@ fn write_origins(out: &mut Writer, volumes: &[&VolumeReport]) {
         volumes.iter().map(|volume| (volume.name.as_str(), &volume.devices.origin)).collect();
     let metrics = [&the::ORIGIN_BYTES, &the::ORIGIN_ERRORS, &the::ORIGIN_SECONDS];
     write_devices(out, metrics, devices);
+    out.begin(&the::RESTED);
+    for volume in volumes {
+        if let Some(rest) = volume.rest {
+            out.number(&[volume.name.as_str()], rest.rested_seconds);
+        }
+    }
 }
 
 fn write_ram(out: &mut Writer, volumes: &[&VolumeReport]) {

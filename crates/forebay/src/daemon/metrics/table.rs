@@ -66,6 +66,7 @@ metrics! {
     EVICTED "forebay_volume_evicted_blocks" Counter "" ["volume", "reason"] "Blocks evicted, or forgotten because they were unreadable";
     INVALIDATED "forebay_volume_invalidated_blocks" Counter "" ["volume", "reason"] "Clean blocks forgotten although their space was not needed";
     WRITTEN_BACK "forebay_volume_written_back_blocks" Counter "" ["volume", "reason"] "Dirty blocks written to the origin";
+    WAKES "forebay_volume_origin_wakes" Counter "" ["volume", "reason"] "Accesses of the origin after a minute or more in which nothing had accessed it";
     FILLED "forebay_volume_filled_bytes" Counter "bytes" ["volume"] "Blocks copied from the origin into the cache";
     REINSERTED "forebay_volume_reinserted_bytes" Counter "bytes" ["volume"] "Blocks written to the cache device once more to keep them";
     WRITEBACK_BYTES "forebay_volume_written_back_bytes" Counter "bytes" ["volume"] "Blocks copied to the origin";
@@ -74,6 +75,7 @@ metrics! {
     ORIGIN_BYTES "forebay_origin_bytes" Counter "bytes" ["volume", "operation"] "Bytes moved by operations on the origin";
     ORIGIN_ERRORS "forebay_origin_errors" Counter "" ["volume", "operation"] "Operations on the origin that failed";
     ORIGIN_SECONDS "forebay_origin_operation_duration_seconds" Histogram "seconds" ["volume", "operation"] "Latency of operations on the origin";
+    RESTED "forebay_origin_rest_seconds" Counter "seconds" ["volume"] "Time in which nothing had accessed the origin for a minute or more";
 
     RAM_SIZE "forebay_ram_size_bytes" Gauge "bytes" ["volume"] "Size of the RAM tier";
     RAM_USED "forebay_ram_used_bytes" Gauge "bytes" ["volume"] "Blocks in the RAM tier";
