@@ -28,6 +28,7 @@ fn full(name: &str) -> VolumeReport {
     report.cache.path = "/dev/fast".to_owned();
     report.origin.path = "/dev/slow".to_owned();
     report.ram = Some(RamReport::default());
+    report.rest = Some(forebay_admin::report::RestReport::default());
     report.blocks.known = true;
     (report.blocks.dirty, report.blocks.cached) = (3, 5);
     report.writeback.seconds_to_clean = Some(1.5);
