@@ -55,6 +55,6 @@ pub use state::ledger::{Ledger, Note, Noted};
 pub use state::occupancy::Occupancy;
 pub use state::pins::BlockSet;
 pub use state::replacement::segments_kept_free;
-pub use state::rest::{RESTS_AFTER, Rest};
 pub use state::volume::{Volume, VolumeState};
+pub use stats::rest::{RESTS_AFTER, Rest};
 pub use tags::Tags;

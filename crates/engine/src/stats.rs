@@ -14,9 +14,10 @@ use forebay_core::why::{
 use forebay_core::{LatencyCounts, Nanos};
 
 mod histogram;
+pub(crate) mod rest;
 
-use crate::state::rest::Rest;
 use histogram::Histogram;
+use rest::Rest;
 
 macro_rules! lane_counters {
     ($($name:ident $help:literal,)*) => {

@@ -14,7 +14,7 @@ use forebay_core::{Clock, Nanos};
 use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData, Queue};
 use forebay_lane::LaneId;
 
-use crate::state::rest::Rest;
+use crate::stats::rest::Rest;
 
 /// Operations that take longer are shown to the operator.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-use super::volume::grouped;
+use super::volume::{grouped, time};
 use crate::client::Client;
 use crate::exit::Outcome;
 
@@ -149,15 +149,6 @@ fn describe(progress: Progress, elapsed: Duration) -> String {
         String::new()
     };
     format!("{:.0} %, {amount}{rate}{left}", share * 100.0)
-}
-
-/// Formats an estimated time, rounded according to its size.
-pub(crate) fn time(seconds: f64) -> String {
-    match seconds {
-        ..120.0 => format!("{seconds:.0} s"),
-        ..7200.0 => format!("{:.0} min", seconds / 60.0),
-        _ => format!("{:.1} h", seconds / 3600.0),
-    }
 }
 
 #[cfg(test)]

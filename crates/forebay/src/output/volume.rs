@@ -8,7 +8,6 @@ use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 use forebay_core::{Caching, Durability, Mode};
 
-use super::progress::time;
 use super::table::{Column, Table};
 
 /// Width of the labels on the left.
@@ -437,6 +436,15 @@ fn latencies(report: &VolumeReport) -> String {
 /// Formats a share as `42.0 %`.
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
+}
+
+/// Formats a time in seconds, rounded according to its size.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
 }
 
 /// Formats a time in microseconds with a suitable unit; a dash for 0.

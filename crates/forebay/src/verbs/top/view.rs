@@ -13,7 +13,7 @@ use super::numbers::count;
 use super::theme::Theme;
 use crate::activity::{Activity, Interval};
 use crate::cli::{KEYS, REVERSE};
-use crate::output::progress::time;
+use crate::output::volume::time;
 
 /// A change of the dirty data below this share of it in ten seconds is none.
 const STEADY: f64 = 0.005;
