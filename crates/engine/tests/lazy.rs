@@ -115,7 +115,8 @@ fn a_read_miss_is_followed_by_one_sweep_down_to_nothing() {
 
 #[test]
 fn a_write_around_the_cache_is_followed_by_a_sweep_too() {
-    let bench = bench(Settings { sequential_cutoff: 64 << 10, ..lazy() });
+    // With its budget spent, the cache takes no long writes, whether the disk sleeps or not.
+    let bench = bench(Settings { sequential_cutoff: 64 << 10, write_budget: 1, ..lazy() });
     bench.dirty(0..10);
     bench.world.advance(60 * MINUTE);
     for chunk in 0..16 {
@@ -125,6 +126,23 @@ fn a_write_around_the_cache_is_followed_by_a_sweep_too() {
     assert_eq!(bench.left(), 0);
     let wake = bench.target.volume().stats.why().wake;
     assert_eq!((wake.write, wake.total()), (1, 1), "{wake:?}");
+}
+
+/// A log that is appended to is a long stream after a while, whose writes must not wake the disk.
+#[test]
+fn a_long_stream_goes_round_the_cache_only_while_the_disk_is_awake() {
+    let bench = bench(Settings { sequential_cutoff: 64 << 10, ..lazy() });
+    let before = bench.accesses();
+    for block in 0..200 {
+        bench.dirty(block..block + 1);
+        bench.world.op(&bench.target, Op::Flush, 0, 0);
+        bench.world.advance(MINUTE);
+    }
+    assert_eq!((bench.accesses(), bench.left()), (before, 200));
+    bench.world.read(&bench.target, 3000 * BLOCK, 4096);
+    bench.dirty(200..201);
+    let why = bench.target.volume().stats.why();
+    assert_eq!((why.bypass.sequential, why.wake.total()), (1, 1), "{why:?}");
 }
 
 #[test]

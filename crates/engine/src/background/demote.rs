@@ -60,7 +60,6 @@ impl EngineLane {
             if kept <= most {
                 return;
             }
-            segments.closed(closed);
             let on_probation = || closed.iter().filter(|segment| segment.on_probation);
             let small: u64 = on_probation().map(|segment| u64::from(segment.live.kept)).sum();
             match on_probation().min_by_key(|segment| segment.opened) {
@@ -70,6 +69,7 @@ impl EngineLane {
                 _ if !self.advance_clock(hand, closed).await => return,
                 _ => (),
             }
+            segments.closed(closed);
         }
     }
 

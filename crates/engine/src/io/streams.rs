@@ -1,6 +1,6 @@
 //! Which requests belong to long sequential streams, and which of these bypass the cache.
 
-use forebay_policy::{Route, SharedStreams};
+use forebay_policy::{AWAKE_FOR, Route, SharedStreams};
 
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
@@ -90,14 +90,22 @@ impl StreamControl<'_> {
         }
     }
 
-    /// Returns whether long writes bypass the cache: while the origin keeps up with them, and when
-    /// the write budget is spent. Modes that write to the origin in any case cannot be faster.
+    /// Returns whether long writes bypass the cache: while the origin keeps up with them and need not be
+    /// woken, and when the write budget is spent. Modes that write to the origin in any case cannot be faster.
     pub(crate) fn writes_bypass(self) -> bool {
         let volume = &self.0.volume;
         let written = || volume.stats.cache_written();
-        volume.streams.route() == Route::Around
+        (volume.streams.route() == Route::Around && !self.lets_sleep())
             || !keeps_dirty(volume.mode())
             || volume.admission.is_over_budget(self.0.now(), written)
+    }
+
+    /// Returns whether lazy writeback leaves the origin alone at the moment. A log that is appended to now and
+    /// then is a long stream as well, and would wake the disk each time.
+    fn lets_sleep(self) -> bool {
+        let volume = &self.0.volume;
+        let is_awake = |used| self.0.now().since(used) < AWAKE_FOR;
+        volume.streams.is_lazy() && !volume.stats.rest.used().is_some_and(is_awake)
     }
 
     /// Returns whether so much of the cache is free that fills evict nothing.

@@ -3,9 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::{Clock, Nanos};
+use forebay_core::{Clock, Laziness, Nanos};
 use forebay_policy::sequential::DEFAULT_STREAMS;
 use forebay_policy::{Route, SequentialCutoff, SharedStreams, StreamRoute};
+use forebay_settings::Settings;
 use parking_lot::Mutex;
 
 /// What the lanes know together of a volume's streams.
@@ -13,6 +14,8 @@ use parking_lot::Mutex;
 pub(crate) struct Streams {
     /// Requests that continue a stream of this many bytes belong to a long one; 0: there are none.
     cutoff: AtomicU64,
+    /// Writeback lets the origin's disk sleep: long writes must not wake it either.
+    is_lazy: AtomicBool,
     /// Streams over several lanes.
     pub(crate) shared: SharedStreams,
     route: Mutex<StreamRoute>,
@@ -21,8 +24,14 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    pub(crate) fn set_cutoff(&self, bytes: u64) {
-        self.cutoff.store(bytes, Ordering::SeqCst);
+    pub(crate) fn set(&self, settings: &Settings) {
+        self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
+        self.is_lazy.store(settings.writeback == Laziness::Lazy, Ordering::SeqCst);
+    }
+
+    /// Returns whether writeback lets the origin's disk sleep.
+    pub(crate) fn is_lazy(&self) -> bool {
+        self.is_lazy.load(Ordering::Relaxed)
     }
 
     pub(crate) fn cutoff(&self) -> u64 {

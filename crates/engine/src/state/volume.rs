@@ -240,7 +240,7 @@ impl Volume {
         self.frozen.store(settings.is_frozen(), Ordering::SeqCst);
         self.mode.store(settings.effective_mode() as u8, Ordering::SeqCst);
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
-        self.streams.set_cutoff(settings.sequential_cutoff);
+        self.streams.set(&settings);
         self.admission.set(&settings);
         self.limits.set(settings.limit_iops, settings.limit_bandwidth);
         if settings.wants_order() {
