@@ -5,10 +5,10 @@
 //! A file is a tag, a line of JSON, for each run of blocks its distance from the end of the one before
 //! and its length less one, as numbers of 7 bits per byte, and the CRC-32C of all that.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind as Io, Write};
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind as Io;
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use forebay_admin::ApiError;
@@ -17,6 +17,7 @@ use forebay_format::checksum::crc32c;
 use serde::{Deserialize, Serialize};
 
 use super::host_api::Definition;
+use super::replace::replace;
 use crate::paths::io_error;
 
 /// The first bytes of a file.
@@ -150,14 +151,7 @@ impl BlockLists {
         }
         let check = crc32c(&bytes);
         bytes.extend(check.to_le_bytes());
-        let path = self.path_of(volume.name.as_str());
-        let fresh = path.with_extension("new");
-        let mut file =
-            OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&fresh, &path)?;
-        File::open(&self.dir)?.sync_all()
+        replace(&self.path_of(volume.name.as_str()), &bytes)
     }
 
     /// Returns the list of a volume. One that is damaged, or belongs to another volume of this name, is

@@ -11,8 +11,13 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
 };
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use tokio::time::{Instant, timeout_at};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::events::stream::{Following, MEDIA_TYPE};
 use crate::client::ErrorBody;
@@ -92,17 +97,49 @@ impl HttpAnswer {
         HttpAnswer { status: 200, media_type: MEDIA_TYPE, body: Content::Events(events) }
     }
 
-    /// Whether the client ends the answer.
-    pub(crate) fn is_endless(&self) -> bool {
-        matches!(self.body, Content::Events(_))
-    }
-
     /// Makes an answer that refuses a request.
     pub(crate) fn error(error: &ApiError) -> Self {
         let status = error.kind.http_status();
         let body = serde_json::to_vec(&ErrorBody { error: error.clone() }).unwrap_or_default();
         HttpAnswer { status, media_type: JSON, body: Content::Whole(body) }
     }
+}
+
+/// Time limits for a client, from the time its request is answered.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// To read the answer.
+    pub(super) answer: Duration,
+    /// To follow a stream.
+    pub(super) stream: Duration,
+}
+
+/// Serves one request of a connection.
+///
+/// # Errors
+/// The client broke the connection or the protocol.
+pub(super) async fn serve_one<F: Future<Output = Response<Body>>>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    patience: Patience,
+    answer: impl Fn(Request<Incoming>) -> F,
+) -> hyper::Result<()> {
+    let (answered, streams) = (&Notify::new(), &Notify::new());
+    let service = service_fn(async |request: Request<Incoming>| {
+        let response = answer(request).await;
+        let is_stream = matches!(response.body(), Either::Right(_));
+        if is_stream { streams } else { answered }.notify_one();
+        Ok::<_, Infallible>(response)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_DEADLINE);
+    http.keep_alive(false).half_close(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
+    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    let most = tokio::select! {
+        ended = &mut connection => return ended,
+        () = answered.notified() => patience.answer,
+        () = streams.notified() => patience.stream,
+    };
+    timeout(most, connection).await.unwrap_or(Ok(()))
 }
 
 /// Must be done on the thread of the admin API.

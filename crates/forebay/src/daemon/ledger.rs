@@ -1,10 +1,10 @@
 //! Notes about volumes outside of their cache devices: one file per volume below `dirty` in the
 //! state directory. See [`forebay_engine::Ledger`].
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind as Io, Write};
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind as Io;
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -14,6 +14,7 @@ use forebay_engine::{Ledger, LedgerError, Note, Noted};
 use forebay_format::Uuid;
 use serde::{Deserialize, Serialize};
 
+use super::replace::replace;
 use crate::paths::io_error;
 
 /// Version of the files; no other is read.
@@ -133,7 +134,7 @@ fn path_of(dir: &Path, volume: &str) -> PathBuf {
     dir.join(format!("{volume}.json"))
 }
 
-/// Replaces the file atomically: a crash at any point leaves the old or the new one, whole.
+/// Replaces the file.
 fn write(dir: &Path, volume: &str, note: &Note) -> std::io::Result<()> {
     let contents = Contents {
         version: VERSION,
@@ -142,14 +143,7 @@ fn write(dir: &Path, volume: &str, note: &Note) -> std::io::Result<()> {
         exact: note.exact,
         dirty: note.dirty.iter().map(|range| (range.start, range.end - range.start)).collect(),
     };
-    let path = path_of(dir, volume);
-    let fresh = path.with_extension("new");
-    let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-    file.write_all(&serde_json::to_vec(&contents)?)?;
-    file.sync_all()?;
-    fs::rename(&fresh, &path)?;
-    File::open(dir)?.sync_all()
+    replace(&path_of(dir, volume), &serde_json::to_vec(&contents)?)
 }
 
 #[cfg(test)]

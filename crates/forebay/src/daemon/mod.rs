@@ -9,6 +9,7 @@
 //! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
 //! - [`events`]: what happened
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
+//! - `replace`: replaces files of the state directory
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
@@ -37,6 +38,7 @@ pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;
 mod pressure;
+mod replace;
 pub(crate) mod server;
 pub(crate) mod signals;
 pub(crate) mod socket;

@@ -1,7 +1,6 @@
 //! The admin socket: checks and counts connections, and serves them on a thread of its own. Never
 //! on a lane: no client here can stop the data path.
 
-use std::convert::Infallible;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,17 +9,14 @@ use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
 
 use super::api;
-use super::http::{self, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
+use super::http::{self, HttpAnswer, Patience, REQUEST_DEADLINE};
 use super::metrics::listener;
 use super::socket::ClaimedSocket;
 use super::tcp;
@@ -30,8 +26,8 @@ use super::web::{Claimed, Web};
 /// Most connections at a time; as many more are told to try again.
 const MAX_CONNECTIONS: usize = 32;
 
-/// Time limit for a client to read its answer.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Clients end streams themselves.
+const PATIENCE: Patience = Patience { answer: Duration::from_secs(5), stream: Duration::MAX };
 
 /// The running admin API.
 pub(crate) struct Server {
@@ -40,8 +36,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts answering on `socket`, and requests for metrics and for the page (with the state directory) at their TCP addresses. The socket disappears with the server; clients connected then
-    /// still get an answer as long as the process lives.
+    /// Starts answering on `socket`, and requests for metrics and for the page (with the state directory) at their TCP
+    /// addresses. The socket disappears with the server; clients connected then still get an answer as long as the
+    /// process lives.
     ///
     /// # Errors
     /// The thread cannot be set up.
@@ -150,31 +147,18 @@ async fn serve(
     volumes: Result<Arc<Volumes>, ApiError>,
     _place: OwnedSemaphorePermit,
 ) {
-    let (volumes, answered) = (&volumes, &Notify::new());
-    let deadline = Instant::now() + REQUEST_DEADLINE;
-    let service = service_fn(async |request: Request<Incoming>| {
+    let (volumes, deadline) = (&volumes, Instant::now() + REQUEST_DEADLINE);
+    let answer = async |request: Request<Incoming>| {
         let answer = match http::receive(request, deadline).await {
             Ok(request) => answer(volumes, request).await,
             Err(error) => Err(error),
         };
-        let answer = answer.unwrap_or_else(|error| {
+        Response::from(answer.unwrap_or_else(|error| {
             tracing::debug!("an admin request was turned down: {error}");
             HttpAnswer::error(&error)
-        });
-        if !answer.is_endless() {
-            answered.notify_one();
-        }
-        Ok::<_, Infallible>(Response::from(answer))
-    });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_DEADLINE);
-    http.keep_alive(false).half_close(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
-    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = &mut connection => Ok(ended),
-        () = answered.notified() => timeout(WRITE_TIMEOUT, connection).await,
+        }))
     };
-    if let Ok(Err(error)) = ended {
+    if let Err(error) = http::serve_one(stream, PATIENCE, answer).await {
         tracing::debug!("an admin connection failed: {error}");
     }
 }
@@ -207,6 +191,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::daemon::http::{MAX_HEAD, MAX_HEADERS};
     use crate::daemon::state::State;
     use crate::daemon::testing::{FakeHost, TempDir};
     use crate::daemon::volumes::Programs;

@@ -1,8 +1,8 @@
 //! The daemon's persistent state: one small file, replaced as a whole.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind as Io, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File};
+use std::io::{ErrorKind as Io, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::events::Events;
 use super::host_api::Definition;
 use super::known::{Facts, Known, Position};
+use super::replace::replace;
 use super::socket::lock_file;
 use crate::paths::io_error;
 
@@ -277,7 +278,7 @@ fn read(path: &Path) -> Result<Contents, ApiError> {
     Ok(contents)
 }
 
-/// Replaces the file atomically: a crash at any point leaves the old or the new one, whole.
+/// Replaces the file.
 fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> std::io::Result<()> {
     let caches = facts.caches.iter();
     let contents = Contents {
@@ -290,26 +291,13 @@ fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> std::io::Result<(
     };
     let mut text = serde_json::to_vec_pretty(&contents)?;
     text.push(b'\n');
-    let fresh = dir.join("state.json.new");
-    let written =
-        write_file(&fresh, &text).and_then(|()| fs::rename(&fresh, dir.join("state.json")));
-    if written.is_err() {
-        // On a full filesystem it would only take space.
-        let _ = fs::remove_file(&fresh);
-    }
-    written?;
-    File::open(dir)?.sync_all()
-}
-
-fn write_file(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
-    file.write_all(text)?;
-    file.sync_all()
+    replace(&dir.join("state.json"), &text)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use forebay_admin::Settings;
 
     use super::*;

@@ -2,30 +2,22 @@
 //!
 //! They run on the thread of the admin API. Nothing there changes anything, so they ask nobody for a password.
 
-use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
-use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
-use tokio::time::timeout;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
-use super::http::{Body, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
+use super::http::{Body, HttpAnswer, Patience, serve_one};
 
-/// Time limit for a client to read its answer, unless it is a stream.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Longest life of a stream: browsers connect again at once, and clients that are gone leave their places.
-const STREAM_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Browsers connect again at once when a stream ends, and clients that are gone leave their places.
+const PATIENCE: Patience =
+    Patience { answer: Duration::from_secs(10), stream: Duration::from_secs(3600) };
 
 /// Claims an address. `option` is the option that names it, and `readable` what everyone who reaches it can read.
 ///
@@ -53,7 +45,7 @@ pub(super) fn claim(
     Ok(listener)
 }
 
-/// Answers until it is dropped, at most `most` connections at a time; others are closed.
+/// Answers until it is dropped, one request for each of at most `most` connections at a time; others are closed.
 pub(super) async fn serve<F>(
     listener: StdListener,
     most: usize,
@@ -75,7 +67,9 @@ pub(super) async fn serve<F>(
                 if let Ok(place) = places.clone().try_acquire_owned() {
                     let answer = answer.clone();
                     tokio::spawn(async move {
-                        connection(stream, answer).await;
+                        if let Err(error) = serve_one(stream, PATIENCE, answer).await {
+                            tracing::debug!("a TCP connection failed: {error}");
+                        }
                         drop(place);
                     });
                 }
@@ -86,32 +80,6 @@ pub(super) async fn serve<F>(
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
-    }
-}
-
-/// Serves one request; its body, if any, is not read.
-async fn connection<F: Future<Output = Response<Body>>>(
-    stream: TcpStream,
-    answer: impl Fn(Request<Incoming>) -> F,
-) {
-    let (answered, streams) = (&Notify::new(), &Notify::new());
-    let service = service_fn(async |request: Request<Incoming>| {
-        let response = answer(request).await;
-        let noticed = if matches!(response.body(), Either::Left(_)) { answered } else { streams };
-        noticed.notify_one();
-        Ok::<_, Infallible>(response)
-    });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_DEADLINE);
-    http.keep_alive(false).half_close(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
-    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = &mut connection => Ok(ended),
-        () = answered.notified() => timeout(WRITE_TIMEOUT, connection).await,
-        () = streams.notified() => timeout(STREAM_TIMEOUT, connection).await,
-    };
-    if let Ok(Err(error)) = ended {
-        tracing::debug!("a TCP connection failed: {error}");
     }
 }
 

@@ -17,10 +17,13 @@ use super::{Events, MAX_FOLLOWERS};
 pub(crate) const MEDIA_TYPE: &str = "text/event-stream";
 
 /// How often a line is sent when nothing happens, so that clients that are gone are noticed.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// How long a client may take nothing before it is cut off.
-const STALLED: Duration = Duration::from_secs(30);
+pub(crate) const STALLED: Duration = Duration::from_secs(30);
+
+/// The first message: clients that lose the connection come back after so many milliseconds.
+pub(crate) const RETRY: &str = "retry: 1000\n\n";
 
 /// Messages that wait for a client.
 const QUEUE: usize = 16;
@@ -64,8 +67,7 @@ impl Following {
     async fn send(self, mut sender: Sender<Bytes, Infallible>) {
         let Following { events, mut query, place: _place } = self;
         let mut newest = events.newest.subscribe();
-        // Clients that lose the connection come back after so many milliseconds.
-        let mut text = "retry: 1000\n\n".to_owned();
+        let mut text = RETRY.to_owned();
         while let Ok(Ok(())) = timeout(STALLED, sender.send_data(text.into())).await {
             text = loop {
                 newest.borrow_and_update();

@@ -3,14 +3,14 @@
 //! The file is replaced as a whole. One that is absent, or of which lines are damaged, costs only what is missing.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::activity::{Activity, Interval};
+use crate::daemon::replace::replace;
 
 /// Most samples: six hours.
 const MAX_SAMPLES: usize = 2160;
@@ -19,7 +19,6 @@ const MAX_SAMPLES: usize = 2160;
 const MAX_BYTES: usize = 1 << 20;
 
 const FILE: &str = "history.jsonl";
-const FRESH: &str = "history.jsonl.new";
 
 /// What all volumes did, on average over ten seconds.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -124,16 +123,7 @@ pub(super) struct ToWrite {
 impl ToWrite {
     /// Replaces the file; a failure costs what is new.
     pub(super) fn write(&self) {
-        let fresh = self.dir.join(FRESH);
-        let replace = || {
-            let mut options = File::options();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-            file.write_all(self.text.as_bytes())?;
-            file.sync_data()?;
-            fs::rename(&fresh, self.dir.join(FILE))
-        };
-        if let Err(error) = replace() {
+        if let Err(error) = replace(&self.dir.join(FILE), self.text.as_bytes()) {
             tracing::debug!("the history cannot be written: {error}");
         }
     }
@@ -141,6 +131,8 @@ impl ToWrite {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::daemon::testing::TempDir;
 

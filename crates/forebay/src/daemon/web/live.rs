@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 use super::history::History;
 use crate::activity::Looks;
-use crate::daemon::events::stream::MEDIA_TYPE;
+use crate::daemon::events::stream::{HEARTBEAT, MEDIA_TYPE, RETRY, STALLED};
 use crate::daemon::host_api::Count;
 use crate::daemon::http::Body;
 use crate::daemon::volumes::Volumes;
@@ -36,12 +36,6 @@ const SAMPLES_PER_WRITE: u64 = 6;
 
 /// Most browsers that are told at a time.
 const MAX_STREAMS: usize = 16;
-
-/// How often a line is sent when there is no look, so that clients that are gone are noticed.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-
-/// How long a client may take nothing before it is cut off.
-const STALLED: Duration = Duration::from_secs(30);
 
 /// Messages that wait for a client.
 const QUEUE: usize = 2;
@@ -146,7 +140,7 @@ async fn send(
     mut latest: watch::Receiver<Bytes>,
     _place: OwnedSemaphorePermit,
 ) {
-    let mut text = Bytes::from_static(b"retry: 1000\n\n");
+    let mut text = Bytes::from_static(RETRY.as_bytes());
     while let Ok(Ok(())) = timeout(STALLED, sender.send_data(text)).await {
         text = match timeout(HEARTBEAT, latest.changed()).await {
             Ok(Ok(())) => latest.borrow_and_update().clone(),

@@ -14,6 +14,7 @@ use super::redact::Redactor;
 use crate::client::Client;
 use crate::daemon::{events, state};
 use crate::devices::{DeviceName, NO_CACHE};
+use crate::output::json;
 use crate::paths;
 use crate::verbs::{doctor, dump};
 
@@ -71,7 +72,7 @@ pub(super) fn everything(
         }
     }
     all.add("version.txt", Ok::<_, ApiError>(format!("forebay {}\n", env!("CARGO_PKG_VERSION"))));
-    all.add("doctor.json", pretty(&doctor::findings(client)));
+    all.add("doctor.json", json::text(&doctor::findings(client)));
     host(&mut all);
     let daemon = client.get::<DaemonReport>("/daemon");
     let state_dir = match (&daemon, state_dir) {
@@ -85,7 +86,7 @@ pub(super) fn everything(
                 String::from_utf8_lossy(&bytes).trim_end_matches('\0').replace('\0', " ") + "\n"
             });
             all.add("command-line.txt", line);
-            all.add("daemon.json", pretty(&daemon));
+            all.add("daemon.json", json::text(&daemon));
             from_daemon(&mut all, client);
         }
         Err(error) => {
@@ -123,8 +124,8 @@ fn host(all: &mut Collection) {
 }
 
 fn from_daemon(all: &mut Collection, client: &Client) {
-    all.add("memory.json", client.get::<DaemonMemory>("/memory").and_then(|it| pretty(&it)));
-    all.add("operations.json", client.get::<Value>("/operations").and_then(|it| pretty(&it)));
+    all.add("memory.json", client.get::<DaemonMemory>("/memory").and_then(|it| json::text(&it)));
+    all.add("operations.json", client.get::<Value>("/operations").and_then(|it| json::text(&it)));
     all.add("metrics.txt", client.text("/metrics"));
     let log = client.get::<LogReport>("/log");
     all.add("log.txt", log.map(|log| log.lines.join("\n") + "\n"));
@@ -142,7 +143,7 @@ fn from_daemon(all: &mut Collection, client: &Client) {
             for volume in list.volumes {
                 for (part, file) in [("", ""), ("/lost", ".lost"), ("/pins", ".pins")] {
                     let path = format!("/volumes/{}{part}", volume.name);
-                    let report = client.get::<Value>(&path).and_then(|report| pretty(&report));
+                    let report = client.get::<Value>(&path).and_then(|report| json::text(&report));
                     // A volume that is not served has no pins.
                     if report.is_ok() || part.is_empty() {
                         all.add(format!("volumes/{}{file}.json", volume.name), report);
@@ -215,11 +216,6 @@ fn describe(path: &Path) -> String {
             )
         }
     }
-}
-
-fn pretty(value: &impl serde::Serialize) -> Result<String, ApiError> {
-    let text = serde_json::to_string_pretty(value);
-    text.map(|text| text + "\n").map_err(|error| ApiError::failed(error.to_string()))
 }
 
 fn read(path: &Path) -> std::io::Result<String> {
