@@ -3,12 +3,14 @@
 //!
 //! - `deferred`: random writes to a RAM tier in front of the disk, beside a cache on an SSD
 //! - `density`: blocks per second when a share of the blocks in a range is dirty
+//! - `lazy`: how long the disk of a small office's server sleeps
 //! - `pressure`: latency of writes when a full, dirty cache is written to faster than the disk can take
 //!
 //! The same seed gives the same rows on every machine.
 
 mod deferred;
 mod density;
+mod lazy;
 mod pressure;
 
 use serde::Serialize;
@@ -21,7 +23,7 @@ use crate::virtual_time::cpu::CpuCosts;
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only this part: density, pressure or deferred
+    /// Only this part: density, pressure, deferred or lazy
     #[arg(long, value_name = "PART")]
     only: Option<String>,
     /// Shares of the blocks that are dirty
@@ -52,6 +54,8 @@ struct Report {
     pressure: Vec<pressure::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     deferred: Vec<deferred::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lazy: Vec<lazy::Row>,
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -62,18 +66,19 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         return Err(other("1000 to 1000000 dirty blocks, and depths of 1 or more, please"));
     }
     let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
-    if !["density", "pressure", "deferred"].into_iter().any(wanted) {
-        return Err(other("a part is density, pressure or deferred"));
+    if !["density", "pressure", "deferred", "lazy"].into_iter().any(wanted) {
+        return Err(other("a part is density, pressure, deferred or lazy"));
     }
     let cells: Vec<density::Cell> =
         if wanted("density") { density::cells(&args.densities, args.blocks) } else { Vec::new() };
     let jobs: Vec<pressure::Job> =
         if wanted("pressure") { pressure::jobs(&args.depths) } else { Vec::new() };
     let stacks = if wanted("deferred") { deferred::jobs() } else { Vec::new() };
-    let steps = cells.len() + jobs.len() + stacks.len();
+    let offices = if wanted("lazy") { lazy::jobs() } else { Vec::new() };
+    let steps = cells.len() + jobs.len() + stacks.len() + offices.len();
     let progress = Progress::new(steps as u64, "in virtual time");
-    let (densities, pressure, deferred) = Default::default();
-    let mut report = Report { seed: args.seed, densities, pressure, deferred };
+    let (densities, pressure, deferred, lazy) = Default::default();
+    let mut report = Report { seed: args.seed, densities, pressure, deferred, lazy };
     for cell in &cells {
         progress.label(format!("density {}", cell.share));
         report.densities.push(density::measure(cell, args.seed)?);
@@ -90,6 +95,11 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         progress.advance(1);
     }
     deferred::Row::relate(&mut report.deferred);
+    for writeback in offices {
+        progress.label(format!("an office for two weeks, {writeback} writeback"));
+        report.lazy.push(lazy::measure(writeback, 1, args.seed)?);
+        progress.advance(1);
+    }
     drop(progress);
     if json {
         return print_json(&report);
@@ -134,6 +144,17 @@ fn print(report: &Report) {
         report.deferred.iter().for_each(|row| table.row(row.cells()));
         print!("{}", table.render());
     }
-    let met = goals.iter().filter(|goal| goal.met).count();
-    println!("\n{met} of {} goals are met.", goals.len());
+    if !report.lazy.is_empty() {
+        println!("\nA small office's server for a week; the disk goes to sleep after 10 min");
+        let mut table = Table::new(
+            "WRITEBACK | WAKE-UPS/WORKDAY | h ASLEEP | WAKE-UPS/FREE DAY | h ASLEEP | \
+            MOST DIRTY MiB | DISK WRITTEN MiB",
+        );
+        report.lazy.iter().for_each(|row| table.row(row.cells()));
+        print!("{}", table.render());
+    }
+    if !goals.is_empty() {
+        let met = goals.iter().filter(|goal| goal.met).count();
+        println!("\n{met} of {} goals are met.", goals.len());
+    }
 }

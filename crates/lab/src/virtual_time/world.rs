@@ -249,6 +249,12 @@ impl World {
         (counters.writes, counters.syncs)
     }
 
+    /// Reads, writes and syncs that the disk has served.
+    pub(crate) fn disk_accesses(&self) -> u64 {
+        let counters = self.machine.disk.counters();
+        counters.reads + counters.writes + counters.syncs
+    }
+
     /// Bytes that the cache can hold if every record is full.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.engine.cache.store.capacity_blocks() * self.block
