@@ -22,10 +22,8 @@ pub(crate) fn run(data: &[u8]) {
                     volumes.iter().map(|volume| volume.name().as_str()).collect();
                 assert_eq!(names.len(), volumes.len(), "a volume is declared twice");
                 for volume in &volumes {
-                    assert!(
-                        volume.has("cache") && volume.has("origin"),
-                        "a volume without its devices"
-                    );
+                    // Without `cache`, the volume keeps its copies in RAM alone.
+                    assert!(volume.has("origin"), "a volume without an origin");
                     assert!(lines.contains(&volume.line_of("cache")));
                     // Each setting that it decides is one of its own keys, or of its profile.
                     let decided = volume.decided();
