@@ -157,6 +157,7 @@ reasons! {
         Reclaim reclaim "its segment was reclaimed, and the policy did not keep it",
         NoRoom no_room "its segment was reclaimed, with too little free space to reinsert clean blocks",
         Damaged damaged "its copy could not be read back, or failed its checksum",
+        Share share "the volume had more of the cache than share_max",
     }
 
     /// Why a clean block was forgotten although its space was not needed.

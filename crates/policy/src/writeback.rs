@@ -54,6 +54,8 @@ pub struct DirtyState {
     pub cache_dirty_blocks: u64,
     /// Capacity of the cache in blocks.
     pub capacity_blocks: u64,
+    /// The blocks of them that the volume may have: `dirty_high` and `dirty_low` are shares of these.
+    pub share_blocks: u64,
     /// When the block that has been dirty for longest became dirty, if known. An earlier time is
     /// safe.
     pub oldest_dirty: Option<Nanos>,
@@ -190,7 +192,7 @@ impl Pacer {
         let Settings { dirty_high, dirty_low, .. } = self.settings;
         let (cache_low, cache_high) = self.settings.cache_watermarks();
         let capacity = state.capacity_blocks;
-        self.volume.update(state.dirty_blocks, capacity, dirty_high, dirty_low);
+        self.volume.update(state.dirty_blocks, state.share_blocks, dirty_high, dirty_low);
         self.cache.update(state.cache_dirty_blocks, capacity, cache_high, cache_low);
         let hours = self.settings.quiet_hours;
         let quiet = hours.is_some_and(|hours| hours.contains(state.time_of_day));

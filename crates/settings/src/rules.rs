@@ -83,6 +83,13 @@ impl Settings {
             );
             return Err(SettingError::Value { name: "writeback_rate_min", reason });
         }
+        if self.share_min > self.share_max {
+            let reason = format!(
+                "{} % is above share_max, which is {} %; set both, the min not above the max",
+                self.share_min, self.share_max
+            );
+            return Err(SettingError::Value { name: "share_min", reason });
+        }
         if (1..LEAST_BANDWIDTH).contains(&self.limit_bandwidth) {
             let reason = format!(
                 "{} is too little: clients would give requests up; use {} or more, or 0 for no limit",

@@ -126,6 +126,12 @@ operator {
     limit_bandwidth: u64 = 0, Volume, Some(54),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
         "Bytes per second that the volume's clients may read and write, at least 64K; 0 is no limit.";
+    share_min: u8 = 0, Volume, Some(57),
+        SettingKind::Percent { min: 0, max: 60 },
+        "Share of the cache whose clean data of this volume is not displaced by other volumes; with pinned ranges up to 60 for all volumes, divided if they ask for more.";
+    share_max: u8 = 100, Volume, Some(58),
+        SettingKind::Percent { min: 1, max: 100 },
+        "Share of the cache that the volume may have; above it, its own blocks leave, and writers are slowed down if they are dirty.";
     promote: u64 = 0, Volume, Some(20),
         SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20, zero_is_off: true },
         "When a missed block enters the cache, its neighbours in the aligned range of this many bytes are read and enter with it.";

@@ -98,6 +98,16 @@ fn choose_limits(settings: &mut Settings, seed: u64) {
     }
 }
 
+/// Chooses shares of the cache in one of two volumes.
+fn choose_shares(settings: &mut Settings, seed: u64) {
+    // A generator of its own, as for the limits.
+    let mut rng = fastrand::Rng::with_seed(mix(seed, 0x5a2e));
+    if rng.bool() {
+        settings.share_max = rng.u8(1..=100);
+        settings.share_min = rng.u8(0..=settings.share_max.min(60));
+    }
+}
+
 /// Chooses lazy writeback in one of three volumes.
 fn choose_laziness(settings: &mut Settings, seed: u64) {
     // A generator of its own, as for the limits.
@@ -121,6 +131,7 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
     };
     choose_limits(&mut settings, setup.seed ^ u64::from(volume));
     choose_laziness(&mut settings, setup.seed ^ u64::from(volume));
+    choose_shares(&mut settings, setup.seed ^ u64::from(volume));
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);

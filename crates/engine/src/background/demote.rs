@@ -6,6 +6,7 @@
 //! the main queue goes round the other segments (see `forebay_policy::replacement`).
 
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use forebay_core::SegmentId;
 use forebay_policy::{Rank, Rule};
@@ -53,11 +54,22 @@ impl EngineLane {
         segments.closed(closed);
         let in_the_way = demoted_dirty(closed).saturating_sub(detached);
         let most = (replacement.shares.kept * left / usable.max(1)).saturating_sub(in_the_way);
+        let staying = self.cache.sum_volumes(|it| it.pins.count().max(it.share.kept_for_good()));
         // Each step demotes blocks, lowers their use counts, or finds nothing to do; four rounds
         // bring every use count to zero.
+        let mut in_vain = 0;
         for _ in 0..segments.count() * 4 {
+            if in_vain > closed.len() {
+                // A volume may have more kept blocks than were counted, so that some can be given up.
+                let shared = self.cache.volumes().iter().any(|volume| volume.share.is_set());
+                self.cache.shares_doubtful.store(shared, Ordering::Relaxed);
+                return;
+            }
             let (_, kept) = segments.all_live();
-            if kept <= most {
+            let closed_kept: u64 = closed.iter().map(|it| u64::from(it.live.kept)).sum();
+            // What is left may be in open segments, pinned or guarded: passing over it gains nothing.
+            let doubtful = self.cache.shares_doubtful.load(Ordering::Relaxed);
+            if kept <= most || closed_kept <= staying || doubtful {
                 return;
             }
             let on_probation = || closed.iter().filter(|segment| segment.on_probation);
@@ -66,8 +78,11 @@ impl EngineLane {
                 Some(oldest) if small > most_small || small >= kept => {
                     self.end_probation(oldest.id, rule).await;
                 }
-                _ if !self.advance_clock(hand, closed).await => return,
-                _ => (),
+                _ => match self.advance_clock(hand, closed).await {
+                    Some(true) => in_vain = 0,
+                    Some(false) => in_vain += 1,
+                    None => return,
+                },
             }
             segments.closed(closed);
         }
@@ -81,41 +96,54 @@ impl EngineLane {
         self.cache.store.segments.end_probation(segment);
     }
 
-    /// Moves the clock of the main queue past a segment. `false`: there is none.
-    async fn advance_clock(self: &Rc<Self>, hand: &mut ClockHand, closed: &[SegmentUse]) -> bool {
+    /// Moves the clock of the main queue past a segment. Returns whether a rank has changed; `None`: there is no
+    /// segment.
+    async fn advance_clock(
+        self: &Rc<Self>,
+        hand: &mut ClockHand,
+        closed: &[SegmentUse],
+    ) -> Option<bool> {
         let mut kept =
             closed.iter().filter(|segment| !segment.on_probation && segment.live.kept > 0);
         let first = kept.clone().min_by_key(|segment| segment.id);
         let next = kept.find(|segment| segment.id.0 >= hand.0).or(first);
-        let Some(next) = next else { return false };
-        *hand = ClockHand(next.id.0 + 1);
-        self.pass(next.id, Rank::passed, false).await;
-        true
+        let next = next?.id;
+        *hand = ClockHand(next.0 + 1);
+        Some(self.pass(next, Rank::passed, false).await)
     }
 
-    /// Changes the ranks of a segment's blocks. `remember`: adds ghosts for the blocks that this
-    /// demotes.
+    /// Changes the ranks of a segment's blocks, and returns whether any has changed. `remember`: adds ghosts for
+    /// the blocks that this demotes.
     async fn pass(
         self: &Rc<Self>,
         segment: SegmentId,
         passed: impl Fn(Rank) -> Rank,
         remember: bool,
-    ) {
+    ) -> bool {
         let store = &self.cache.store;
+        let mut some = false;
         for (id, blocks) in self.live_blocks(segment).await {
             let Some(space) = store.space_of(id) else { continue };
             let volume = self.lane_volume(id);
-            let is_pinned = |block| volume.as_ref().is_some_and(|it| it.volume.pins.contain(block));
+            let stays = |block| {
+                let volume = volume.as_ref().map(|view| &view.volume);
+                volume.is_some_and(|it| !it.share.may_demote() || it.pins.contain(block))
+            };
             for live in blocks {
-                if is_pinned(live.block) {
+                if stays(live.block) {
                     continue;
                 }
                 let change = |rank| passed(Rank::from_bits(rank)).bits();
                 let ranks = store.rerank(&space, live.block, live.slot, change);
-                if remember && let (Some((1.., 0)), Some(volume)) = (ranks, &volume) {
-                    Policy(volume).remember_given_up(live.block);
+                some |= ranks.is_some_and(|(before, after)| before != after);
+                if let (Some((1.., 0)), Some(view)) = (ranks, &volume) {
+                    view.volume.share.demoted();
+                    if remember {
+                        Policy(view).remember_given_up(live.block);
+                    }
                 }
             }
         }
+        some
     }
 }

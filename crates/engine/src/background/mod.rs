@@ -5,6 +5,7 @@
 //! - [`ordered`]: writes them in the order of flushes, for volumes with ordered writeback
 //! - [`reclaim`]: frees segments of the log
 //! - [`demote`]: gives up blocks when the cache holds more than the policy's share
+//! - [`shares`]: keeps volumes within their shares of the cache
 //! - [`upkeep`]: periodic commits, checkpoints and origin syncs
 //! - [`load`]: loads the index after an orderly stop
 //! - [`watch`]: checks whether the cache device answers
@@ -14,6 +15,7 @@ pub(crate) mod load;
 pub(crate) mod ordered;
 mod pace;
 pub(crate) mod reclaim;
+pub(crate) mod shares;
 pub(crate) mod upkeep;
 pub(crate) mod watch;
 pub(crate) mod writeback;

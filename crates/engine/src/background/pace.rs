@@ -44,15 +44,17 @@ pub(crate) fn dirty_state(
 ) -> DirtyState {
     let (volume, cache) = (&view.volume, &view.cache);
     let bound = cache.bound_blocks();
+    let capacity_blocks = cache.store.capacity_blocks().saturating_sub(bound);
     DirtyState {
         dirty_blocks,
         cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending + bound),
-        capacity_blocks: cache.store.capacity_blocks().saturating_sub(bound),
+        capacity_blocks,
+        share_blocks: capacity_blocks.min(volume.share.most_blocks().unwrap_or(u64::MAX)),
         oldest_dirty: volume.oldest_dirty(),
         last_foreground: volume.stats.last_foreground().min(now),
         origin_used: volume.stats.rest.used(),
         draining: false,
-        space_wanted: cache.pauses().of(volume.is_bound()).is_some(),
+        space_wanted: cache.makes_wait(volume),
         time_of_day: if settings.quiet_hours.is_some() {
             view.lane().clock().time_of_day()
         } else {
@@ -64,7 +66,7 @@ pub(crate) fn dirty_state(
 /// Returns the load by which the rate control decides. `written`: bytes written since the last
 /// call.
 pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u64) -> Load {
-    let capacity = state.capacity_blocks.max(1) as f64;
+    let capacity = state.share_blocks.max(1) as f64;
     Load {
         dirty_percent: state.dirty_blocks as f64 / capacity * 100.0,
         latency: view.volume.origin_latency.take(now),

@@ -57,9 +57,9 @@ struct State {
     /// The state of segments when they were last found stuck.
     tried: BTreeMap<SegmentId, (u64, Live)>,
     /// Segments of which too little would be gained, with their state at that time. Cleared when
-    /// the set of writable volumes, or of pinned blocks, changes.
+    /// the set of writable volumes, or of pinned blocks, changes, or a share comes to be guarded or spare.
     packed: BTreeMap<SegmentId, (u64, Live)>,
-    volumes: Vec<(VolumeId, bool, u64)>,
+    volumes: Vec<(VolumeId, bool, u64, bool)>,
 }
 
 /// A segment that could not be emptied.
@@ -200,7 +200,9 @@ impl EngineLane {
         let most = most_reinserted(slowest.unwrap_or_default(), waits).max(REINSERT_LIVE);
         let capacity = store.cells_per_segment() as u32;
         let most = capacity * most / 100;
-        let of = |it: &Arc<Volume>| (it.id, it.can_be_emptied(), it.pins.changes());
+        let of = |it: &Arc<Volume>| {
+            (it.id, it.can_be_emptied(), it.pins.changes(), it.share.spare() > 0)
+        };
         let volumes = self.cache.volumes().iter().map(of).collect();
         if state.volumes != volumes {
             state.volumes = volumes;

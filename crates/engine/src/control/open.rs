@@ -47,6 +47,8 @@ impl EngineLane {
         engine.cache.background_started();
         engine.lane.spawn(background::reclaim::run(engine.clone()));
         engine.cache.background_started();
+        engine.lane.spawn(background::shares::run(engine.clone()));
+        engine.cache.background_started();
         engine.lane.spawn(background::upkeep::commits(engine.clone()));
         engine.cache.background_started();
         engine.lane.spawn(background::upkeep::checkpoints(engine.clone()));

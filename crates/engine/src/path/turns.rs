@@ -7,8 +7,8 @@ use forebay_policy::throttle;
 
 use crate::lane::LaneVolume;
 use crate::state::cache::Cache;
-use crate::state::throttle::Pauses;
-use crate::state::volume::VolumeState;
+use crate::state::throttle::{Pauses, TurnOrder};
+use crate::state::volume::{Volume, VolumeState};
 
 /// Shorter waits are not worth a timer.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
@@ -30,8 +30,8 @@ impl Cache {
         // In a cache of a few segments nearly all are kept free.
         let blocks = segments.saturating_sub(free).max(segments / 4).max(1);
         let blocks = blocks * self.store.cells_per_segment();
-        // Pinned blocks leave as little as those that are kept free.
-        blocks.saturating_sub(self.sum_volumes(|volume| volume.pins.count())).max(blocks / 4)
+        // Pinned and guarded blocks leave as little as those that are kept free.
+        blocks.saturating_sub(self.sum_volumes(Volume::staying_blocks)).max(blocks / 4)
     }
 
     /// Returns the present pauses between turns, and engages or releases the throttle accordingly.
@@ -51,8 +51,23 @@ impl Cache {
             || bound > 0 || self.sum_volumes(|volume| u64::from(volume.may_be_bound())) > 0;
         let crowded = pauses.bound.is_some() && some_are_bound();
         self.throttle.crowded.store(crowded, Ordering::Relaxed);
-        self.throttle.engaged.store(pauses.others.is_some() || crowded, Ordering::Relaxed);
+        let some_wait =
+            || self.volumes().iter().any(|volume| self.pause_of_share(volume).is_some());
+        let engaged = pauses.others.is_some() || crowded || some_wait();
+        self.throttle.engaged.store(engaged, Ordering::Relaxed);
         pauses
+    }
+
+    /// Returns the pause of a volume of whose share nearly all is dirty.
+    fn pause_of_share(&self, volume: &Volume) -> Option<Duration> {
+        let most = volume.share.most_blocks()?;
+        throttle::pause(self.unwritten_of(volume), most, volume.dirty_limit())
+    }
+
+    /// Returns whether writers of a volume have to wait for turns at present, because of the whole cache or of
+    /// the volume's share; engages or releases the throttle accordingly.
+    pub(crate) fn makes_wait(&self, volume: &Volume) -> bool {
+        self.pauses().of(volume.is_bound()).is_some() || self.pause_of_share(volume).is_some()
     }
 
     /// Returns the number of dirtied blocks after which a lane checks the throttle: before much has
@@ -77,7 +92,7 @@ impl Turns<'_> {
             return;
         }
         self.0.dirtied.set(0);
-        if self.0.cache.pauses().of(self.0.volume.is_bound()).is_some() {
+        if self.0.cache.makes_wait(&self.0.volume) {
             // Wake writeback: it should run as fast as it can from now on.
             for volume in self.0.cache.volumes() {
                 volume.writeback_wanted.notify_all();
@@ -116,8 +131,10 @@ impl Turns<'_> {
             self.0.lane().sleep(LONGEST_SLEEP).await;
             pause = self.0.cache.pauses().of(volume.is_bound());
         }
-        let Some(pause) = pause else { return };
-        let turn = self.0.cache.throttle.turn(self.0.now(), pause, blocks);
+        let of = |turns: &TurnOrder, pause| turns.turn(self.0.now(), pause, blocks);
+        let by_cache = pause.map(|pause| of(&self.0.cache.throttle.turns, pause));
+        let by_share = self.0.cache.pause_of_share(volume).map(|it| of(&volume.share.turns, it));
+        let Some(turn) = by_cache.max(by_share) else { return };
         while waits() {
             let left = turn.since(self.0.now());
             if left < SHORTEST_WAIT {

@@ -72,6 +72,8 @@ pub struct Cache {
     starved: AtomicBool,
     /// Throttles writes when nearly all of the cache is dirty.
     pub(crate) throttle: Throttle,
+    /// The counts of the volumes' shares are too low: they are to be counted again.
+    pub(crate) shares_doubtful: AtomicBool,
     /// Not 0: background work must end.
     pub(crate) stopping: AtomicU64,
     /// Wakes background tasks: settings have changed, or the cache stops.
@@ -108,6 +110,7 @@ impl Cache {
             pressed: AtomicBool::new(false),
             starved: AtomicBool::new(false),
             throttle: Throttle::default(),
+            shares_doubtful: AtomicBool::new(false),
             stopping: AtomicU64::new(0),
             background_changed: Notify::default(),
             background: AtomicU64::new(0),

@@ -16,6 +16,7 @@ pub(crate) mod origin_latency;
 pub(crate) mod pins;
 pub(crate) mod ranges;
 pub(crate) mod replacement;
+pub(crate) mod share;
 pub(crate) mod streams;
 pub(crate) mod throttle;
 pub(crate) mod untouched;

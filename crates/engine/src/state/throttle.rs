@@ -17,6 +17,13 @@ pub(crate) struct Throttle {
     /// Whether writers of volumes that cannot, or may not, be written back have to wait: they would
     /// take the free space of other volumes for an unknown time.
     pub(crate) crowded: AtomicBool,
+    /// Turns of all volumes.
+    pub(crate) turns: TurnOrder,
+}
+
+/// Gives out turns in the order of asking.
+#[derive(Default)]
+pub(crate) struct TurnOrder {
     /// The time of the next turn.
     next: AtomicU64,
 }
@@ -27,7 +34,9 @@ impl Throttle {
     pub(crate) fn is_engaged(&self) -> bool {
         self.engaged.load(Ordering::Relaxed)
     }
+}
 
+impl TurnOrder {
     /// Returns the time of the turn for a write of `blocks` blocks: in the order of asking; each
     /// block delays the next turn by `pause`.
     pub(crate) fn turn(&self, now: Nanos, pause: Duration, blocks: u64) -> Nanos {
@@ -61,12 +70,12 @@ mod tests {
 
     #[test]
     fn turns_are_given_out_in_order_and_none_is_saved_up() {
-        let throttle = Throttle::default();
+        let turns = TurnOrder::default();
         let pause = Duration::from_nanos(10);
-        let turn = |now, blocks| throttle.turn(Nanos(now), pause, blocks).0;
+        let turn = |now, blocks| turns.turn(Nanos(now), pause, blocks).0;
         assert_eq!([turn(100, 1), turn(100, 2), turn(105, 1)], [100, 110, 130]);
         assert_eq!([turn(140, 1), turn(500, 1), turn(500, 1)], [140, 500, 510]);
-        assert_eq!(throttle.turn(Nanos(600), Duration::MAX, u64::MAX).0, 600);
+        assert_eq!(turns.turn(Nanos(600), Duration::MAX, u64::MAX).0, 600);
         assert_eq!(turn(700, 1), u64::MAX);
     }
 }

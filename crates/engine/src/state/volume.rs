@@ -32,6 +32,7 @@ use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
+use crate::state::share::Share;
 use crate::state::streams::Streams;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
@@ -76,6 +77,7 @@ pub struct Volume {
     pub(crate) admission: AdmissionRules,
     pub(crate) limits: Limits,
     pub(crate) pins: Pins,
+    pub(crate) share: Share,
     dirty_limit: AtomicU8,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
@@ -172,6 +174,7 @@ impl Volume {
             admission: AdmissionRules::default(),
             limits: Limits::default(),
             pins: Pins::default(),
+            share: Share::default(),
             dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(Settings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
@@ -243,6 +246,7 @@ impl Volume {
         self.streams.set(&settings);
         self.admission.set(&settings);
         self.limits.set(settings.limit_iops, settings.limit_bandwidth);
+        self.share.set(settings.share_min, settings.share_max);
         if settings.wants_order() {
             self.ordered.store(true, Ordering::SeqCst);
         }
@@ -373,6 +377,15 @@ impl Volume {
     /// Returns the number of sweeps over the whole origin in which every write succeeded.
     pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps.load(Ordering::SeqCst)
+    }
+
+    /// Returns the clean blocks that reclaim cannot evict, nearly: pinned ones, and those that the share guards.
+    pub(crate) fn staying_blocks(&self) -> u64 {
+        let guarded = match self.share.guarded() {
+            0 => 0,
+            guarded => guarded.saturating_sub(self.dirty_blocks()),
+        };
+        self.pins.count().max(guarded)
     }
 
     /// Returns the number of dirty blocks.

@@ -57,6 +57,9 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     if let Some(limits) = limits(report) {
         line("limits", limits);
     }
+    if let Some(share) = share(report) {
+        line("share", share);
+    }
     line(
         "memory",
         format!(
@@ -238,6 +241,25 @@ fn limits(report: &VolumeReport) -> Option<String> {
         }
     };
     (!limits.is_empty()).then(|| format!("{} per second; {waited}", limits.join(" and ")))
+}
+
+/// Returns the volume's share of the cache, if it has one.
+fn share(report: &VolumeReport) -> Option<String> {
+    let (least, most) = (report.settings.share_min, report.settings.share_max);
+    let has = match report.blocks.known {
+        true => {
+            let bytes = report.blocks.cached.saturating_mul(report.block_size) as f64;
+            format!("{:.1} % of the cache", bytes * 100.0 / report.cache.size.max(1) as f64)
+        }
+        false => "unknown".to_owned(),
+    };
+    let set = match (least, most) {
+        (0, 100) => return None,
+        (0, most) => format!("at most {most} %"),
+        (least, 100) => format!("at least {least} % if it is used"),
+        (least, most) => format!("{least} % to {most} %"),
+    };
+    Some(format!("{has}; {set}"))
 }
 
 fn blocks(report: &VolumeReport) -> String {

@@ -149,6 +149,7 @@ fn the_whole_matrix() {
                                 dirty_blocks,
                                 cache_dirty_blocks,
                                 capacity_blocks: 1000,
+                                share_blocks: 1000,
                                 oldest_dirty: oldest.map(seconds_ago),
                                 last_foreground: seconds_ago(last),
                                 origin_used: used.map(seconds_ago),
@@ -175,7 +176,12 @@ fn lazy(quiet_hours: Option<QuietHours>) -> Pacer {
 /// Whatever starts a lazy sweep, it goes on until nothing is dirty, and then the disk is left alone.
 #[test]
 fn a_lazy_sweep_goes_on_until_nothing_is_dirty() {
-    let few = DirtyState { dirty_blocks: 1, capacity_blocks: 1000, ..DirtyState::default() };
+    let few = DirtyState {
+        dirty_blocks: 1,
+        capacity_blocks: 1000,
+        share_blocks: 1000,
+        ..DirtyState::default()
+    };
     let starts = [
         (DirtyState { draining: true, ..few }, Trigger::Awake),
         (DirtyState { space_wanted: true, ..few }, Trigger::Awake),
@@ -203,8 +209,13 @@ fn lazy_quiet_hours_have_one_sweep() {
     let mut trigger = |hour: u64, dirty_blocks| {
         let time_of_day = Duration::from_secs(hour * 3600);
         let capacity_blocks = 1000;
-        let state =
-            DirtyState { dirty_blocks, capacity_blocks, time_of_day, ..DirtyState::default() };
+        let state = DirtyState {
+            dirty_blocks,
+            capacity_blocks,
+            share_blocks: capacity_blocks,
+            time_of_day,
+            ..DirtyState::default()
+        };
         pacer.decide(NOW, &state);
         pacer.trigger()
     };
@@ -239,6 +250,7 @@ fn writes(pacer: &mut Pacer, dirty_blocks: u64, of_others: bool) -> bool {
         dirty_blocks: own,
         cache_dirty_blocks: all,
         capacity_blocks: 100,
+        share_blocks: 100,
         ..DirtyState::default()
     };
     matches!(pacer.decide(NOW, &state), Decision::Write { .. })
@@ -277,6 +289,7 @@ fn the_next_look_is_at_the_nearest_deadline() {
         let state = DirtyState {
             dirty_blocks: 1,
             capacity_blocks: 100,
+            share_blocks: 100,
             oldest_dirty: Some(Nanos(NOW.0 - 600 * SECOND + age_left)),
             last_foreground: Nanos(NOW.0 - 10 * SECOND + idle_left),
             ..DirtyState::default()
@@ -307,13 +320,15 @@ fn extreme_numbers_do_not_overflow() {
         dirty_blocks: u64::MAX - 1,
         cache_dirty_blocks: u64::MAX - 1,
         capacity_blocks: u64::MAX,
+        share_blocks: u64::MAX,
         oldest_dirty: Some(Nanos(0)),
         ..DirtyState::default()
     };
     assert!(matches!(pacer.decide(NOW, &state), Decision::Idle { .. }));
     let full = DirtyState { dirty_blocks: u64::MAX, ..state };
     assert!(matches!(pacer.decide(NOW, &full), Decision::Write { .. }));
-    let empty = DirtyState { capacity_blocks: 0, draining: true, ..DirtyState::default() };
+    let empty =
+        DirtyState { capacity_blocks: 0, share_blocks: 0, draining: true, ..DirtyState::default() };
     assert!(matches!(pacer.decide(NOW, &empty), Decision::Idle { .. }));
 }
 

@@ -135,7 +135,7 @@ impl EngineLane {
         Emptied::AsFarAsPossible
     }
 
-    /// Returns the live blocks of a segment by owner. Those that are pinned count as kept.
+    /// Returns the live blocks of a segment by owner. Those that stay count as kept.
     async fn owned_blocks<'a>(
         &'a self,
         segment: SegmentId,
@@ -148,8 +148,8 @@ impl EngineLane {
                 if let How::Lists(lists) = &replacement.how {
                     live.kept = lists.keeps(live.slot);
                 }
-                live.kept |= owner.is_pinned(live.block);
             }
+            owner.guard(&mut blocks);
             all.push((owner, blocks));
         }
         all

@@ -22,6 +22,9 @@ pub(crate) struct Live {
     pub(super) dirty: bool,
     /// The replacement policy wants to keep it.
     pub(super) kept: bool,
+    /// It is clean and pinned, or guarded by its volume's share: it can leave its segment only by being
+    /// reinserted.
+    pub(super) stays: bool,
 }
 
 impl EngineLane {
@@ -97,6 +100,7 @@ impl EngineLane {
                     slot,
                     dirty: found.entry.dirty,
                     kept: found.entry.rank > 0,
+                    stays: false,
                 });
             }
         }
@@ -113,7 +117,13 @@ impl EngineLane {
                 && let Some((space, block)) = spaces.find(address)
             {
                 let (slot, dirty, kept) = (entry.slot, entry.dirty, entry.rank > 0);
-                live.entry(space.id).or_default().push(Live { block, slot, dirty, kept });
+                live.entry(space.id).or_default().push(Live {
+                    block,
+                    slot,
+                    dirty,
+                    kept,
+                    stays: false,
+                });
             }
         });
         live

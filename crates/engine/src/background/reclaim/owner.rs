@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use forebay_core::why::EvictionReason;
-use forebay_core::{OriginBlock, SectorMask, VolumeId};
+use forebay_core::{SectorMask, VolumeId};
 use forebay_policy::{Past, Rank};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
@@ -56,13 +56,22 @@ impl<'a> Owner<'a> {
     pub(super) fn must_reinsert(&self, live: &Live) -> bool {
         match live.dirty {
             true => self.bound && !self.in_order,
-            false => self.is_pinned(live.block),
+            false => live.stays,
         }
     }
 
-    /// Returns whether a block is pinned. Those of a volume that is not attached are not.
-    pub(super) fn is_pinned(&self, block: OriginBlock) -> bool {
-        self.view.as_ref().is_some_and(|view| view.volume.pins.contain(block))
+    /// Finds out which clean blocks stay: those that are pinned, and those that the volume's share guards. What
+    /// the replacement policy does not keep leaves first. They count as kept.
+    pub(super) fn guard(&self, blocks: &mut [Live]) {
+        let Some(view) = &self.view else { return };
+        let mut spare = view.volume.share.spare();
+        for kept in [false, true] {
+            for live in blocks.iter_mut().filter(|live| !live.dirty && live.kept == kept) {
+                live.stays = spare == 0 || view.volume.pins.contain(live.block);
+                spare -= u64::from(!live.stays);
+            }
+        }
+        blocks.iter_mut().for_each(|live| live.kept |= live.stays);
     }
 
     fn lane(&self) -> usize {
@@ -78,7 +87,7 @@ impl<'a> Owner<'a> {
         mask: Option<SectorMask>,
     ) -> Version<'_> {
         let rank = match self.view {
-            Some(_) if self.is_pinned(live.block) => Rank::MAIN,
+            Some(_) if live.stays => Rank::MAIN,
             Some(_) => Rank::from_bits(entry.rank).reinserted(),
             None => Rank::EVICTABLE,
         };
@@ -103,6 +112,7 @@ impl<'a> Owner<'a> {
         if let Some(view) = &self.view {
             Policy(view).gone(&entry);
             AdmissionControl(view).evicted(live.block, reason);
+            view.volume.share.evicted();
             return;
         }
         if let How::Lists(lists) = &self.replacement.how {

@@ -87,7 +87,7 @@ impl Cache {
         if volume.is_ordered() { self.store.held_versions(volume.id) } else { 0 }
     }
 
-    fn unwritten_of(&self, volume: &Volume) -> u64 {
+    pub(crate) fn unwritten_of(&self, volume: &Volume) -> u64 {
         volume.dirty_blocks().max(self.held_of(volume))
     }
 }
