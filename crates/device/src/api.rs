@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_core::{Clock, Identity, Nanos};
+use uuid::Uuid;
 
 use crate::buffer::IoBuf;
 use crate::log_buffer::LogBuffer;
@@ -235,6 +236,18 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Returns the volume that has claimed the device last, on this machine or another, as it was when the
+    /// device was opened. `None`: there is none, or the device cannot record it.
+    fn holder(&self) -> Option<Uuid> {
+        None
+    }
+
+    /// Records on the device, beside its data and durably, that this volume uses it from now on. Without
+    /// effect on a device that cannot record it. Fails as a write does.
+    fn claim(&self, _volume: Uuid) -> Claiming {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Returns whether [`Device::extent_at`] may find holes.
     fn knows_holes(&self) -> bool {
         false
@@ -252,6 +265,9 @@ pub trait Device: Send + Sync {
     /// The device needs a ring and the lane has none, or there are no file descriptors left.
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError>;
 }
+
+/// The end of [`Device::claim`].
+pub type Claiming = Pin<Box<dyn Future<Output = Result<(), DeviceError>>>>;
 
 /// One lane's queue to one device.
 ///

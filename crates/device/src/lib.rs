@@ -57,8 +57,8 @@ pub mod ublk;
 pub mod watch;
 
 pub use api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue, IoData,
-    OpId, Queue, QueueContext, Task, Tasks,
+    Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp,
+    DeviceQueue, IoData, OpId, Queue, QueueContext, Task, Tasks,
 };
 pub use buffer::{IoBuf, keep_buffers};
 pub use file::FileDevice;

@@ -152,14 +152,20 @@ impl EngineLane {
             })
             .await?;
         let blocks = (size + spec.alignment).div_ceil(block.bytes());
-        if let Err(error) = self.store.add_space(id, blocks) {
+        let added = match self.store.add_space(id, blocks) {
+            Ok(space) => attach::claim(&*origin, spec.uuid)
+                .await
+                .inspect_err(|_| self.store.remove_space(&space)),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = added {
             self.store
                 .change_volumes(|volumes, _| {
                     volumes.retain(|volume| volume.id != id);
                     Ok(())
                 })
                 .await?;
-            return Err(error.into());
+            return Err(error);
         }
         self.switch_policy(spec.settings.policy).await;
         self.bring_up(&name, origin, settled)

@@ -12,7 +12,7 @@ use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
-use forebay_testkit::{faulty, peek, poke, ram, with_serial};
+use forebay_testkit::{Holder, faulty, peek, poke, ram, with_holder, with_serial};
 use world::{World, settings};
 
 const SIZE: u64 = 12 << 20;
@@ -133,6 +133,49 @@ fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
         // Once forced, the origin is accepted from then on.
         world.close(&engine).expect("closed");
         assert!(pair.start(&disk, false).is_ok());
+    }
+}
+
+#[test]
+fn an_origin_that_another_volume_has_had_is_noticed_wherever_that_wrote() {
+    // Of a page that no sample covers.
+    let place = 5 << 20;
+    assert!(!sample_places(SIZE).iter().any(|sample| sample.abs_diff(place) < 4096));
+    for (orderly, dirty) in [(true, false), (true, true), (false, false), (false, true)] {
+        let pair = Pair::used(dirty, orderly);
+        let holder = Holder::default();
+        // The volume is from a time without claims, and makes one; then it is known as its own.
+        for _ in 0..2 {
+            let (world, engine, target) =
+                pair.start(&with_holder(&pair.disk, &holder), false).expect("its own");
+            world.read(&target, place, 4096);
+            assert_eq!(*holder.lock(), Some(record(&pair.cache).uuid));
+            if orderly {
+                world.close(&engine).expect("closed");
+            } else {
+                world.op(&target, Op::Flush, 0, 0);
+                world.lane.abandon();
+            }
+        }
+        // Another volume has it for a while.
+        let (world, cache) = (World::new(), ram(8));
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+        let through = settings(Mode::Writethrough);
+        let origin = with_holder(&pair.disk, &holder);
+        let target = world.create_as(&engine, "other", &origin, through, 0);
+        assert_eq!(*holder.lock(), Some(record(&cache).uuid));
+        world.write(&target, place, &[0x99; 4096]);
+        world.close(&engine).expect("closed");
+        assert_eq!(peek(&pair.disk, place, 512), [0x99; 512], "on the disk");
+
+        let origin = with_holder(&pair.disk, &holder);
+        if dirty {
+            assert_eq!(pair.start(&origin, false).err(), Some(EngineErrorKind::DataAtRisk));
+            assert_eq!(*holder.lock(), Some(record(&cache).uuid), "a refusal claims nothing");
+        }
+        let (world, _, target) = pair.start(&origin, dirty).expect("nothing is dirty, or forced");
+        let found = world.read(&target, place, 4096);
+        assert!(found == [0x99; 4096], "{orderly} {dirty}: {:x}", found[0]);
     }
 }
 

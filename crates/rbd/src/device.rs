@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use forebay_core::{Clock, Identity, Nanos};
 use forebay_device::{
-    Access, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, OpId, OpTable,
-    OpenError, QueueContext, RbdName, Tasks,
+    Access, Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue,
+    OpId, OpTable, OpenError, QueueContext, RbdName, Tasks,
 };
+use uuid::Uuid;
 
+use crate::claim::Claim;
 use crate::flight::Flight;
 use crate::handle::CallError;
 use crate::thread::{self, Image, judge};
@@ -67,6 +69,23 @@ impl Device for RbdDevice {
 
     fn identity(&self) -> Option<Identity> {
         self.image.shared().identity.clone()
+    }
+
+    fn holder(&self) -> Option<Uuid> {
+        self.image.shared().holder
+    }
+
+    fn claim(&self, volume: Uuid) -> Claiming {
+        let (image, claim) = (self.image.clone(), Arc::new(Claim::new(volume)));
+        image.shared().bell.ring(|news| news.claims.push(claim.clone()));
+        // The thread ends no earlier than the future, which has a share of the image.
+        Box::pin(std::future::poll_fn(move |context| {
+            let shared = image.shared();
+            claim.poll(context).map_err(|error| {
+                judge(shared, error.errno);
+                shared.error(DeviceErrorKind::Io, "claim", 0, error.to_string())
+            })
+        }))
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

@@ -8,6 +8,7 @@ use std::ptr;
 use forebay_core::{Identity, IdentityPart};
 use forebay_device::RbdName;
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use crate::library::{Cluster, Functions, ImagePointer, IoContext, functions};
 
@@ -17,6 +18,9 @@ const EXCLUSIVE: c_int = 0;
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// The longest id of an image or of a cluster, in bytes.
 const MAX_ID: usize = 256;
+
+/// The key in an image's metadata of the volume that uses it, or has used it last.
+const HOLDER: &CStr = c"forebay.volume";
 
 /// A failed call.
 #[derive(Clone, Debug)]
@@ -245,6 +249,35 @@ impl Handle {
         let pool = unsafe { (self.functions().rados_ioctx_get_id)(self.connection.context) };
         let text = format!("{}/{pool}/{}", self.connection.cluster_id()?, text_of(&id));
         Ok(Identity::new([(IdentityPart::RbdImage, text)]))
+    }
+
+    /// Returns the volume that the image's metadata names, as a nil UUID if they hold anything else.
+    pub(crate) fn holder(&self) -> Result<Option<Uuid>, CallError> {
+        let (mut text, mut len) = ([0u8; MAX_ID], MAX_ID);
+        // SAFETY: the image is open, and no more is written than the length that is given.
+        let result = unsafe {
+            (self.functions().rbd_metadata_get)(
+                self.image,
+                HOLDER.as_ptr(),
+                text.as_mut_ptr().cast::<c_char>(),
+                &raw mut len,
+            )
+        };
+        match checked("rbd_metadata_get", result) {
+            Err(error) if error.errno == libc::ENOENT => Ok(None),
+            Err(error) if error.errno != libc::ERANGE => Err(error),
+            _ => Ok(Some(text_of(&text).parse().unwrap_or(Uuid::nil()))),
+        }
+    }
+
+    /// Has the image's metadata name a volume.
+    pub(crate) fn hold(&self, volume: Uuid) -> Result<(), CallError> {
+        let text = c_string(&volume.to_string());
+        // SAFETY: the image is open; both texts end with a zero byte, and are copied.
+        let result = unsafe {
+            (self.functions().rbd_metadata_set)(self.image, HOLDER.as_ptr(), text.as_ptr())
+        };
+        checked("rbd_metadata_set", result).map(drop)
     }
 
     /// Takes the lock, and keeps it whoever asks for it. Waits while its owner does not answer; an owner

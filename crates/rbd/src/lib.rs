@@ -10,6 +10,7 @@
 //! All unsafe code of this crate is in `library`, `handle` and `flight`.
 #![deny(unsafe_code)]
 
+mod claim;
 pub mod device;
 mod flight;
 mod handle;

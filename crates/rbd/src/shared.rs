@@ -6,7 +6,9 @@ use std::sync::{Arc, OnceLock};
 use forebay_core::Identity;
 use forebay_device::{DeviceError, DeviceErrorKind, RbdName};
 use parking_lot::{Condvar, Mutex};
+use uuid::Uuid;
 
+use crate::claim::Claim;
 use crate::handle::Handle;
 use crate::unattended::Unattended;
 
@@ -17,6 +19,8 @@ pub(crate) struct News {
     pub(crate) closed: Option<Unattended>,
     /// Its header has changed, or an operation has failed as if the lock were lost.
     pub(crate) look: bool,
+    /// A volume wants to be recorded as the one that uses it.
+    pub(crate) claims: Vec<Arc<Claim>>,
 }
 
 /// Wakes the thread.
@@ -42,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) size: u64,
     pub(crate) writable: bool,
     pub(crate) identity: Option<Identity>,
+    /// The volume that had claimed it last when it was opened.
+    pub(crate) holder: Option<Uuid>,
     pub(crate) bell: Arc<Bell>,
     /// The size that it has now.
     pub(crate) size_now: AtomicU64,
@@ -56,6 +62,7 @@ impl Shared {
         size: u64,
         writable: bool,
         identity: Option<Identity>,
+        holder: Option<Uuid>,
     ) -> Self {
         Shared {
             handle,
@@ -64,6 +71,7 @@ impl Shared {
             size,
             writable,
             identity,
+            holder,
             bell: Arc::default(),
             size_now: AtomicU64::new(size),
             lost: OnceLock::new(),

@@ -155,7 +155,9 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
         return Err(failed(OpenErrorKind::BadSize, cause));
     }
     let identity = handle.identity().map_err(call)?;
-    let shared = Shared::new(handle, name, size, writable, identity);
+    // With the lock: nobody changes it from now on.
+    let holder = handle.holder().map_err(call)?;
+    let shared = Shared::new(handle, name, size, writable, identity, holder);
     let bell = shared.bell.clone();
     shared.handle.watch(Box::new(move || bell.ring(|news| news.look = true))).map_err(call)?;
     Ok(shared)
@@ -188,18 +190,22 @@ fn lock(name: &RbdName, handle: &Handle) -> Result<(), OpenError> {
     })
 }
 
-/// Watches size and lock until nobody uses the image any more.
+/// Records claims, and watches size and lock, until nobody uses the image any more.
 fn watch(shared: &Shared) {
     loop {
         let mut news = shared.bell.news.lock();
-        if news.closed.is_none() && !std::mem::take(&mut news.look) {
+        if news.closed.is_none() && news.claims.is_empty() && !news.look {
             shared.bell.rings.wait_for(&mut news, ASKING);
-            news.look = false;
         }
+        news.look = false;
         if news.closed.is_some() {
             return;
         }
+        let claims = std::mem::take(&mut news.claims);
         drop(news);
+        for claim in claims {
+            claim.end(shared.handle.hold(claim.volume));
+        }
         if shared.lost().is_some() {
             continue;
         }

@@ -1,25 +1,38 @@
-//! Devices that report another size or identity than they have.
+//! Devices that report another size or identity than they have, or who has used them.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{Identity, IdentityPart};
-use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
+use forebay_device::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
+use parking_lot::Mutex;
+use uuid::Uuid;
 
 struct Guise {
     inner: Arc<dyn Device>,
     size: u64,
     serial: Option<&'static str>,
+    /// The holder when the device was opened, and where claims are recorded.
+    held: Option<(Option<Uuid>, Holder)>,
 }
+
+/// The volume that has claimed a device last.
+pub type Holder = Arc<Mutex<Option<Uuid>>>;
 
 /// Returns a device that consists of the first `size` bytes of `inner`.
 pub fn shortened(inner: &Arc<dyn Device>, size: u64) -> Arc<dyn Device> {
-    Arc::new(Guise { inner: inner.clone(), size, serial: None })
+    Arc::new(Guise { inner: inner.clone(), size, serial: None, held: None })
 }
 
 /// Returns `inner` with this serial number, or without any identity.
 pub fn with_serial(inner: &Arc<dyn Device>, serial: Option<&'static str>) -> Arc<dyn Device> {
-    Arc::new(Guise { inner: inner.clone(), size: inner.size(), serial })
+    Arc::new(Guise { inner: inner.clone(), size: inner.size(), serial, held: None })
+}
+
+/// Returns `inner` as a device that records claims, without any identity.
+pub fn with_holder(inner: &Arc<dyn Device>, holder: &Holder) -> Arc<dyn Device> {
+    let held = Some((*holder.lock(), holder.clone()));
+    Arc::new(Guise { inner: inner.clone(), size: inner.size(), serial: None, held })
 }
 
 impl Device for Guise {
@@ -37,6 +50,17 @@ impl Device for Guise {
 
     fn identity(&self) -> Option<Identity> {
         Identity::new(self.serial.map(|serial| (IdentityPart::Serial, serial.to_owned())))
+    }
+
+    fn holder(&self) -> Option<Uuid> {
+        self.held.as_ref()?.0
+    }
+
+    fn claim(&self, volume: Uuid) -> Claiming {
+        if let Some((_, holder)) = &self.held {
+            *holder.lock() = Some(volume);
+        }
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

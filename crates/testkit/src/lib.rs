@@ -4,7 +4,7 @@
 //! - [`faults`]: the rules for a faulty device
 //! - `faulty`: the device that applies them
 //! - [`disk`]: a disk in RAM whose content a test can read and damage
-//! - [`guise`]: devices with another size or identity
+//! - [`guise`]: devices with another size or identity, or that record who uses them
 //!
 //! It reports failures by panics.
 #![forbid(unsafe_code)]
@@ -18,5 +18,5 @@ pub mod world;
 pub use disk::{Disk, open_queue, peek, poke, ram};
 pub use faults::{ANYWHERE, Faults, OpKind};
 pub use faulty::faulty;
-pub use guise::{shortened, with_serial};
+pub use guise::{Holder, shortened, with_holder, with_serial};
 pub use world::LaneWorld;

@@ -13,8 +13,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::Identity;
+use uuid::Uuid;
 
-use crate::api::{Device, DeviceError, DeviceQueue, QueueContext};
+use crate::api::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
 use crate::open::{OpenError, OpenErrorKind};
 use crate::table::Shape;
 
@@ -99,6 +100,14 @@ impl Device for FaultyDevice {
 
     fn identity(&self) -> Option<Identity> {
         self.inner.identity()
+    }
+
+    fn holder(&self) -> Option<Uuid> {
+        self.inner.holder()
+    }
+
+    fn claim(&self, volume: Uuid) -> Claiming {
+        self.inner.claim(volume)
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

@@ -17,8 +17,11 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_core::{Clock, Nanos};
 use parking_lot::Mutex;
+use uuid::Uuid;
 
-use crate::api::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
+use crate::api::{
+    Claiming, Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext,
+};
 
 use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, ModelOpKind};
 
@@ -111,6 +114,14 @@ impl Device for ModelledDevice {
 
     fn identity(&self) -> Option<forebay_core::Identity> {
         self.inner.identity()
+    }
+
+    fn holder(&self) -> Option<Uuid> {
+        self.inner.holder()
+    }
+
+    fn claim(&self, volume: Uuid) -> Claiming {
+        self.inner.claim(volume)
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

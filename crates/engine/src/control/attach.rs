@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::Device;
-use forebay_format::VolumeRecord;
 use forebay_format::volume::Samples;
+use forebay_format::{Uuid, VolumeRecord};
 use forebay_policy::Past;
 use forebay_store::Damage;
 use forebay_store::planted::{self, PlantedBug};
@@ -63,7 +63,7 @@ impl EngineLane {
         let identity = origin.identity();
         let note = self.note_of(name);
         let distrusted = store.is_distrusted() || note.is_some();
-        let mut verdict = recognise(&record, &look, identity.as_ref(), !distrusted)?;
+        let mut verdict = recognise(&record, &look, &*origin, !distrusted)?;
         if planted::has(PlantedBug::AnyOriginWillDo) {
             verdict = Verdict::Same;
         }
@@ -81,6 +81,9 @@ impl EngineLane {
             self.store.sync_marks().await?;
             self.take_note_back(name).await?;
         }
+        // Barrier for invariant 12: another volume that was here before knows from now on that it is not the
+        // last one. What it may not serve any more of this one's is dropped durably above.
+        claim(&*origin, record.uuid).await?;
         let settled = self.sync_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
         let size = if grown { size } else { record.origin_bytes };
@@ -311,6 +314,14 @@ impl EngineLane {
         self.lane.spawn(background::upkeep::origin_syncs(view));
         Ok(volume)
     }
+}
+
+/// Has the origin know that a volume uses it, unless it does.
+pub(crate) async fn claim(origin: &dyn Device, volume: Uuid) -> Result<(), EngineError> {
+    if origin.holder() != Some(volume) {
+        origin.claim(volume).await?;
+    }
+    Ok(())
 }
 
 /// Refuses a volume that may have lost data, unless forced.

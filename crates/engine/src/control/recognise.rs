@@ -1,8 +1,8 @@
 //! Recognises whether an origin is the one that a volume had, as the volume left it. Nothing is
 //! written here.
 
-use forebay_core::Identity;
 use forebay_core::identity::Difference;
+use forebay_device::Device;
 use forebay_format::VolumeRecord;
 
 use crate::control::samples::SampledOrigin;
@@ -19,7 +19,7 @@ pub enum Verdict {
     Other(Difference),
 }
 
-/// Compares a volume's record with samples of its origin, taken with the size in the record.
+/// Compares a volume's record with its origin, and with samples of that, taken with the size in the record.
 /// `trusted`: the record's samples are up to date.
 ///
 /// # Errors
@@ -27,10 +27,15 @@ pub enum Verdict {
 pub fn recognise(
     record: &VolumeRecord,
     look: &SampledOrigin,
-    identity: Option<&Identity>,
+    origin: &dyn Device,
     trusted: bool,
 ) -> Result<Verdict, EngineError> {
-    let difference = || record.identity.as_ref()?.difference(identity?);
+    let identity = origin.identity();
+    let difference = || record.identity.as_ref()?.difference(identity.as_ref()?);
+    if origin.holder().is_some_and(|holder| holder != record.uuid) {
+        // Samples could miss what the other volume has written.
+        return Ok(difference().map_or(Verdict::Changed, Verdict::Other));
+    }
     if let Some(expected) = record.fingerprint {
         // After an orderly stop the content decides, because files are moved, and disks are put
         // into other machines.

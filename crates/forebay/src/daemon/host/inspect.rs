@@ -106,8 +106,7 @@ pub(super) async fn check_pair(
     // With force, refuse only what force cannot help with.
     let Some(look) = look else { return Ok(()) };
     let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0 && !noted;
-    let verdict =
-        recognise(record, look, origin.identity().as_ref(), trusted).map_err(faults::engine)?;
+    let verdict = recognise(record, look, &**origin, trusted).map_err(faults::engine)?;
     if verdict == Verdict::Same {
         return Ok(());
     }

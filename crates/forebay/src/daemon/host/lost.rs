@@ -15,8 +15,13 @@ impl EngineHost {
         if let Ok(running) = self.served.get(name) {
             let volume = &running.volume;
             // Data on a failed device may be unreadable, even if it could be read so far.
-            let dirty = volume.noted_ranges().unwrap_or_else(|| volume.bad_ranges());
-            return report(name, true, true, dirty);
+            if let Some(noted) = volume.noted_ranges() {
+                return report(name, true, true, noted);
+            }
+            if !running.store().health.failed() {
+                return report(name, true, true, volume.bad_ranges());
+            }
+            // Until the dirty blocks of a device that has just failed are noted, only regions are known.
         }
         match self.caches.notes.note_of(name.as_str()) {
             Some(note) => report(name, true, note.exact, note.dirty),
