@@ -68,6 +68,9 @@ pub struct CurveReport {
     pub state_bytes: u64,
     /// The current size of the cache, for all of its volumes; 0 bytes without a cache device.
     pub present: CurveRow,
+    /// Whether distance costs time on the origin: then a miss costs a seek. `null`: unknown.
+    #[serde(default)]
+    pub rotational: Option<bool>,
     /// The present size of the RAM tier, in front of that cache; `null` without one.
     #[serde(default)]
     pub ram: Option<RamRow>,

@@ -100,6 +100,9 @@ pub struct OriginReport {
     pub path: String,
     /// Size in bytes; 0 if the volume was never started.
     pub size: u64,
+    /// Whether distance costs time on it, as the setting or the origin says; `null` while the volume is not served.
+    #[serde(default)]
+    pub rotational: Option<bool>,
 }
 
 /// How long the origin of a volume has rested since the volume was started. It rests while nothing has

@@ -37,7 +37,7 @@ pub use op::{IoError, Op, Survives};
 pub use quiet::QuietHours;
 pub use settings::{
     Admission, Caching, ChoiceError, Durability, Laziness, Mode, RamStrategy, ReplacementKind,
-    WriteDown,
+    Rotational, WriteDown,
 };
 pub use time::{Clock, ManualClock, Nanos};
 pub use units::{

@@ -184,6 +184,29 @@ choice! {
 }
 
 choice! {
+    /// Whether distance costs time on an origin.
+    Rotational, "answer", default Auto: {
+        /// As the origin says; if it says nothing, yes.
+        Auto = 1, "auto";
+        /// A disk whose head has to move.
+        Yes = 2, "yes";
+        /// An SSD, or storage behind a network.
+        No = 3, "no";
+    }
+}
+
+impl Rotational {
+    /// Returns the answer for an origin that says `told`.
+    pub fn of(self, told: Option<bool>) -> bool {
+        match self {
+            Rotational::Auto => told.unwrap_or(true),
+            Rotational::Yes => true,
+            Rotational::No => false,
+        }
+    }
+}
+
+choice! {
     /// How the policy chooses blocks to evict.
     ReplacementKind, "replacement policy", default S3Fifo: {
         /// Least recently used.

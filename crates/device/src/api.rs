@@ -230,6 +230,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Returns whether distance costs time, as on a disk whose head has to move. `None`: it is unknown.
+    fn rotational(&self) -> Option<bool> {
+        None
+    }
+
     /// Returns the identity that distinguishes this device from all others, independent of its
     /// content and stable across restarts of the machine. `None`: nothing is known, as for RAM.
     fn identity(&self) -> Option<Identity> {

@@ -22,6 +22,7 @@ use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
 use crate::ram::{unknown, unpublished};
 use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
+use crate::rotational::rotational;
 use crate::table::{OpTable, Shape};
 
 /// Bytes of zeroes per write where the device has no operation for zeroing.
@@ -35,6 +36,7 @@ struct Shared {
     direct: bool,
     writable: bool,
     writes_durably: bool,
+    rotational: Option<bool>,
     /// The smallest size that a regular file was seen with; `None` for a block device, where the
     /// kernel fails operations behind the end.
     least: Option<AtomicU64>,
@@ -125,6 +127,7 @@ impl FileDevice {
         };
         let shared = Shared {
             writes_durably: writes_durably(&opened.fd),
+            rotational: rotational(&opened.fd),
             least: is_regular(&opened.fd).then(|| AtomicU64::new(shape.size)),
             shape,
             fd: Arc::new(opened.fd),
@@ -160,6 +163,10 @@ impl Device for FileDevice {
 
     fn shrunk_to(&self) -> Option<u64> {
         Some(self.shared.left()).filter(|left| *left < self.shared.shape.size)
+    }
+
+    fn rotational(&self) -> Option<bool> {
+        self.shared.rotational
     }
 
     fn identity(&self) -> Option<forebay_core::Identity> {

@@ -18,6 +18,7 @@
 //! - [`open`]: opening a path: its type, its other users
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
+//! - `rotational`: whether a file or block device has a head that must move
 //! - [`shared_memory`]: memory shared with another process
 //! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin
 //! - [`spec`]: the syntax of device specifications
@@ -47,6 +48,7 @@ pub mod ram;
 pub mod rbd_name;
 pub mod remote;
 pub mod ring;
+mod rotational;
 pub mod shared_memory;
 pub mod signature;
 pub mod spec;

@@ -178,6 +178,10 @@ impl Device for RamDevice {
         true
     }
 
+    fn rotational(&self) -> Option<bool> {
+        Some(false)
+    }
+
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         Ok(Rc::new(RamQueue {
             shared: self.shared.clone(),

@@ -7,7 +7,7 @@
 //! | `nbd://HOST/EXPORT` and others, see [`crate::nbd_uri`] | an export of an NBD server |
 //! | `rbd:POOL/IMAGE` and others, see [`crate::rbd_name`] | an image of a Ceph cluster |
 //! | `ram:1G` | RAM, a new device each time, lost at the end |
-//! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above with the timing of that disk |
+//! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE`, `remote:DEVICE`, `remote-1g:DEVICE` | one of the above with the timing of that disk |
 //! | `faulty:DEVICE`, `faulty:DEVICE,control=FILE` | for tests: one of the above with the faults in the control file `FILE`, by default the path with `.faults` added |
 //!
 //! A path whose first component contains a colon is written with a leading `./`. The rest of a path
@@ -60,8 +60,8 @@ pub enum SpecError {
     Empty,
     /// A word before a colon that is not a kind of device.
     #[error(
-        "'{0}:' is not a kind of device; choose ram, hdd7200, sata-ssd or pcie-ssd, write a URI \
-         like nbd://HOST/EXPORT or rbd:POOL/IMAGE, or a file of that name as './{0}:...'"
+        "'{0}:' is not a kind of device; choose ram, hdd7200, sata-ssd, pcie-ssd, remote or remote-1g, \
+         write a URI like nbd://HOST/EXPORT or rbd:POOL/IMAGE, or a file of that name as './{0}:...'"
     )]
     UnknownKind(String),
     /// A model of a model, or of a faulty device.
@@ -86,6 +86,7 @@ fn model_name(kind: ModelKind) -> &'static str {
         ModelKind::Hdd7200 => "hdd7200",
         ModelKind::SataSsd => "sata-ssd",
         ModelKind::PcieSsd => "pcie-ssd",
+        ModelKind::Remote | ModelKind::RemoteGigabit => kind.as_str(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind};
+use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind, Rotational};
 use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneVolume, Settings, VolumeSpec, settings_of};
 use forebay_format::Uuid;
@@ -16,9 +16,9 @@ use world::{World, settings};
 
 const BLOCK: u64 = 4096;
 
-/// Settings of a volume that writes nothing back by itself.
+/// Settings of a volume on a disk that writes nothing back by itself.
 fn at_rest() -> Settings {
-    let mut settings = settings(Mode::Writeback);
+    let mut settings = Settings { rotational: Rotational::Yes, ..settings(Mode::Writeback) };
     (settings.dirty_age, settings.idle) = (Duration::ZERO, Duration::ZERO);
     (settings.dirty_high, settings.dirty_low) = (100, 100);
     settings
@@ -97,6 +97,21 @@ fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
             let found = peek(&bench.origin, block * BLOCK, BLOCK as usize);
             assert!(found.iter().all(|found| *found == byte), "block {block} of {case}");
         }
+    }
+}
+
+#[test]
+fn an_origin_without_seeks_gets_dirty_blocks_only() {
+    // The device of these tests is RAM, and says so.
+    for (rotational, written) in [(Rotational::Auto, 3), (Rotational::No, 3), (Rotational::Yes, 7)]
+    {
+        let bench = bench(Settings { rotational, ..at_rest() });
+        assert_eq!(bench.target.volume().is_rotational(), rotational == Rotational::Yes);
+        bench.world.op(&bench.target, Op::Flush, 0, 0);
+        (0..10).for_each(|block| bench.cache(block));
+        [2, 3, 8].into_iter().for_each(|block| bench.dirty(block));
+        bench.drain();
+        assert_eq!(bench.written(), (3, written), "{rotational}");
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! - `seeds`: published experiments
 //! - `writeback`: dirty blocks on their way to a disk
+//! - `remote`: origins without seeks
 //! - `replay`: the engine under traces
 //! - `policies`: replacement policies on traces
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 
 pub(crate) mod curve;
 pub(crate) mod policies;
+pub(crate) mod remote;
 pub(crate) mod replay;
 pub(crate) mod seeds;
 pub(crate) mod writeback;

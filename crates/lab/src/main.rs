@@ -39,7 +39,7 @@ use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
 use bench::{amplification, block, engine, memory, recovery};
-use experiments::{curve, policies, replay, seeds, writeback};
+use experiments::{curve, policies, remote, replay, seeds, writeback};
 use real::{peers, run};
 
 /// Measures Forebay.
@@ -90,6 +90,8 @@ enum Command {
     /// Writeback to a disk by the density of dirty blocks, and latencies at a full, dirty cache, in
     /// virtual time
     Writeback(writeback::Args),
+    /// Origins without seeks under the rules for disks and under their own, in virtual time
+    Remote(remote::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
@@ -116,6 +118,7 @@ fn main() -> ExitCode {
         Command::Curve(args) => curve::run(&args, json),
         Command::Replay(args) => replay::run(&args, json),
         Command::Writeback(args) => writeback::run(&args, json),
+        Command::Remote(args) => remote::run(&args, json),
         Command::Report(args) => report::run(&args),
     };
     match result {

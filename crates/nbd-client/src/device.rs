@@ -11,6 +11,7 @@ use forebay_device::{
     Access, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue,
     NbdUri, OpId, OpTable, OpenError, OpenErrorKind, QueueContext,
 };
+use forebay_nbd_wire::transmission_flag;
 
 use crate::connect::connect;
 use crate::handshake::{ConnectError, unfit};
@@ -102,6 +103,11 @@ impl Device for NbdDevice {
 
     fn shrunk_to(&self) -> Option<u64> {
         self.remote.size_now.get().copied().filter(|size| *size < self.remote.size)
+    }
+
+    /// As the server says: the protocol has no way to say that it does not know.
+    fn rotational(&self) -> Option<bool> {
+        Some(self.remote.export.has(transmission_flag::ROTATIONAL))
     }
 
     fn knows_holes(&self) -> bool {

@@ -314,6 +314,15 @@ fn holes_are_told_where_the_server_says_so() {
 }
 
 #[test]
+fn the_server_says_whether_distance_costs_time() {
+    for (flags, rotational) in [(FLAGS, false), (FLAGS | transmission_flag::ROTATIONAL, true)] {
+        let offer = Offer { flags, ..Offer::default() };
+        let server = Server::new(vec![agreed(offer, |_| ())]);
+        assert_eq!(server.open("").expect("a good server").rotational(), Some(rotational));
+    }
+}
+
+#[test]
 fn a_durable_write_has_fua_and_needs_no_flush() {
     let server = Server::new(vec![agreed(Offer::default(), |wire| {
         let (header, payload) = wire.expect(command::WRITE);

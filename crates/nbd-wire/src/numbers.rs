@@ -103,6 +103,8 @@ pub mod transmission_flag {
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// The FUA flag works.
     pub const SEND_FUA: u16 = 1 << 3;
+    /// The client should treat the export as a disk whose head has to move.
+    pub const ROTATIONAL: u16 = 1 << 4;
     /// `TRIM` works.
     pub const SEND_TRIM: u16 = 1 << 5;
     /// `WRITE_ZEROES` works.

@@ -67,6 +67,11 @@ impl Device for RbdDevice {
         self.image.shared().lost().cloned()
     }
 
+    /// Objects are spread over the cluster, whatever its disks are.
+    fn rotational(&self) -> Option<bool> {
+        Some(false)
+    }
+
     fn identity(&self) -> Option<Identity> {
         self.image.shared().identity.clone()
     }

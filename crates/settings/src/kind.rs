@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_core::units::format_size;
 use forebay_core::{
     Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
-    ReplacementKind, WriteDown, parse_size,
+    ReplacementKind, Rotational, WriteDown, parse_size,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -208,7 +208,16 @@ macro_rules! word_values {
     )*};
 }
 
-word_values!(Mode, Caching, ReplacementKind, Durability, Laziness, RamStrategy, WriteDown);
+word_values!(
+    Mode,
+    Caching,
+    ReplacementKind,
+    Durability,
+    Laziness,
+    RamStrategy,
+    Rotational,
+    WriteDown
+);
 
 impl SettingValue for Admission {
     fn read(text: &str, _: &SettingKind) -> Result<Self, String> {

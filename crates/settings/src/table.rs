@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_core::{
     Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
-    ReplacementKind, WriteDown,
+    ReplacementKind, Rotational, WriteDown,
 };
 use serde_json::Value;
 
@@ -186,6 +186,9 @@ operator {
     ordered: bool = false, Volume, Some(32),
         SettingKind::Switch,
         "Whether writes reach the origin in the order of flushes, so that it is always in a state that a power cut could leave on a disk; for mode=writeback and mode=writeonly.";
+    rotational: Rotational = Rotational::Auto, Volume, Some(56),
+        SettingKind::Choice { words: Rotational::WORDS },
+        "Whether distance costs time on the origin: as it says itself (auto); yes, it is a disk whose head has to move; no, it is an SSD or behind a network. Virtual disks often say yes where no is right.";
     // Skipping 64 KiB takes a 7,200 rpm disk 0.5 ms, and writing it not much more. A separate
     // command behind the gap takes 3 ms when few blocks are dirty, or a part of a revolution of 8
     // ms when many are.

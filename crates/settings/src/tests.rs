@@ -84,7 +84,8 @@ fn settings_survive_the_volume_table() {
          cache_dirty_low=7 writeback_rate_min=1 writeback_rate_max=1T writeback_latency=off \
          writeback_gap=12345 quiet_hours=01:00-00:59 commit_interval=250ms admission=ghost:4 \
          write_budget=5T congested_read_threshold=2ms congested_write_threshold=20ms \
-         promote=256K ordered=on ram=3G ram_block=512 ram_policy=lru export=fuse")
+         promote=256K ordered=on ram=3G ram_block=512 ram_policy=lru export=fuse \
+         rotational=no")
         .expect("good");
     let settings = Settings { version: 7, merge_bytes: 4096, ..settings };
     let mut read = Settings::default();

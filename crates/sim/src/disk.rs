@@ -37,9 +37,30 @@ pub(crate) enum Effect {
     },
 }
 
+impl Effect {
+    /// Returns a change of which nothing has taken effect.
+    pub(crate) fn change(patch: Arc<Patch>, buf: Option<IoBuf>, what: &'static str) -> Self {
+        Effect::Change { patch, early: BTreeSet::new(), buf, what, durable: false }
+    }
+}
+
+/// What becomes of an operation in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It takes effect, unless a fault intervenes.
+    Normal,
+    /// The same, but its caller does not wait for it any more.
+    Abandoned,
+    /// It fails: it has timed out, or its connection was lost.
+    Fails,
+    /// A change that has failed already, and takes effect all the same.
+    Late,
+}
+
 pub(crate) struct InFlight {
     pub(crate) id: u64,
     pub(crate) effect: Effect,
+    pub(crate) fate: Fate,
 }
 
 pub(crate) struct State {
@@ -59,6 +80,10 @@ pub(crate) struct State {
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
+    /// There is no connection before that.
+    pub(crate) away_until: Nanos,
+    /// A connection was lost when changes were not synced: the next sync fails.
+    pub(crate) doubtful: bool,
 }
 
 /// A simulated disk, shared by all lanes of one world.
@@ -110,6 +135,8 @@ impl SimDisk {
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
                 hung_until: Nanos(0),
+                away_until: Nanos(0),
+                doubtful: false,
             }),
         })
     }
@@ -215,9 +242,15 @@ impl SimDisk {
                 return false;
             }
             let operation = entry.remove();
-            let done = self.take_effect(state, operation.id, operation.effect);
-            state.done.insert(operation.id, done);
-            state.wakers.remove(&operation.id)
+            let id = operation.id;
+            if let (Fate::Late, Effect::Change { patch, .. }) = (operation.fate, &operation.effect)
+            {
+                self.execute_late(state, patch);
+                return true;
+            }
+            let done = self.take_effect(state, operation);
+            state.done.insert(id, done);
+            state.wakers.remove(&id)
         };
         if !self.shared.stopped()
             && let Some(waker) = waker
@@ -240,6 +273,7 @@ impl SimDisk {
             .collect();
         state.done.clear();
         state.wakers.clear();
+        state.doubtful = false;
         match power {
             Some(cut) => state.image.power_cut(cut, &in_flight, &mut state.rng),
             None => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_core::Clock;
 use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, IoBuf};
 
-use crate::disk::{Effect, SimDisk, State};
+use crate::disk::{Effect, Fate, InFlight, SimDisk, State};
 use crate::faults::happens;
 use crate::image::{Patch, PatchContent};
 use crate::stamp::{self, SECTOR};
@@ -29,8 +29,9 @@ impl SimDisk {
         }
     }
 
-    pub(crate) fn take_effect(&self, state: &mut State, id: u64, effect: Effect) -> DeviceDone {
-        let outage = self.shared.clock.now() < state.outage_until;
+    pub(crate) fn take_effect(&self, state: &mut State, operation: InFlight) -> DeviceDone {
+        let InFlight { id, effect, fate } = operation;
+        let outage = self.shared.clock.now() < state.outage_until || fate == Fate::Fails;
         let (kind, result, buf, hash) = match effect {
             Effect::Read { offset, mut buf } => {
                 let result = self.complete_read(state, offset, &mut buf, outage);
@@ -87,6 +88,7 @@ impl SimDisk {
         if outage || rotten || state.bad_sectors.iter().any(|bad| sectors.contains(bad)) {
             return Err(self.error("read", offset, DeviceErrorKind::Io));
         }
+        self.execute_late_in(state, &sectors);
         self.show_some_early(state, sectors);
         state.image.read(offset, buf);
         Ok(())
@@ -116,6 +118,7 @@ impl SimDisk {
         outage: bool,
     ) -> Result<(), DeviceError> {
         let offset = patch.first * SECTOR as u64;
+        self.execute_late_in(state, &(patch.first..patch.first + patch.sectors()));
         let order = state.order;
         state.order += 1;
         if outage || happens(state.plan.write_error, &mut state.rng) {
@@ -166,6 +169,10 @@ impl SimDisk {
             }
             return Err(self.error("sync", 0, DeviceErrorKind::Io));
         }
+        if std::mem::take(&mut state.doubtful) {
+            return Err(self.error("sync", 0, DeviceErrorKind::Io));
+        }
+        self.execute_late_in(state, &(0..u64::MAX));
         state.image.sync(before);
         Ok(())
     }

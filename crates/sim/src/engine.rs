@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{Admission, Caching, Clock, Laziness, Mode, ReplacementKind, VolumeId};
+use forebay_core::{
+    Admission, Caching, Clock, Laziness, Mode, ReplacementKind, Rotational, VolumeId,
+};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     BlockService, BlockSet, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
@@ -116,6 +118,16 @@ fn choose_laziness(settings: &mut Settings, seed: u64) {
     }
 }
 
+/// Chooses in one of four volumes whether distance costs time, against the origin's word or with it.
+fn choose_rotational(settings: &mut Settings, seed: u64) {
+    // A generator of its own, as for the limits.
+    settings.rotational = match fastrand::Rng::with_seed(mix(seed, 0x5ee4)).u32(0..8) {
+        0 => Rotational::Yes,
+        1 => Rotational::No,
+        _ => Rotational::Auto,
+    };
+}
+
 /// Chooses settings that make background work frequent in some worlds and rare in others.
 fn settings(machine: &Machine, volume: u16) -> Settings {
     let setup = &machine.setup;
@@ -132,6 +144,7 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
     choose_limits(&mut settings, setup.seed ^ u64::from(volume));
     choose_laziness(&mut settings, setup.seed ^ u64::from(volume));
     choose_shares(&mut settings, setup.seed ^ u64::from(volume));
+    choose_rotational(&mut settings, setup.seed ^ u64::from(volume));
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);
@@ -465,6 +478,7 @@ async fn administrate(
         Admin::Writeback(volume, number) => {
             let mut settings = present(volume)?;
             choose_writeback(&mut settings, &mut fastrand::Rng::with_seed(number));
+            choose_rotational(&mut settings, number);
             lane.set(&name(volume), settings).await
         }
         Admin::Replacement(policy) => set_policy(&lane, policy).await,

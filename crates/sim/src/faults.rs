@@ -22,6 +22,12 @@ pub struct FaultPlan {
     pub misdirected_write: u32,
     /// The whole disk fails all operations for a while.
     pub outage: u32,
+    /// The connection is lost, see [`crate::remote`].
+    pub disconnect: u32,
+    /// A server that was started anew has forgotten some of what was not synced.
+    pub forgets: bool,
+    /// Operations in flight time out, see [`crate::remote`].
+    pub timeout: u32,
     /// The disk is slow for a while.
     pub slow_episode: u32,
     /// A discarded range reads as zeroes; otherwise a discard may do nothing at all.
@@ -51,10 +57,21 @@ impl Profile {
     /// Returns the faults of the origins while clients are active.
     pub fn origin_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
-        let calm = FaultPlan { slow_episode, ..FaultPlan::default() };
+        // A RAM tier learns of the loss from the failed sync. Until then it answers reads with what the origin has
+        // forgotten, or not, if it has evicted that, and the oracle knows no such thing.
+        let forgets = !self.setup.ram && !self.setup.deferred;
+        let calm = FaultPlan { slow_episode, forgets, ..FaultPlan::default() };
         match self.fault_profile {
             FaultProfile::Crashes | FaultProfile::CacheErrors | FaultProfile::Damage => calm,
+            // Half of these have no other faults.
+            FaultProfile::OriginErrors
+                if self.features.has(Feature::Remote) && self.setup.seed & 1 == 0 =>
+            {
+                FaultPlan { disconnect: 3_000, timeout: 2_000, ..calm }
+            }
             FaultProfile::OriginErrors => FaultPlan {
+                disconnect: if self.features.has(Feature::Remote) { 2_000 } else { 0 },
+                timeout: if self.features.has(Feature::Remote) { 1_000 } else { 0 },
                 read_error: 2_000,
                 write_error: 5_000,
                 sync_error: 10_000,

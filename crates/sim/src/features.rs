@@ -46,11 +46,13 @@ pub enum Feature {
     Loading,
     /// Clients want writes to survive the daemon, and more crashes are the end of the process alone.
     Written,
+    /// Origins are on other machines: connections are lost, and requests time out.
+    Remote,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 16] = [
+    pub const ALL: [Feature; 17] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -67,6 +69,7 @@ impl Feature {
         Feature::IgnoreFlush,
         Feature::Loading,
         Feature::Written,
+        Feature::Remote,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -88,6 +91,7 @@ impl Feature {
             Feature::IgnoreFlush => "ignore-flush",
             Feature::Loading => "loading",
             Feature::Written => "written",
+            Feature::Remote => "remote",
         }
     }
 
@@ -99,6 +103,7 @@ impl Feature {
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
             Feature::Deferred | Feature::Caching | Feature::Loading | Feature::Written => 6,
             Feature::IgnoreFlush => 24,
+            Feature::Remote => 2,
         }
     }
 
@@ -115,6 +120,7 @@ impl Feature {
             Feature::IgnoreFlush => Some(0x19f1),
             Feature::Loading => Some(0x10ad),
             Feature::Written => Some(0x3717),
+            Feature::Remote => Some(0x4e07),
             _ => None,
         }
     }
@@ -165,6 +171,7 @@ impl Feature {
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
+            Feature::Remote => fault_profile == FaultProfile::OriginErrors,
             Feature::Ledger => fault_profile != FaultProfile::Damage,
             Feature::Decay | Feature::Rot => {
                 matches!(fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)

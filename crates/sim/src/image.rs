@@ -156,6 +156,11 @@ impl Image {
         &self.durable[range(sector)]
     }
 
+    /// Returns whether there are changes that are not durable.
+    pub fn has_unsynced(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
     /// Returns whether `sector` has no versions that are not durable.
     pub fn is_settled(&self, sector: u64) -> bool {
         self.versions[sector as usize].is_empty()

@@ -16,6 +16,7 @@
 //! - `decay`: decay of the cache device, and recoveries with read errors
 //! - `growth`: origins that grow
 //! - [`ledger`]: the daemon's notes outside of the cache, which may be lost
+//! - `remote`: origins on other machines
 //! - `rot`: damage to the log while the system is down
 //! - `external`: external writers to the origins while the system is down
 //! - `timely`: origins that hang, and time limits for everything else
@@ -43,6 +44,7 @@ pub mod profile;
 pub mod queue;
 mod ram;
 pub mod reference;
+mod remote;
 pub mod report;
 pub mod rot;
 pub mod run;

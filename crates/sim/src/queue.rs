@@ -1,6 +1,5 @@
 //! Submission of operations to a simulated disk: checks, numbers, and due times.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,7 +11,7 @@ use forebay_device::{
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
 
-use crate::disk::{Effect, InFlight, SimDisk, State};
+use crate::disk::{Effect, Fate, InFlight, SimDisk, State};
 use crate::faults::happens;
 use crate::image::{Patch, PatchContent};
 use crate::stamp::SECTOR;
@@ -34,7 +33,7 @@ impl SimDisk {
         };
         let change = |offset: u64, content, buf, what| {
             let patch = Arc::new(Patch { first: offset / SECTOR as u64, content });
-            Effect::Change { patch, early: BTreeSet::new(), buf, what, durable: false }
+            Effect::change(patch, buf, what)
         };
         let zeroes = |offset: u64, len: u64, what| {
             let content = PatchContent::Zeroes(len / SECTOR as u64);
@@ -175,8 +174,10 @@ impl SimDisk {
         }
         let now = self.shared.clock.now();
         self.begin_episodes(state);
+        self.disturb_connection(state);
         let factor = if now < state.slow_until { 40 } else { 1 };
-        let due = now.max(state.hung_until) + state.latency.sample(factor, &mut state.rng);
+        let due = now.max(state.hung_until).max(state.away_until)
+            + state.latency.sample(factor, &mut state.rng);
         self.shared.event(
             "start",
             &numbers,
@@ -190,7 +191,7 @@ impl SimDisk {
         }
         let stopped = changes && self.shared.tick();
         if !(stopped && early) {
-            state.in_flight.insert((due, id), InFlight { id, effect });
+            state.in_flight.insert((due, id), InFlight { id, effect, fate: Fate::Normal });
         }
         OpId(id)
     }
@@ -208,6 +209,10 @@ impl SimDisk {
         let mut state = self.state.lock();
         state.wakers.remove(&id.0);
         state.done.remove(&id.0);
+        let mut in_flight = state.in_flight.values_mut();
+        if let Some(operation) = in_flight.find(|it| it.id == id.0 && it.fate == Fate::Normal) {
+            operation.fate = Fate::Abandoned;
+        }
     }
 }
 
@@ -260,12 +265,20 @@ impl Device for DiskHandle {
         Identity::new([(IdentityPart::Serial, self.serial.clone())])
     }
 
+    /// Chosen by the seed; some disks do not tell.
+    fn rotational(&self) -> Option<bool> {
+        [None, Some(true), Some(false), Some(false)]
+            [(mix(self.disk.shared.seed, self.disk.number ^ 0x4074) & 3) as usize]
+    }
+
     /// Some disks do, chosen by the seed.
     fn writes_durably(&self) -> bool {
         mix(self.disk.shared.seed, self.disk.number) & 2 == 0
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        // A new client knows nothing of earlier connections.
+        self.disk.state.lock().doubtful = false;
         Ok(Rc::new(SimQueue(self.disk.clone())))
     }
 }

@@ -35,6 +35,10 @@ impl Device for Faulty {
         self.0.logical_block()
     }
 
+    fn rotational(&self) -> Option<bool> {
+        self.0.rotational()
+    }
+
     fn fenced(&self) -> Option<Arc<str>> {
         self.1.is_fenced().then(|| "another machine has it".into())
     }

@@ -48,6 +48,10 @@ impl Device for Guise {
         self.inner.logical_block()
     }
 
+    fn rotational(&self) -> Option<bool> {
+        self.inner.rotational()
+    }
+
     fn identity(&self) -> Option<Identity> {
         Identity::new(self.serial.map(|serial| (IdentityPart::Serial, serial.to_owned())))
     }

@@ -98,6 +98,10 @@ impl Device for FaultyDevice {
         self.inner.fenced()
     }
 
+    fn rotational(&self) -> Option<bool> {
+        self.inner.rotational()
+    }
+
     fn identity(&self) -> Option<Identity> {
         self.inner.identity()
     }

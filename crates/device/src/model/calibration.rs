@@ -104,6 +104,9 @@ fn sequential() {
         (ModelKind::SataSsd, ModelOp::write, 256, 268.0),
         (ModelKind::PcieSsd, ModelOp::read, 256, 2012.0),
         (ModelKind::PcieSsd, ModelOp::write, 256, 1777.0),
+        (ModelKind::Remote, ModelOp::read, 1, 214.4),
+        (ModelKind::Remote, ModelOp::write, 64, 1176.9),
+        (ModelKind::RemoteGigabit, ModelOp::read, 64, 117.7),
     ] {
         let mut model = Model::new(kind, SPAN);
         let done = drive(&mut model, depth, (0..8192).map(|index| op(index * LEN, LEN)));
@@ -113,15 +116,17 @@ fn sequential() {
 }
 
 #[test]
-fn ssd_saturation() {
+fn saturation() {
     type Make = fn(u64, u64) -> ModelOp;
     for (kind, op, expected) in [
         (ModelKind::SataSsd, ModelOp::read as Make, 49_687.0),
         (ModelKind::SataSsd, ModelOp::write, 38_092.0),
         (ModelKind::PcieSsd, ModelOp::read, 164_449.0),
         (ModelKind::PcieSsd, ModelOp::write, 148_768.0),
+        (ModelKind::Remote, ModelOp::read, 64_000.0),
+        (ModelKind::RemoteGigabit, ModelOp::write, 28_732.0),
     ] {
-        for depth in [32, 256] {
+        for depth in [64, 256] {
             let mut model = Model::new(kind, SPAN);
             let found = per_second(&drive(&mut model, depth, random_4k(SPAN, 100_000, op)));
             assert_near(&format!("{kind} random"), found, expected, 0.01);
@@ -212,9 +217,9 @@ fn the_same_arrivals_give_the_same_times_however_often_one_looks() {
 fn counters_add_up() {
     for kind in ModelKind::ALL {
         let mut model = Model::new(kind, SPAN);
-        let done = drive(&mut model, 32, random_4k(SPAN, 1000, ModelOp::read));
+        let done = drive(&mut model, 64, random_4k(SPAN, 1024, ModelOp::read));
         let counters = model.counters();
-        assert_eq!((counters.reads, counters.read_bytes), (1000, 4_096_000));
+        assert_eq!((counters.reads, counters.read_bytes), (1024, 4_194_304));
         assert_eq!((counters.writes, counters.written_bytes, counters.syncs), (0, 0, 0));
         assert_eq!(counters.seeks > 0, kind == ModelKind::Hdd7200);
         // Saturated from the start, so busy all the time except for the latency of the last

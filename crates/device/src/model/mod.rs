@@ -1,4 +1,4 @@
-//! Modelled disks: the timing of a 7,200 rpm disk, a SATA SSD and a PCIe SSD.
+//! Modelled disks: the timing of a 7,200 rpm disk, a SATA SSD, a PCIe SSD, and storage behind a network.
 //!
 //! [`Model`] is the pure part: it receives arrivals with their times, decides the order of service,
 //! and returns the completion times. It reads no clock, draws no random numbers and holds no data,
@@ -8,6 +8,7 @@
 //! - `geometry`: the position of a byte on the platters, and seek times
 //! - `hdd`: the disk's queue and its order of service
 //! - `ssd`: the two SSDs
+//! - `remote`: storage behind a network
 //! - `timed`: the device with the timing of the model
 
 use std::fmt;
@@ -17,6 +18,7 @@ use forebay_core::Nanos;
 
 mod geometry;
 mod hdd;
+mod remote;
 mod ssd;
 mod timed;
 
@@ -28,6 +30,7 @@ mod timed_tests;
 pub use timed::ModelledDevice;
 
 use hdd::Hdd;
+use remote::Remote;
 use ssd::Ssd;
 
 /// The modelled disk.
@@ -41,19 +44,37 @@ pub enum ModelKind {
     /// A PCIe SSD: 164,000 random reads and 149,000 writes of 4 KiB per second, 2,012 and
     /// 1,777 MB/s.
     PcieSsd,
+    /// Block storage behind a network of 10 Gbit/s: 1 ms and more for each operation, 64 at a time; 64,000 reads
+    /// or writes of 4 KiB per second, 1,177 MB/s.
+    Remote,
+    /// The same behind 1 Gbit/s: 28,700 reads or writes of 4 KiB per second, 117.7 MB/s.
+    RemoteGigabit,
 }
 
 impl ModelKind {
     /// All kinds.
-    pub const ALL: [ModelKind; 3] = [ModelKind::Hdd7200, ModelKind::SataSsd, ModelKind::PcieSsd];
+    pub const ALL: [ModelKind; 5] = [
+        ModelKind::Hdd7200,
+        ModelKind::SataSsd,
+        ModelKind::PcieSsd,
+        ModelKind::Remote,
+        ModelKind::RemoteGigabit,
+    ];
 
-    /// Returns the operator's name: `hdd7200`, `sata` or `pcie`.
+    /// Returns the operator's name: `hdd7200`, `sata`, `pcie`, `remote` or `remote-1g`.
     pub fn as_str(self) -> &'static str {
         match self {
             ModelKind::Hdd7200 => "hdd7200",
             ModelKind::SataSsd => "sata",
             ModelKind::PcieSsd => "pcie",
+            ModelKind::Remote => "remote",
+            ModelKind::RemoteGigabit => "remote-1g",
         }
+    }
+
+    /// Returns whether distance costs time: a head has to move and to wait for a revolution.
+    pub fn is_rotational(self) -> bool {
+        self == ModelKind::Hdd7200
     }
 
     /// Returns the kind with that name, see [`ModelKind::as_str`].
@@ -142,12 +163,12 @@ pub struct ModelCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Times that the arm moved or another head was selected to begin an operation; 0 on an SSD.
+    /// Times that the arm moved or another head was selected to begin an operation; 0 but on a disk.
     pub seeks: u64,
-    /// Operations that continued where the previous one had ended; 0 on an SSD.
+    /// Operations that continued where the previous one had ended; 0 but on a disk.
     pub streamed: u64,
     /// Busy time: of arm and platters on a disk, the sum over the links on an SSD (so at most twice
-    /// the elapsed time on PCIe).
+    /// the elapsed time on PCIe), of remote storage the share of its servers that work.
     pub busy: Duration,
     /// Busy time for reads.
     pub read_busy: Duration,
@@ -176,6 +197,7 @@ impl ModelCounters {
 enum Core {
     Hdd(Box<Hdd>),
     Ssd(Box<Ssd>),
+    Remote(Box<Remote>),
 }
 
 /// A disk without data, which turns arrivals into completions.
@@ -200,6 +222,8 @@ impl Model {
             ModelKind::Hdd7200 => Core::Hdd(Box::new(Hdd::new(capacity))),
             ModelKind::SataSsd => Core::Ssd(Box::new(Ssd::new(&ssd::SATA))),
             ModelKind::PcieSsd => Core::Ssd(Box::new(Ssd::new(&ssd::PCIE))),
+            ModelKind::Remote => Core::Remote(Box::new(Remote::new(remote::TEN_GIGABIT))),
+            ModelKind::RemoteGigabit => Core::Remote(Box::new(Remote::new(remote::GIGABIT))),
         };
         Model { core, kind, capacity, next: 0, now: Nanos(0) }
     }
@@ -227,6 +251,7 @@ impl Model {
                 None
             }
             Core::Ssd(ssd) => Some(ssd.submit(self.now, id, op)),
+            Core::Remote(remote) => Some(remote.submit(self.now, id, op)),
         };
         (id, known)
     }
@@ -237,6 +262,7 @@ impl Model {
         match &self.core {
             Core::Hdd(hdd) => hdd.next_event(),
             Core::Ssd(ssd) => ssd.next_event(),
+            Core::Remote(remote) => remote.next_event(),
         }
     }
 
@@ -246,6 +272,7 @@ impl Model {
         match &mut self.core {
             Core::Hdd(hdd) => hdd.advance(self.now, into),
             Core::Ssd(ssd) => ssd.advance(self.now, into),
+            Core::Remote(remote) => remote.advance(self.now, into),
         }
     }
 
@@ -254,6 +281,7 @@ impl Model {
         match &self.core {
             Core::Hdd(hdd) => hdd.counters(),
             Core::Ssd(ssd) => ssd.counters(),
+            Core::Remote(remote) => remote.counters(),
         }
     }
 }

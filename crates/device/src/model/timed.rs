@@ -101,7 +101,7 @@ impl Device for ModelledDevice {
     }
 
     fn writes_durably(&self) -> bool {
-        self.shared.lock().model.kind() != ModelKind::Hdd7200
+        !self.shared.lock().model.kind().is_rotational()
     }
 
     fn shrunk_to(&self) -> Option<u64> {
@@ -110,6 +110,10 @@ impl Device for ModelledDevice {
 
     fn fenced(&self) -> Option<Arc<str>> {
         self.inner.fenced()
+    }
+
+    fn rotational(&self) -> Option<bool> {
+        Some(self.shared.lock().model.kind().is_rotational())
     }
 
     fn identity(&self) -> Option<forebay_core::Identity> {

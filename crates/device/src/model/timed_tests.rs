@@ -153,6 +153,7 @@ fn data_is_right_and_comes_exactly_when_the_model_says() {
     for kind in ModelKind::ALL {
         let bench = bench(kind, 1);
         assert_eq!(bench.device.name(), format!("{kind}:memory"));
+        assert_eq!(bench.device.rotational(), Some(kind == ModelKind::Hdd7200));
         assert_eq!((bench.device.size(), bench.device.logical_block()), (SIZE, 512));
         assert!(bench.queues[0].read_now(0, &mut [0; 512]).is_none(), "no way round the model");
         let mut model = Model::new(kind, SIZE);

@@ -71,6 +71,7 @@ pub struct Volume {
     settings: Mutex<Settings>,
     mode: AtomicU8,
     frozen: AtomicBool,
+    rotational: AtomicBool,
     durability: AtomicU8,
     /// Sequential streams.
     pub(crate) streams: Streams,
@@ -169,6 +170,7 @@ impl Volume {
             alignment: u64::from(record.alignment),
             mode: AtomicU8::new(0),
             frozen: AtomicBool::new(false),
+            rotational: AtomicBool::new(true),
             durability: AtomicU8::new(0),
             streams: Streams::default(),
             admission: AdmissionRules::default(),
@@ -241,6 +243,8 @@ impl Volume {
 
     pub(crate) fn set_settings(&self, settings: Settings) {
         self.frozen.store(settings.is_frozen(), Ordering::SeqCst);
+        let rotational = settings.rotational.of(self.origin.rotational());
+        self.rotational.store(rotational, Ordering::SeqCst);
         self.mode.store(settings.effective_mode() as u8, Ordering::SeqCst);
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.streams.set(&settings);

@@ -390,6 +390,7 @@ impl Host for FakeHost {
             sampled_blocks: 10,
             state_bytes: 1 << 20,
             present: row(1 << 30),
+            rotational: Some(true),
             ram: None,
             ram_rows: sizes.ram.iter().map(|bytes| ram_row(*bytes, 1 << 30, &row)).collect(),
             rows: sizes.cache.iter().copied().map(row).collect(),

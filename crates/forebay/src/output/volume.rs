@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::{ExportReport, Latency, RamReport, RestReport, ServedBy};
+use forebay_admin::report::{ExportReport, Latency, OriginReport, RamReport, RestReport, ServedBy};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 use forebay_core::{Caching, Durability, Mode};
@@ -34,7 +34,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     let mode = mode(report.mode, report.caching);
     let rule = report.policy_rule.as_ref().map_or(String::new(), |rule| format!(" ({rule})"));
     line("mode", format!("{mode}, {}{rule}, durability {}", report.policy, report.durability));
-    line("origin", format!("{}  {}", report.origin.path, format_size(report.origin.size)));
+    line("origin", origin(report));
     cache_lines(report).into_iter().for_each(|(label, value)| line(label, value));
     ram_lines(report).into_iter().for_each(|(label, value)| line(label, value));
     let shift = match report.alignment {
@@ -105,6 +105,17 @@ fn exports(export: &ExportReport, line: &mut impl FnMut(&str, String)) {
     if let Some(error) = &export.error {
         line("not exported", error.clone());
     }
+}
+
+/// Returns the origin with its size, and whether distance costs time on it.
+fn origin(report: &VolumeReport) -> String {
+    let OriginReport { path, size, rotational } = &report.origin;
+    let rotational = match rotational {
+        Some(true) => ", rotational",
+        Some(false) => ", not rotational",
+        None => "",
+    };
+    format!("{path}  {}{rotational}", format_size(*size))
 }
 
 /// Returns the mode, and whether the volume is paused or frozen.

@@ -316,6 +316,10 @@ impl Device for VirtualDevice {
         self.inner.lock().timing.writes_durably()
     }
 
+    fn rotational(&self) -> Option<bool> {
+        Some(self.inner.lock().timing.is_rotational())
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         Ok(Rc::new(VirtualQueue {
             name: self.name.clone(),

@@ -1,7 +1,7 @@
 //! How long the devices of the reports take: the product's own models where they fit a report's
 //! baselines, and three more where they do not.
 //!
-//! - [`Timing::model`]: a 7,200 rpm disk, a SATA SSD or a PCIe SSD as `forebay-device` has them
+//! - [`Timing::model`]: the disks and the remote storage of `forebay-device`
 //! - [`Timing::affine`]: one or two serial links, each operation `overhead + bytes * rate`, and a
 //!   latency behind the link. Two published rows fit it exactly.
 //! - [`Timing::cached_disk`]: the disk with faster mechanics and a read cache in its own RAM.
@@ -68,7 +68,10 @@ impl Timing {
         let model = Box::new(Model::new(kind, capacity));
         Timing::of(match kind {
             ModelKind::Hdd7200 => Core::Hdd { model, owners: HashMap::new() },
-            ModelKind::SataSsd | ModelKind::PcieSsd => Core::Ssd(model),
+            ModelKind::SataSsd
+            | ModelKind::PcieSsd
+            | ModelKind::Remote
+            | ModelKind::RemoteGigabit => Core::Ssd(model),
         })
     }
 
@@ -130,6 +133,11 @@ impl Timing {
     /// Whether single writes can be durable by themselves: SSDs can.
     pub(crate) fn writes_durably(&self) -> bool {
         matches!(self.core, Core::Ssd(_) | Core::Affine { .. })
+    }
+
+    /// Whether distance costs time.
+    pub(crate) fn is_rotational(&self) -> bool {
+        matches!(self.core, Core::Hdd { .. } | Core::Cached { .. })
     }
 
     /// When the next operation completes, unless another arrives before.

@@ -294,6 +294,22 @@ impl World {
         Err(other("the disk is busy although nobody asks for anything"))
     }
 
+    /// A write to its end.
+    pub(crate) fn write(&mut self, offset: u64, len: u64) -> LabResult<()> {
+        let mut ended = Vec::new();
+        if self.start(0, &Access { offset, len, write: true })? {
+            return self.settle(&mut ended);
+        }
+        loop {
+            self.settle(&mut ended)?;
+            if !ended.is_empty() {
+                return Ok(());
+            }
+            let next = self.next_event().ok_or_else(|| other("a write never ends"))?;
+            self.advance(next.max(self.now()));
+        }
+    }
+
     /// Makes all durable, and waits until both devices have nothing to do.
     fn rest(&mut self) -> LabResult<()> {
         self.plain(Op::Flush, 0, 0)?;

@@ -9,6 +9,9 @@ use forebay_lane::Notify;
 /// nearly all were, and the disk would be idle meanwhile.
 const READING: u64 = 4;
 
+/// The same for an origin without seeks, which takes many writes at a time: so many reads keep up with it.
+const READING_SEEKLESS: u64 = 32;
+
 /// Gives out turns to read, in the order of asking.
 pub(crate) struct ReadTurns {
     /// Turns asked for, and turns that have ended.
@@ -23,14 +26,15 @@ impl ReadTurns {
         ReadTurns { asked: Cell::new(0), have_read: Cell::new(0), changed }
     }
 
-    /// Waits for a turn, in the order of asking.
-    pub(crate) async fn take(&self) -> ReadTurn<'_> {
+    /// Waits for a turn, in the order of asking. `rotational`: whether the origin is.
+    pub(crate) async fn take(&self, rotational: bool) -> ReadTurn<'_> {
+        let most = if rotational { READING } else { READING_SEEKLESS };
         let number = self.asked.get();
         self.asked.set(number + 1);
         let turn = ReadTurn(self);
         loop {
             let changed = self.changed.listen();
-            if number < self.have_read.get() + READING {
+            if number < self.have_read.get() + most {
                 return turn;
             }
             changed.await;

@@ -91,7 +91,7 @@ impl<'a> SpanWriter<'a> {
         // origin that does not answer keeps no segment from being reused.
         let mut ready = Vec::new();
         for stretch in stretches(pinned, gap, blocks.end) {
-            let reading = turns.take().await;
+            let reading = turns.take(volume.is_rotational()).await;
             let read = {
                 let mut read = std::pin::pin!(self.read_stretch(&stretch));
                 self.0.cache.unless_hung(&mut read).await

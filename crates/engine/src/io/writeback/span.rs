@@ -46,10 +46,11 @@ pub(crate) struct Spans<'a>(pub(crate) &'a LaneVolume);
 
 impl Spans<'_> {
     /// Returns the merge limits. A cache device that has failed is read no more than necessary, so
-    /// no clean blocks are written along.
+    /// no clean blocks are written along; and an origin without seeks gains nothing from them.
     pub(crate) fn merging(self) -> Merge {
         let settings = self.0.volume.settings();
-        let gap = if self.0.is_unavailable_to(true) { 0 } else { settings.writeback_gap };
+        let fills = self.0.volume.is_rotational() && !self.0.is_unavailable_to(true);
+        let gap = if fills { settings.writeback_gap } else { 0 };
         Merge::of(self.0.volume.block, settings.merge_bytes, gap)
     }
 

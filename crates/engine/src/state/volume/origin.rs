@@ -19,6 +19,11 @@ impl Volume {
         (rest.current(now), rest.total(now))
     }
 
+    /// Returns whether distance costs time on the origin, by its own account or the setting's.
+    pub fn is_rotational(&self) -> bool {
+        self.rotational.load(Ordering::Relaxed)
+    }
+
     /// Returns the error of the last read of the origin, if it failed.
     pub fn origin_read_error(&self) -> Option<String> {
         self.read_error.get()

@@ -48,6 +48,7 @@ impl EngineHost {
             sampled_blocks: live.sampled_blocks() as u64,
             state_bytes: live.bytes() as u64,
             present: row(present),
+            rotational: Some(running.volume.is_rotational()),
             ram: ram.map(|ram| ram_row(ram.tier().options().bytes, present, &row)),
             ram_rows: ram_rows(&sizes.ram, footprint, block, present, &row),
             curve: points(&rows, footprint, block, &row),

@@ -315,6 +315,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     report.settings = settings::for_operator(&set);
     let block = store.block_size().bytes();
     report.origin.size = volume.size();
+    report.origin.rotational = Some(volume.is_rotational());
     // The cache's numbers include the blocks of all its volumes.
     report.cache.size = store.capacity_blocks().saturating_mul(block);
     report.cache.used = store.index.len().saturating_mul(block);

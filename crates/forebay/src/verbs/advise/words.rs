@@ -108,6 +108,16 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
             if report.ram.is_some() { ", what RAM serves included" } else { "" },
         );
     }
+    if let Some(rotational) = report.rotational.filter(|_| report.accesses > 0) {
+        text += match rotational {
+            true => {
+                "The origin is rotational: a miss costs it a seek, and others wait meanwhile.\n"
+            }
+            false => {
+                "The origin is not rotational: a miss costs its latency, and many are served at a time.\n"
+            }
+        };
+    }
     text
 }
 
@@ -218,6 +228,7 @@ mod tests {
             sampled_blocks: 77,
             state_bytes: 0,
             present: rows[0],
+            rotational: Some(true),
             ram: None,
             ram_rows: Vec::new(),
             curve: Vec::new(),
@@ -233,6 +244,11 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("of the present size, 32G, for this volume alone: 40 % of reads.\n"));
+        assert!(text.ends_with("a miss costs it a seek, and others wait meanwhile.\n"), "{text}");
+        report.rotational = Some(false);
+        assert!(
+            of_volume(&report).contains("The origin is not rotational: a miss costs its latency")
+        );
         let hits = |share| Hits { share, error: 0.0 };
         let row = RamRow { bytes: 1 << 30, ram: hits(0.3), cache: 0.1, origin: hits(0.6) };
         report.ram = Some(row);

@@ -17,7 +17,6 @@ use serde::Serialize;
 
 use crate::error::{LabResult, other};
 use crate::output::Goal;
-use crate::virtual_time::access::Access;
 use crate::virtual_time::clients::Server;
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::{Plan, World};
@@ -156,7 +155,7 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
     }
     rng.shuffle(&mut blocks);
     for block in &blocks {
-        write(&mut world, block * BLOCK)?;
+        world.write(block * BLOCK, BLOCK)?;
     }
     let before = world.gauges();
     if before.dirty_bytes != cell.blocks * BLOCK {
@@ -189,23 +188,6 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
         disk_writes: writes,
         disk_syncs: syncs,
     })
-}
-
-/// A write to its end.
-fn write(world: &mut World, offset: u64) -> LabResult<()> {
-    let access = Access { offset, len: BLOCK, write: true };
-    let mut ended = Vec::new();
-    if world.start(0, &access)? {
-        return world.settle(&mut ended);
-    }
-    loop {
-        world.settle(&mut ended)?;
-        if !ended.is_empty() {
-            return Ok(());
-        }
-        let next = world.next_event().ok_or_else(|| other("a write never ends"))?;
-        world.advance(next.max(world.now()));
-    }
 }
 
 #[cfg(test)]
