@@ -278,4 +278,21 @@ def a_client_that_an_operator_fences_stops_and_says_so(box):
     os.kill(daemon.process.pid, signal.SIGTERM)
 
 
+@test
+def a_key_opens_what_its_rights_allow_and_the_error_says_so(box):
+    image, daemon = Image(box, "rights"), box.daemon()
+    before = image.digest()
+    keyring = pathlib.Path(os.environ["FOREBAY_CEPH_CONF"]).parent / "keyring"
+    for user, rights in (("reader", "profile rbd-read-only pool=rbd"), ("elsewhere", "profile rbd pool=other")):
+        key = ceph(box, "auth", "get-or-create", f"client.{user}", "mon", "profile rbd", "osd", rights).stdout
+        with open(keyring, "a") as file:
+            file.write(key)
+    for user, error in (("reader", "not permitted"), ("elsewhere", "not permitted"), ("unknown", "Permission denied")):
+        origin = image.origin.replace("id=forebay", f"id={user}")
+        refused = daemon.create_run("v", box.path(user) + CACHE, origin, expect=1)
+        check(error in refused.stderr, f"{user}: {refused.stderr}")
+    check_equal((image.digest(), image.owner()), (before, None), "the image")
+    connect(daemon.create("v", box.path("cache") + CACHE, image.origin)).pwrite(b"r" * BLOCK, 0)
+
+
 main()

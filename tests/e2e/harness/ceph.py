@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 from .cases import Failure, check
+from .daemon import Daemon
 from .faults import wait_for
 from .sandbox import MIB
 
@@ -22,7 +23,8 @@ class Image:
     def __init__(self, box, name, size=32 * MIB, *arguments):
         self.box, self.name = box, name
         self.conf = os.environ["FOREBAY_CEPH_CONF"]
-        self.origin = f"rbd:rbd/{name}?conf={self.conf}"
+        # As a daemon is run: with the rights that the documentation asks for, and no others.
+        self.origin = f"rbd:rbd/{name}?conf={self.conf}&id=forebay"
         self.make(size, *arguments)
         # Whoever has not given it up by then is gone.
         box.at_end(self.remove)
@@ -112,8 +114,8 @@ class Node:
     def __init__(self, box, name):
         self.name, self.box, self.link = name, box, f"to-{name}"
         self.address = f"10.117.0.{next(_next)}"
-        # Words in front of a command that runs there.
-        self.within = ["ip", "netns", "exec", name]
+        # Words in front of a command that runs there. It sees the same mounts: a block device belongs to no network.
+        self.within = ["nsenter", f"--net=/run/netns/{name}"]
         box.run("ip", "netns", "add", name)
         box.at_end(self.remove)
         box.run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -133,10 +135,40 @@ class Node:
         self.box.run("ip", "netns", "del", self.name)
 
 
-def blocklisted(box):
-    """The addresses of fenced clients."""
-    done = box.run("ceph", "osd", "blocklist", "ls")
-    return [line.split()[0] for line in done.stdout.splitlines() if line and line[0].isdigit()]
+class Host:
+    """A machine: a network of its own, a daemon with its state, and a place for one SSD."""
+
+    def __init__(self, box, name):
+        self.box, self.name, self.node = box, name, Node(box, name)
+        self.daemon = Daemon(box, name=name, within=self.node.within)
+        self.ssd, self.exports = box.path(f"ssd-{name}"), box.path(f"exp-{name}")
+
+    def boot(self):
+        self.daemon.start("--lanes", "2", "--export-dir", self.exports)
+
+    def lose(self):
+        """It loses its power."""
+        self.daemon.kill()
+        self.node.part()
+
+    def repair(self):
+        self.node.join()
+
+    def new_ssd(self):
+        """The SSD is replaced by an empty one."""
+        if os.path.exists(self.ssd):
+            os.remove(self.ssd)
+        self.box.file(os.path.basename(self.ssd), 64 * MIB)
+
+    def served(self, name="v"):
+        wait_for(lambda: self.daemon.show(name)["state"] == "running", "the volume is served", 90)
+        return self.daemon.uri(name)
+
+
+def fence(box, addresses):
+    """Has the cluster refuse everything that these clients send."""
+    for address in addresses:
+        ceph(box, "osd", "blocklist", "add", address)
 
 
 def need_cluster():
