@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import time
 
@@ -9,7 +10,7 @@ from harness import *
 from harness.ceph import *
 
 need_cluster()
-SIZE, BLOCKS = 32 * MIB, 2048
+BLOCKS = 2048
 # Whatever is dirty is on its way to the origin, so that a kill finds writes in flight to it.
 EAGER = ("--set", "writeback_latency=0", "--set", "idle=0", "--set", "dirty_age=100ms")
 # Nothing is written back that nobody asks for.
@@ -221,7 +222,10 @@ def without_order_it_is_known_what_the_image_lacks(box):
             for block in range(first, BLOCKS, len(recorder.clients)):
                 client.pwrite(stamp(block, 1, recorder.seed), block * BLOCK)
         recorder.submitted, recorder.acked = [1] * BLOCKS, [1] * BLOCKS
+        recorder.flusher.flush()
         host.daemon.cli("flush", "v")
+        note = pathlib.Path(host.daemon.state, "dirty", "v.json")
+        wait_for(lambda note=note: not json.loads(note.read_text())["dirty"], "nothing is noted as dirty")
         recorder.write(300)
         recorder.flush()
         recorder.settle()
@@ -230,10 +234,16 @@ def without_order_it_is_known_what_the_image_lacks(box):
             case "the SSD fails":
                 with open(f"{host.ssd}.faults", "w") as file:
                     file.write("gone\n")
-                attempt(recorder.clients[0].pwrite, bytes(BLOCK), (BLOCKS + 1) * BLOCK)
+                # A write that finds out; it changes nothing.
+                block = next(block for block in range(BLOCKS) if recorder.acked[block] > 1)
+                data = stamp(block, recorder.acked[block], recorder.seed)
+                attempt(recorder.clients[0].pwrite, data, block * BLOCK)
                 wait_for(lambda: host.daemon.show("v")["state"] == "degraded", "the loss is noticed")
                 check(lost_report(host.daemon)[1], "nothing is named at once")
-                wait_for(lambda: lost_report(host.daemon)[0]["exact"], "it is known exactly")
+                # Some blocks are still in RAM, and are written back from there.
+                wait_for(
+                    lambda r=recorder: lost_report(host.daemon)[1] == lost_versions(image, r), "it is known exactly"
+                )  # fmt: skip
             case "it is gone after an orderly stop":
                 check_equal(host.daemon.terminate()[0], 0, "exit code")
                 os.remove(host.ssd)
@@ -249,11 +259,11 @@ def without_order_it_is_known_what_the_image_lacks(box):
         check(len(lost) > 100, f"only {len(lost)} blocks are lost: the test proves little")
         check(report["known"], "nothing is known of the loss")
         check_equal(report["exact"], "crash" not in how, f"{how}: whether the ranges are exact")
-        if report["exact"]:
-            check_equal(named ^ lost, set(), f"{how}: blocks that are lost and not named, or the other way round")
         check_equal(lost - named, set(), f"{how}: blocks that are lost and not named")
+        if report["exact"]:
+            check_equal(named - lost, set(), f"{how}: blocks that are named and not lost")
         # A region is a 4096th of the volume.
-        region = SIZE // 4096 // BLOCK
+        region = 32 * MIB // 4096 // BLOCK
         check_equal({b // region for b in named} - {b // region for b in lost}, set(), f"{how}: regions without a loss")
         print(f"     {how}: {len(lost)} blocks are lost, {len(named)} named")
         if os.path.exists(f"{host.ssd}.faults"):
