@@ -129,7 +129,7 @@ mod tests {
         let (read, write) = (ModelOp::read(0, 1 << 20), ModelOp::write(1 << 39, 1 << 20));
         let all = [read, write, read, ModelOp::sync(), write];
         assert_eq!(times(ModelKind::Remote, &all), [1891, 1891, 2782, 3782, 2782]);
-        assert_eq!(times(ModelKind::RemoteGigabit, &all), [9910, 9910, 18820, 19820, 18820]);
+        assert_eq!(times(ModelKind::RemoteGigabit, &all), [9909, 9909, 18819, 19819, 18819]);
     }
 
     #[test]
