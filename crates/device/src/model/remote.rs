@@ -128,7 +128,7 @@ mod tests {
     fn directions_have_links_of_their_own_and_a_sync_waits_for_all() {
         let (read, write) = (ModelOp::read(0, 1 << 20), ModelOp::write(1 << 39, 1 << 20));
         let all = [read, write, read, ModelOp::sync(), write];
-        assert_eq!(times(ModelKind::Remote, &all), [1890, 1890, 2781, 3781, 2781]);
+        assert_eq!(times(ModelKind::Remote, &all), [1891, 1891, 2782, 3782, 2782]);
         assert_eq!(times(ModelKind::RemoteGigabit, &all), [9909, 9909, 18819, 19819, 18819]);
     }
 
