@@ -4,10 +4,12 @@
 //! - `writeback`: dirty blocks on their way to a disk
 //! - `replay`: the engine under traces
 //! - `policies`: replacement policies on traces
+//! - `whatif`: what a volume predicts for other settings beside what they do
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 
 pub(crate) mod curve;
 pub(crate) mod policies;
 pub(crate) mod replay;
 pub(crate) mod seeds;
+pub(crate) mod whatif;
 pub(crate) mod writeback;
