@@ -218,6 +218,7 @@ mod tests {
             sampled_blocks: 77,
             state_bytes: 0,
             present: rows[0],
+            what_if: None,
             ram: None,
             ram_rows: Vec::new(),
             curve: Vec::new(),
