@@ -3,13 +3,11 @@
 //! Each lane has a ring of its own, which it fills and one reader empties. A lane never waits for the
 //! reader: what finds its ring full is counted and left out.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use forebay_core::{Nanos, Op};
 use parking_lot::RwLock;
-
-use crate::state::volume::{Volume, VolumeState};
 
 /// Requests that a ring holds.
 const RING: usize = 16 << 10;
@@ -103,11 +101,32 @@ impl Ring {
 }
 
 /// The rings of all lanes.
-struct Rings(Box<[Ring]>);
+pub(crate) struct Rings(Box<[Ring]>);
+
+impl Rings {
+    /// Requests that the ring of one lane holds.
+    pub(crate) const EACH: usize = RING;
+
+    /// Bytes of a request in a ring.
+    pub(crate) const BYTES: usize = size_of::<[AtomicU64; 3]>();
+
+    pub(crate) fn new(lanes: usize) -> Self {
+        Rings((0..lanes).map(|_| Ring::new()).collect())
+    }
+
+    /// Called by the reader only.
+    pub(crate) fn take(&self, into: &mut Vec<Recorded>) {
+        self.0.iter().for_each(|ring| ring.take(into));
+    }
+
+    pub(crate) fn left_out(&self) -> u64 {
+        self.0.iter().map(|ring| ring.left_out.load(Ordering::Relaxed)).sum()
+    }
+}
 
 /// A volume's recording, if there is one.
 #[derive(Default)]
-pub(crate) struct Recorder(RwLock<Option<Arc<Rings>>>);
+pub(crate) struct Recorder(pub(crate) RwLock<Option<Arc<Rings>>>);
 
 impl Recorder {
     /// Records a request; must be called on this lane.
@@ -117,63 +136,6 @@ impl Recorder {
         let Some(rings) = self.0.try_read() else { return };
         if let Some(ring) = rings.as_ref().and_then(|rings| rings.0.get(lane)) {
             ring.put(request);
-        }
-    }
-}
-
-/// A recording of a volume's requests; ends when it is dropped.
-pub struct Recording {
-    /// Weak, so that a slow reader keeps no device open.
-    volume: Weak<Volume>,
-    rings: Arc<Rings>,
-}
-
-impl Recording {
-    /// Begins to record. `None`: the volume is being recorded already.
-    pub fn begin(volume: &Arc<Volume>) -> Option<Self> {
-        let mut place = volume.recorder.0.write();
-        if place.is_some() {
-            return None;
-        }
-        let rings = Arc::new(Rings((0..volume.stats.lanes()).map(|_| Ring::new()).collect()));
-        *place = Some(rings.clone());
-        volume.is_recorded.store(true, Ordering::Relaxed);
-        drop(place);
-        Some(Recording { volume: Arc::downgrade(volume), rings })
-    }
-
-    /// Returns the most requests that wait to be taken, on this many lanes.
-    pub fn most(lanes: usize) -> usize {
-        RING * lanes
-    }
-
-    /// Returns the bytes that a recording takes on this many lanes.
-    pub fn bytes(lanes: usize) -> u64 {
-        (Recording::most(lanes) * size_of::<[AtomicU64; 3]>()) as u64
-    }
-
-    /// Takes the requests recorded since the last call; those of a lane are in order.
-    pub fn take(&mut self, into: &mut Vec<Recorded>) {
-        self.rings.0.iter().for_each(|ring| ring.take(into));
-    }
-
-    /// Returns how many requests found their ring full so far, and are left out.
-    pub fn left_out(&self) -> u64 {
-        self.rings.0.iter().map(|ring| ring.left_out.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Returns whether the volume is no longer served.
-    pub fn is_over(&self) -> bool {
-        self.volume.upgrade().is_none_or(|volume| volume.state() != VolumeState::Running)
-    }
-}
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        if let Some(volume) = self.volume.upgrade() {
-            let mut place = volume.recorder.0.write();
-            volume.is_recorded.store(false, Ordering::Relaxed);
-            *place = None;
         }
     }
 }

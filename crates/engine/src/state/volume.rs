@@ -3,6 +3,7 @@
 mod bad;
 pub(crate) mod layout;
 mod origin;
+pub(crate) mod recording;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
