@@ -47,6 +47,35 @@ pub struct RamRow {
     pub origin: Hits,
 }
 
+/// What the volume would do with other settings, or with the present ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WhatIfRow {
+    /// The change, as for `forebay set`, like `admission=second-hit`; `null`: the present settings.
+    pub setting: Option<String>,
+    /// Share of the blocks read, or of all blocks if none were read, that RAM or the cache would have had.
+    pub hits: Hits,
+    /// The part of them that RAM would have had.
+    pub ram: f64,
+    /// That share less that of the present settings. The error is that of the difference, which is more exact
+    /// than the shares.
+    pub gain: Hits,
+    /// Bytes that would have been written to the cache device, without those that reclaim writes once more.
+    pub written_bytes: u64,
+    /// These less those of the present settings, as a share of the latter; `null` if that is nothing.
+    pub written_change: Option<f64>,
+}
+
+/// What other settings would have done, by shadow caches on a sample of the blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WhatIf {
+    /// Blocks read and written since the present settings are in force.
+    pub accesses: u64,
+    /// Blocks read since then.
+    pub reads: u64,
+    /// The present settings, then other rules of admission, policies, and sizes of RAM, each with all else unchanged.
+    pub rows: Vec<WhatIfRow>,
+}
+
 /// The curve of a volume since its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CurveReport {
@@ -78,6 +107,9 @@ pub struct CurveReport {
     /// holds everything; ascending.
     #[serde(default)]
     pub ram_rows: Vec<RamRow>,
+    /// What other settings would have done; `null` if nothing is cached.
+    #[serde(default)]
+    pub what_if: Option<WhatIf>,
     /// The requested sizes, or else powers of two up to one that holds everything; ascending.
     pub rows: Vec<CurveRow>,
     /// Enough sizes to draw the curve.

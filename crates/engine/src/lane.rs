@@ -78,7 +78,7 @@ impl LaneVolume {
             origin,
             streams: LaneStreams::new(),
             replacement,
-            watch: Watch::new(),
+            watch: Watch::default(),
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),

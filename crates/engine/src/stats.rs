@@ -164,6 +164,10 @@ impl Stats {
         Stats { lanes: (0..lanes).map(|_| LaneStats::new()).collect(), rest: Arc::default() }
     }
 
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
     pub(crate) fn lane(&self, lane: usize) -> &LaneStats {
         // Checked before dividing: requests come here several times, and a division is slower.
         match self.lanes.get(lane) {

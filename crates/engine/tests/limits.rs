@@ -10,7 +10,8 @@ use std::time::Duration;
 use forebay_core::{BlockSize, IoError, Mode, Op, Survives};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{
-    BlockService, CompletionSink, EngineLane, LaneVolume, LimitedVolume, Request, Settings,
+    BlockService, CompletionSink, EngineLane, LaneVolume, LimitedVolume, Recording, Request,
+    Settings,
 };
 use forebay_testkit::{faulty, ram};
 use world::{World, settings};
@@ -175,4 +176,42 @@ fn a_volume_whose_origin_was_taken_over_serves_nothing() {
     let fenced = test.volume.volume().origin_fenced().expect("it says so");
     assert!(fenced.contains("another machine has it"), "{fenced}");
     assert_eq!((faults.writes(), test.volume.volume().dirty_blocks()), (writes, dirty));
+}
+
+#[test]
+fn requests_are_recorded_as_clients_send_them_and_only_while_wanted() {
+    let mut test = Test::new(limited(1000, 0));
+    let volume = test.volume.volume().clone();
+    test.read(BLOCK);
+    let mut recording = Recording::begin(&volume).expect("nobody records");
+    assert!(Recording::begin(&volume).is_none());
+    let begun = test.world.lane.now();
+    for (op, len) in [
+        (Op::Write, 512),
+        (Op::WriteZeroes, BLOCK),
+        (Op::WriteZeroes, 1 << 19),
+        (Op::Discard, BLOCK),
+    ] {
+        let tag = test.submit(op, len);
+        test.world.wait(tag).result.expect("done");
+    }
+    test.submit(Op::Flush, 0);
+    (0..100).for_each(|_| test.read(2 * BLOCK));
+    let mut found = Vec::new();
+    recording.take(&mut found);
+    let kinds: Vec<_> = found.iter().map(|request| (request.op, request.len)).collect();
+    let first =
+        [(Op::Write, 512), (Op::Write, BLOCK), (Op::Discard, 1 << 19), (Op::Discard, BLOCK)];
+    assert_eq!(kinds[..4], first);
+    // Each once, whether it was answered at once or had to wait for its turn.
+    assert_eq!(kinds[4..], [(Op::Read, 2 * BLOCK); 100]);
+    let times = found.iter().map(|request| request.time);
+    assert!(times.clone().is_sorted() && times.into_iter().all(|time| time >= begun));
+    assert_eq!((recording.left_out(), recording.is_over()), (0, false));
+    drop(recording);
+    test.read(BLOCK);
+    let mut again = Recording::begin(&volume).expect("nobody records any more");
+    found.clear();
+    again.take(&mut found);
+    assert!(found.is_empty());
 }

@@ -3,6 +3,7 @@
 mod events;
 mod host;
 mod ranges;
+mod traces;
 mod values;
 mod watch;
 
@@ -12,7 +13,6 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, ReplacementKind};
 use forebay_settings::duration::parse_duration;
-use forebay_trace::Format;
 
 use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
@@ -20,7 +20,8 @@ use crate::exit;
 pub(crate) use events::{EventsArgs, SupportArgs};
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
-use values::{Words, block_size, cache_size, rate, size};
+pub(crate) use traces::{AdviseArgs, TraceArgs};
+use values::{Words, block_size, size};
 pub(crate) use watch::{KEYS, REVERSE, ShowArgs, TopArgs};
 
 /// Exit codes of the process, with their meanings.
@@ -124,6 +125,8 @@ pub(crate) enum Verb {
     Support(SupportArgs),
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
+    /// Record the requests of a volume's clients, as a trace that advise reads
+    Trace(TraceArgs),
     /// Attach and detach loop devices for a daemon
     #[command(name = forebay_export::helper::VERB, hide = true)]
     BlockDevice {
@@ -448,49 +451,6 @@ pub(crate) struct DemoArgs {
     /// Take a third of the time, with less exact numbers
     #[arg(long)]
     pub(crate) quick: bool,
-}
-
-/// Arguments of `advise`.
-#[derive(Debug, Args)]
-pub(crate) struct AdviseArgs {
-    /// The trace, a file that may be compressed with zstd
-    #[arg(value_hint = ValueHint::FilePath, required_unless_present = "live")]
-    pub(crate) trace: Option<PathBuf>,
-
-    /// A volume, instead of a trace: use its requests since it was started
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["trace", "format", "rate", "align"])]
-    pub(crate) live: Option<VolumeName>,
-
-    /// Format of the trace, if the content does not show it: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT", value_parser = Words(Format::ALL), hide_possible_values = true)]
-    pub(crate) format: Option<Format>,
-
-    /// Share of the blocks to sample, 0.000001 to 1 [default: as many as fit into a few MB, all of
-    /// them in a short trace]
-    #[arg(long, value_name = "SHARE", value_parser = rate, allow_hyphen_values = true)]
-    pub(crate) rate: Option<f64>,
-
-    /// Cache sizes to compare, like 64G,128G [default: powers of two, up to the bytes touched]
-    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
-    pub(crate) sizes: Vec<u64>,
-
-    /// Sizes of a RAM tier to compare, like 1G,4G, in front of the present cache; for a trace in front
-    /// of the recommended one. An estimate for LRU caches of which the smaller has nothing that the
-    /// larger lacks [default: 64M, 256M, 1G and so on, up to the bytes touched]
-    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
-    pub(crate) ram: Vec<u64>,
-
-    /// Bytes to add to every offset, so that requests start on block boundaries
-    #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
-    pub(crate) align: u64,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    /// Draw the curve to this file
-    #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
-    pub(crate) plot: Option<PathBuf>,
 }
 
 /// Parses the command line. Prints help, version and errors itself.

@@ -179,6 +179,7 @@ fn help_is_as_published() {
         "dump",
         "demo",
         "advise",
+        "trace",
         "completions",
         "man",
     ];

@@ -5,6 +5,7 @@
 //! - `remote`: origins without seeks
 //! - `replay`: the engine under traces
 //! - `policies`: replacement policies on traces
+//! - `whatif`: what a volume predicts for other settings beside what they do
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 
 pub(crate) mod curve;
@@ -12,4 +13,5 @@ pub(crate) mod policies;
 pub(crate) mod remote;
 pub(crate) mod replay;
 pub(crate) mod seeds;
+pub(crate) mod whatif;
 pub(crate) mod writeback;

@@ -39,7 +39,7 @@ use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
 use bench::{amplification, block, engine, memory, recovery};
-use experiments::{curve, policies, remote, replay, seeds, writeback};
+use experiments::{curve, policies, remote, replay, seeds, whatif, writeback};
 use real::{peers, run};
 
 /// Measures Forebay.
@@ -85,6 +85,8 @@ enum Command {
     Policies(policies::Args),
     /// The miss-ratio curve of a trace beside its estimate from a sample
     Curve(curve::Args),
+    /// What a volume predicts for other settings, beside what they do, in virtual time
+    Whatif(whatif::Args),
     /// The engine under the requests of a trace, in virtual time
     Replay(replay::Args),
     /// Writeback to a disk by the density of dirty blocks, and latencies at a full, dirty cache, in
@@ -116,6 +118,7 @@ fn main() -> ExitCode {
         Command::Seeds(args) => seeds::run(&args, json),
         Command::Policies(args) => policies::run(&args, json),
         Command::Curve(args) => curve::run(&args, json),
+        Command::Whatif(args) => whatif::run(&args, json),
         Command::Replay(args) => replay::run(&args, json),
         Command::Writeback(args) => writeback::run(&args, json),
         Command::Remote(args) => remote::run(&args, json),

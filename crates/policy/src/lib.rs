@@ -9,6 +9,7 @@
 //! - [`replacement`]: S3-FIFO for a log, in four bits per block
 //! - [`auto`]: shadow caches that choose the rules of that policy
 //! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
+//! - [`whatif`]: shadow caches that tell what other settings would do
 //! - [`exact`]: block-based policies, with lists of blocks
 //! - [`writeback`]: when dirty blocks are written back, and how urgently
 //! - [`rate`]: the rate of writeback while clients use the same origin
@@ -24,7 +25,9 @@ pub mod rate;
 pub mod replacement;
 pub mod sequential;
 pub mod sweep;
+mod table;
 pub mod throttle;
+pub mod whatif;
 pub mod writeback;
 
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};

@@ -9,6 +9,7 @@ use forebay_core::Clock;
 use forebay_engine::StateExtent;
 use forebay_lane::Notify;
 use forebay_policy::curve::LiveCurve;
+use forebay_policy::whatif::{Prediction, Setup};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::block::{Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, in_regions};
@@ -220,9 +221,24 @@ impl Tier {
     }
 
     /// Returns the miss-ratio curve of all that clients have read and written, whoever served it, in
-    /// blocks of the lower tier. A lane may wait some tenths of a millisecond meanwhile.
+    /// blocks of the lower tier.
     pub fn curve(&self) -> LiveCurve {
         self.watched.curve()
+    }
+
+    /// Begins to simulate other settings of the volume; `None` ends that.
+    pub fn simulate(&self, setup: Option<Setup>) {
+        self.watched.simulate(setup);
+    }
+
+    /// Returns what other settings would have done, see [`forebay_engine::Watched::what_if`].
+    pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
+        self.watched.what_if()
+    }
+
+    /// Brings the curve and the shadow caches up to date, so that lanes need not.
+    pub fn catch_up(&self) {
+        self.watched.catch_up();
     }
 
     /// Returns the size of a block.

@@ -11,25 +11,17 @@
 //! prefetched: copies of data evict it from the first-level cache, and a miss costs more than the
 //! rest of the bookkeeping.
 
-use std::cell::Cell;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{Clock, SECTOR_SIZE};
 use forebay_device::hint::{Spot, fetch_to_write};
-use forebay_engine::BlockService;
-use forebay_policy::curve::{Access, Live, LiveCurve, Sample};
+use forebay_engine::{BlockService, FIRST, Watch, Watched as Seen};
+use forebay_policy::curve::{Access, LiveCurve};
 use forebay_policy::exact::Key;
+use forebay_policy::whatif::{Prediction, Setup};
 use parking_lot::Mutex;
-
-/// Chooses the sampled blocks of all volumes.
-const SEED: u64 = 0;
-
-/// The first sample; later samples are subsets of it. A constant, so that most requests are ruled out
-/// without touching memory.
-const FIRST: Sample = Live::first_sample(SEED);
 
 macro_rules! traffic {
     ($($name:ident $help:literal,)*) => {
@@ -81,7 +73,7 @@ struct Own {
 
 /// What all watchers of a tier have seen.
 pub(crate) struct Watched {
-    live: Mutex<Live>,
+    seen: Seen,
     all: Mutex<All>,
     clock: Arc<dyn Clock>,
 }
@@ -95,7 +87,7 @@ struct All {
 
 impl Watched {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Watched { live: Mutex::new(Live::new(SEED)), all: Mutex::default(), clock })
+        Arc::new(Watched { seen: Seen::default(), all: Mutex::default(), clock })
     }
 
     /// Returns what was counted so far.
@@ -106,11 +98,29 @@ impl Watched {
         sum
     }
 
+    fn blocks(&self) -> (u64, u64) {
+        let Traffic { read_blocks, written_blocks, .. } = self.traffic();
+        (read_blocks, written_blocks)
+    }
+
     /// Returns the miss-ratio curve.
     pub(crate) fn curve(&self) -> LiveCurve {
-        let live = self.live.lock().clone();
-        let Traffic { read_blocks, written_blocks, .. } = self.traffic();
-        live.into_curve(read_blocks, written_blocks)
+        self.seen.curve(self.clock.now(), self.blocks())
+    }
+
+    /// See [`Seen::simulate`].
+    pub(crate) fn simulate(&self, setup: Option<Setup>) {
+        self.seen.simulate(setup, self.blocks());
+    }
+
+    /// See [`Seen::what_if`].
+    pub(crate) fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
+        self.seen.what_if(self.clock.now(), self.blocks())
+    }
+
+    /// See [`Seen::catch_up`].
+    pub(crate) fn catch_up(&self) {
+        self.seen.catch_up(self.clock.now());
     }
 }
 
@@ -125,8 +135,7 @@ pub(crate) struct Watcher {
 struct Close {
     watched: Arc<Watched>,
     own: Arc<Own>,
-    /// A copy of the sample; may be outdated. Blocks only ever leave it.
-    sample: Cell<Sample>,
+    watch: Watch,
 }
 
 impl Watcher {
@@ -138,8 +147,7 @@ impl Watcher {
         let block = (bytes.trailing_zeros(), bytes.saturating_sub(first));
         let own = Arc::new(Own { block, counters: Counters::default() });
         watched.all.lock().present.push(own.clone());
-        let sample = Cell::new(FIRST);
-        let close = Close { watched: watched.clone(), own: own.clone(), sample };
+        let close = Close { watched: watched.clone(), own: own.clone(), watch: Watch::default() };
         Watcher { own, close: Rc::new(close) }
     }
 
@@ -184,7 +192,8 @@ impl Watcher {
         bump(counter, blocks.end - blocks.start);
         let keys = Key(blocks.start)..Key(blocks.end);
         if FIRST.touches(keys.clone()) {
-            self.close.access(access, keys);
+            let watched = &self.close.watched;
+            self.close.watch.access(&watched.seen, access, keys, || watched.clock.now());
         }
     }
 
@@ -194,28 +203,10 @@ impl Watcher {
         let start = offset + shifted;
         let whole = (start + (1 << shift) - 1) >> shift..(start + len) >> shift;
         if !whole.is_empty() {
-            self.close.tell(|live| live.discard(Key(whole.start)..Key(whole.end)));
+            let keys = Key(whole.start)..Key(whole.end);
+            let watched = &self.close.watched;
+            self.close.watch.discard(&watched.seen, keys, || watched.clock.now());
         }
-    }
-}
-
-impl Close {
-    #[cold]
-    #[inline(never)]
-    fn access(&self, access: Access, keys: Range<Key>) {
-        if self.sample.get().touches(keys.clone()) {
-            self.tell(|live| {
-                if live.access(access, keys) {
-                    live.settle(self.watched.clock.now());
-                }
-            });
-        }
-    }
-
-    fn tell(&self, what: impl FnOnce(&mut Live)) {
-        let mut live = self.watched.live.lock();
-        what(&mut live);
-        self.sample.set(live.sample());
     }
 }
 

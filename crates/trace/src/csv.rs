@@ -3,7 +3,8 @@
 //!
 //! The heading names the columns; their order is free, others are passed over. `offset` and `size`
 //! are needed, in bytes. `ts_us` is microseconds, with or without a fraction; `op` is `R`, `W` or
-//! `D`, or the word; a trace without it is of reads. `device` is any name.
+//! `D`, or the word; a trace without it is of reads. `device` is any name. Lines that begin with `#` are
+//! comments.
 
 use forebay_core::Op;
 
@@ -65,6 +66,9 @@ fn op(text: &str) -> Result<Op, String> {
 
 impl LineFormat for Csv {
     fn line(&mut self, line: &str) -> Parsed {
+        if line.starts_with('#') {
+            return Ok(None);
+        }
         let Some(columns) = self.columns else {
             self.columns = Some(columns(line)?);
             return Ok(None);
@@ -106,7 +110,7 @@ mod tests {
             one(4000, Op::Write, 9, 8, 0),
         ];
         assert_eq!(found, expected);
-        let found = parse(Csv::default(), "offset,size\n1,2\n").expect("reads");
+        let found = parse(Csv::default(), "offset,size\n# x,y\n1,2\n#\n").expect("reads");
         assert_eq!((found[0].op, found[0].time, found[0].len), (Op::Read, None, 2));
     }
 

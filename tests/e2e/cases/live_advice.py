@@ -89,6 +89,49 @@ def several_connections_and_a_hot_spot(box):
     check_equal(found["take"], 40 * MIB, "what to take")
 
 
+def scanned(client, rounds):
+    """Reads 12 MiB in each round, and 12 MiB that nobody reads again."""
+    hot, scan = 12 * MIB, 16 * MIB
+    for number in range(rounds):
+        for at in range(0, hot, REQUEST):
+            client.pread(REQUEST, at)
+            client.pread(REQUEST, scan + number * hot + at)
+
+
+@test
+def other_settings_are_compared_with_the_present_ones(box):
+    daemon = box.daemon()
+    options = ("--set", "sequential_cutoff=0", "--policy", "lru")
+    uri = daemon.create("v", box.file("cache", 24 * MIB), box.file("origin", 128 * MIB), *options)
+    client = connect(uri)
+    check("too few" in (client.pread(REQUEST, 0), daemon.cli("advise", "--live", "v").stdout)[1], "too few accesses")
+    scanned(client, 8)
+    found = advice(daemon)["what_if"]
+    now, *others = found["rows"]
+    check_equal((now["setting"], now["gain"]["share"], now["written_change"]), (None, 0, 0), "the present settings")
+    rows = {row["setting"]: row for row in others}
+    names = {"admission=second-hit", "admission=ghost:4", "policy=arc", "policy=s3-fifo", "policy=w-tinylfu"}
+    check(names <= set(rows), f"rows: {set(rows)}")
+    # LRU has nothing of a loop that is too large for it together with the scan.
+    check(now["hits"]["share"] < 0.05 and abs(found["reads"] / (16 * 12 * MIB >> 12) - 1) < 0.01, f"now: {found}")
+    second = rows["admission=ghost:4"]
+    check(second["gain"]["share"] > 0.25 and second["written_change"] < -0.7, f"ghosts: {second}")
+    text = daemon.cli("advise", "--live", "v").stdout
+    for word in ("Other settings, for the", "% less to the cache device and miss", "admission=second-hit"):
+        check(word in text, f"'{word}' is not in:\n{text}")
+    # A volume that has this setting from the beginning does what is predicted.
+    options = ("--set", "sequential_cutoff=0", "--policy", "lru", "--set", "admission=ghost:4")
+    uri = daemon.create("w", box.file("other-cache", 24 * MIB), box.file("other-origin", 128 * MIB), *options)
+    scanned(connect(uri), 8)
+    real = daemon.show("w")["requests"]["read_hits"] / (8 * 2 * 12 * MIB // REQUEST)
+    check(abs(second["hits"]["share"] - real) < 0.03, f"predicted {second}, found {real}")
+    # Another setting begins anew.
+    daemon.cli("set", "v", "admission=ghost:4")
+    check_equal(advice(daemon)["what_if"]["accesses"], 0, "a new beginning")
+    daemon.cli("set", "v", "mode=passthrough")
+    check_equal(advice(daemon)["what_if"], None, "nothing is cached")
+
+
 @test
 def it_begins_anew_with_the_volume_and_says_what_is_wrong(box):
     daemon, client = volume(box)

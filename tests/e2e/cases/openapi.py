@@ -144,7 +144,8 @@ def every_route_answers_as_described(box):
     reports = [
         "/v1/daemon", "/v1/memory", "/v1/events", "/v1/events?volume=v&limit=3", "/v1/log", "/v1/knobs", "/v1/profiles",
         "/v1/volumes", "/v1/volumes/v", "/v1/volumes/v/curve", "/v1/volumes/v/curve?sizes=64M,1G&ram=1M", "/v1/volumes/v/lost",
-        "/v1/volumes/v/pins", "/v1/reports", "/v1/reports/v", "/v1/operations", "/metrics", "/v1/openapi.json",
+        "/v1/volumes/v/pins", "/v1/volumes/v/trace?seconds=1", "/v1/reports", "/v1/reports/v", "/v1/operations",
+        "/metrics", "/v1/openapi.json",
     ]  # fmt: skip
     for target in reports:
         api.ask("GET", target)

@@ -6,6 +6,8 @@ use forebay_core::why::{
     BypassReason, EvictionReason, InvalidationReason, MissReason, RefusalReason,
 };
 use forebay_core::{Admission, OriginBlock};
+use forebay_policy::curve::Access;
+use forebay_policy::exact::Key;
 use forebay_policy::{Ghost, Past, Recall, admits};
 
 use crate::io::streams::StreamControl;
@@ -70,6 +72,9 @@ impl AdmissionControl<'_> {
         }
         let volume = &self.0.volume;
         if sequential && !volume.pins.overlap(&volume.blocks(offset..offset.saturating_add(len))) {
+            let access = if write { Access::Write } else { Access::Read };
+            let blocks = volume.blocks(offset..offset.saturating_add(len));
+            volume.watched.bypass(access, Key(blocks.start)..Key(blocks.end), || self.0.now());
             return Some(BypassReason::Sequential);
         }
         self.is_congested().then_some(BypassReason::Congested)

@@ -3,10 +3,13 @@
 //!
 //! Flushes are not limited, so that a limit delays no commit of what was written. Nor is background
 //! work, which has settings of its own.
+//!
+//! Requests are recorded here, as clients send them, while somebody wants that.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_core::{IoError, Op};
 use forebay_device::Device;
@@ -14,6 +17,8 @@ use forebay_lane::either;
 
 use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent};
 use crate::lane::LaneVolume;
+use crate::path::memory::WRITTEN_ZEROES;
+use crate::state::recording::Recorded;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
@@ -33,7 +38,7 @@ impl LimitedVolume {
     #[inline]
     fn now(
         &self,
-        bytes: usize,
+        (op, offset, bytes): (Op, u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         let volume = &self.volume.volume;
@@ -41,15 +46,32 @@ impl LimitedVolume {
             return Some(Err(IoError::Io));
         }
         let limits = &volume.limits;
-        if !limits.are_set() {
-            return act();
-        }
-        if !limits.are_free(self.volume.now()) {
+        let limited = limits.are_set();
+        if limited && !limits.are_free(self.volume.now()) {
             return None;
         }
         let done = act()?;
-        limits.take(self.volume.now(), bytes as u64);
+        if limited {
+            limits.take(self.volume.now(), bytes as u64);
+        }
+        self.record(op, offset, bytes as u64);
         Some(done)
+    }
+
+    /// Records a request that was answered, or is about to be submitted.
+    #[inline]
+    fn record(&self, op: Op, offset: u64, len: u64) {
+        if self.volume.volume.is_recorded.load(Ordering::Relaxed) {
+            let op = match op {
+                Op::Read | Op::Write | Op::Discard => op,
+                Op::WriteZeroes if len <= WRITTEN_ZEROES => Op::Write,
+                Op::WriteZeroes => Op::Discard,
+                Op::Flush | Op::Prefetch => return,
+            };
+            let request = Recorded { time: self.volume.now(), op, offset, len };
+            let lane = usize::from(self.volume.lane().id().0);
+            self.volume.volume.recorder.record(lane, request);
+        }
     }
 }
 
@@ -103,12 +125,12 @@ impl BlockService for LimitedVolume {
 
     #[inline]
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        self.now(into.len(), || self.below.read_now(offset, into))
+        self.now((Op::Read, offset, into.len()), || self.below.read_now(offset, into))
     }
 
     #[inline]
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        self.now(data.len(), || self.below.write_now(offset, data))
+        self.now((Op::Write, offset, data.len()), || self.below.write_now(offset, data))
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {
@@ -146,6 +168,7 @@ impl BlockService for LimitedVolume {
         if self.volume.volume.is_fenced() {
             return refuse(request, sink);
         }
+        self.record(request.op, request.offset, request.len);
         let Some(bytes) = bytes.filter(|_| limits.are_set()) else {
             return self.below.submit(request, sink);
         };

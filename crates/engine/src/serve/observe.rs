@@ -2,7 +2,7 @@
 //! of policy `auto`.
 
 use forebay_core::{Op, OriginBlock};
-use forebay_policy::curve::{Access, Live};
+use forebay_policy::curve::Access;
 use forebay_policy::exact::Key;
 
 use crate::io::policy::Policy;
@@ -40,13 +40,7 @@ impl Observer<'_> {
     #[inline(never)]
     fn watch_closely(self, access: Access, keys: std::ops::Range<Key>) {
         Policy(self.0).with_shadows(|auto, key_of| auto.access(access, keys.clone(), key_of));
-        if self.0.watch.0.get().touches(keys.clone()) {
-            self.tell(|live| {
-                if live.access(access, keys) {
-                    live.settle(self.0.now());
-                }
-            });
-        }
+        self.0.watch.access(&self.0.volume.watched, access, keys, || self.0.now());
     }
 
     /// Observes a discard or a write of zeroes whose range has been checked.
@@ -58,13 +52,7 @@ impl Observer<'_> {
         {
             let keys = Key(first)..Key(end);
             Policy(self.0).with_shadows(|auto, key_of| auto.discard(keys.clone(), key_of));
-            self.tell(|live| live.discard(keys));
+            self.0.watch.discard(&self.0.volume.watched, keys, || self.0.now());
         }
-    }
-
-    fn tell(self, what: impl FnOnce(&mut Live)) {
-        let mut live = self.0.volume.watched.0.lock();
-        what(&mut live);
-        self.0.watch.0.set(live.sample());
     }
 }

@@ -1,45 +1,225 @@
-//! The miss-ratio curve of a volume: what caches of other sizes would have hit. `serve::observe`
-//! feeds it.
+//! The miss-ratio curve of a volume, and what other settings would have done. `serve::observe` feeds it, and a RAM
+//! tier in front of the volume has one of its own, of all that clients ask for.
 //!
-//! Each lane counts blocks and checks whether a request touches the sample. Only those requests,
-//! one in some dozens or thousands, are passed to the volume's [`Live`], which all lanes share, so
-//! its lock is seldom taken.
+//! Each lane counts blocks and checks whether a request touches the sample. The sampled blocks of these requests,
+//! one in some dozens or thousands, are put aside under a lock that is held only for that.
+//! [`Watched::catch_up`] shows them to the curve and the shadow caches; the daemon calls it from a thread of its
+//! own. A lane does so only if it finds a lot put aside.
 //!
 //! Requests must not be slowed down by this. The first sample is therefore a constant, so most
 //! requests are ruled out without touching memory, and the counters lie beside others that are
 //! updated anyway.
 
 use std::cell::Cell;
+use std::ops::Range;
 
-use forebay_policy::curve::{Live, Sample};
+use forebay_core::Nanos;
+use forebay_policy::curve::{Access, Live, LiveCurve, Sample};
+use forebay_policy::exact::Key;
+use forebay_policy::whatif::{Prediction, Rules, Setup, WhatIf};
+use forebay_settings::Settings;
 use parking_lot::Mutex;
 
 /// Chooses the sampled blocks of all volumes.
 const SEED: u64 = 0;
 
 /// The first sample; later samples are subsets of it.
-pub(crate) const FIRST: Sample = Live::first_sample(SEED);
+pub const FIRST: Sample = Live::first_sample(SEED);
 
-/// The curve of one volume.
-pub(crate) struct Watched(pub(crate) Mutex<Live>);
+/// Accesses that are put aside before a lane shows them to the curve itself.
+const ASIDE: usize = 4 << 10;
 
-impl Watched {
-    pub(crate) fn new() -> Self {
-        Watched(Mutex::new(Live::new(SEED)))
-    }
+enum Event {
+    Access(Access, Key),
+    Discarded(Range<Key>),
+    /// The block was accessed just before, and that has bypassed the cache.
+    Bypassed(Access, Key),
+}
 
-    /// Returns a copy of the curve's state. A lane may wait some tenths of a millisecond while it
-    /// is made.
-    pub(crate) fn copy(&self) -> Live {
-        self.0.lock().clone()
+/// What lanes put aside.
+struct Aside {
+    /// The blocks that are put aside.
+    sample: Sample,
+    events: Vec<Event>,
+}
+
+/// Everything that is made of the sample.
+struct Seen {
+    live: Live,
+    what_if: Option<WhatIf>,
+}
+
+/// The curve and the shadow caches of one volume.
+pub struct Watched {
+    aside: Mutex<Aside>,
+    /// Locked before `aside`.
+    seen: Mutex<Seen>,
+}
+
+impl Default for Watched {
+    fn default() -> Self {
+        let live = Live::new(SEED);
+        Watched {
+            aside: Mutex::new(Aside { sample: FIRST, events: Vec::new() }),
+            seen: Mutex::new(Seen { live, what_if: None }),
+        }
     }
 }
 
-/// One lane's copy of the sample; may be outdated. Blocks only ever leave the sample.
-pub(crate) struct Watch(pub(crate) Cell<Sample>);
+impl Watched {
+    /// Puts the sampled blocks of a request aside, and returns the sample.
+    pub fn access(&self, access: Access, keys: Range<Key>, now: impl FnOnce() -> Nanos) -> Sample {
+        self.put_aside(now, |sample| sample.of(keys).map(move |key| Event::Access(access, key)))
+    }
+
+    /// Puts a discard aside, if it has sampled blocks, and returns the sample.
+    fn discard(&self, keys: Range<Key>, now: impl FnOnce() -> Nanos) -> Sample {
+        let touched =
+            |sample: Sample| sample.touches(keys.clone()).then_some(Event::Discarded(keys));
+        self.put_aside(now, touched)
+    }
+
+    /// Puts aside that a request which was observed just before has bypassed the cache.
+    pub(crate) fn bypass(&self, access: Access, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
+        if FIRST.touches(keys.clone()) {
+            self.put_aside(now, |sample| {
+                sample.of(keys).map(move |key| Event::Bypassed(access, key))
+            });
+        }
+    }
+
+    fn put_aside<E: IntoIterator<Item = Event>>(
+        &self,
+        now: impl FnOnce() -> Nanos,
+        events: impl FnOnce(Sample) -> E,
+    ) -> Sample {
+        let mut aside = self.aside.lock();
+        let sample = aside.sample;
+        aside.events.extend(events(sample));
+        let many = aside.events.len() >= ASIDE;
+        drop(aside);
+        // Otherwise somebody else is at it.
+        if many && let Some(mut seen) = self.seen.try_lock() {
+            self.show(&mut seen, now());
+        }
+        sample
+    }
+
+    /// Shows everything that was put aside to the curve and the shadow caches. Takes a few milliseconds at most.
+    pub fn catch_up(&self, now: Nanos) {
+        self.show(&mut self.seen.lock(), now);
+    }
+
+    fn show(&self, seen: &mut Seen, now: Nanos) {
+        let events = std::mem::take(&mut self.aside.lock().events);
+        let Seen { live, what_if } = seen;
+        for event in events {
+            match event {
+                Event::Access(access, Key(key)) => {
+                    let _ = live.access(access, Key(key)..Key(key + 1));
+                    if let Some(what_if) = what_if {
+                        what_if.access(access, Key(key));
+                    }
+                }
+                Event::Discarded(keys) => {
+                    live.discard(keys.clone());
+                    if let Some(what_if) = what_if {
+                        what_if.remove(keys);
+                    }
+                }
+                Event::Bypassed(access, key) => {
+                    if let Some(what_if) = what_if {
+                        what_if.bypassed(access, key);
+                    }
+                }
+            }
+        }
+        live.settle(now);
+        if let Some(what_if) = what_if {
+            what_if.settle(now);
+        }
+        // The denser one; the other is a subset of it.
+        let own = what_if.as_ref().map(WhatIf::sample);
+        let denser = own.filter(|own| own.stands_for() < live.sample().stands_for());
+        self.aside.lock().sample = denser.unwrap_or(live.sample());
+    }
+
+    /// Begins to simulate other settings; `None` ends that. Nothing changes if the setup is that of before.
+    /// `blocks`: all blocks read and written so far.
+    pub fn simulate(&self, setup: Option<Setup>, blocks: (u64, u64)) {
+        let mut seen = self.seen.lock();
+        if seen.what_if.as_ref().map(WhatIf::setup) == setup {
+            return;
+        }
+        seen.what_if = setup.map(|setup| WhatIf::new(setup, FIRST, blocks.0, blocks.1));
+        let sample = seen.what_if.as_ref().map_or(seen.live.sample(), WhatIf::sample);
+        let mut aside = self.aside.lock();
+        if sample.stands_for() < aside.sample.stands_for() {
+            aside.sample = sample;
+        }
+    }
+
+    /// Returns the curve of everything so far; `blocks` as in [`Watched::simulate`].
+    pub fn curve(&self, now: Nanos, blocks: (u64, u64)) -> LiveCurve {
+        self.catch_up(now);
+        let live = self.seen.lock().live.clone();
+        live.into_curve(blocks.0, blocks.1)
+    }
+
+    /// Returns what other settings would have done since the present ones are in force, which come first; and how
+    /// many blocks were read and written since then. Empty if nothing is simulated.
+    pub fn what_if(&self, now: Nanos, blocks: (u64, u64)) -> (Vec<Prediction>, (u64, u64)) {
+        self.catch_up(now);
+        let seen = self.seen.lock();
+        let what_if = seen.what_if.as_ref();
+        what_if.map_or_else(Default::default, |what_if| {
+            let predictions = what_if.predictions(blocks.0, blocks.1);
+            (predictions, what_if.accesses(blocks.0, blocks.1))
+        })
+    }
+}
+
+/// Returns what is to be simulated for a cache of `capacity` blocks of `block` bytes with these settings; `None` if
+/// nothing is cached.
+pub(crate) fn simulated(settings: &Settings, capacity: u64, block: u64) -> Option<Setup> {
+    let mode = settings.effective_mode();
+    let now = Rules {
+        policy: settings.policy,
+        admission: settings.admission,
+        ram: settings.ram / block.max(1),
+        ram_policy: settings.ram_policy,
+    };
+    let caches = mode != forebay_core::Mode::Passthrough && !settings.is_frozen() && capacity > 0;
+    caches.then_some(Setup { capacity, mode, now })
+}
+
+/// One lane's copy of the sample, which may be outdated for a moment: the lock's own is checked again.
+pub struct Watch(Cell<Sample>);
+
+impl Default for Watch {
+    fn default() -> Self {
+        Watch(Cell::new(FIRST))
+    }
+}
 
 impl Watch {
-    pub(crate) fn new() -> Self {
-        Watch(Cell::new(FIRST))
+    /// Tells `watched` of a request that touches [`FIRST`].
+    #[cold]
+    #[inline(never)]
+    pub fn access(
+        &self,
+        watched: &Watched,
+        access: Access,
+        keys: Range<Key>,
+        now: impl FnOnce() -> Nanos,
+    ) {
+        if self.0.get().touches(keys.clone()) {
+            self.0.set(watched.access(access, keys, now));
+        }
+    }
+
+    /// Tells `watched` of a discard.
+    pub fn discard(&self, watched: &Watched, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
+        self.0.set(watched.discard(keys, now));
     }
 }

@@ -33,6 +33,13 @@ pub fn segments_kept_free(segments: u32, lanes: u32) -> u32 {
     (segments / 50).max(Store::RESERVED_SEGMENTS + lanes + 2)
 }
 
+/// Returns the number of blocks that may live in a cache.
+pub(crate) fn room(store: &Store) -> u64 {
+    let (segments, lanes) = (store.segments.count(), store.options().lanes);
+    let used = segments.saturating_sub(segments_kept_free(segments, lanes as u32));
+    u64::from(used) * store.cells_per_segment()
+}
+
 /// How a policy tracks which blocks are worth keeping.
 pub(crate) enum How {
     /// By ranks in the index, and ghosts.
@@ -54,9 +61,7 @@ pub(crate) struct Replacement {
 
 impl Replacement {
     pub(crate) fn new(kind: ReplacementKind, store: &Store) -> Self {
-        let (segments, lanes) = (store.segments.count(), store.options().lanes);
-        let used = segments.saturating_sub(segments_kept_free(segments, lanes as u32));
-        let room = u64::from(used) * store.cells_per_segment();
+        let (room, lanes) = (room(store), store.options().lanes);
         let given_up = AtomicU64::new(0);
         if matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto) {
             let shares = Shares::of(room, KEPT_BY_RANK);

@@ -3,6 +3,7 @@
 mod bad;
 pub(crate) mod layout;
 mod origin;
+pub(crate) mod recording;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -15,6 +16,7 @@ use forebay_format::VolumeRecord;
 use forebay_lane::{Gate, Lane, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
+use forebay_policy::whatif::{Prediction, Setup};
 use forebay_settings::Settings;
 use forebay_store::{Entry, Store, VersionId, VolumeSpace};
 use parking_lot::Mutex;
@@ -23,7 +25,7 @@ use crate::error::WritebackError;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
-use crate::state::curve::Watched;
+use crate::state::curve::{Watched, simulated};
 use crate::state::dirty::DirtyCount;
 use crate::state::health::LastError;
 use crate::state::intent::Intent;
@@ -32,6 +34,8 @@ use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
+use crate::state::recording::Recorder;
+use crate::state::replacement::room;
 use crate::state::share::Share;
 use crate::state::streams::Streams;
 use crate::state::untouched::Untouched;
@@ -68,6 +72,8 @@ pub struct Volume {
     pub(crate) block: BlockSize,
     size: u64,
     alignment: u64,
+    /// Blocks that may live in the cache, of all of its volumes.
+    capacity: u64,
     settings: Mutex<Settings>,
     mode: AtomicU8,
     frozen: AtomicBool,
@@ -128,6 +134,9 @@ pub struct Volume {
     pub(crate) shrunk_told: AtomicBool,
     /// Whether the origin was taken over by another machine.
     is_fenced: AtomicBool,
+    /// Whether clients' requests are recorded. Read for each, like the state.
+    pub(crate) is_recorded: AtomicBool,
+    pub(crate) recorder: Recorder,
     /// The dirty blocks in the volume's distrusting note, if there is one: nothing else on the
     /// cache device counts.
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
@@ -168,6 +177,7 @@ impl Volume {
             block,
             size: record.origin_bytes,
             alignment: u64::from(record.alignment),
+            capacity: room(store),
             mode: AtomicU8::new(0),
             frozen: AtomicBool::new(false),
             rotational: AtomicBool::new(true),
@@ -209,6 +219,8 @@ impl Volume {
             write_error: LastError::default(),
             shrunk_told: AtomicBool::new(false),
             is_fenced: AtomicBool::new(false),
+            is_recorded: AtomicBool::new(false),
+            recorder: Recorder::default(),
             noted: Mutex::default(),
             is_noted: AtomicBool::new(false),
             write_down: Gate::default(),
@@ -216,7 +228,7 @@ impl Volume {
             note_uses: AtomicU64::new(0),
             writeback_error: Mutex::default(),
             writeback_fails: AtomicBool::new(false),
-            watched: Box::new(Watched::new()),
+            watched: Box::default(),
             meter: Meter::new(lanes),
             stats: Stats::new(lanes),
         };
@@ -256,6 +268,10 @@ impl Volume {
         }
         let limit = settings.cache_watermarks().1;
         self.dirty_limit.store(limit, Ordering::SeqCst);
+        // A RAM tier sees all that clients ask for, and simulates by itself.
+        let setup = simulated(&settings, self.capacity, self.block.bytes());
+        let setup = setup.filter(|setup| setup.now.ram == 0);
+        self.watched.simulate(setup, self.stats.blocks());
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
     }
@@ -305,8 +321,22 @@ impl Volume {
 
     /// Returns the miss-ratio curve of the requests since the volume was started.
     pub fn curve(&self) -> LiveCurve {
-        let (read, written) = self.stats.blocks();
-        self.watched.copy().into_curve(read, written)
+        self.watched.curve(self.waits.now(), self.stats.blocks())
+    }
+
+    /// Returns what is to be simulated of the volume and its RAM tier, if it has one.
+    pub fn simulated(&self) -> Option<Setup> {
+        simulated(&self.settings.lock(), self.capacity, self.block.bytes())
+    }
+
+    /// Returns what other settings would have done since the present ones are in force, see [`Watched::what_if`].
+    pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
+        self.watched.what_if(self.waits.now(), self.stats.blocks())
+    }
+
+    /// Brings the curve and the shadow caches up to date, so that lanes need not.
+    pub fn catch_up(&self) {
+        self.watched.catch_up(self.waits.now());
     }
 
     /// Returns whether requests are served.

@@ -1,5 +1,7 @@
 //! Follows server-sent events of the daemon.
 
+use std::time::Duration;
+
 use forebay_admin::ApiError;
 use http_body_util::{BodyExt, Limited};
 use hyper::client::conn::http1;
@@ -7,7 +9,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{Client, MAX_ANSWER, PATIENCE, error_in, versioned};
+use super::{Client, MAX_ANSWER, PATIENCE, error_in, unreachable_daemon, versioned};
 use crate::daemon::events::stream::MEDIA_TYPE;
 
 /// Splits a stream into messages.
@@ -76,6 +78,41 @@ impl Client {
                 }
             }
             Ok(true)
+        })
+    }
+
+    /// Hands the answer at a path to `take`, piece by piece. Nothing may come for as long as `pause`, in addition to
+    /// the usual time limit.
+    ///
+    /// # Errors
+    /// The daemon refuses or cannot be reached, the connection is lost, or `take` fails.
+    pub(crate) fn download(
+        &self,
+        path: &str,
+        pause: Duration,
+        mut take: impl FnMut(&[u8]) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let request = self.request("GET", &versioned(path), "*/*", &[])?;
+        let silent = |_| self.failed(&"no answer");
+        self.runtime()?.block_on(async {
+            let connected = UnixStream::connect(&self.socket).await;
+            let stream = connected.map_err(|error| unreachable_daemon(&self.socket, &error))?;
+            let shaken = http1::handshake(TokioIo::new(stream)).await;
+            let (mut sender, connection) = shaken.map_err(|error| self.failed(&error))?;
+            tokio::spawn(connection);
+            let answer = timeout(PATIENCE, sender.send_request(request)).await.map_err(silent)?;
+            let response = answer.map_err(|error| self.failed(&error))?;
+            let status = response.status().as_u16();
+            let mut body = response.into_body();
+            if status != 200 {
+                let body = Limited::new(body, MAX_ANSWER).collect().await;
+                return Err(error_in(status, &body.map(|it| it.to_bytes()).unwrap_or_default()));
+            }
+            while let Some(frame) = timeout(pause + PATIENCE, body.frame()).await.map_err(silent)? {
+                let frame = frame.map_err(|error| self.failed(&error))?;
+                take(frame.data_ref().map_or(&[][..], |bytes| bytes))?;
+            }
+            Ok(())
         })
     }
 }

@@ -10,6 +10,7 @@ use forebay_admin::report::BlockReport;
 use forebay_admin::{
     ApiError, ByteRange, DropRequest, PinReport, Settings, VolumeName, VolumeReport, VolumeState,
 };
+use forebay_engine::Recording;
 use forebay_format::Uuid;
 use forebay_lane::MemoryBudget;
 use serde::{Deserialize, Serialize};
@@ -349,6 +350,16 @@ pub(crate) trait Host: Send + Sync {
     /// # Errors
     /// [`forebay_admin::ErrorKind::Refused`] if it is not served.
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
+
+    /// Brings the curves and the shadow caches of all volumes up to date, so that lanes need not.
+    fn catch_up(&self) {}
+
+    /// Begins to record the requests of a served volume's clients.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if it is not served, [`forebay_admin::ErrorKind::Busy`] if it is
+    /// recorded already.
+    fn record(&self, name: &VolumeName) -> Result<Recording, ApiError>;
 
     /// Returns the dirty ranges of a volume, served or not, on a cache device that has failed or is
     /// gone. Quick.

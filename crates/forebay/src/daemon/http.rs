@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::events::stream::{Following, MEDIA_TYPE};
+use super::recording::{self, Trace};
 use crate::client::ErrorBody;
 
 /// Largest head of a request, in bytes; hyper's minimum.
@@ -57,6 +58,8 @@ pub(crate) enum Content {
     Whole(Vec<u8>),
     /// Events, as they happen.
     Events(Following),
+    /// Requests of a volume, as they come.
+    Trace(Trace),
 }
 
 /// The body of an answer, for hyper.
@@ -95,6 +98,11 @@ impl HttpAnswer {
     /// Makes an answer that follows events.
     pub(crate) fn events(events: Following) -> Self {
         HttpAnswer { status: 200, media_type: MEDIA_TYPE, body: Content::Events(events) }
+    }
+
+    /// Makes an answer that records a volume.
+    pub(crate) fn trace(trace: Trace) -> Self {
+        HttpAnswer { status: 200, media_type: recording::MEDIA_TYPE, body: Content::Trace(trace) }
     }
 
     /// Makes an answer that refuses a request.
@@ -149,6 +157,7 @@ impl From<HttpAnswer> for Response<Body> {
         let mut response = Response::new(match answer.body {
             Content::Whole(bytes) => Either::Left(Full::new(bytes.into())),
             Content::Events(events) => Either::Right(events.body()),
+            Content::Trace(trace) => Either::Right(trace.body()),
         });
         *response.status_mut() =
             StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -38,6 +38,7 @@ pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;
 mod pressure;
+pub(crate) mod recording;
 mod replace;
 pub(crate) mod server;
 pub(crate) mod signals;

@@ -17,7 +17,7 @@ use forebay_admin::{
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{
-    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd, Recording,
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, MemoryBudget};
@@ -391,11 +391,16 @@ impl Host for FakeHost {
             state_bytes: 1 << 20,
             present: row(1 << 30),
             rotational: Some(true),
+            what_if: None,
             ram: None,
             ram_rows: sizes.ram.iter().map(|bytes| ram_row(*bytes, 1 << 30, &row)).collect(),
             rows: sizes.cache.iter().copied().map(row).collect(),
             curve: vec![row(4096), row(FAKE_SIZE)],
         })
+    }
+
+    fn record(&self, _: &VolumeName) -> Result<Recording, ApiError> {
+        Err(ApiError::new(ErrorKind::Refused, "not served"))
     }
 
     fn shut_down(&self) -> Result<(), ApiError> {

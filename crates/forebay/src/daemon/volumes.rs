@@ -22,8 +22,9 @@ use super::operations::{Operations, Work};
 use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
-use forebay_lane::MemoryBudget;
+use forebay_lane::{MemoryBudget, MemoryUse};
 
+use super::recording::{self, Trace};
 use super::state::{Remembered, State, put};
 
 /// How long a shutdown waits for cancelled operations.
@@ -148,6 +149,20 @@ impl Volumes {
     pub(crate) fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
         self.state.volume(name)?;
         self.host.curve(name, sizes)
+    }
+
+    /// Begins to record the requests of a volume's clients.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Refused`] if it is not served, [`ErrorKind::Busy`] if it is recorded
+    /// already, or there is not enough memory.
+    pub(crate) fn record(&self, name: &VolumeName, length: Duration) -> Result<Trace, ApiError> {
+        self.state.volume(name)?;
+        let bytes = recording::memory(self.host.lanes() as usize);
+        let memory = self.memory().hold(MemoryUse::Background, bytes, "a recording");
+        let memory =
+            memory.map_err(|error| ApiError::new(ErrorKind::Refused, error.to_string()))?;
+        Ok(Trace::new(self.host.record(name)?, length, memory))
     }
 
     /// Returns the dirty ranges of a volume on a cache device that has failed or is gone.

@@ -54,11 +54,8 @@ pub(crate) fn render(report: &VolumeReport) -> String {
             format!("{rested} in all, woken {wakes} times, last accessed {last} ago"),
         );
     }
-    if let Some(limits) = limits(report) {
-        line("limits", limits);
-    }
-    if let Some(share) = share(report) {
-        line("share", share);
+    for (name, text) in [("limits", limits(report)), ("share", share(report))] {
+        text.into_iter().for_each(|text| line(name, text));
     }
     line(
         "memory",

@@ -2,10 +2,12 @@
 //! (without a daemon) or from a daemon's curve of a running volume.
 //!
 //! - `words`: the tables and the recommendation; `ram`: those about RAM
+//! - `whatif`: what other settings would do
 //! - `plot`: the curve as SVG
 
 mod plot;
 mod ram;
+mod whatif;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -98,7 +100,7 @@ fn from_daemon(client: &Client, name: &VolumeName, args: &AdviseArgs) -> Outcome
         let take_ram = ram::take(&report.ram_rows);
         return json::print(&LiveAdvice { report: &report, take, take_ram });
     }
-    print_text(&(words::of_volume(&report) + &ram::of_volume(&report)))
+    print_text(&(words::of_volume(&report) + &ram::of_volume(&report) + &whatif::text(&report)))
 }
 
 fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {

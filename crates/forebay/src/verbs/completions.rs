@@ -13,9 +13,9 @@ use crate::exit::Outcome;
 use crate::output::print_text;
 
 /// Verbs whose first argument is an existing volume.
-const ABOUT_A_VOLUME: [&str; 15] = [
+const ABOUT_A_VOLUME: [&str; 16] = [
     "show", "top", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "pin", "unpin",
-    "evict", "stop", "start", "delete",
+    "evict", "stop", "start", "delete", "trace",
 ];
 
 /// Prints the script.

@@ -29,6 +29,7 @@ mod stop;
 mod support;
 mod take_over;
 mod top;
+mod trace;
 
 use forebay_admin::{Operation, VolumeName};
 
@@ -74,6 +75,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Support(args) => support::run(&Client::new(socket)?, args),
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(socket, &args),
+        Verb::Trace(args) => trace::run(&Client::new(socket)?, &args),
         Verb::HandOverVersion => {
             crate::daemon::hand_over::print_version();
             Ok(())

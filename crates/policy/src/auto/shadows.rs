@@ -6,7 +6,7 @@
 //! that name a block and a stamp; an entry is out of date once the block has another stamp, and is
 //! then passed over.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::curve::Access;
@@ -52,55 +52,8 @@ struct Place {
     ghost: u32,
 }
 
-#[derive(Clone, Debug)]
-struct Block {
-    key: u64,
-    /// Queues and ghosts that hold it, over all shadows.
-    holders: u32,
-    places: [Place; RULES.len()],
-}
-
 /// The blocks that any shadow knows.
-#[derive(Debug, Default)]
-struct Table {
-    blocks: Vec<Block>,
-    free: Vec<u32>,
-    numbers: HashMap<u64, u32>,
-}
-
-impl Table {
-    fn number(&mut self, key: u64) -> u32 {
-        if let Some(number) = self.numbers.get(&key) {
-            return *number;
-        }
-        let block = Block { key, holders: 0, places: Default::default() };
-        let number = match self.free.pop() {
-            Some(number) => {
-                self.blocks[number as usize] = block;
-                number
-            }
-            None => {
-                self.blocks.push(block);
-                (self.blocks.len() - 1) as u32
-            }
-        };
-        self.numbers.insert(key, number);
-        number
-    }
-
-    fn hold(&mut self, number: u32) {
-        self.blocks[number as usize].holders += 1;
-    }
-
-    fn release(&mut self, number: u32) {
-        let block = &mut self.blocks[number as usize];
-        block.holders -= 1;
-        if block.holders == 0 {
-            self.numbers.remove(&block.key);
-            self.free.push(number);
-        }
-    }
-}
+type Table = crate::table::Table<[Place; RULES.len()]>;
 
 /// A queue of blocks with the stamps that they got.
 #[derive(Debug, Default)]
@@ -341,18 +294,7 @@ impl Shadows {
 
     /// Removes blocks, with their ghosts.
     pub(super) fn discard(&mut self, keys: Range<Key>) {
-        let range = keys.start.0..keys.end.0;
-        let numbers = &self.table.numbers;
-        let few = range.end.saturating_sub(range.start) <= numbers.len() as u64;
-        let mut gone: Vec<u32> = if few {
-            range.filter_map(|key| numbers.get(&key).copied()).collect()
-        } else {
-            let inside = numbers.iter().filter(|(key, _)| range.contains(key));
-            inside.map(|(_, number)| *number).collect()
-        };
-        // The order in which numbers become free must not depend on that of the hash table.
-        gone.sort_unstable();
-        for block in gone {
+        for block in self.table.inside(keys.start.0..keys.end.0) {
             self.table.hold(block);
             for shadow in &mut self.shadows {
                 shadow.take(&mut self.table, block);
@@ -365,18 +307,13 @@ impl Shadows {
     /// Returns a bound for the allocated bytes: blocks that no two shadows have in common.
     pub(super) fn most_bytes(&self) -> u64 {
         let held = u64::from(self.room) * 2 * RULES.len() as u64;
-        // A vector that grows may have twice the capacity that it needs.
-        let block = size_of::<Block>() + 2 * size_of::<(u64, u32)>() + size_of::<u32>();
-        held * (block + 4 * size_of::<(u32, u32)>()) as u64
+        held * (Table::bytes_of_block() + 4 * size_of::<(u32, u32)>()) as u64
     }
 
     /// Returns an estimate of the allocated bytes.
     pub(super) fn bytes(&self) -> u64 {
         let entries: usize = self.shadows.iter().map(Shadow::entries).sum();
-        let table = self.table.blocks.capacity() * size_of::<Block>()
-            + self.table.free.capacity() * size_of::<u32>()
-            + self.table.numbers.capacity() * size_of::<(u64, u32)>() * 8 / 7;
-        (table + entries * size_of::<(u32, u32)>()) as u64
+        (self.table.bytes() + entries * size_of::<(u32, u32)>()) as u64
     }
 
     /// Checks what must always be true.

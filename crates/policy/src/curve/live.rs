@@ -80,12 +80,13 @@ impl Live {
     pub fn settle(&mut self, now: Nanos) {
         self.second.1 += self.aside.len();
         self.go_through();
-        if now.since(self.second.0) >= Duration::from_secs(1) {
-            self.second = (now, 0);
-        } else if self.second.1 > Self::MOST_PER_SECOND {
-            self.second = (now, 0);
+        let seconds = now.since(self.second.0).max(Duration::from_secs(1)).as_secs_f64();
+        if self.second.1 as f64 > Self::MOST_PER_SECOND as f64 * seconds {
             self.sampled.halve();
+        } else if seconds <= 1.0 {
+            return;
         }
+        self.second = (now, 0);
     }
 
     fn go_through(&mut self) {

@@ -38,6 +38,7 @@ use crate::exact::Key;
 use histogram::Histogram;
 use recent::{AGES, Recent};
 use sampled::Sampled;
+pub(crate) use sampled::WIDTH;
 
 pub use live::{Live, LiveCurve};
 pub use sample::Sample;

@@ -126,7 +126,7 @@ impl Sample {
 
     /// Returns the part, of `parts` equal ones, that a sampled block belongs to: neighbouring
     /// groups are in different parts.
-    pub(super) fn part(&self, Key(key): Key, parts: u64) -> usize {
+    pub(crate) fn part(&self, Key(key): Key, parts: u64) -> usize {
         let group = self.group_of(key);
         let turn = self.hash(group / parts, MOST_LEVELS + 1) % parts;
         ((group % parts + turn) % parts) as usize

@@ -15,7 +15,7 @@ use super::{Access, Share};
 const PARTS: usize = 8;
 
 /// Half-width of the interval in standard errors: Student's t for 95 % and eight parts.
-const WIDTH: f64 = 2.36;
+pub(crate) const WIDTH: f64 = 2.36;
 
 /// A sample, or a part of one, with its curve.
 #[derive(Clone, Debug)]

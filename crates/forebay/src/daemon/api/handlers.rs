@@ -19,6 +19,7 @@ use crate::daemon::events::{query::Query, stream};
 use crate::daemon::host_api::Count;
 use crate::daemon::http::{HttpAnswer, HttpRequest};
 use crate::daemon::metrics::{self, text::Format};
+use crate::daemon::recording::MOST_SECONDS;
 use crate::daemon::volumes::Volumes;
 use crate::daemon::{log, memory};
 
@@ -112,6 +113,25 @@ pub(super) fn pins(call: &Call<'_>) -> Answered {
 pub(super) fn curve(call: &Call<'_>) -> Answered {
     let sizes = sizes_in(call.query)?;
     json(&call.volumes.curve(&named(call)?, &sizes)?)
+}
+
+/// Lets the client follow the requests of a volume for a while.
+pub(super) fn trace(call: &Call<'_>) -> Answered {
+    let length = match call.query {
+        None => Duration::from_secs(60),
+        Some(query) => {
+            let seconds = query.strip_prefix("seconds=").and_then(|text| text.parse().ok());
+            let seconds = seconds.filter(|seconds| (1..=MOST_SECONDS).contains(seconds));
+            let unclear = || {
+                ApiError::invalid(
+                    "query",
+                    format!("write it like trace?seconds=60, up to {MOST_SECONDS}"),
+                )
+            };
+            Duration::from_secs(seconds.ok_or_else(unclear)?)
+        }
+    };
+    call.volumes.record(&named(call)?, length).map(HttpAnswer::trace)
 }
 
 pub(super) fn set(call: &Call<'_>) -> Answered {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::route::{Answer, Body, EVENTS, OPERATION, Route};
 use crate::daemon::events::stream;
+use crate::daemon::recording;
 
 /// Where the schemas of types are.
 const SCHEMAS: &str = "#/components/schemas";
@@ -159,6 +160,9 @@ fn answers(route: &Route, sent: &mut SchemaGenerator) -> Value {
             "The metrics.",
             json!({ "application/openmetrics-text": { "schema": text }, "text/plain": { "schema": text } }),
         ),
+        Answer::Trace => {
+            add("200", "The trace.", json!({ recording::MEDIA_TYPE: { "schema": text } }))
+        }
         Answer::Document => add(
             "200",
             "The document.",
@@ -229,7 +233,7 @@ mod tests {
                 Answer::Json(schema) | Answer::Accepted(schema) => _ = schema(&mut sent),
                 Answer::Operation => _ = OPERATION(&mut sent),
                 Answer::Events => _ = EVENTS(&mut sent),
-                Answer::Metrics | Answer::Document => {}
+                Answer::Metrics | Answer::Trace | Answer::Document => {}
             }
         }
         let (received, sent) = (received.take_definitions(true), sent.take_definitions(true));

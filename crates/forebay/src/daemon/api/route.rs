@@ -56,6 +56,8 @@ pub(super) enum Answer {
     Operation,
     /// Events, as JSON or as a stream.
     Events,
+    /// A trace as text.
+    Trace,
     /// Metrics as text.
     Metrics,
     /// A document whose form is none of ours.

@@ -31,6 +31,9 @@ const CURVE_QUERY: &[Parameter] = &[
     Parameter { name: "ram", help: "Sizes of RAM tiers, like 1G,4G, instead of the usual ones." },
 ];
 
+const TRACE_QUERY: &[Parameter] =
+    &[Parameter { name: "seconds", help: "How long to record, 1 to 86400; 60 without it." }];
+
 /// Every route.
 pub(super) static ROUTES: &[Route] = &[
     get(
@@ -115,6 +118,15 @@ pub(super) static ROUTES: &[Route] = &[
             "Hit ratios of caches and RAM tiers of other sizes, for the requests since the volume was started.",
             Answer::Json(of::<CurveReport>),
             to::curve,
+        )
+    },
+    Route {
+        query: TRACE_QUERY,
+        ..get(
+            "/v1/volumes/{name}/trace",
+            "Record the requests of clients. The last line begins with '#' and has the number of the requests, of those that had to be left out, and the seconds; without it the trace is cut short.",
+            Answer::Trace,
+            to::trace,
         )
     },
     get(

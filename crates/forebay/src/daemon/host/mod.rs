@@ -43,9 +43,11 @@ use std::time::Duration;
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
-use forebay_admin::{ApiError, ByteRange, DropRequest, PinReport, VolumeName, VolumeReport};
+use forebay_admin::{
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, VolumeName, VolumeReport,
+};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, RemoteName, keep_buffers};
-use forebay_engine::FrontEnd;
+use forebay_engine::{FrontEnd, Recording};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_nbd_client::NbdDevice;
 use forebay_rbd::RbdDevice;
@@ -323,6 +325,17 @@ impl Host for Arc<EngineHost> {
 
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
         self.curve_of(name, sizes)
+    }
+
+    fn catch_up(&self) {
+        self.catch_up_curves();
+    }
+
+    fn record(&self, name: &VolumeName) -> Result<Recording, ApiError> {
+        Recording::begin(&self.served.get(name)?.volume).ok_or_else(|| {
+            let message = format!("volume '{name}' is being recorded already");
+            ApiError::new(ErrorKind::Busy, message)
+        })
     }
 
     fn lost(&self, name: &VolumeName) -> LostReport {

@@ -229,6 +229,7 @@ mod tests {
             state_bytes: 0,
             present: rows[0],
             rotational: Some(true),
+            what_if: None,
             ram: None,
             ram_rows: Vec::new(),
             curve: Vec::new(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
+use forebay_policy::whatif::Prediction;
 
 use crate::error::{LabError, LabResult};
 use crate::virtual_time::clients::Server;
@@ -48,6 +49,8 @@ pub(crate) struct Outcome {
     pub(super) carried: u64,
     /// The part of that which only was newer than the origin.
     pub(super) carried_dirty: u64,
+    /// What other settings would have done, the present ones first.
+    pub(super) predictions: Vec<Prediction>,
 }
 
 impl Outcome {
@@ -117,6 +120,7 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
     let start = world.now();
     let played = play(&mut world, cpu, &trace.requests, pace, "in virtual time")?;
     let busy = world.gauges().since(&before).disk_busy;
+    let predictions = world.predictions();
     world.bring_home()?;
     let gauges = world.gauges().since(&before);
     let log = world.log_counts();
@@ -132,6 +136,7 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
         appended,
         carried: payload.saturating_sub(appended),
         carried_dirty: log.carried_dirty - log_before.carried_dirty,
+        predictions,
     })
 }
 

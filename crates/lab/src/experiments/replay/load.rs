@@ -89,6 +89,11 @@ impl Loaded {
         Self::lay_out(&all, grid, alignment)
     }
 
+    /// Lays requests out on blocks of 4 KiB.
+    pub(crate) fn of(all: &[Request]) -> LabResult<Self> {
+        Self::lay_out(all, Grid::Blocks, Alignment::default())
+    }
+
     fn lay_out(all: &[Request], grid: Grid, alignment: Alignment) -> LabResult<Self> {
         // Where the data of each device ends. Discards beyond it have nothing to discard.
         let mut ends: BTreeMap<u32, u64> = BTreeMap::new();

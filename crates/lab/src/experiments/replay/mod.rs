@@ -22,6 +22,7 @@ use clap::ValueEnum;
 use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
+use forebay_policy::whatif::Prediction;
 
 use crate::error::{LabError, LabResult};
 use crate::output::{name_of, print_json};
@@ -270,6 +271,36 @@ pub(crate) fn misses(
     setup.say_if_larger(bytes);
     let outcome = setup.untimed(trace)?;
     Ok(Misses::new(&setup, &outcome))
+}
+
+/// What a cache did under a trace, and what it predicts for other settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Ran {
+    /// Blocks that may live in the log.
+    pub(crate) capacity_blocks: u64,
+    /// Share of the blocks read that were in RAM or in the cache.
+    pub(crate) reads: f64,
+    /// Bytes appended to the log for clients and fills.
+    pub(crate) appended: u64,
+    /// All bytes written to the cache device.
+    pub(crate) ssd_written: u64,
+    pub(crate) predictions: Vec<Prediction>,
+}
+
+/// Runs a cache of about so many blocks with these settings, one request after the other, on devices that take no
+/// time.
+pub(crate) fn ran(trace: &Loaded, settings: Settings, blocks: u64) -> LabResult<Ran> {
+    let block = BlockSize::DEFAULT;
+    let setup = Setup { size: LogSize::new(blocks * UNIT, block, None)?, block, settings, seed: 1 };
+    let outcome = setup.untimed(trace)?;
+    let reads = outcome.played.looked_at_reads;
+    Ok(Ran {
+        capacity_blocks: setup.size.capacity_blocks,
+        reads: 1.0 - reads.missed as f64 / reads.blocks.max(1) as f64,
+        appended: outcome.appended,
+        ssd_written: outcome.ssd_written,
+        predictions: outcome.predictions,
+    })
 }
 
 #[cfg(test)]

@@ -106,6 +106,8 @@ pub(super) struct Direction {
 pub(super) struct Played {
     /// Blocks of reads and writes.
     pub(super) looked: Looked,
+    /// Of reads alone.
+    pub(super) looked_at_reads: Looked,
     /// Reads and writes of which a block was missed.
     pub(super) missed_requests: u64,
     pub(super) missed_reads: u64,
@@ -135,13 +137,11 @@ impl Played {
             self.discards += 1;
             return;
         }
-        self.looked.blocks += looked.blocks;
-        self.looked.missed += looked.missed;
-        self.looked.uncovered += looked.uncovered;
-        self.looked.in_ram += looked.in_ram;
+        self.looked.add(&looked);
         let missed = u64::from(looked.missed > 0);
         self.missed_requests += missed;
         if op == Op::Read {
+            self.looked_at_reads.add(&looked);
             self.missed_reads += missed;
         }
     }

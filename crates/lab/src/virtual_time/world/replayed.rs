@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, OriginBlock, SECTOR_SIZE};
+use forebay_policy::whatif::Prediction;
 
 use crate::error::LabResult;
 use crate::rig::request;
@@ -25,6 +26,16 @@ pub(crate) struct Looked {
     pub(crate) uncovered: u64,
     /// In RAM, with all sectors.
     pub(crate) in_ram: u64,
+}
+
+impl Looked {
+    /// Adds what another request found.
+    pub(crate) fn add(&mut self, other: &Looked) {
+        self.blocks += other.blocks;
+        self.missed += other.missed;
+        self.uncovered += other.uncovered;
+        self.in_ram += other.in_ram;
+    }
 }
 
 /// What was written to the log, in bytes of payload.
@@ -98,6 +109,14 @@ impl World {
             appended: totals.cache_written_bytes - totals.reinserted_blocks * block,
             carried_dirty: totals.reinserted_dirty_blocks * block,
             payload: store.counters.payload_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What other settings would have done so far, the present ones first.
+    pub(crate) fn predictions(&self) -> Vec<Prediction> {
+        match &self.tier {
+            Some(tier) => tier.what_if().0,
+            None => self.target.volume().what_if().0,
         }
     }
 

@@ -1,0 +1,72 @@
+//! `forebay trace`: records the requests of a volume's clients.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Duration;
+
+use forebay_admin::ApiError;
+
+use crate::cli::TraceArgs;
+use crate::client::Client;
+use crate::exit::Outcome;
+
+/// The beginning of the last line.
+const LAST: &str = "# requests=";
+
+/// Longest end of the trace that is kept to find its last line.
+const TAIL: usize = 256;
+
+/// Records for as long as asked. What was received stays in the file, however this ends.
+pub(super) fn run(client: &Client, args: &TraceArgs) -> Outcome {
+    let TraceArgs { name, seconds, output } = args;
+    let path = format!("/volumes/{name}/trace?seconds={seconds}");
+    let mut target: Option<Box<dyn Write>> = None;
+    let mut tail = Vec::new();
+    client.download(&path, Duration::from_secs(*seconds), |bytes| {
+        // Only now: what is refused overwrites no file.
+        let target = match &mut target {
+            Some(target) => target,
+            none => none.insert(open(args)?),
+        };
+        tail.extend_from_slice(bytes);
+        tail.drain(..tail.len().saturating_sub(TAIL));
+        target.write_all(bytes).map_err(|error| unwritable(args, &error))
+    })?;
+    if let Some(target) = &mut target {
+        target.flush().map_err(|error| unwritable(args, &error))?;
+    }
+    let tail = String::from_utf8_lossy(&tail);
+    let Some((_, end)) = tail.trim_end().rsplit_once(LAST) else {
+        return Err(ApiError::failed(
+            "the daemon ended the trace early; what it had sent is there",
+        ));
+    };
+    let number = |name: &str| {
+        let mut fields = end.split(' ');
+        fields.find_map(|field| field.strip_prefix(name)).unwrap_or_default()
+    };
+    let (requests, _) = end.split_once(' ').unwrap_or((end, ""));
+    let place = output.as_ref().map_or_else(String::new, |path| format!(" in {}", path.display()));
+    eprintln!("{name}: {requests} requests in {} s{place}", number("seconds="));
+    match number("left_out=") {
+        "0" => Ok(()),
+        left_out => {
+            let message = format!(
+                "{left_out} more requests are left out: they came faster than they could be written"
+            );
+            Err(ApiError::failed(message))
+        }
+    }
+}
+
+fn open(args: &TraceArgs) -> Result<Box<dyn Write>, ApiError> {
+    Ok(match &args.output {
+        Some(path) => Box::new(File::create(path).map_err(|error| unwritable(args, &error))?),
+        None => Box::new(std::io::stdout().lock()),
+    })
+}
+
+fn unwritable(args: &TraceArgs, error: &std::io::Error) -> ApiError {
+    let path = args.output.as_ref().map_or("standard output".into(), |path| path.to_string_lossy());
+    ApiError::failed(format!("{path} cannot be written: {error}"))
+}

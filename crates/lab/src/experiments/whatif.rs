@@ -1,0 +1,238 @@
+//! `forebay-lab whatif`: what a running volume says that other settings would do, beside what they do.
+//!
+//! A volume with the present settings runs under a workload, in virtual time, and tells its predictions. Then
+//! each of the other settings runs under the same workload.
+//!
+//! - `workload`: traces, and workloads that are made
+
+mod workload;
+
+use std::path::PathBuf;
+
+use forebay_core::{Admission, Mode, ReplacementKind, parse_size};
+use forebay_engine::Settings;
+use forebay_policy::whatif::{Prediction, Rules};
+use serde::Serialize;
+
+use crate::error::{LabError, LabResult, other};
+use crate::experiments::replay::{Loaded, Ran, ran};
+use crate::output::{Goal, Table, print_json};
+use crate::pool;
+use crate::trace::Format;
+use crate::virtual_time::world::UNIT;
+
+use workload::Workload;
+
+/// What a prediction shall be within.
+const GOAL: f64 = 0.02;
+
+/// What is compared.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A trace, which may be compressed with zstd; without one: workloads that are made
+    #[arg(value_name = "TRACE")]
+    trace: Option<PathBuf>,
+    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Bytes to add to every offset, so that requests start where blocks do
+    #[arg(long, default_value = "0", value_name = "BYTES")]
+    align: String,
+    /// Which of the workloads that are made: zipf, scans, loop, writes
+    #[arg(long, value_delimiter = ',', conflicts_with = "trace", value_name = "NAMES")]
+    workloads: Vec<Workload>,
+    /// Sizes of the cache, as shares of the blocks in the workload
+    #[arg(long, value_delimiter = ',', default_value = "0.05,0.2", value_name = "SHARES")]
+    sizes: Vec<f64>,
+    /// Mode of the cache
+    #[arg(long, default_value = "writeback", value_name = "MODE")]
+    mode: Mode,
+    /// Streams longer than this go round the cache; 0: none does
+    #[arg(long, default_value = "4M", value_name = "SIZE")]
+    sequential_cutoff: String,
+    /// The present policy
+    #[arg(long, default_value = "s3-fifo", value_name = "POLICY")]
+    policy: ReplacementKind,
+    /// The present rule of admission
+    #[arg(long, default_value_t, value_name = "RULE")]
+    admission: Admission,
+    /// Threads; all processors by default
+    #[arg(long, value_name = "NUMBER")]
+    threads: Option<usize>,
+}
+
+/// One setting under one workload.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    workload: String,
+    /// Share of the workload's blocks, and the blocks that may live in the cache.
+    size: f64,
+    capacity_blocks: u64,
+    /// As for `forebay set`.
+    setting: String,
+    /// Share of the blocks read that were hits, as predicted and in fact.
+    predicted: f64,
+    real: f64,
+    difference: f64,
+    /// By what more blocks hit than with the present settings.
+    predicted_gain: f64,
+    real_gain: f64,
+    gain_difference: f64,
+    /// What the prediction says about the error of the gain.
+    error: f64,
+    /// Bytes written to the cache device as a multiple of those with the present settings, without and with what
+    /// reclaim writes once more.
+    predicted_written: f64,
+    real_written: f64,
+    real_written_all: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    mode: &'static str,
+    sequential_cutoff: u64,
+    /// The largest difference between two shares of hits.
+    difference: f64,
+    gain_difference: f64,
+    goal: Goal,
+    rows: Vec<Row>,
+}
+
+/// Returns how a prediction differs from the present settings, as for `forebay set`.
+fn setting(now: &Rules, rules: &Rules) -> String {
+    if rules.policy != now.policy {
+        return format!("policy={}", rules.policy.name());
+    }
+    if rules.admission != now.admission {
+        return format!("admission={}", rules.admission);
+    }
+    if rules.ram != now.ram {
+        return format!("ram={}", forebay_core::units::format_size(rules.ram * UNIT));
+    }
+    "now".to_owned()
+}
+
+fn changed(settings: &Settings, rules: &Rules) -> Settings {
+    let Rules { policy, admission, ram, ram_policy } = *rules;
+    Settings { policy, admission, ram: ram * UNIT, ram_policy, ..settings.clone() }
+}
+
+/// One workload at one size.
+struct Case<'a> {
+    name: &'a str,
+    trace: &'a Loaded,
+    size: f64,
+}
+
+impl Case<'_> {
+    fn rows(&self, settings: &Settings, threads: Option<usize>) -> LabResult<Vec<Row>> {
+        let blocks = (self.trace.blocks as f64 * self.size) as u64;
+        let base = ran(self.trace, settings.clone(), blocks)?;
+        let now = base.predictions.first().copied();
+        let now = now.ok_or_else(|| other("the volume predicts nothing"))?;
+        let others = base.predictions.get(1..).unwrap_or_default();
+        let order: Vec<usize> = (0..others.len()).collect();
+        let found = pool::run(others, &order, pool::threads(threads, others.len()), |one| {
+            ran(self.trace, changed(settings, &one.rules), blocks)
+        })?;
+        let all = [(&now, &base)].into_iter().chain(others.iter().zip(&found));
+        Ok(all.map(|(one, ran)| self.row((&now, &base), one, ran)).collect())
+    }
+
+    fn row(&self, (now, base): (&Prediction, &Ran), one: &Prediction, ran: &Ran) -> Row {
+        let (predicted_gain, real_gain) = (one.reads_gain.share, ran.reads - base.reads);
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        Row {
+            workload: self.name.to_owned(),
+            size: self.size,
+            capacity_blocks: ran.capacity_blocks,
+            setting: setting(&now.rules, &one.rules),
+            predicted: one.reads.share,
+            real: ran.reads,
+            difference: one.reads.share - ran.reads,
+            predicted_gain,
+            real_gain,
+            gain_difference: predicted_gain - real_gain,
+            error: one.reads_gain.error,
+            predicted_written: share(one.written, now.written),
+            real_written: share(ran.appended, base.appended),
+            real_written_all: share(ran.ssd_written, base.ssd_written),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let size = |text: &str| parse_size(text).map_err(|error| LabError::Usage(error.to_string()));
+    let (align, sequential_cutoff) = (size(&args.align)?, size(&args.sequential_cutoff)?);
+    if args.sizes.iter().any(|size| !(*size > 0.0 && *size <= 1.0)) {
+        return Err(LabError::Usage("--sizes are shares, above 0, up to 1".to_owned()));
+    }
+    let settings = Settings {
+        mode: args.mode,
+        policy: args.policy,
+        admission: args.admission,
+        sequential_cutoff,
+        ..Settings::default()
+    };
+    let loads = match &args.trace {
+        Some(path) => vec![workload::trace(path, args.format, align)?],
+        None if args.workloads.is_empty() => Workload::all()?,
+        None => args.workloads.iter().map(|one| one.load()).collect::<LabResult<_>>()?,
+    };
+    let mut rows = Vec::new();
+    for (name, trace) in &loads {
+        for size in &args.sizes {
+            rows.extend(Case { name, trace, size: *size }.rows(&settings, args.threads)?);
+        }
+    }
+    let largest =
+        |of: fn(&Row) -> f64| rows.iter().map(of).fold(0.0f64, |most, one| most.max(one.abs()));
+    let difference = largest(|row| row.difference);
+    let report = Report {
+        mode: args.mode.name(),
+        sequential_cutoff,
+        difference,
+        gain_difference: largest(|row| row.gain_difference),
+        goal: Goal::at_most(GOAL, difference),
+        rows,
+    };
+    if json {
+        return print_json(&report);
+    }
+    print(&report);
+    Ok(())
+}
+
+fn print(report: &Report) {
+    let mut table = Table::new(
+        "WORKLOAD | SIZE | SETTING | PREDICTED | REAL | DIFFERENCE | GAIN | REAL | DIFFERENCE | SAYS ± | WRITTEN | REAL | WITH RECLAIM",
+    );
+    for row in &report.rows {
+        let share = |value: f64| format!("{value:.4}");
+        let gain = |value: f64| format!("{value:+.4}");
+        let times = |value: f64| format!("{value:.3}");
+        table.row([
+            row.workload.clone(),
+            format!("{} %", row.size * 100.0),
+            row.setting.clone(),
+            share(row.predicted),
+            share(row.real),
+            gain(row.difference),
+            gain(row.predicted_gain),
+            gain(row.real_gain),
+            gain(row.gain_difference),
+            share(row.error),
+            times(row.predicted_written),
+            times(row.real_written),
+            times(row.real_written_all),
+        ]);
+    }
+    print!("{}", table.render());
+    println!();
+    println!(
+        "largest difference {:.4}, {}; of gains {:.4}",
+        report.difference,
+        report.goal.show("<=", 2),
+        report.gain_difference
+    );
+}

@@ -1,0 +1,89 @@
+//! The blocks that any of several shadow caches knows, under dense numbers.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A block with what the shadows know of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Block<P> {
+    pub(crate) key: u64,
+    /// Queues and the like that hold it, over all shadows.
+    pub(crate) holders: u32,
+    /// Its state in each shadow.
+    pub(crate) places: P,
+}
+
+/// The blocks. One that nobody holds gives its number up.
+#[derive(Debug)]
+pub(crate) struct Table<P> {
+    pub(crate) blocks: Vec<Block<P>>,
+    pub(crate) free: Vec<u32>,
+    pub(crate) numbers: HashMap<u64, u32>,
+}
+
+impl<P> Default for Table<P> {
+    fn default() -> Self {
+        Table { blocks: Vec::new(), free: Vec::new(), numbers: HashMap::new() }
+    }
+}
+
+impl<P: Default> Table<P> {
+    /// Returns the number of a block, which is new if nobody knows it.
+    pub(crate) fn number(&mut self, key: u64) -> u32 {
+        if let Some(number) = self.numbers.get(&key) {
+            return *number;
+        }
+        let block = Block { key, holders: 0, places: P::default() };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.blocks[number as usize] = block;
+                number
+            }
+            None => {
+                self.blocks.push(block);
+                (self.blocks.len() - 1) as u32
+            }
+        };
+        self.numbers.insert(key, number);
+        number
+    }
+
+    pub(crate) fn hold(&mut self, number: u32) {
+        self.blocks[number as usize].holders += 1;
+    }
+
+    pub(crate) fn release(&mut self, number: u32) {
+        let block = &mut self.blocks[number as usize];
+        block.holders -= 1;
+        if block.holders == 0 {
+            self.numbers.remove(&block.key);
+            self.free.push(number);
+        }
+    }
+
+    /// Returns the numbers of the known blocks in a range of keys, in an order that does not depend on that of
+    /// the hash table.
+    pub(crate) fn inside(&self, range: Range<u64>) -> Vec<u32> {
+        let few = range.end.saturating_sub(range.start) <= self.numbers.len() as u64;
+        let mut found: Vec<u32> = if few {
+            range.filter_map(|key| self.numbers.get(&key).copied()).collect()
+        } else {
+            let inside = self.numbers.iter().filter(|(key, _)| range.contains(key));
+            inside.map(|(_, number)| *number).collect()
+        };
+        found.sort_unstable();
+        found
+    }
+
+    /// Returns the bytes that a block takes. A vector that grows may have twice the capacity that it needs.
+    pub(crate) const fn bytes_of_block() -> usize {
+        size_of::<Block<P>>() + 2 * size_of::<(u64, u32)>() + size_of::<u32>()
+    }
+
+    /// Returns an estimate of the allocated bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks.capacity() * size_of::<Block<P>>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.numbers.capacity() * size_of::<(u64, u32)>() * 8 / 7
+    }
+}

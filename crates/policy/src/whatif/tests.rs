@@ -1,0 +1,150 @@
+use super::*;
+
+fn setup(capacity: u64, ram: u64) -> Setup {
+    let (policy, ram_policy) = (ReplacementKind::Lru, ReplacementKind::Lru);
+    let now = Rules { policy, admission: Admission::Always, ram, ram_policy };
+    Setup { capacity, mode: Mode::Writeback, now }
+}
+
+/// What-if for all blocks, not a sample.
+fn exact(setup: Setup) -> WhatIf {
+    WhatIf::new(setup, Sample::new(1, 0), 0, 0)
+}
+
+fn find(found: &[Prediction], wanted: impl Fn(&Rules) -> bool) -> Prediction {
+    *found.iter().find(|one| wanted(&one.rules)).expect("simulated")
+}
+
+fn read(what_if: &mut WhatIf, keys: impl IntoIterator<Item = u64>) -> u64 {
+    keys.into_iter().map(|key| what_if.access(Access::Read, Key(key))).count() as u64
+}
+
+#[test]
+fn each_setting_is_simulated_once_and_the_present_one_comes_first() {
+    for ram in [0, 10, 1000] {
+        let setup = setup(100, ram);
+        let all = setup.simulated();
+        assert_eq!(all[0], setup.now);
+        let count = |wanted: &Rules| all.iter().filter(|rules| *rules == wanted).count();
+        assert!(all.iter().all(|rules| count(rules) == 1));
+        assert_eq!(exact(setup).shadows.len(), all.len(), "there is a place for each");
+    }
+}
+
+#[test]
+fn a_scan_is_kept_out_by_ghosts_and_that_spares_writes() {
+    let mut what_if = exact(setup(100, 0));
+    let mut reads = 0;
+    for round in 0..50 {
+        // Eighty blocks that come back, and sixty that never do.
+        reads += read(&mut what_if, 0..80);
+        reads += read(&mut what_if, 1000 + round * 60..1060 + round * 60);
+    }
+    let found = what_if.predictions(reads, 0);
+    let now = found[0];
+    assert_eq!((now.reads.share, now.written), (0.0, 7000), "LRU has none of them");
+    assert_eq!((now.reads_gain.share, now.all), (0.0, now.reads));
+    // Remembers more than a round: missed in the first two rounds, and hit from then on.
+    let ghosts = find(&found, |rules| rules.admission == Admission::Ghost(4));
+    let hits = 48.0 * 80.0 / 7000.0;
+    assert!((ghosts.reads.share - hits).abs() < 0.01, "{ghosts:?}");
+    assert_eq!(ghosts.reads_gain.share, ghosts.reads.share);
+    assert!((80..100).contains(&ghosts.written), "{ghosts:?}");
+}
+
+#[test]
+fn ram_takes_reads_from_the_cache_and_gives_it_what_was_read_again() {
+    let mut what_if = exact(setup(64, 0));
+    let mut reads = 0;
+    for _ in 0..100 {
+        reads += read(&mut what_if, [1, 2, 3, 4]);
+    }
+    let found = what_if.predictions(reads, 0);
+    let quarter = find(&found, |rules| rules.ram == 16);
+    assert_eq!((quarter.reads.share, quarter.ram, quarter.written), (0.99, 0.99, 0));
+    let one = find(&found, |rules| rules.ram == 1);
+    // Nothing is read again while it is in RAM for one block: it enters when it is missed again.
+    assert_eq!((one.ram, one.written, one.reads.share), (0.0, 4, 0.98));
+    assert_eq!((found[0].ram, found[0].written), (0.0, 4));
+}
+
+#[test]
+fn writes_count_as_the_mode_says() {
+    for (mode, written, second) in
+        [(Mode::Writeback, 300, 300), (Mode::Writethrough, 300, 200), (Mode::Writearound, 0, 0)]
+    {
+        let mut what_if = exact(Setup { mode, ..setup(200, 0) });
+        for _ in 0..3 {
+            (0..100).for_each(|key| what_if.access(Access::Write, Key(key)));
+        }
+        let found = what_if.predictions(0, 300);
+        let rule = find(&found, |rules| rules.admission == Admission::Ghost(1));
+        assert_eq!((found[0].written, rule.written), (written, second), "{mode:?}");
+        assert_eq!(found[0].reads.share, 1.0, "nothing was read, nothing was missed");
+    }
+}
+
+#[test]
+fn a_sample_agrees_with_all_blocks_also_after_it_was_thinned() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let setup = setup(2_000, 0);
+    let mut all = exact(setup);
+    let mut sample = WhatIf::new(setup, Sample::new(4, 0), 0, 0);
+    assert_eq!((sample.sample().stands_for(), all.sample().stands_for()), (4, 1));
+    let (mut reads, mut writes) = (0, 0);
+    for step in 0..600_000u64 {
+        let share = random.f64();
+        let key = Key((share * share * share * 10_000.0) as u64);
+        let access = if step % 4 == 0 { Access::Write } else { Access::Read };
+        match access {
+            Access::Read => reads += 1,
+            Access::Write => writes += 1,
+        }
+        all.access(access, key);
+        sample.access(access, key);
+        if step == 300_000 {
+            sample.thin();
+        }
+    }
+    let (exact, estimate) = (all.predictions(reads, writes), sample.predictions(reads, writes));
+    for (exact, estimate) in exact.iter().zip(&estimate) {
+        assert_eq!(exact.rules, estimate.rules);
+        let off = (exact.reads.share - estimate.reads.share).abs();
+        assert!(off < 0.03, "{exact:?} {estimate:?}");
+        let off = estimate.written as f64 / exact.written as f64;
+        assert!((0.9..1.1).contains(&off), "{exact:?} {estimate:?}");
+    }
+}
+
+#[test]
+fn what_is_removed_is_missed_and_gives_its_place_up() {
+    let mut what_if = exact(setup(100, 10));
+    read(&mut what_if, (0..50).chain(0..50).chain(0..50));
+    what_if.remove(Key(0)..Key(25));
+    what_if.remove(Key(0)..Key(1 << 60));
+    assert!(what_if.blocks.numbers.is_empty());
+    let before = what_if.predictions(150, 0)[0].reads.share;
+    let reads = 150 + read(&mut what_if, 0..50);
+    assert!(what_if.predictions(reads, 0)[0].reads.share < before);
+}
+
+#[test]
+fn memory_is_bounded_whatever_is_asked_for() {
+    let now = Rules { ram: 1 << 20, ..setup(0, 0).now };
+    let mut what_if =
+        WhatIf::new(Setup { capacity: 1 << 28, now, ..setup(0, 0) }, Sample::new(64, 0), 0, 0);
+    let most = what_if.most_bytes();
+    assert!(most < 4 << 20, "{most}");
+    let mut random = fastrand::Rng::with_seed(3);
+    let stands_for = what_if.sample().stands_for();
+    for key in what_if.sample().of(Key(0)..Key(stands_for * 60_000)).collect::<Vec<_>>() {
+        what_if.access(Access::Read, key);
+        if random.bool() {
+            what_if.access(Access::Write, key);
+        }
+    }
+    let table = what_if.blocks.bytes() as u64;
+    let levels = most - 16 * 2048 * Blocks::bytes_of_block() as u64 / 16;
+    assert!(table < levels, "{table} {most}");
+    assert!(Scale { capacity: 1 << 20, stands_for: 1 }.of(1 << 40) <= 4096);
+}
