@@ -253,21 +253,15 @@ fn limits(report: &VolumeReport) -> Option<String> {
 
 /// Returns the volume's share of the cache, if it has one.
 fn share(report: &VolumeReport) -> Option<String> {
-    let (least, most) = (report.settings.share_min, report.settings.share_max);
-    let has = match report.blocks.known {
-        true => {
-            let bytes = report.blocks.cached.saturating_mul(report.block_size) as f64;
-            format!("{:.1} % of the cache", bytes * 100.0 / report.cache.size.max(1) as f64)
-        }
-        false => "unknown".to_owned(),
-    };
-    let set = match (least, most) {
+    let set = match (report.settings.share_min, report.settings.share_max) {
         (0, 100) => return None,
         (0, most) => format!("at most {most} %"),
         (least, 100) => format!("at least {least} % if it is used"),
         (least, most) => format!("{least} % to {most} %"),
     };
-    Some(format!("{has}; {set}"))
+    let cached = report.blocks.cached.saturating_mul(report.block_size) as f64;
+    let percent = cached * 100.0 / report.cache.size.max(1) as f64;
+    Some(if report.blocks.known { format!("{percent:.1} % of the cache; {set}") } else { set })
 }
 
 fn blocks(report: &VolumeReport) -> String {
