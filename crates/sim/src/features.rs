@@ -164,7 +164,7 @@ impl Feature {
     }
 
     /// Returns whether it makes sense with this fault profile.
-    fn fits(self, fault_profile: FaultProfile) -> bool {
+    pub fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
             Feature::Loading | Feature::Written => true,
