@@ -100,11 +100,11 @@ fn choose_limits(settings: &mut Settings, seed: u64) {
     }
 }
 
-/// Chooses shares of the cache in one of two volumes.
+/// Chooses shares of the cache for two of three volumes.
 fn choose_shares(settings: &mut Settings, seed: u64) {
     // A generator of its own, as for the limits.
     let mut rng = fastrand::Rng::with_seed(mix(seed, 0x5a2e));
-    if rng.bool() {
+    if rng.u32(0..3) > 0 {
         settings.share_max = rng.u8(1..=100);
         settings.share_min = rng.u8(0..=settings.share_max.min(60));
     }
@@ -143,7 +143,9 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
     };
     choose_limits(&mut settings, setup.seed ^ u64::from(volume));
     choose_laziness(&mut settings, setup.seed ^ u64::from(volume));
-    choose_shares(&mut settings, setup.seed ^ u64::from(volume));
+    if setup.shares {
+        choose_shares(&mut settings, setup.seed ^ u64::from(volume));
+    }
     choose_rotational(&mut settings, setup.seed ^ u64::from(volume));
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);

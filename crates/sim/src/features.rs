@@ -48,11 +48,13 @@ pub enum Feature {
     Written,
     /// Origins are on other machines: connections are lost, and requests time out.
     Remote,
+    /// Volumes have least and largest shares of the cache.
+    Shares,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 17] = [
+    pub const ALL: [Feature; 18] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -70,6 +72,7 @@ impl Feature {
         Feature::Loading,
         Feature::Written,
         Feature::Remote,
+        Feature::Shares,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -92,13 +95,14 @@ impl Feature {
             Feature::Loading => "loading",
             Feature::Written => "written",
             Feature::Remote => "remote",
+            Feature::Shares => "shares",
         }
     }
 
     /// Returns n if one in n worlds has it.
     fn one_of(self) -> u32 {
         match self {
-            Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
+            Feature::Shape | Feature::Shards | Feature::OwnPower | Feature::Shares => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
             Feature::Deferred | Feature::Caching | Feature::Loading | Feature::Written => 6,
@@ -121,6 +125,7 @@ impl Feature {
             Feature::Loading => Some(0x10ad),
             Feature::Written => Some(0x3717),
             Feature::Remote => Some(0x4e07),
+            Feature::Shares => Some(0x5a2e),
             _ => None,
         }
     }
@@ -154,12 +159,19 @@ impl Feature {
         }
     }
 
-    /// Returns the features that keep most requests from the engine, where the bug is.
+    /// Returns the features that keep most requests from the engine, where the bug is, or most blocks from the
+    /// cache.
     pub fn that_hide(bug: PlantedBug) -> Features {
-        let tier = [Feature::Ram, Feature::Deferred, Feature::Caching, Feature::IgnoreFlush];
+        let hiding = [
+            Feature::Ram,
+            Feature::Deferred,
+            Feature::Caching,
+            Feature::IgnoreFlush,
+            Feature::Shares,
+        ];
         match Feature::that_shows(bug) {
-            Some(feature) if tier.contains(&feature) => Features::default(),
-            _ => Features::of(tier),
+            Some(feature) if hiding.contains(&feature) => Features::default(),
+            _ => Features::of(hiding),
         }
     }
 
@@ -167,7 +179,7 @@ impl Feature {
     pub fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
-            Feature::Loading | Feature::Written => true,
+            Feature::Loading | Feature::Written | Feature::Shares => true,
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,

@@ -113,6 +113,7 @@ impl Profile {
                 room_for_blocks: 0,
                 shards: None,
                 loads_slowly: false,
+                shares: false,
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
                 ordered: Vec::new(),
@@ -171,6 +172,7 @@ impl Profile {
         if features.has(Feature::Written) {
             self.mix.written_percent = rng.u32(20..80);
         }
+        setup.shares = features.has(Feature::Shares);
         setup.loads_slowly = features.has(Feature::Loading);
         if setup.loads_slowly {
             // The index of a cache with ordered volumes is loaded at once.

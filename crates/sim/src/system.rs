@@ -62,6 +62,8 @@ pub struct Setup {
     pub shards: Option<u32>,
     /// Whether the index is loaded slowly after a stop in good order.
     pub loads_slowly: bool,
+    /// Whether volumes may have shares of the cache.
+    pub shares: bool,
     /// Replacement policy.
     pub replacement: ReplacementKind,
     /// Initial mode and durability of each volume.
