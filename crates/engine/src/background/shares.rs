@@ -6,6 +6,7 @@
 //! the shards of the index: a block that the replacement policy keeps is lowered in rank, any other one is
 //! evicted. The smallest share is guarded by [`demote`](super::demote) and [`reclaim`](super::reclaim).
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +32,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Blocks are counted again when volumes with a share have appended one in this many of the blocks that the cache holds.
 const PART: u64 = 128;
 
+/// Blocks that have become clean are worth another visit of the index if they are one in this many.
+const LEAST: u64 = 1024;
+
 /// The most rounds of the hand for one volume: a block that was used often is lowered in four of them.
 const ROUNDS: u32 = 6;
 
@@ -49,6 +53,9 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     let mut basis = Basis::new();
     let mut counted_at = 0;
     let mut hand = 0;
+    // Volumes that kept their excess, with their dirty blocks then: until fewer are dirty, or blocks are
+    // counted again, another visit of the index would find nothing.
+    let mut vain = BTreeMap::new();
     while !cache.is_stopping() {
         let changed = cache.background_changed.listen();
         let mut shared = cache.volumes();
@@ -70,14 +77,23 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         if doubtful || present != basis || entered >= store.capacity_blocks() / PART {
             basis = present;
             counted_at = appended;
+            vain.clear();
             engine.count(&shared).await;
             cache.shares_doubtful.store(false, Ordering::Relaxed);
         }
         for volume in shared {
-            if volume.share.excess() > 0
+            let dirty = volume.dirty_blocks();
+            let few = store.capacity_blocks() / LEAST;
+            let cleaned = |before: &u64| dirty + few < *before || (dirty == 0 && *before > 0);
+            let again = vain.get(&volume.id).is_none_or(cleaned);
+            if again
+                && volume.share.excess() > 0
                 && let Some(view) = engine.lane_volume(volume.id)
             {
                 engine.trim(&view, &mut hand).await;
+                if volume.share.excess() > 0 {
+                    vain.insert(volume.id, dirty);
+                }
             }
         }
         either(changed, engine.lane.sleep(LOOK)).await;

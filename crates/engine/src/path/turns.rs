@@ -52,7 +52,7 @@ impl Cache {
         let crowded = pauses.bound.is_some() && some_are_bound();
         self.throttle.crowded.store(crowded, Ordering::Relaxed);
         let some_wait =
-            || self.volumes().iter().any(|volume| self.pause_of_share(volume).is_some());
+            || self.sum_volumes(|volume| u64::from(self.pause_of_share(volume).is_some())) > 0;
         let engaged = pauses.others.is_some() || crowded || some_wait();
         self.throttle.engaged.store(engaged, Ordering::Relaxed);
         pauses
