@@ -71,9 +71,11 @@ impl AdmissionControl<'_> {
             return Some(if congested { BypassReason::Congested } else { BypassReason::Frozen });
         }
         let volume = &self.0.volume;
-        if sequential && !volume.pins.overlap(&volume.blocks(offset..offset.saturating_add(len))) {
+        if sequential
+            && let blocks = volume.blocks(offset..offset.saturating_add(len))
+            && !volume.pins.overlap(&blocks)
+        {
             let access = if write { Access::Write } else { Access::Read };
-            let blocks = volume.blocks(offset..offset.saturating_add(len));
             volume.watched.bypass(access, Key(blocks.start)..Key(blocks.end), || self.0.now());
             return Some(BypassReason::Sequential);
         }

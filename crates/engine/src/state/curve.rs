@@ -46,6 +46,8 @@ struct Aside {
 /// Everything that is made of the sample.
 struct Seen {
     live: Live,
+    /// Empty, with the room that lanes need: they get it in exchange for what they have put aside.
+    spare: Vec<Event>,
     what_if: Option<WhatIf>,
 }
 
@@ -61,7 +63,7 @@ impl Default for Watched {
         let live = Live::new(SEED);
         Watched {
             aside: Mutex::new(Aside { sample: FIRST, events: Vec::new() }),
-            seen: Mutex::new(Seen { live, what_if: None }),
+            seen: Mutex::new(Seen { live, spare: Vec::new(), what_if: None }),
         }
     }
 }
@@ -111,9 +113,9 @@ impl Watched {
     }
 
     fn show(&self, seen: &mut Seen, now: Nanos) {
-        let events = std::mem::take(&mut self.aside.lock().events);
-        let Seen { live, what_if } = seen;
-        for event in events {
+        let Seen { live, spare, what_if } = seen;
+        std::mem::swap(&mut self.aside.lock().events, spare);
+        for event in spare.drain(..) {
             match event {
                 Event::Access(access, Key(key)) => {
                     let _ = live.access(access, Key(key)..Key(key + 1));
