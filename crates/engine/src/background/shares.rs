@@ -23,7 +23,6 @@ use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
 use crate::state::replacement::{How, Replacement};
-use crate::state::share::Counted;
 use crate::state::volume::{Volume, VolumeState};
 
 /// How often to check whether a count is due.
@@ -104,20 +103,15 @@ impl EngineLane {
     /// Counts the blocks of some volumes.
     async fn count(&self, volumes: &[Arc<Volume>]) {
         let store = &self.cache.store;
-        let mut counts = vec![Counted::default(); volumes.len()];
+        let mut counts = BTreeMap::new();
         for shard in 0..store.index.shard_count() {
-            store.index.scan_shard(shard, &mut |address, entry| {
-                let owner = volumes.iter().position(|it| it.space.block(address).is_some());
-                if let Some(own) = owner.and_then(|at| counts.get_mut(at)) {
-                    own.cached += 1;
-                    own.kept += u64::from(Rank::from_bits(entry.rank).is_kept());
-                }
-            });
+            self.cache.count_shard(shard, &mut counts);
             yield_now().await;
         }
         let pinned = self.cache.sum_volumes(|volume| volume.pins.count());
         let all_least = self.cache.sum_volumes(|volume| u64::from(volume.share.percents().0));
-        for (volume, own) in volumes.iter().zip(counts) {
+        for volume in volumes {
+            let own = counts.get(&volume.id).copied().unwrap_or_default();
             volume.share.count(own, store.capacity_blocks(), pinned, all_least);
         }
     }

@@ -18,6 +18,8 @@ pub struct Occupancy {
     pub cached: u64,
     /// Dirty blocks: newer than the origin.
     pub dirty: u64,
+    /// Those of the cached blocks that the replacement policy keeps, if it goes by ranks.
+    pub kept: u64,
     /// Versions held for ordered writeback, whether or not newer ones have replaced them.
     pub held: u64,
 }

@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use crate::state::occupancy::Occupancy;
 use crate::state::throttle::TurnOrder;
 
 /// The percentage of the cache that all least shares and pinned blocks together can guard. Segments of which
@@ -68,7 +69,7 @@ impl Share {
 
     /// Takes a count of the volume's blocks in a cache of `capacity` blocks, of which `pinned` are pinned.
     /// `all_least`: the least shares of all volumes together, in percent.
-    pub(crate) fn count(&self, own: Counted, capacity: u64, pinned: u64, all_least: u64) {
+    pub(crate) fn count(&self, own: Occupancy, capacity: u64, pinned: u64, all_least: u64) {
         let (least, most) = self.percents();
         let of_capacity = |percent: u64| capacity * percent / 100;
         let guarded = of_capacity(GUARDED).saturating_sub(pinned).min(of_capacity(all_least));
@@ -126,14 +127,6 @@ impl Share {
     }
 }
 
-/// The blocks of a volume in the cache.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counted {
-    pub(crate) cached: u64,
-    /// Those that the replacement policy keeps.
-    pub(crate) kept: u64,
-}
-
 /// Counts on one lane only: reclaim and `background::shares` run there.
 fn decrease(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
@@ -144,7 +137,12 @@ mod tests {
     use super::*;
 
     fn counted(share: &Share, cached: u64, pinned: u64, all_least: u64) {
-        share.count(Counted { cached, kept: cached / 2 }, 1000, pinned, all_least);
+        share.count(
+            Occupancy { cached, kept: cached / 2, ..Occupancy::default() },
+            1000,
+            pinned,
+            all_least,
+        );
     }
 
     #[test]

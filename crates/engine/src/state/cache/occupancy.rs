@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use forebay_core::VolumeId;
+use forebay_policy::Rank;
 
 use crate::state::cache::Cache;
 use crate::state::occupancy::Occupancy;
@@ -33,21 +34,28 @@ impl Cache {
 
     /// Returns the occupancy of every volume, attached or not.
     pub fn occupancy(&self) -> BTreeMap<VolumeId, Occupancy> {
-        let mut all: BTreeMap<VolumeId, Occupancy> =
-            self.store.volumes().iter().map(|volume| (volume.id, Occupancy::default())).collect();
+        let mut counted = BTreeMap::new();
+        for shard in 0..self.store.index.shard_count() {
+            self.count_shard(shard, &mut counted);
+        }
+        let of = |id| {
+            let own = counted.get(&id).copied().unwrap_or_default();
+            (id, Occupancy { held: self.store.held_versions(id), ..own })
+        };
+        self.store.volumes().iter().map(|volume| of(volume.id)).collect()
+    }
+
+    /// Counts the blocks in a shard of the index, in addition to those of other shards.
+    pub(crate) fn count_shard(&self, shard: u32, all: &mut BTreeMap<VolumeId, Occupancy>) {
         let spaces = self.store.spaces();
-        self.store.index.scan(|address, entry| {
-            if let Some((space, _)) = spaces.find(address)
-                && let Some(own) = all.get_mut(&space.id)
-            {
+        self.store.index.scan_shard(shard, &mut |address, entry| {
+            if let Some((space, _)) = spaces.find(address) {
+                let own = all.entry(space.id).or_default();
                 own.cached += 1;
                 own.dirty += u64::from(entry.dirty);
+                own.kept += u64::from(Rank::from_bits(entry.rank).is_kept());
             }
         });
-        for (id, own) in &mut all {
-            own.held = self.store.held_versions(*id);
-        }
-        all
     }
 
     /// Returns the space, in blocks, of versions that origins still have to get: dirty blocks, and
