@@ -11,6 +11,8 @@
 //! - `remote`: storage behind a network
 //! - `timed`: the device with the timing of the model
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fmt;
 use std::time::Duration;
 
@@ -146,6 +148,27 @@ pub struct Completed {
     pub at: Nanos,
     /// The operation.
     pub id: ModelOpId,
+}
+
+/// Completions of which the times are known and that have not been collected, for disks whose operations do not
+/// wait for each other's order.
+#[derive(Clone, Debug, Default)]
+struct Pending(BinaryHeap<Reverse<Completed>>);
+
+impl Pending {
+    fn push(&mut self, completed: Completed) {
+        self.0.push(Reverse(completed));
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        self.0.peek().map(|Reverse(completed)| completed.at)
+    }
+
+    fn advance(&mut self, now: Nanos, into: &mut Vec<Completed>) {
+        while self.next_event().is_some_and(|at| at <= now) {
+            into.extend(self.0.pop().map(|Reverse(completed)| completed));
+        }
+    }
 }
 
 /// Counters of a model. An operation is counted when its service begins.

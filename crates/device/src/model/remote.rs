@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 
-use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind};
+use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind, Pending};
 
 /// The time of one operation in a server.
 const LATENCY: Duration = Duration::from_millis(1);
@@ -42,7 +42,7 @@ pub(super) struct Remote {
     /// When all operations so far will have completed.
     all_done: Nanos,
     /// Completions not collected yet.
-    pending: BinaryHeap<Reverse<Completed>>,
+    pending: Pending,
     counters: ModelCounters,
 }
 
@@ -53,7 +53,7 @@ impl Remote {
             link_free: [Nanos(0); 2],
             servers: (0..SERVERS).map(|_| Reverse(Nanos(0))).collect(),
             all_done: Nanos(0),
-            pending: BinaryHeap::new(),
+            pending: Pending::default(),
             counters: ModelCounters::default(),
         }
     }
@@ -75,7 +75,7 @@ impl Remote {
             self.pass(1, served, from)
         };
         self.all_done = self.all_done.max(at);
-        self.pending.push(Reverse(Completed { at, id }));
+        self.pending.push(Completed { at, id });
         at
     }
 
@@ -98,13 +98,11 @@ impl Remote {
     }
 
     pub(super) fn next_event(&self) -> Option<Nanos> {
-        self.pending.peek().map(|Reverse(completed)| completed.at)
+        self.pending.next_event()
     }
 
     pub(super) fn advance(&mut self, now: Nanos, into: &mut Vec<Completed>) {
-        while self.next_event().is_some_and(|at| at <= now) {
-            into.extend(self.pending.pop().map(|Reverse(completed)| completed));
-        }
+        self.pending.advance(now, into);
     }
 
     pub(super) fn counters(&self) -> ModelCounters {

@@ -13,13 +13,11 @@
 //! bytes. A durable write ends later than a plain one by the time of a sync, and blocks nothing:
 //! with forced unit access it is an ordinary queued command.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use forebay_core::Nanos;
 
-use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind};
+use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind, Pending};
 
 /// The costs of one direction.
 #[derive(Debug)]
@@ -74,7 +72,7 @@ pub(super) struct Ssd {
     /// When all commands so far will have completed.
     all_done: Nanos,
     /// Completions not collected yet.
-    pending: BinaryHeap<Reverse<Completed>>,
+    pending: Pending,
     counters: ModelCounters,
 }
 
@@ -84,7 +82,7 @@ impl Ssd {
             spec,
             link_free: [Nanos(0); 2],
             all_done: Nanos(0),
-            pending: BinaryHeap::new(),
+            pending: Pending::default(),
             counters: ModelCounters::default(),
         }
     }
@@ -108,7 +106,7 @@ impl Ssd {
             ModelOpKind::Discard => self.transfer(now, &op, &self.spec.write, 0),
         };
         self.all_done = self.all_done.max(at);
-        self.pending.push(Reverse(Completed { at, id }));
+        self.pending.push(Completed { at, id });
         at
     }
 
@@ -135,13 +133,11 @@ impl Ssd {
     }
 
     pub(super) fn next_event(&self) -> Option<Nanos> {
-        self.pending.peek().map(|Reverse(completed)| completed.at)
+        self.pending.next_event()
     }
 
     pub(super) fn advance(&mut self, now: Nanos, into: &mut Vec<Completed>) {
-        while self.next_event().is_some_and(|at| at <= now) {
-            into.extend(self.pending.pop().map(|Reverse(completed)| completed));
-        }
+        self.pending.advance(now, into);
     }
 
     pub(super) fn counters(&self) -> ModelCounters {
