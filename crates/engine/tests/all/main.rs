@@ -1,0 +1,24 @@
+//! Tests of the engine on devices in RAM, in virtual time. One program, because each takes as long to build.
+
+mod admission;
+mod caching;
+mod failing;
+mod grow;
+mod held;
+mod lazy;
+mod life;
+mod limits;
+mod masks;
+mod neighbours;
+mod notes;
+mod origin;
+mod panics;
+mod pins;
+mod ranks;
+mod shares;
+mod streams;
+mod trouble;
+mod unreadable;
+mod why;
+mod world;
+mod writeback;

@@ -1,0 +1,62 @@
+//! Notes that are slow to become durable (invariant 15).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Mode, Op};
+use forebay_engine::{Ledger, Note, Noted};
+use forebay_testkit::ram;
+use parking_lot::Mutex;
+
+use crate::world::{Book, World, settings};
+
+/// A ledger whose notes become durable when the test says so.
+#[derive(Default)]
+struct SlowBook {
+    book: Book,
+    under_way: Mutex<Vec<(String, Note, Noted)>>,
+}
+
+impl SlowBook {
+    fn complete_all(&self) -> usize {
+        let notes = std::mem::take(&mut *self.under_way.lock());
+        let count = notes.len();
+        notes.into_iter().for_each(|(volume, note, noted)| self.book.write(&volume, note, noted));
+        count
+    }
+}
+
+impl Ledger for SlowBook {
+    fn note_of(&self, volume: &str) -> Option<Note> {
+        self.book.note_of(volume)
+    }
+
+    fn write(&self, volume: &str, note: Note, noted: Noted) {
+        self.under_way.lock().push((volume.to_owned(), note, noted));
+    }
+}
+
+/// The first flush starts the note. The second has nothing to add to it, but must not be answered
+/// before that note is durable either.
+#[test]
+fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {
+    let world = World::new();
+    let cache = ram(8);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    let book: Arc<SlowBook> = Arc::default();
+    engine.cache.set_ledger(book.clone());
+    let mut settings = settings(Mode::Writeback);
+    settings.writeback_running = false;
+    let target = world.create(&engine, &ram(12), settings, 0);
+    world.write(&target, 0, &[1; 4096]);
+    let flushes = [(); 3].map(|()| world.submit(&target, Op::Flush, 0, 0, None));
+    world.advance(Duration::from_millis(100));
+    assert!(book.note_of("data").is_none());
+    let answered = flushes.map(|flush| world.done(flush).is_some());
+    assert_eq!(answered, [false; 3], "answered before the note was durable");
+    assert_eq!(book.complete_all(), 1, "one note for all of them");
+    flushes.into_iter().for_each(|flush| assert_eq!(world.wait(flush).result, Ok(())));
+    assert_eq!(book.complete_all(), 0);
+    let note = book.note_of("data").expect("a note");
+    assert!(note.dirty.iter().any(|range| range.contains(&0)), "{note:?}");
+}

@@ -1,0 +1,174 @@
+//! Uses of cached blocks: each counts once, whichever path answers it, and blocks that are read
+//! stay cached.
+
+use std::rc::Rc;
+
+use forebay_core::{BlockSize, Mode, OriginBlock};
+use forebay_engine::{BlockService, EngineLane, LaneVolume};
+use forebay_store::{StoreLane, StoreOptions};
+use forebay_testkit::ram;
+
+use crate::world::{World, settings};
+
+const BLOCK: u64 = 4096;
+
+struct Test {
+    world: World,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+}
+
+fn test() -> Test {
+    let world = World::new();
+    let (cache, origin) = (ram(32), ram(64));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open_with(&cache, StoreOptions { lanes: 1, ..StoreOptions::default() });
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    Test { world, engine, target }
+}
+
+impl Test {
+    fn ranks(&self, blocks: std::ops::Range<u64>) -> Vec<u8> {
+        let store = &self.engine.cache.store;
+        let space = store.space_of(self.target.volume().id).expect("there");
+        let rank = |block| store.peek(&space, OriginBlock(block)).map(|found| found.entry.rank);
+        blocks.map(|block| rank(block).expect("cached")).collect()
+    }
+
+    /// Checks that the segments' counters match the index.
+    fn check(&self) {
+        let store = &self.engine.cache.store;
+        let (mut blocks, mut kept) = (0, 0);
+        store.index.scan(|_, entry| {
+            blocks += 1;
+            kept += u64::from(entry.rank > 0);
+        });
+        assert_eq!(store.segments.all_live(), (blocks, kept));
+    }
+
+    fn read_now(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.target.read_now(offset, &mut data).expect("cached, in RAM").expect("read");
+        data
+    }
+
+    fn write_now(&self, block: u64, byte: u8) {
+        let data = vec![byte; BLOCK as usize];
+        self.target.write_now(block * BLOCK, &data).expect("room").expect("written");
+    }
+}
+
+#[test]
+fn each_use_counts_once_and_three_uses_are_most() {
+    let test = test();
+    // New blocks are in the small queue.
+    (0..4).for_each(|block| test.write_now(block, 1));
+    assert_eq!(test.ranks(0..4), [1, 1, 1, 1]);
+    // A whole read, a partial read, a submitted read, an overwrite.
+    test.read_now(0, BLOCK as usize);
+    test.read_now(BLOCK + 512, 1024);
+    test.world.read(&test.target, 2 * BLOCK, BLOCK as usize);
+    test.write_now(3, 2);
+    assert_eq!(test.ranks(0..4), [2, 2, 2, 2]);
+    // All blocks with one request.
+    assert_eq!(test.read_now(0, 4 * BLOCK as usize)[3 * BLOCK as usize], 2);
+    assert_eq!(test.ranks(0..4), [3, 3, 3, 3]);
+    for _ in 0..3 {
+        test.read_now(0, 4 * BLOCK as usize);
+        test.read_now(0, BLOCK as usize);
+        test.write_now(1, 3);
+    }
+    assert_eq!(test.ranks(0..4), [4, 4, 4, 4]);
+    test.check();
+}
+
+#[test]
+fn a_block_in_part_counts_once() {
+    let test = test();
+    test.world.write(&test.target, 512, &[7; 1024]);
+    assert_eq!(test.ranks(0..1), [1]);
+    assert_eq!(test.read_now(512, 1024), [7; 1024]);
+    assert_eq!(test.ranks(0..1), [2]);
+    // Only the first part of the block is cached.
+    let mut data = [0; 512];
+    assert!(test.target.read_now(0, &mut data).is_none());
+    assert_eq!(test.ranks(0..1), [2]);
+    test.check();
+}
+
+#[test]
+fn a_block_that_was_given_up_and_is_used_is_kept_again() {
+    let test = test();
+    for (uses, ways) in [(0, 0), (1, 0), (0, 1)] {
+        test.write_now(5, 1);
+        let store = &test.engine.cache.store;
+        let space = store.space_of(test.target.volume().id).expect("there");
+        let slot = store.peek(&space, OriginBlock(5)).expect("cached").entry.slot;
+        store.rerank(&space, OriginBlock(5), slot, |_| 0).expect("there");
+        assert_eq!(test.ranks(5..6), [0]);
+        test.check();
+        (0..uses).for_each(|_| drop(test.read_now(5 * BLOCK, BLOCK as usize)));
+        (0..ways).for_each(|_| test.write_now(5, 9));
+        assert_eq!(test.ranks(5..6)[0] > 0, uses + ways > 0);
+        test.check();
+    }
+}
+
+/// How a task holds the block that it has looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// In a hazard slot of its own.
+    Hazard,
+    /// In a slot that another look-up uses, which ends first.
+    Second,
+    /// With a pin, because no slot is free.
+    Pin,
+}
+
+#[test]
+fn what_somebody_looks_at_is_not_overwritten() {
+    for look in [Look::Hazard, Look::Second, Look::Pin] {
+        let test = test();
+        let (engine, world) = (&test.engine, &test.world);
+        let store = &engine.cache.store;
+        let space = store.space_of(test.target.volume().id).expect("there");
+        (0..32).for_each(|block| test.write_now(block, 0x11));
+        // One lane has two slots, and the engine uses one of them.
+        let ways = [(); 2].map(|()| {
+            let queue = world.context.open(store.device()).expect("a queue");
+            StoreLane::new(store.clone(), world.lane.clone(), queue)
+        });
+        let way = &ways[usize::from(look == Look::Pin)];
+        let see = |block| way.look_up_now(&space, OriginBlock(block), |entry| entry.rank);
+        let other = (look == Look::Second).then(|| see(7));
+        let pinned = see(0).expect("cached");
+        drop(other);
+        let slots = u64::from(store.segments.count()) * store.cells_per_segment();
+        for turn in 0..4 * slots {
+            world.write(&test.target, turn % 64 * BLOCK, &[0x22; BLOCK as usize]);
+        }
+        let mut data = vec![0; BLOCK as usize];
+        way.read_now(&space, &pinned, &mut data).expect("RAM").expect("as it was");
+        assert!(data.iter().all(|byte| *byte == 0x11), "{look:?}");
+        drop(pinned);
+        assert_eq!(test.read_now(0, BLOCK as usize), [0x22; BLOCK as usize]);
+        test.check();
+    }
+}
+
+/// A tier above serves reads that do not come here.
+#[test]
+fn what_a_tier_above_is_asked_for_counts_as_used() {
+    let test = test();
+    for block in 0..4 {
+        test.write_now(block, 7);
+    }
+    let before = test.ranks(0..4);
+    // In part of block 1 and 2, and blocks that are not cached.
+    test.target.used(BLOCK + 512, BLOCK);
+    test.target.used(8 * BLOCK, 4 * BLOCK);
+    let after = test.ranks(0..4);
+    assert_eq!((after[0], after[3]), (before[0], before[3]));
+    assert_eq!((after[1], after[2]), (before[1] + 1, before[2] + 1));
+    test.check();
+}

@@ -1,0 +1,9 @@
+//! Tests of the store on devices in RAM. One program, because each takes as long to build.
+
+mod crashes;
+mod golden;
+mod loading;
+mod opening;
+mod room;
+mod sweep;
+mod world;
