@@ -23,6 +23,8 @@
 //! queue is a thirty-second of the kept blocks, not a tenth, because demoted blocks stay for a
 //! while anyway.
 
+use forebay_core::ReplacementKind;
+
 /// A block's queue and uses, in 4 bits of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank(u8);
@@ -112,6 +114,19 @@ impl Rank {
     }
 }
 
+/// Returns the percentage of the blocks which fit in the log that a policy keeps.
+///
+/// With a higher one, reclaimed segments are fuller and more is reinserted, see `docs/policies.md`. Policies with lists should
+/// hit as well as in a cache without a log. Random replacement gives up blocks evenly over all segments, so reclaim would gain
+/// little from any of them with a higher share.
+pub fn kept_percent(kind: ReplacementKind) -> u64 {
+    match kind {
+        ReplacementKind::S3Fifo | ReplacementKind::Auto => 88,
+        ReplacementKind::Random => 60,
+        _ => 90,
+    }
+}
+
 /// Number of blocks that a cache in a log keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
@@ -123,10 +138,12 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Computes the shares for a log of `room` blocks, of which the policy keeps `percent`.
-    ///
-    /// A higher percentage keeps more blocks, and reinserts more: see `docs/policies.md`.
-    pub fn of(room: u64, percent: u64) -> Self {
+    /// Computes the shares of a policy for a log of `room` blocks.
+    pub fn of(room: u64, kind: ReplacementKind) -> Self {
+        Shares::with(room, kept_percent(kind))
+    }
+
+    fn with(room: u64, percent: u64) -> Self {
         let kept = (room * percent / 100).max(1);
         Shares { kept, ghosts: room.max(1) }
     }
@@ -183,8 +200,8 @@ mod tests {
 
     #[test]
     fn even_the_smallest_cache_keeps_something() {
-        assert_eq!(Shares::of(0, 75), Shares { kept: 1, ghosts: 1 });
-        let shares = Shares::of(1000, 80);
+        assert_eq!(Shares::with(0, 75), Shares { kept: 1, ghosts: 1 });
+        let shares = Shares::with(1000, 80);
         assert_eq!(shares, Shares { kept: 800, ghosts: 1000 });
         assert_eq!((shares.small(32), shares.small(0), shares.small(10_000)), (25, 800, 1));
     }

@@ -237,8 +237,9 @@ impl Tier {
     }
 
     /// Brings the curve and the shadow caches up to date, so that lanes need not.
-    pub fn catch_up(&self) {
-        self.watched.catch_up();
+    /// `dirty`: blocks of the volume below that are dirty.
+    pub fn catch_up(&self, dirty: u64) {
+        self.watched.catch_up(dirty);
     }
 
     /// Returns the size of a block.

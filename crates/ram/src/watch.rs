@@ -118,8 +118,9 @@ impl Watched {
         self.seen.what_if(self.clock.now(), self.blocks())
     }
 
-    /// See [`Seen::catch_up`].
-    pub(crate) fn catch_up(&self) {
+    /// See [`Seen::catch_up`]. `dirty`: blocks of the volume below that are dirty.
+    pub(crate) fn catch_up(&self, dirty: u64) {
+        self.seen.set_dirty(dirty);
         self.seen.catch_up(self.clock.now());
     }
 }

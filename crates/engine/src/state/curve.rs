@@ -12,6 +12,7 @@
 
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::Nanos;
 use forebay_policy::curve::{Access, Live, LiveCurve, Sample};
@@ -53,6 +54,8 @@ struct Seen {
 
 /// The curve and the shadow caches of one volume.
 pub struct Watched {
+    /// Blocks that are dirty, as of when somebody looked.
+    dirty: AtomicU64,
     aside: Mutex<Aside>,
     /// Locked before `aside`.
     seen: Mutex<Seen>,
@@ -62,6 +65,7 @@ impl Default for Watched {
     fn default() -> Self {
         let live = Live::new(SEED);
         Watched {
+            dirty: AtomicU64::new(0),
             aside: Mutex::new(Aside { sample: FIRST, events: Vec::new() }),
             seen: Mutex::new(Seen { live, spare: Vec::new(), what_if: None }),
         }
@@ -107,6 +111,11 @@ impl Watched {
         sample
     }
 
+    /// Tells how many blocks are dirty, for what is shown to the shadow caches from now on.
+    pub fn set_dirty(&self, dirty: u64) {
+        self.dirty.store(dirty, Ordering::Relaxed);
+    }
+
     /// Shows everything that was put aside to the curve and the shadow caches. Takes a few milliseconds at most.
     pub fn catch_up(&self, now: Nanos) {
         self.show(&mut self.seen.lock(), now);
@@ -115,6 +124,9 @@ impl Watched {
     fn show(&self, seen: &mut Seen, now: Nanos) {
         let Seen { live, spare, what_if } = seen;
         std::mem::swap(&mut self.aside.lock().events, spare);
+        if let Some(what_if) = what_if {
+            what_if.set_dirty(self.dirty.load(Ordering::Relaxed));
+        }
         for event in spare.drain(..) {
             match event {
                 Event::Access(access, Key(key)) => {

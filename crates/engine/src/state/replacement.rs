@@ -12,20 +12,12 @@ mod list_policy;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::ReplacementKind;
+use forebay_policy::replacement::kept_percent;
 use forebay_policy::{Ghost, Past, Recall, Rule, Shares};
 use forebay_store::Store;
 
 pub(crate) use auto_policy::AutoPolicy;
 pub(crate) use list_policy::ListPolicy;
-
-/// The percentage of the blocks that fit in the log that S3-FIFO and `auto` keep. With more, reclaimed
-/// segments are fuller and more is reinserted.
-const KEPT_BY_RANK: u64 = 88;
-/// The same for policies with lists, which should hit as well as in a cache without a log.
-const KEPT_BY_LISTS: u64 = 90;
-/// The same for random replacement. It gives up blocks evenly over all segments, so reclaim would
-/// gain little from any of them with a higher share.
-const KEPT_AT_RANDOM: u64 = 60;
 
 /// Returns how many of `segments` reclaim keeps free for appends of `lanes` lanes. Blocks live in
 /// the others.
@@ -63,15 +55,13 @@ impl Replacement {
     pub(crate) fn new(kind: ReplacementKind, store: &Store) -> Self {
         let (room, lanes) = (room(store), store.options().lanes);
         let given_up = AtomicU64::new(0);
+        let shares = Shares::of(room, kind);
         if matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto) {
-            let shares = Shares::of(room, KEPT_BY_RANK);
             let how = How::Ranks(Ghost::new(shares.ghosts));
             let auto = kind == ReplacementKind::Auto;
-            let auto = auto.then(|| AutoPolicy::new(room, KEPT_BY_RANK));
+            let auto = auto.then(|| AutoPolicy::new(room, kept_percent(kind)));
             return Replacement { kind, shares, how, auto, given_up };
         }
-        let random = kind == ReplacementKind::Random;
-        let shares = Shares::of(room, if random { KEPT_AT_RANDOM } else { KEPT_BY_LISTS });
         let how = How::Lists(ListPolicy::new(kind, shares.kept, store, lanes));
         Replacement { kind, shares, how, auto: None, given_up }
     }

@@ -13,7 +13,7 @@ struct Link {
 
 /// Lists over nodes `0..nodes`.
 #[derive(Debug)]
-pub(super) struct Lists {
+pub(crate) struct Lists {
     links: Vec<Link>,
     nodes: u32,
     lens: Vec<u32>,
@@ -21,7 +21,7 @@ pub(super) struct Lists {
 
 impl Lists {
     /// Makes `lists` empty lists over `nodes` nodes; together fewer than 2^32.
-    pub(super) fn new(nodes: u32, lists: u32) -> Self {
+    pub(crate) fn new(nodes: u32, lists: u32) -> Self {
         let all = nodes.saturating_add(lists);
         Lists {
             links: (0..all).map(|place| Link { older: place, newer: place }).collect(),
@@ -40,32 +40,32 @@ impl Lists {
     }
 
     /// Returns the number of nodes in a list.
-    pub(super) fn len(&self, list: usize) -> u32 {
+    pub(crate) fn len(&self, list: usize) -> u32 {
         self.lens[list]
     }
 
     /// Whether the node is in any list.
-    pub(super) fn holds(&self, node: u32) -> bool {
+    pub(crate) fn holds(&self, node: u32) -> bool {
         self.links[node as usize].newer != node
     }
 
     /// Returns the node that has been in the list for longest.
-    pub(super) fn oldest(&self, list: usize) -> Option<u32> {
+    pub(crate) fn oldest(&self, list: usize) -> Option<u32> {
         self.node(self.links[self.anchor(list) as usize].newer)
     }
 
     /// Returns the node that was added last.
-    pub(super) fn newest(&self, list: usize) -> Option<u32> {
+    pub(crate) fn newest(&self, list: usize) -> Option<u32> {
         self.node(self.links[self.anchor(list) as usize].older)
     }
 
     /// Returns the node added next after this one, in the same list.
-    pub(super) fn newer(&self, node: u32) -> Option<u32> {
+    pub(crate) fn newer(&self, node: u32) -> Option<u32> {
         self.node(self.links[node as usize].newer)
     }
 
     /// Appends a node, which is in no list, as the newest.
-    pub(super) fn push(&mut self, list: usize, node: u32) {
+    pub(crate) fn push(&mut self, list: usize, node: u32) {
         debug_assert!(!self.holds(node), "node {node} is in a list");
         let anchor = self.anchor(list);
         let last = self.links[anchor as usize].older;
@@ -76,7 +76,7 @@ impl Lists {
     }
 
     /// Prepends a node, which is in no list, as the oldest.
-    pub(super) fn push_oldest(&mut self, list: usize, node: u32) {
+    pub(crate) fn push_oldest(&mut self, list: usize, node: u32) {
         debug_assert!(!self.holds(node), "node {node} is in a list");
         let anchor = self.anchor(list);
         let first = self.links[anchor as usize].newer;
@@ -87,7 +87,7 @@ impl Lists {
     }
 
     /// Removes a node from its list.
-    pub(super) fn remove(&mut self, list: usize, node: u32) {
+    pub(crate) fn remove(&mut self, list: usize, node: u32) {
         debug_assert!(self.holds(node), "node {node} is in no list");
         let Link { older, newer } = self.links[node as usize];
         self.links[older as usize].newer = newer;
@@ -97,20 +97,20 @@ impl Lists {
     }
 
     /// Removes the oldest node.
-    pub(super) fn pop(&mut self, list: usize) -> Option<u32> {
+    pub(crate) fn pop(&mut self, list: usize) -> Option<u32> {
         let node = self.oldest(list)?;
         self.remove(list, node);
         Some(node)
     }
 
     /// Makes a node the newest of its list.
-    pub(super) fn renew(&mut self, list: usize, node: u32) {
+    pub(crate) fn renew(&mut self, list: usize, node: u32) {
         self.remove(list, node);
         self.push(list, node);
     }
 
     /// Puts `to`, which is in no list, in the place of `from`.
-    pub(super) fn replace(&mut self, from: u32, to: u32) {
+    pub(crate) fn replace(&mut self, from: u32, to: u32) {
         debug_assert!(self.holds(from) && !self.holds(to), "{from} is not there, or {to} is");
         let link = self.links[from as usize];
         self.links[to as usize] = link;
@@ -120,7 +120,7 @@ impl Lists {
     }
 
     /// Appends all nodes of one list to another; the first is empty then.
-    pub(super) fn append(&mut self, from: usize, to: usize) {
+    pub(crate) fn append(&mut self, from: usize, to: usize) {
         let (source, target) = (self.anchor(from), self.anchor(to));
         let Link { older: newest, newer: oldest } = self.links[source as usize];
         if newest == source {
@@ -137,7 +137,7 @@ impl Lists {
     }
 
     /// Returns the allocated bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.links.capacity() * size_of::<Link>() + self.lens.capacity() * size_of::<u32>()
     }
 }

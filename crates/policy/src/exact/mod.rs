@@ -36,7 +36,7 @@ mod hotspot;
 mod levels;
 pub mod lfu;
 pub mod lirs;
-mod list;
+pub(crate) mod list;
 pub mod lru;
 pub mod random;
 pub mod s3_fifo;
@@ -54,6 +54,8 @@ mod naive;
 mod tests;
 
 use forebay_core::{OriginBlock, ReplacementKind, VolumeId};
+
+use crate::replacement::Shares;
 
 /// The number of a resident block, below `nodes` of [`build`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,6 +129,17 @@ pub trait BlockPolicy: Send {
     /// one, and none while fewer blocks than the capacity are resident.
     fn insert(&mut self, node: Node, key: Key) -> Option<Node>;
 
+    /// Notes that a resident block was overwritten, which in a log moves it to the end. The default counts a use.
+    fn overwritten(&mut self, node: Node) {
+        self.hit(node);
+    }
+
+    /// Makes a block resident again that was evicted and is used while it is still readable, as
+    /// [`insert`](BlockPolicy::insert) does. The default treats it like any other.
+    fn returned(&mut self, node: Node, key: Key) -> Option<Node> {
+        self.insert(node, key)
+    }
+
     /// Makes room: evicts the block that the next insertion into a full cache would evict, as nearly
     /// as the policy can tell without the key of the new block. Returns `None` if no block is
     /// resident. For callers that keep blocks outside of the policy, because these must not be
@@ -168,6 +181,18 @@ pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box
         ReplacementKind::S3Fifo => Box::new(s3_fifo::S3Fifo::new(capacity, nodes)),
         ReplacementKind::WTinyLfu => Box::new(w_tinylfu::WTinyLfu::new(capacity, nodes)),
         ReplacementKind::Auto => Box::new(auto::Auto::new(capacity, nodes)),
+    }
+}
+
+/// Builds the policy `kind` as it is in a log that has room for `room` blocks: it keeps a part of them ([`Shares`]).
+pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box<dyn BlockPolicy> {
+    let shares = Shares::of(room.into(), kind);
+    let kept = shares.kept.min(1 << 30) as u32;
+    match kind {
+        ReplacementKind::S3Fifo | ReplacementKind::Auto => {
+            Box::new(s3_fifo::S3Fifo::in_log(shares, nodes.max(kept + 1)))
+        }
+        kind => build(kind, kept, nodes, 0),
     }
 }
 

@@ -7,6 +7,8 @@
 //! in the small queue to get into the main queue, and hits are counted up to three.
 //!
 //! 12.5 bytes per block, and 4.8 for ghosts.
+//!
+//! [`S3Fifo::in_log`] has the parameters and the rules of the ranks in the log instead ([`crate::replacement`]).
 
 use super::fields::Fields;
 use super::ghost::Ghosts;
@@ -14,6 +16,8 @@ use super::list::Lists;
 use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
+use crate::auto::Rule;
+use crate::replacement::Shares;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -33,6 +37,8 @@ pub struct S3Fifo {
     capacity: u32,
     most_small: u32,
     most_ghosts: u32,
+    /// Follows the rules of the log.
+    in_log: bool,
     lists: Lists,
     marks: Fields,
     hashes: Vec<u32>,
@@ -42,10 +48,23 @@ pub struct S3Fifo {
 impl S3Fifo {
     pub(super) fn new(capacity: u32, nodes: u32) -> Self {
         let most_ghosts = ((u64::from(capacity) * 9 / 10) as u32).max(1);
+        S3Fifo::with(capacity, (capacity / 10).max(1), most_ghosts, nodes)
+    }
+
+    /// Makes the policy as ranks have it, for what a log keeps. `nodes`: more than that.
+    pub(super) fn in_log(shares: Shares, nodes: u32) -> Self {
+        let number = |blocks: u64| blocks.min(u64::from(nodes)) as u32;
+        let small = number(shares.small(Rule::S3_FIFO.small));
+        let policy = S3Fifo::with(number(shares.kept), small, number(shares.ghosts), nodes);
+        S3Fifo { in_log: true, ..policy }
+    }
+
+    fn with(capacity: u32, most_small: u32, most_ghosts: u32, nodes: u32) -> Self {
         S3Fifo {
             capacity,
-            most_small: (capacity / 10).max(1),
+            most_small,
             most_ghosts,
+            in_log: false,
             lists: Lists::new(nodes, 2),
             marks: Fields::new(nodes, 4),
             hashes: vec![0; nodes as usize],
@@ -120,6 +139,23 @@ impl BlockPolicy for S3Fifo {
             self.marks.set(node, 0);
             self.lists.push(SMALL, node);
         }
+        leaves
+    }
+
+    fn overwritten(&mut self, Node(node): Node) {
+        self.hit(Node(node));
+        if self.in_log && self.list(node) == SMALL {
+            self.lists.renew(SMALL, node);
+        }
+    }
+
+    fn returned(&mut self, Node(node): Node, key: Key) -> Option<Node> {
+        if !self.in_log {
+            return self.insert(Node(node), key);
+        }
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
+        self.hashes[node as usize] = key.hash();
+        self.push_main(node, 0);
         leaves
     }
 

@@ -1,8 +1,12 @@
-//! One tier of a shadow cache: a replacement policy and the blocks that it keeps.
+//! One tier of a shadow cache: a replacement policy and the blocks that it has.
+//!
+//! A tier on the cache device is a log, of which the policy keeps a part. Blocks that it demotes are readable until their
+//! room is needed; a block that is dirty stays until it has been written back, whatever the policy says.
 
 use forebay_core::ReplacementKind;
 
-use crate::exact::{BlockPolicy, Node, build};
+use crate::exact::list::Lists;
+use crate::exact::{BlockPolicy, Key, Node, build, build_for_log};
 use crate::table::Table;
 
 /// Most tiers of all shadows together.
@@ -35,22 +39,71 @@ struct Resident {
     read: bool,
 }
 
+/// The only list of each [`Lists`] here.
+const ALL: usize = 0;
+
+/// What a log adds to a policy.
+struct Log {
+    /// Demoted blocks, in the order in which their room is taken.
+    demoted: Lists,
+    /// Dirty blocks, in the order in which they are written back.
+    dirty: Lists,
+    /// Those of them that are demoted.
+    demoted_dirty: u32,
+    most_dirty: u32,
+    /// Blocks that the policy keeps if none is demoted and dirty.
+    kept: u32,
+    /// These take the place of kept ones, as they do by ranks.
+    yields_to_dirty: bool,
+}
+
 /// See the module.
 pub(super) struct Level {
     /// Its place in [`Nodes`].
     number: usize,
+    kind: ReplacementKind,
     policy: Box<dyn BlockPolicy>,
+    log: Option<Log>,
     nodes: Vec<Resident>,
     free: Vec<u16>,
 }
 
 impl Level {
-    /// Makes an empty tier for `capacity` blocks, at least 1 and less than 65,535.
-    pub(super) fn new(number: usize, kind: ReplacementKind, capacity: u32) -> Self {
-        let nodes = capacity + 1;
+    /// Makes an empty tier in RAM for `room` blocks, at least 1 and less than 65,534.
+    pub(super) fn new(number: usize, kind: ReplacementKind, room: u32) -> Self {
+        let policy = build(kind, room, room + 1, 0);
+        Level::with(number, kind, room, policy, None)
+    }
+
+    /// Makes an empty tier in a log that has room for `room` blocks, with the same limits.
+    pub(super) fn in_log(number: usize, kind: ReplacementKind, room: u32) -> Self {
+        let policy = build_for_log(kind, room, room + 1);
+        let lists = || Lists::new(room + 1, 1);
+        let log = Log {
+            demoted: lists(),
+            dirty: lists(),
+            demoted_dirty: 0,
+            most_dirty: room,
+            kept: crate::Shares::of(room.into(), kind).kept as u32,
+            yields_to_dirty: matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto),
+        };
+        Level::with(number, kind, room, policy, Some(log))
+    }
+
+    fn with(
+        number: usize,
+        kind: ReplacementKind,
+        room: u32,
+        policy: Box<dyn BlockPolicy>,
+        log: Option<Log>,
+    ) -> Self {
+        // One more than blocks can be there: a block enters before another one leaves.
+        let nodes = room + 1;
         Level {
             number,
-            policy: build(kind, capacity, nodes, 0),
+            kind,
+            policy,
+            log,
             nodes: vec![Resident::default(); nodes as usize],
             free: (0..nodes as u16).rev().collect(),
         }
@@ -67,17 +120,67 @@ impl Level {
 
     /// Whether the policy lets a missed block in.
     pub(super) fn admits(&mut self, key: u64) -> bool {
-        self.policy.admits(crate::exact::Key(key))
+        self.policy.admits(Key(key))
     }
 
     /// Notes a use. Returns whether the block is there.
     pub(super) fn hit(&mut self, blocks: &Blocks, block: u32) -> bool {
-        let node = self.node(blocks, block);
-        if let Some(node) = node {
-            self.policy.hit(Node(node.into()));
-            self.nodes[usize::from(node)].used = true;
+        self.used(blocks, block, false)
+    }
+
+    /// Notes that a block was overwritten, and is clean. Returns whether it is there.
+    pub(super) fn overwrite(&mut self, blocks: &Blocks, block: u32) -> bool {
+        self.used(blocks, block, true)
+    }
+
+    fn used(&mut self, blocks: &Blocks, block: u32, overwritten: bool) -> bool {
+        let Some(node) = self.node(blocks, block) else { return false };
+        self.nodes[usize::from(node)].used = true;
+        let number = u32::from(node);
+        match &mut self.log {
+            Some(log) if log.demoted.holds(number) => {
+                log.take_demoted(number);
+                let key = Key(blocks.blocks[block as usize].key);
+                let left = self.policy.returned(Node(number), key);
+                self.demote(left);
+            }
+            _ if overwritten => self.policy.overwritten(Node(number)),
+            _ => self.policy.hit(Node(number)),
         }
-        node.is_some()
+        true
+    }
+
+    /// Puts what has left the policy among the demoted blocks, and more if too many are demoted and dirty.
+    fn demote(&mut self, left: Option<Node>) {
+        let Some(log) = &mut self.log else { return };
+        left.into_iter().for_each(|Node(node)| log.add_demoted(node));
+        while log.yields_to_dirty
+            && self.policy.resident() > log.kept.saturating_sub(log.demoted_dirty).max(1)
+            && let Some(Node(node)) = self.policy.evict()
+        {
+            log.add_demoted(node);
+        }
+    }
+
+    /// Makes a block dirty that is there, and the oldest dirty ones clean if there are too many.
+    pub(super) fn set_dirty(&mut self, blocks: &Blocks, block: u32) {
+        let node = self.node(blocks, block);
+        let Some(log) = &mut self.log else { return };
+        if let Some(node) = node
+            && !log.dirty.holds(node.into())
+        {
+            log.dirty.push(ALL, node.into());
+            log.demoted_dirty += u32::from(log.demoted.holds(node.into()));
+        }
+        log.write_back();
+    }
+
+    /// Sets how many dirty blocks there may be.
+    pub(super) fn set_most_dirty(&mut self, most: u32) {
+        if let Some(log) = &mut self.log {
+            log.most_dirty = most;
+            log.write_back();
+        }
     }
 
     /// Returns whether the block is there and has not been used since it entered.
@@ -94,19 +197,42 @@ impl Level {
     /// Lets an absent block in. Returns the number of the block that left for it, which the caller has to
     /// release, and whether that one had been read again.
     pub(super) fn insert(&mut self, blocks: &mut Blocks, block: u32) -> Option<(u32, bool)> {
-        // There is one node more than blocks can be there.
         let node = self.free.pop()?;
-        let key = crate::exact::Key(blocks.blocks[block as usize].key);
-        let left = self.policy.insert(Node(node.into()), key);
+        let key = Key(blocks.blocks[block as usize].key);
+        let mut left = self.policy.insert(Node(node.into()), key);
         self.nodes[usize::from(node)] = Resident { block, ..Resident::default() };
         blocks.blocks[block as usize].places.0[self.number] = node;
         blocks.hold(block);
+        if self.log.is_some() {
+            self.demote(left);
+            left = if self.free.is_empty() { self.evict() } else { None };
+        }
         left.map(|Node(left)| self.forget(blocks, left as u16))
     }
 
-    /// Frees the node of a block that has left the policy.
+    /// Takes the room of a demoted block, or of any other if none is demoted.
+    fn evict(&mut self) -> Option<Node> {
+        let Some(log) = &mut self.log else { return self.policy.evict() };
+        // Dirty blocks go to the end of the log. If all are, one has to be written back.
+        for _ in 0..log.demoted.len(ALL) {
+            match log.demoted.oldest(ALL) {
+                Some(node) if log.dirty.holds(node) => log.demoted.renew(ALL, node),
+                _ => break,
+            }
+        }
+        let Some(node) = log.demoted.oldest(ALL) else { return self.policy.evict() };
+        log.take_demoted(node);
+        Some(Node(node))
+    }
+
+    /// Frees the node of a block that has left the policy and the log.
     fn forget(&mut self, blocks: &mut Blocks, node: u16) -> (u32, bool) {
         let Resident { block, read, .. } = self.nodes[usize::from(node)];
+        if let Some(log) = &mut self.log
+            && log.dirty.holds(node.into())
+        {
+            log.dirty.remove(ALL, node.into());
+        }
         blocks.blocks[block as usize].places.0[self.number] = ABSENT;
         self.free.push(node);
         (block, read)
@@ -114,23 +240,28 @@ impl Level {
 
     /// Removes a block, if it is there.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, block: u32) {
-        if let Some(node) = self.node(blocks, block) {
-            self.policy.remove(Node(node.into()));
-            self.forget(blocks, node);
-            blocks.release(block);
+        let Some(node) = self.node(blocks, block) else { return };
+        match &mut self.log {
+            Some(log) if log.demoted.holds(node.into()) => log.take_demoted(node.into()),
+            _ => self.policy.remove(Node(node.into())),
         }
+        self.forget(blocks, node);
+        blocks.release(block);
     }
 
-    /// Makes the tier one for `capacity` blocks, of those that it has and that `stays` names by their keys. They
+    /// Makes the tier one for `room` blocks, of those that it has and that `stays` names by their keys. They
     /// keep their order; to the policy they are blocks that have been used.
-    pub(super) fn thin(&mut self, blocks: &mut Blocks, capacity: u32, stays: impl Fn(u64) -> bool) {
+    pub(super) fn thin(&mut self, blocks: &mut Blocks, room: u32, stays: impl Fn(u64) -> bool) {
         let mut order = Vec::new();
-        while let Some(Node(node)) = self.policy.evict() {
-            let left = self.forget(blocks, node as u16);
-            order.push(left);
+        while let Some(Node(node)) = self.evict() {
+            let dirty = self.log.as_ref().is_some_and(|log| log.dirty.holds(node));
+            order.push((self.forget(blocks, node as u16), dirty));
         }
-        *self = Level::new(self.number, self.policy.kind(), capacity);
-        for (block, again) in order {
+        *self = match self.log {
+            None => Level::new(self.number, self.kind, room),
+            Some(_) => Level::in_log(self.number, self.kind, room),
+        };
+        for ((block, again), dirty) in order {
             if stays(blocks.blocks[block as usize].key) {
                 if let Some((left, _)) = self.insert(blocks, block) {
                     blocks.release(left);
@@ -140,6 +271,9 @@ impl Level {
                 if again {
                     self.read_again(blocks, block);
                 }
+                if dirty {
+                    self.set_dirty(blocks, block);
+                }
             }
             blocks.release(block);
         }
@@ -147,8 +281,30 @@ impl Level {
 
     /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
+        let lists = self.log.as_ref().map_or(0, |log| log.demoted.bytes() + log.dirty.bytes());
         self.policy.state_bytes().total()
+            + lists
             + self.nodes.capacity() * size_of::<Resident>()
             + self.free.capacity() * size_of::<u16>()
+    }
+}
+
+impl Log {
+    fn add_demoted(&mut self, node: u32) {
+        self.demoted.push(ALL, node);
+        self.demoted_dirty += u32::from(self.dirty.holds(node));
+    }
+
+    fn take_demoted(&mut self, node: u32) {
+        self.demoted.remove(ALL, node);
+        self.demoted_dirty -= u32::from(self.dirty.holds(node));
+    }
+
+    fn write_back(&mut self) {
+        while self.dirty.len(ALL) > self.most_dirty
+            && let Some(node) = self.dirty.pop(ALL)
+        {
+            self.demoted_dirty -= u32::from(self.demoted.holds(node));
+        }
     }
 }

@@ -6,7 +6,8 @@
 //! policy or admission rule would do can only be simulated.
 //!
 //! Each shadow has the real policies ([`crate::exact`]) and the real rule of admission, for the cache device and
-//! perhaps for RAM in front of it. It has no log: what reclaim writes once more is not predicted.
+//! perhaps for RAM in front of it. Its log has no segments: blocks leave one by one, and what reclaim writes once
+//! more is not predicted. It writes back whatever is beyond the number of dirty blocks that the cache really has.
 //!
 //! All shadows see the same accesses, so the differences between them are more exact than the shares. Like
 //! those of the curve, shares are corrected by the known number of all accesses: what is not missed is a hit.
@@ -232,6 +233,13 @@ impl WhatIf {
             return;
         }
         self.second = (now, 0);
+    }
+
+    /// Tells how many blocks are dirty in the cache, so that as large a part of the shadows may be.
+    pub fn set_dirty(&mut self, dirty: u64) {
+        let scale = self.scale();
+        let most = if dirty > 0 { scale.of(dirty.min(scale.capacity)) } else { 0 };
+        self.shadows.iter_mut().for_each(|shadow| shadow.set_most_dirty(most));
     }
 
     fn thin(&mut self) {

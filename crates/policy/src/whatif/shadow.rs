@@ -52,7 +52,7 @@ impl Shadow {
         let ram =
             (rules.ram > 0).then(|| Level::new(first + 1, rules.ram_policy, scale.of(rules.ram)));
         let next = first + 1 + usize::from(ram.is_some());
-        let cache = Level::new(first, rules.policy, scale.of(scale.capacity));
+        let cache = Level::in_log(first, rules.policy, scale.of(scale.capacity));
         let ghost = Shadow::ghost(rules, scale);
         (Shadow { rules, mode, ram, cache, ghost, counts: Default::default() }, next)
     }
@@ -118,13 +118,16 @@ impl Shadow {
             Mode::Writearound | Mode::Passthrough => false,
         };
         match (enters, in_cache) {
-            (true, true) => _ = self.cache.hit(blocks, block),
+            (true, true) => _ = self.cache.overwrite(blocks, block),
             (true, false) => self.enter(blocks, block),
             (false, true) => {
                 self.cache.remove(blocks, block);
                 self.note(key, Past::Invalidated);
             }
             (false, false) => (),
+        }
+        if enters && matches!(self.mode, Mode::Writeback | Mode::Writeonly) {
+            self.cache.set_dirty(blocks, block);
         }
         counts.refused_writes += u64::from(!enters);
         if !in_ram {
@@ -188,6 +191,11 @@ impl Shadow {
                 Access::Write => counts.refused_writes += stands_for,
             }
         }
+    }
+
+    /// Sets how many blocks may be dirty.
+    pub(super) fn set_most_dirty(&mut self, most: u32) {
+        self.cache.set_most_dirty(most);
     }
 
     /// Removes a block.

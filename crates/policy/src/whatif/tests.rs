@@ -148,3 +148,27 @@ fn memory_is_bounded_whatever_is_asked_for() {
     assert!(table < levels, "{table} {most}");
     assert!(Scale { capacity: 1 << 20, stands_for: 1 }.of(1 << 40) <= 4096);
 }
+
+#[test]
+fn what_is_dirty_stays_until_it_is_written_back_whatever_the_policy_says() {
+    for most in [100, 0] {
+        let mut what_if = exact(setup(100, 0));
+        what_if.set_dirty(most);
+        // Written once, and then a hundred others are read for ever.
+        (0..40).for_each(|key| what_if.access(Access::Write, Key(key)));
+        read(&mut what_if, (0..20).flat_map(|_| 1000..1100));
+        let before = what_if.predictions(2000, 40)[0].reads.share;
+        read(&mut what_if, 0..40);
+        let after = what_if.predictions(2040, 40)[0].reads.share;
+        assert_eq!(after > before, most > 0, "{most}: {before} {after}");
+    }
+}
+
+#[test]
+fn a_demoted_block_is_readable_until_its_room_is_needed() {
+    // LRU keeps ninety of them; the log has room for a hundred.
+    let mut what_if = exact(setup(100, 0));
+    let reads = (0..3).map(|_| read(&mut what_if, 0..100)).sum();
+    let lru = what_if.predictions(reads, 0)[0].reads.share;
+    assert!((lru - 2.0 / 3.0).abs() < 1e-9, "{lru}");
+}

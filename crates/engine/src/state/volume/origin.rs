@@ -58,8 +58,10 @@ impl Volume {
         self.is_fenced.load(Ordering::Relaxed)
     }
 
-    /// Checks whether the origin was taken over or has shrunk, and logs that once.
+    /// Checks whether the origin was taken over or has shrunk, and logs that once. Tells the shadow caches how much
+    /// waits to be written to it.
     pub(crate) fn look_at_origin(&self) {
+        self.watched.set_dirty(self.dirty_blocks());
         self.origin_fenced();
         if let Some(shrunk) = self.origin_shrunk()
             && !self.shrunk_told.swap(true, Ordering::Relaxed)

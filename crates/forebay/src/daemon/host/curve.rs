@@ -65,7 +65,7 @@ impl EngineHost {
             running.volume.catch_up();
             if let Some(ram) = self.served.ram.get(&volume.name) {
                 ram.tier().simulate(running.volume.simulated());
-                ram.tier().catch_up();
+                ram.tier().catch_up(running.volume.dirty_blocks());
             }
         }
     }
