@@ -16,17 +16,23 @@ use super::access::Access;
 #[derive(Clone, Copy, Debug, PartialEq, clap::Args)]
 pub(crate) struct CpuCosts {
     /// CPU time of a block that is read, in ns
-    #[arg(long, default_value_t = 560, value_name = "NS")]
+    #[arg(long, default_value_t = CpuCosts::default().cpu_read, value_name = "NS")]
     pub(crate) cpu_read: u64,
     /// CPU time of a block that is written, background work included, in ns
-    #[arg(long, default_value_t = 720, value_name = "NS")]
+    #[arg(long, default_value_t = CpuCosts::default().cpu_write, value_name = "NS")]
     pub(crate) cpu_write: u64,
     /// CPU time of the front end for each request, in ns
-    #[arg(long, default_value_t = 1000, value_name = "NS")]
+    #[arg(long, default_value_t = CpuCosts::default().cpu_front, value_name = "NS")]
     pub(crate) cpu_front: u64,
     /// CPU time of each block of a request after its first, in ns
-    #[arg(long, default_value_t = 400, value_name = "NS")]
+    #[arg(long, default_value_t = CpuCosts::default().cpu_more, value_name = "NS")]
     pub(crate) cpu_more: u64,
+}
+
+impl Default for CpuCosts {
+    fn default() -> Self {
+        CpuCosts { cpu_read: 560, cpu_write: 720, cpu_front: 1000, cpu_more: 400 }
+    }
 }
 
 /// The CPU of a lane, or none.

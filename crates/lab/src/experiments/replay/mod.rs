@@ -287,12 +287,19 @@ pub(crate) struct Ran {
     pub(crate) predictions: Vec<Prediction>,
 }
 
-/// Runs a cache of about so many blocks with these settings, one request after the other, on devices that take no
-/// time.
+/// Runs a cache of about so many blocks with these settings on models of a SATA SSD and a disk: at the trace's times if it has
+/// any, otherwise one request after the other. Devices without time would not do: how long a dirty block stays in the cache
+/// depends on what it takes to write it back.
 pub(crate) fn ran(trace: &Loaded, settings: Settings, blocks: u64) -> LabResult<Ran> {
     let block = BlockSize::DEFAULT;
     let setup = Setup { size: LogSize::new(blocks * UNIT, block, None)?, block, settings, seed: 1 };
-    let outcome = setup.untimed(trace)?;
+    let pace = if trace.timed {
+        Pace::Trace { depth: DEPTH }
+    } else {
+        Pace::Closed { depth: 1, pause: Duration::ZERO }
+    };
+    let devices = (ModelKind::SataSsd, ModelKind::Hdd7200);
+    let outcome = setup.timed(trace, devices, CpuCosts::default(), pace)?;
     let reads = outcome.played.looked_at_reads;
     Ok(Ran {
         capacity_blocks: setup.size.capacity_blocks,

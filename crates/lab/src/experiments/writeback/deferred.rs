@@ -156,7 +156,7 @@ mod tests {
     /// The shape, not the times.
     #[test]
     fn ram_takes_writes_at_its_own_speed_and_the_disk_gets_each_block_once() {
-        let costs = CpuCosts { cpu_read: 560, cpu_write: 720, cpu_front: 1000, cpu_more: 400 };
+        let costs = CpuCosts::default();
         let small = |job: Job| Job { range: 64 << 20, seconds: 1.0, ..job };
         let jobs = jobs().into_iter().filter(|job| job.depth == 1).map(small);
         let rows = jobs.map(|job| measure(&job, costs, 1).expect("runs"));

@@ -147,7 +147,7 @@ mod tests {
     /// the cache can hold.
     #[test]
     fn a_full_dirty_cache_makes_all_wait_alike() {
-        let costs = CpuCosts { cpu_read: 560, cpu_write: 720, cpu_front: 1000, cpu_more: 400 };
+        let costs = CpuCosts::default();
         for depth in [1, 32] {
             let small = Job {
                 ssd: 256 << 20,
