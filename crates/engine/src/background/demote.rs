@@ -1,7 +1,7 @@
 //! Demotion: chooses blocks that are no longer worth keeping when the cache holds more than the
 //! policy's share.
 //!
-//! Policies with lists do this by themselves. S3-FIFO's small queue and main queue are implemented
+//! Policies with lists choose by themselves. S3-FIFO's small queue and main queue are implemented
 //! here: the end of the small queue is the oldest segment that new blocks went to, and the clock of
 //! the main queue goes round the other segments (see `forebay_policy::replacement`).
 
@@ -38,7 +38,7 @@ impl EngineLane {
         closed: &mut Vec<SegmentUse>,
     ) {
         if let How::Lists(lists) = &replacement.how {
-            lists.catch_up();
+            lists.demote(replacement.kept.most());
             return;
         }
         if let Some(auto) = &replacement.auto {
@@ -53,7 +53,7 @@ impl EngineLane {
         let left = usable.saturating_sub(detached);
         segments.closed(closed);
         let in_the_way = demoted_dirty(closed).saturating_sub(detached);
-        let most = (replacement.shares.kept * left / usable.max(1)).saturating_sub(in_the_way);
+        let most = (replacement.kept.most() * left / usable.max(1)).saturating_sub(in_the_way);
         let staying = self.cache.sum_volumes(|it| it.pins.count().max(it.share.kept_for_good()));
         // Each step demotes blocks, lowers their use counts, or finds nothing to do; four rounds
         // bring every use count to zero.

@@ -15,6 +15,7 @@ pub(crate) mod origin;
 pub(crate) mod origin_latency;
 pub(crate) mod pins;
 pub(crate) mod ranges;
+pub(crate) mod read_share;
 pub(crate) mod recording;
 pub(crate) mod replacement;
 pub(crate) mod share;

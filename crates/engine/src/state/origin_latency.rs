@@ -16,6 +16,7 @@ pub(crate) struct OriginLatency {
     /// not end tells more than any other.
     waiting: AtomicU64,
     began: AtomicU64,
+    cost: Cost,
 }
 
 /// A request on the origin; it ends when this is dropped.
@@ -47,6 +48,11 @@ impl OriginLatency {
         let began = self.began.load(Ordering::Relaxed).checked_div(waiting)?;
         Some(now.since(Nanos(began.saturating_mul(1000))))
     }
+
+    /// Returns the recent mean cost of a request.
+    pub(crate) fn cost(&self) -> Duration {
+        self.cost.mean()
+    }
 }
 
 impl Drop for OnOrigin<'_> {
@@ -55,41 +61,56 @@ impl Drop for OnOrigin<'_> {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latency.nanos.fetch_add(nanos, Ordering::Relaxed);
         self.latency.ended.fetch_add(1, Ordering::Relaxed);
-        self.latency.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.latency.cost.add(took, self.latency.waiting.fetch_sub(1, Ordering::Relaxed));
         self.latency.began.fetch_sub(self.began.0 / 1000, Ordering::Relaxed);
     }
 }
 
-/// The recent mean cost of a writeback write on an origin.
+/// The recent mean cost of the requests of one kind: requests under way together share the time.
+#[derive(Default)]
+struct Cost(AtomicU64);
+
+impl Cost {
+    /// Each new request has a weight of `1 / SHARE` in the mean.
+    const SHARE: u64 = 16;
+
+    fn add(&self, took: Duration, together: u64) {
+        let took = took.as_nanos() / u128::from(together.max(1));
+        let took = u64::try_from(took).unwrap_or(u64::MAX / 2);
+        let before = self.0.load(Ordering::Relaxed);
+        // A race between lanes loses a sample, which does no harm.
+        let mean =
+            if before == 0 { took } else { before - before / Self::SHARE + took / Self::SHARE };
+        self.0.store(mean.max(1), Ordering::Relaxed);
+    }
+
+    /// Returns the mean; zero before the first request.
+    fn mean(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// The cost of writeback's writes on an origin.
 #[derive(Default)]
 pub(crate) struct WriteCost {
     under_way: AtomicU64,
-    nanos: AtomicU64,
+    cost: Cost,
 }
 
 impl WriteCost {
-    /// Each new write has a weight of `1 / SHARE` in the mean.
-    const SHARE: u64 = 16;
-
-    /// Runs a write and records how long it took. Writes under way together share the time.
+    /// Runs a write and records how long it took.
     pub(crate) async fn of<T>(&self, clock: &dyn Clock, write: impl Future<Output = T>) -> T {
         let began = clock.now();
         let together = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         let result = write.await;
         self.under_way.fetch_sub(1, Ordering::Relaxed);
-        let took = clock.now().since(began).as_nanos() / u128::from(together);
-        let took = u64::try_from(took).unwrap_or(u64::MAX / 2);
-        let before = self.nanos.load(Ordering::Relaxed);
-        // A race between lanes loses a sample, which does no harm.
-        let mean =
-            if before == 0 { took } else { before - before / Self::SHARE + took / Self::SHARE };
-        self.nanos.store(mean.max(1), Ordering::Relaxed);
+        self.cost.add(clock.now().since(began), together);
         result
     }
 
     /// Returns the mean; zero before the first write.
     pub(crate) fn mean(&self) -> Duration {
-        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+        self.cost.mean()
     }
 }
 

@@ -7,6 +7,7 @@
 //! keeping; `background::reclaim` frees the space.
 
 mod auto_policy;
+mod kept;
 mod list_policy;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use forebay_policy::{Ghost, Past, Recall, Rule, Shares};
 use forebay_store::Store;
 
 pub(crate) use auto_policy::AutoPolicy;
+use kept::Kept;
 pub(crate) use list_policy::ListPolicy;
 
 /// Returns how many of `segments` reclaim keeps free for appends of `lanes` lanes. Blocks live in
@@ -44,6 +46,7 @@ pub(crate) enum How {
 pub(crate) struct Replacement {
     pub(crate) kind: ReplacementKind,
     pub(crate) shares: Shares,
+    pub(crate) kept: Kept,
     pub(crate) how: How,
     /// What chooses the rule of `auto`.
     pub(crate) auto: Option<AutoPolicy>,
@@ -56,14 +59,15 @@ impl Replacement {
         let (room, lanes) = (room(store), store.options().lanes);
         let given_up = AtomicU64::new(0);
         let shares = Shares::of(room, kind);
+        let kept = Kept::new(shares);
         if matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto) {
             let how = How::Ranks(Ghost::new(shares.ghosts));
             let auto = kind == ReplacementKind::Auto;
             let auto = auto.then(|| AutoPolicy::new(room, kept_percent(kind)));
-            return Replacement { kind, shares, how, auto, given_up };
+            return Replacement { kind, shares, kept, how, auto, given_up };
         }
         let how = How::Lists(ListPolicy::new(kind, shares.kept, store, lanes));
-        Replacement { kind, shares, how, auto: None, given_up }
+        Replacement { kind, shares, kept, how, auto: None, given_up }
     }
 
     /// Returns whether the ranks are all its state about cached blocks.

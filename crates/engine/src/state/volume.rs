@@ -34,6 +34,7 @@ use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
+use crate::state::read_share::ReadShare;
 use crate::state::recording::Recorder;
 use crate::state::replacement::room;
 use crate::state::share::Share;
@@ -101,6 +102,7 @@ pub struct Volume {
     overdue: AtomicBool,
     /// The cost of writeback's writes to the origin.
     pub(crate) write_cost: WriteCost,
+    pub(crate) read_share: ReadShare,
     sweeps: AtomicU64,
     /// Wakes writeback: something that it depends on has changed.
     pub(crate) writeback_wanted: Notify,
@@ -199,6 +201,7 @@ impl Volume {
             waits: Arc::new(Waits::new(clock.clone(), lanes)),
             overdue: AtomicBool::new(false),
             write_cost: WriteCost::default(),
+            read_share: ReadShare::default(),
             sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
             progress: Notify::default(),

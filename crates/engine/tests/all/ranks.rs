@@ -2,11 +2,12 @@
 //! stay cached.
 
 use std::rc::Rc;
+use std::time::Duration;
 
-use forebay_core::{BlockSize, Mode, OriginBlock};
+use forebay_core::{BlockSize, Mode, Op, OriginBlock};
 use forebay_engine::{BlockService, EngineLane, LaneVolume};
 use forebay_store::{StoreLane, StoreOptions};
-use forebay_testkit::ram;
+use forebay_testkit::{OpKind, ram};
 
 use crate::world::{World, settings};
 
@@ -171,4 +172,50 @@ fn what_a_tier_above_is_asked_for_counts_as_used() {
     assert_eq!((after[0], after[3]), (before[0], before[3]));
     assert_eq!((after[1], after[2]), (before[1] + 1, before[2] + 1));
     test.check();
+}
+
+/// Writes and reads blocks of which the cache holds all, and reads others once, from an origin whose reads take `time` and
+/// whose writes take none. Returns how many reads of the former missed in the end.
+fn misses_of_hot(time: Duration) -> u64 {
+    let world = World::new();
+    let engine = world.new_cache(&ram(16), BlockSize::DEFAULT);
+    let (origin, faults) = world.faulty(ram(512));
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    world.op(&target, Op::Flush, 0, 0);
+    let read = |block: u64| {
+        if !time.is_zero() {
+            faults.hang(&[OpKind::Read]);
+        }
+        let tag = world.submit(&target, Op::Read, block * BLOCK, BLOCK, None);
+        if world.wait_for(tag, time).is_none() {
+            faults.heal();
+            world.wait(tag);
+        }
+    };
+    let mut random = fastrand::Rng::with_seed(3);
+    let (hot, mut cold, mut missed) = (1500, 1500, 0);
+    for request in 0..40_000 {
+        let block = random.u64(..hot);
+        match random.u8(..4) {
+            0 | 1 => world.write(&target, block * BLOCK, &[request as u8; BLOCK as usize]),
+            2 => {
+                let before = target.volume().stats.totals().read_misses;
+                read(block);
+                let after = target.volume().stats.totals().read_misses;
+                missed += if request > 20_000 { after - before } else { 0 };
+            }
+            _ => {
+                read(cold);
+                cold += 1;
+            }
+        }
+    }
+    missed
+}
+
+#[test]
+fn dirty_blocks_that_are_kept_stay_where_a_miss_costs_much() {
+    let [slow, fast] = [Duration::from_millis(1), Duration::ZERO].map(misses_of_hot);
+    println!("{slow} misses where a read takes 1 ms, {fast} where it takes nothing");
+    assert!(slow * 2 < fast, "{slow} {fast}");
 }

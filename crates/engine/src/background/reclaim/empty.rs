@@ -50,6 +50,29 @@ pub(super) enum Emptied {
     Packed,
 }
 
+/// Which of an owner's blocks in a segment are reinserted.
+struct Worth {
+    /// Those that can leave it in no other way.
+    bound: bool,
+    /// Clean blocks that the policy keeps.
+    kept: bool,
+    /// Dirty ones that it keeps.
+    kept_dirty: bool,
+    /// All dirty blocks.
+    dirty: bool,
+}
+
+impl Worth {
+    fn reinserting(&self, owner: &Owner<'_>, live: &Live) -> bool {
+        match live.dirty {
+            true if owner.in_order => false,
+            true => self.dirty || (self.kept_dirty && live.kept) || (self.bound && owner.bound),
+            false if owner.must_reinsert(live) => self.bound,
+            false => self.kept && live.kept,
+        }
+    }
+}
+
 impl EngineLane {
     /// Empties a segment. `waits`: clients wait for space.
     pub(super) async fn empty(
@@ -78,8 +101,7 @@ impl EngineLane {
         if pinned * PINNED_WHOLE > capacity * PINNED_PACKED {
             return Emptied::Packed;
         }
-        let all = count(|_, _| true);
-        let dirty = count(|_, live| live.dirty);
+        let (all, dirty) = (count(|_, _| true), count(|_, live| live.dirty));
         // Clean blocks of volumes that are not attached are not kept.
         let kept = count(|owner, live| live.dirty || (live.kept && owner.view.is_some()));
         // The reserved segments are for this: emptying one fills less than one.
@@ -96,19 +118,24 @@ impl EngineLane {
             || (store.segments.free_count() > 0 && bound * 2 <= capacity);
         let most_kept = if waits { REINSERT_KEPT_WAITING } else { REINSERT_KEPT };
         let keep = room && kept * 100 <= capacity * most_kept;
+        // A segment tells nothing if many of its blocks have to stay: the policy can do nothing about these.
+        if room && !waits && (bound + pinned) * 8 <= capacity {
+            replacement.kept.found(!keep);
+        }
         for (owner, blocks) in live {
             let write = owner.view.as_ref().map(|view| view.volume.write_cost.mean());
             let most_dirty = most_reinserted(write.unwrap_or_default(), waits);
             let few = all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty;
             // Beside pinned blocks, moving the dirty ones as well has to gain something.
             let gains = pinned == 0 || (dirty + pinned) * 100 <= capacity * REINSERT_KEPT;
-            let reinsert = room && few && gains;
+            let worth = Worth {
+                bound: room_for_bound,
+                kept: keep && owner.view.is_some(),
+                kept_dirty: keep && owner.reads_pay(),
+                dirty: room && few && gains,
+            };
             let (kept, leaving): (Vec<Live>, Vec<Live>) =
-                blocks.into_iter().partition(|live| match live.dirty {
-                    true => !owner.in_order && (reinsert || (room_for_bound && owner.bound)),
-                    false if owner.must_reinsert(live) => room_for_bound,
-                    false => keep && live.kept && owner.view.is_some(),
-                });
+                blocks.into_iter().partition(|live| worth.reinserting(&owner, live));
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
             let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
             leaving.extend(self.reinsert_all(&owner, kept).await);

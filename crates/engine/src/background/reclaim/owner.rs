@@ -8,6 +8,7 @@ use forebay_policy::{Past, Rank};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
 
+use super::REINSERTION_TIME;
 use super::live::Live;
 use crate::io::admission::AdmissionControl;
 use crate::io::policy::Policy;
@@ -50,6 +51,15 @@ impl<'a> Owner<'a> {
             None => (true, store.has_order(id)),
         };
         Some(Owner { engine, replacement, space, view, bound, in_order })
+    }
+
+    /// Returns whether a dirty block that the policy keeps is worth reinserting for the reads to come: a miss costs more, as
+    /// often as blocks are read and not overwritten. What it saves in writes to the origin does not count here.
+    pub(super) fn reads_pay(&self) -> bool {
+        let Some(view) = &self.view else { return false };
+        let (volume, store) = (&view.volume, &self.engine.cache.store);
+        let reads = volume.read_share.of(volume.stats.blocks(), store.capacity_blocks());
+        volume.origin_latency.cost().mul_f64(reads) > REINSERTION_TIME
     }
 
     /// Returns whether a block can leave its segment only by being reinserted.

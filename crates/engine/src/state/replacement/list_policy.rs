@@ -113,9 +113,15 @@ impl ListPolicy {
         }
     }
 
-    /// Applies all buffered events to the policy.
-    pub(crate) fn catch_up(&self) {
-        self.hear(&mut self.listener.lock());
+    /// Applies all buffered events to the policy, and lets it give up blocks until it keeps `most`.
+    pub(crate) fn demote(&self, most: u64) {
+        let mut listener = self.listener.lock();
+        self.hear(&mut listener);
+        while u64::from(listener.policy.resident()) > most
+            && let Some(left) = listener.policy.evict()
+        {
+            self.set(left, false);
+        }
     }
 
     fn hear(&self, listener: &mut Listener) {

@@ -1,0 +1,48 @@
+//! The share of reads among the blocks that a volume's clients use: the chance that a block which is used again is read
+//! then, rather than overwritten.
+
+use parking_lot::Mutex;
+
+/// Blocks read and written.
+type Blocks = (u64, u64);
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct ReadShare(Mutex<Windows>);
+
+/// Where the window before this one began, and where this one did.
+#[derive(Default)]
+struct Windows {
+    before: Blocks,
+    this: Blocks,
+}
+
+impl ReadShare {
+    /// Returns the share in the last one or two windows of `window` blocks, from 0 to 1; 0 without any blocks. `now`: all
+    /// blocks so far.
+    pub(crate) fn of(&self, now: Blocks, window: u64) -> f64 {
+        let since = |start: Blocks| (now.0.saturating_sub(start.0), now.1.saturating_sub(start.1));
+        let mut windows = self.0.lock();
+        let (reads, writes) = since(windows.this);
+        if reads + writes >= window {
+            *windows = Windows { before: windows.this, this: now };
+        }
+        let (reads, writes) = since(windows.before);
+        reads as f64 / (reads + writes).max(1) as f64
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_long_ago_is_forgotten() {
+        let share = ReadShare::default();
+        assert_eq!(share.of((0, 0), 100), 0.0);
+        assert_eq!(share.of((30, 10), 100), 0.75);
+        assert_eq!(share.of((90, 10), 100), 0.9);
+        assert_eq!(share.of((90, 60), 100), 0.6);
+        assert_eq!(share.of((90, 110), 100), 0.0);
+    }
+}

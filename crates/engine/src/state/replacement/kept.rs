@@ -1,0 +1,70 @@
+//! How many blocks the policy keeps: its share of the room, or fewer.
+//!
+//! The share is for a log in which only kept blocks stay. Demoted blocks that are dirty stay too, and overwritten ones leave
+//! holes. If reclaim finds the cheapest segment too full, it evicts all clean blocks in it, whatever they are worth. So
+//! the policy then keeps fewer, until that is rare.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_policy::Shares;
+
+/// The part of the room, as one of so many, that the policy yields for a segment that is too full, and regains for each that
+/// is not: one of seventeen is too full in the long run.
+const YIELDED_AT_ONCE: u64 = 128;
+const REGAINED_AT_ONCE: u64 = 2048;
+
+/// See the module.
+pub(crate) struct Kept {
+    shares: Shares,
+    yielded: AtomicU64,
+}
+
+impl Kept {
+    pub(super) fn new(shares: Shares) -> Self {
+        Kept { shares, yielded: AtomicU64::new(0) }
+    }
+
+    /// Returns how many blocks are kept at most; at least 1.
+    pub(crate) fn most(&self) -> u64 {
+        self.shares.kept.saturating_sub(self.yielded.load(Ordering::Relaxed)).max(1)
+    }
+
+    /// Learns from a segment that reclaim took as the cheapest. Only one task reclaims.
+    pub(crate) fn found(&self, too_full: bool) {
+        let part = |parts: u64| (self.shares.ghosts / parts).max(1);
+        let yielded = self.yielded.load(Ordering::Relaxed);
+        let next = match too_full {
+            true => (yielded + part(YIELDED_AT_ONCE)).min(self.shares.kept / 2),
+            false => yielded.saturating_sub(part(REGAINED_AT_ONCE)),
+        };
+        self.yielded.store(next, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use forebay_core::ReplacementKind;
+
+    use super::*;
+
+    #[test]
+    fn segments_that_are_too_full_lower_what_is_kept_and_others_raise_it_again() {
+        let kept = Kept::new(Shares::of(20_480, ReplacementKind::Lru));
+        assert_eq!(kept.most(), 18_432);
+        kept.found(false);
+        assert_eq!(kept.most(), 18_432);
+        kept.found(true);
+        assert_eq!(kept.most(), 18_432 - 160);
+        (0..15).for_each(|_| kept.found(false));
+        assert_eq!(kept.most(), 18_432 - 10);
+        (0..1000).for_each(|_| kept.found(true));
+        assert_eq!(kept.most(), 18_432 / 2);
+    }
+
+    #[test]
+    fn the_smallest_cache_keeps_a_block() {
+        let kept = Kept::new(Shares::of(1, ReplacementKind::Lru));
+        (0..3).for_each(|_| kept.found(true));
+        assert_eq!(kept.most(), 1);
+    }
+}
