@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::Clock;
 use forebay_engine::StateExtent;
-use forebay_lane::Notify;
+use forebay_lane::{MemoryBudget, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::whatif::{Prediction, Setup};
 use parking_lot::{Mutex, MutexGuard};
@@ -227,8 +227,8 @@ impl Tier {
     }
 
     /// Begins to simulate other settings of the volume; `None` ends that.
-    pub fn simulate(&self, setup: Option<Setup>) {
-        self.watched.simulate(setup);
+    pub fn simulate(&self, setup: Option<Setup>, memory: &Arc<MemoryBudget>) {
+        self.watched.simulate(setup, memory);
     }
 
     /// Returns what other settings would have done, see [`forebay_engine::Watched::what_if`].

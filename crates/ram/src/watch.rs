@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_core::{Clock, SECTOR_SIZE};
 use forebay_device::hint::{Spot, fetch_to_write};
 use forebay_engine::{BlockService, FIRST, Watch, Watched as Seen};
+use forebay_lane::MemoryBudget;
 use forebay_policy::curve::{Access, LiveCurve};
 use forebay_policy::exact::Key;
 use forebay_policy::whatif::{Prediction, Setup};
@@ -109,8 +110,8 @@ impl Watched {
     }
 
     /// See [`Seen::simulate`].
-    pub(crate) fn simulate(&self, setup: Option<Setup>) {
-        self.seen.simulate(setup, self.blocks());
+    pub(crate) fn simulate(&self, setup: Option<Setup>, memory: &Arc<MemoryBudget>) {
+        self.seen.simulate(setup, self.blocks(), memory);
     }
 
     /// See [`Seen::what_if`].

@@ -12,9 +12,11 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::Nanos;
+use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_policy::curve::{Access, Live, LiveCurve, Sample};
 use forebay_policy::exact::Key;
 use forebay_policy::whatif::{Prediction, Rules, Setup, WhatIf};
@@ -49,6 +51,8 @@ struct Seen {
     live: Live,
     /// Empty, with the room that lanes need: they get it in exchange for what they have put aside.
     spare: Vec<Event>,
+    /// For `what_if`.
+    memory: Option<MemoryHold>,
     what_if: Option<WhatIf>,
 }
 
@@ -56,6 +60,7 @@ struct Seen {
 pub struct Watched {
     /// Blocks that are dirty, as of when somebody looked.
     dirty: AtomicU64,
+    is_off: AtomicBool,
     aside: Mutex<Aside>,
     /// Locked before `aside`.
     seen: Mutex<Seen>,
@@ -66,8 +71,9 @@ impl Default for Watched {
         let live = Live::new(SEED);
         Watched {
             dirty: AtomicU64::new(0),
+            is_off: AtomicBool::new(false),
             aside: Mutex::new(Aside { sample: FIRST, events: Vec::new() }),
-            seen: Mutex::new(Seen { live, spare: Vec::new(), what_if: None }),
+            seen: Mutex::new(Seen { live, spare: Vec::new(), memory: None, what_if: None }),
         }
     }
 }
@@ -111,6 +117,11 @@ impl Watched {
         sample
     }
 
+    /// See [`Volume::watch`](crate::state::volume::Volume::watch).
+    pub(crate) fn set_off(&self, off: bool) {
+        self.is_off.store(off, Ordering::Relaxed);
+    }
+
     /// Tells how many blocks are dirty, for what is shown to the shadow caches from now on.
     pub fn set_dirty(&self, dirty: u64) {
         self.dirty.store(dirty, Ordering::Relaxed);
@@ -122,7 +133,7 @@ impl Watched {
     }
 
     fn show(&self, seen: &mut Seen, now: Nanos) {
-        let Seen { live, spare, what_if } = seen;
+        let Seen { live, spare, what_if, .. } = seen;
         std::mem::swap(&mut self.aside.lock().events, spare);
         if let Some(what_if) = what_if {
             what_if.set_dirty(self.dirty.load(Ordering::Relaxed));
@@ -160,12 +171,22 @@ impl Watched {
 
     /// Begins to simulate other settings; `None` ends that. Nothing changes if the setup is that of before.
     /// `blocks`: all blocks read and written so far.
-    pub fn simulate(&self, setup: Option<Setup>, blocks: (u64, u64)) {
+    ///
+    /// Nothing is simulated either if `memory` leaves no room for it: 4 MB at most.
+    pub fn simulate(&self, setup: Option<Setup>, blocks: (u64, u64), memory: &Arc<MemoryBudget>) {
         let mut seen = self.seen.lock();
         if seen.what_if.as_ref().map(WhatIf::setup) == setup {
             return;
         }
-        seen.what_if = setup.map(|setup| WhatIf::new(setup, FIRST, blocks.0, blocks.1));
+        // What is held for the old one is given back first.
+        seen.memory = None;
+        seen.what_if = setup.and_then(|setup| {
+            let mut what_if = WhatIf::new(setup, FIRST, blocks.0, blocks.1);
+            let mut hold = MemoryHold::none(memory, MemoryUse::Policy);
+            let fits = hold.grow_spare(what_if.most_bytes());
+            seen.memory = Some(hold);
+            fits.then_some(what_if)
+        });
         let sample = seen.what_if.as_ref().map_or(seen.live.sample(), WhatIf::sample);
         let mut aside = self.aside.lock();
         if sample.stands_for() < aside.sample.stands_for() {
@@ -227,7 +248,7 @@ impl Watch {
         keys: Range<Key>,
         now: impl FnOnce() -> Nanos,
     ) {
-        if self.0.get().touches(keys.clone()) {
+        if self.0.get().touches(keys.clone()) && !watched.is_off.load(Ordering::Relaxed) {
             self.0.set(watched.access(access, keys, now));
         }
     }
@@ -235,5 +256,29 @@ impl Watch {
     /// Tells `watched` of a discard.
     pub fn discard(&self, watched: &Watched, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
         self.0.set(watched.discard(keys, now));
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shadow_caches_count_against_the_memory_limit_and_go_without() {
+        const MIB: u64 = 1 << 20;
+        let setup = |capacity| simulated(&Settings::default(), capacity, 4096);
+        for (limit, fits) in [(64 * MIB, false), (512 * MIB, true)] {
+            let memory = Arc::new(MemoryBudget::new(limit));
+            let watched = Watched::default();
+            watched.simulate(setup(1 << 20), (0, 0), &memory);
+            let used = memory.used(MemoryUse::Policy);
+            assert_eq!((used > 0, watched.what_if(Nanos(1), (0, 0)).0.is_empty()), (fits, !fits));
+            assert!(used <= 4 * MIB, "{used}");
+            // Another setup takes the place of the one before.
+            watched.simulate(setup(1 << 10), (0, 0), &memory);
+            assert!(memory.used(MemoryUse::Policy) <= used);
+            watched.simulate(None, (0, 0), &memory);
+            assert_eq!(memory.used(MemoryUse::Policy), 0);
+        }
     }
 }

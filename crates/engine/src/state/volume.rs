@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_core::{BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, VolumeId};
 use forebay_device::{Device, Meter};
 use forebay_format::VolumeRecord;
-use forebay_lane::{Gate, Lane, Notify};
+use forebay_lane::{Gate, Lane, MemoryBudget, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_policy::whatif::{Prediction, Setup};
@@ -75,6 +75,7 @@ pub struct Volume {
     alignment: u64,
     /// Blocks that may live in the cache, of all of its volumes.
     capacity: u64,
+    memory: Arc<MemoryBudget>,
     settings: Mutex<Settings>,
     mode: AtomicU8,
     frozen: AtomicBool,
@@ -180,6 +181,7 @@ impl Volume {
             size: record.origin_bytes,
             alignment: u64::from(record.alignment),
             capacity: room(store),
+            memory: store.options().memory.clone(),
             mode: AtomicU8::new(0),
             frozen: AtomicBool::new(false),
             rotational: AtomicBool::new(true),
@@ -274,7 +276,7 @@ impl Volume {
         // A RAM tier sees all that clients ask for, and simulates by itself.
         let setup = simulated(&settings, self.capacity, self.block.bytes());
         let setup = setup.filter(|setup| setup.now.ram == 0);
-        self.watched.simulate(setup, self.stats.blocks());
+        self.watched.simulate(setup, self.stats.blocks(), &self.memory);
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
     }
@@ -325,6 +327,11 @@ impl Volume {
     /// Returns the miss-ratio curve of the requests since the volume was started.
     pub fn curve(&self) -> LiveCurve {
         self.watched.curve(self.waits.now(), self.stats.blocks())
+    }
+
+    /// Shows requests to the curve and the shadow caches, or does not, which only measurements of what that costs want.
+    pub fn watch(&self, on: bool) {
+        self.watched.set_off(!on);
     }
 
     /// Returns what is to be simulated of the volume and its RAM tier, if it has one.

@@ -190,7 +190,7 @@ impl World {
         let top: Rc<dyn BlockService> = match &tier {
             None => target.clone(),
             Some(tier) => {
-                tier.simulate(target.volume().simulated());
+                tier.simulate(target.volume().simulated(), &Arc::default());
                 ram_tier::keep(tier, target.clone(), &machine.lane);
                 RamVolume::new(tier.clone(), target.clone(), machine.lane.clone())
             }

@@ -64,7 +64,7 @@ impl EngineHost {
         for (volume, running) in self.served.all() {
             running.volume.catch_up();
             if let Some(ram) = self.served.ram.get(&volume.name) {
-                ram.tier().simulate(running.volume.simulated());
+                ram.tier().simulate(running.volume.simulated(), &self.memory);
                 ram.tier().catch_up(running.volume.dirty_blocks());
             }
         }
