@@ -250,7 +250,7 @@ pub trait Device: Send + Sync {
     /// Records on the device, beside its data and durably, that this volume uses it from now on. Without
     /// effect on a device that cannot record it. Fails as a write does.
     fn claim(&self, _volume: Uuid) -> Claiming {
-        Box::pin(std::future::ready(Ok(())))
+        Claiming::recorded()
     }
 
     /// Returns whether [`Device::extent_at`] may find holes.
@@ -271,8 +271,20 @@ pub trait Device: Send + Sync {
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError>;
 }
 
-/// The end of [`Device::claim`].
-pub type Claiming = Pin<Box<dyn Future<Output = Result<(), DeviceError>>>>;
+/// A claim that is being recorded, see [`Device::claim`].
+pub struct Claiming {
+    /// Ends when it is. May wait for ever; who drops it may find it recorded all the same.
+    pub recorded: Pin<Box<dyn Future<Output = Result<(), DeviceError>>>>,
+    /// How long to wait for that.
+    pub limit: Duration,
+}
+
+impl Claiming {
+    /// Returns one that needs no waiting.
+    pub fn recorded() -> Self {
+        Claiming { recorded: Box::pin(std::future::ready(Ok(()))), limit: Duration::from_secs(60) }
+    }
+}
 
 /// One lane's queue to one device.
 ///

@@ -153,7 +153,8 @@ impl EngineLane {
             .await?;
         let blocks = (size + spec.alignment).div_ceil(block.bytes());
         let added = match self.store.add_space(id, blocks) {
-            Ok(space) => attach::claim(&*origin, spec.uuid)
+            Ok(space) => self
+                .claim(&*origin, spec.uuid)
                 .await
                 .inspect_err(|_| self.store.remove_space(&space)),
             Err(error) => Err(error.into()),

@@ -1,4 +1,4 @@
-//! A volume's claim to an image, which the image's thread records.
+//! A volume's claim to an image, which a thread records.
 
 use std::task::{Context, Poll, Waker};
 

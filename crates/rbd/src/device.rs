@@ -83,14 +83,16 @@ impl Device for RbdDevice {
     fn claim(&self, volume: Uuid) -> Claiming {
         let (image, claim) = (self.image.clone(), Arc::new(Claim::new(volume)));
         image.shared().bell.ring(|news| news.claims.push(claim.clone()));
+        let limit = image.shared().name.timeout;
         // The thread ends no earlier than the future, which has a share of the image.
-        Box::pin(std::future::poll_fn(move |context| {
+        let recorded = std::future::poll_fn(move |context| {
             let shared = image.shared();
             claim.poll(context).map_err(|error| {
                 judge(shared, error.errno);
                 shared.error(DeviceErrorKind::Io, "claim", 0, error.to_string())
             })
-        }))
+        });
+        Claiming { recorded: Box::pin(recorded), limit }
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

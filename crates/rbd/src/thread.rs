@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::Builder;
-use std::time::Duration;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use forebay_device::{OpenError, OpenErrorKind, RbdName};
 use parking_lot::Mutex;
 
-use crate::handle::{Handle, OpenFailure, Stage};
+use crate::claim::Claim;
+use crate::handle::{CallError, Handle, OpenFailure, Stage};
 use crate::shared::Shared;
 use crate::unattended::{Alive, Unattended, wait_for};
 
@@ -56,7 +57,9 @@ impl Drop for Image {
 /// See [`crate::RbdDevice::open`].
 pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
     let failed = |kind, cause: String| OpenError::new(kind, name, cause);
-    if !wait_for(|other| other.same_image(name), name.timeout) {
+    // All of it together takes no longer, except for a lock whose owner does not answer.
+    let end = Instant::now() + name.timeout;
+    if !wait_for(|other| other.same_image(name), end) {
         let cause = "its last use by this daemon has not ended yet: the cluster does not answer";
         return Err(failed(OpenErrorKind::Io, cause.to_owned()));
     }
@@ -71,7 +74,7 @@ pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
         drop(alive);
     });
     spawned.map_err(|error| failed(OpenErrorKind::Io, format!("no thread: {error}")))?;
-    let mut opened = hear.recv_timeout(name.timeout);
+    let mut opened = hear.recv_timeout(end.saturating_duration_since(Instant::now()));
     if opened.is_err() && *stage.lock() == Stage::Locking {
         opened = hear.recv_timeout(DEAD_OWNER);
     }
@@ -190,8 +193,9 @@ fn lock(name: &RbdName, handle: &Handle) -> Result<(), OpenError> {
     })
 }
 
-/// Records claims, and watches size and lock, until nobody uses the image any more.
-fn watch(shared: &Shared) {
+/// Watches size and lock, and has claims recorded, until nobody uses the image any more.
+fn watch(shared: &Arc<Shared>) {
+    let mut recording: Vec<JoinHandle<()>> = Vec::new();
     loop {
         let mut news = shared.bell.news.lock();
         if news.closed.is_none() && news.claims.is_empty() && !news.look {
@@ -199,13 +203,12 @@ fn watch(shared: &Shared) {
         }
         news.look = false;
         if news.closed.is_some() {
-            return;
+            break;
         }
         let claims = std::mem::take(&mut news.claims);
         drop(news);
-        for claim in claims {
-            claim.end(shared.handle.hold(claim.volume));
-        }
+        recording.retain(|thread| !thread.is_finished());
+        recording.extend(claims.into_iter().filter_map(|claim| record(shared, claim)));
         if shared.lost().is_some() {
             continue;
         }
@@ -227,6 +230,25 @@ fn watch(shared: &Shared) {
             shared.note_size(size);
         }
     }
+    // They use the image, which is closed next. Who claimed it has long given up.
+    recording.into_iter().for_each(|thread| drop(thread.join()));
+}
+
+/// Records a claim on a thread of its own: the call may wait for ever, and a lock that is lost meanwhile must be noticed.
+/// A claim that is recorded late, when nobody waits for it any more, is that of a client that still has the lock.
+fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
+    let (own, recorded) = (shared.clone(), claim.clone());
+    let alive = Alive::enter();
+    let thread = Builder::new().name("rbd-claim".to_owned()).spawn(move || {
+        recorded.end(own.handle.hold(recorded.volume));
+        drop(own);
+        drop(alive);
+    });
+    let failed = |error: std::io::Error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+        claim.end(Err(CallError { call: "pthread_create", errno }));
+    };
+    thread.map_err(failed).ok()
 }
 
 /// What the error of an operation says about the lock.

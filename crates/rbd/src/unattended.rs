@@ -35,9 +35,8 @@ impl Drop for Unattended {
     }
 }
 
-/// Waits until no image that `which` selects is being opened or closed unattended.
-pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, most: Duration) -> bool {
-    let end = Instant::now() + most;
+/// Waits, at most until `end`, until no image that `which` selects is being opened or closed unattended.
+pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, end: Instant) -> bool {
     let mut all = UNATTENDED.lock();
     while all.iter().any(&which) {
         if FEWER.wait_until(&mut all, end).timed_out() {
@@ -51,7 +50,7 @@ pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, most: Duration) -> bool
 /// process ends before that stays locked until the cluster misses the process, half a minute later.
 /// Returns whether all are closed.
 pub fn wait_closed(most: Duration) -> bool {
-    wait_for(|_| true, most)
+    wait_for(|_| true, Instant::now() + most)
 }
 
 /// How many threads images have.

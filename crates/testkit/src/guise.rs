@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_core::{Identity, IdentityPart};
 use forebay_device::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
@@ -14,6 +15,8 @@ struct Guise {
     serial: Option<&'static str>,
     /// The holder when the device was opened, and where claims are recorded.
     held: Option<(Option<Uuid>, Holder)>,
+    /// Claims never end, and this is their limit.
+    claim_limit: Option<Duration>,
 }
 
 /// The volume that has claimed a device last.
@@ -21,18 +24,42 @@ pub type Holder = Arc<Mutex<Option<Uuid>>>;
 
 /// Returns a device that consists of the first `size` bytes of `inner`.
 pub fn shortened(inner: &Arc<dyn Device>, size: u64) -> Arc<dyn Device> {
-    Arc::new(Guise { inner: inner.clone(), size, serial: None, held: None })
+    Arc::new(Guise { inner: inner.clone(), size, serial: None, held: None, claim_limit: None })
 }
 
 /// Returns `inner` with this serial number, or without any identity.
 pub fn with_serial(inner: &Arc<dyn Device>, serial: Option<&'static str>) -> Arc<dyn Device> {
-    Arc::new(Guise { inner: inner.clone(), size: inner.size(), serial, held: None })
+    Arc::new(Guise {
+        inner: inner.clone(),
+        size: inner.size(),
+        serial,
+        held: None,
+        claim_limit: None,
+    })
 }
 
 /// Returns `inner` as a device that records claims, without any identity.
 pub fn with_holder(inner: &Arc<dyn Device>, holder: &Holder) -> Arc<dyn Device> {
     let held = Some((*holder.lock(), holder.clone()));
-    Arc::new(Guise { inner: inner.clone(), size: inner.size(), serial: None, held })
+    Arc::new(Guise {
+        inner: inner.clone(),
+        size: inner.size(),
+        serial: None,
+        held,
+        claim_limit: None,
+    })
+}
+
+/// Returns `inner` as a device that never says that a claim is recorded.
+pub fn with_endless_claims(inner: &Arc<dyn Device>, limit: Duration) -> Arc<dyn Device> {
+    let claim_limit = Some(limit);
+    Arc::new(Guise {
+        inner: inner.clone(),
+        size: inner.size(),
+        serial: None,
+        held: None,
+        claim_limit,
+    })
 }
 
 impl Device for Guise {
@@ -64,7 +91,10 @@ impl Device for Guise {
         if let Some((_, holder)) = &self.held {
             *holder.lock() = Some(volume);
         }
-        Box::pin(std::future::ready(Ok(())))
+        match self.claim_limit {
+            Some(limit) => Claiming { recorded: Box::pin(std::future::pending()), limit },
+            None => Claiming::recorded(),
+        }
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

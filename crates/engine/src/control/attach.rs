@@ -1,14 +1,16 @@
 //! Attaches a volume to its origin: the origin is recognised and outdated cached data is dropped
 //! before requests and writeback begin.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_device::Device;
+use forebay_device::{Claiming, Device};
 use forebay_format::volume::Samples;
 use forebay_format::{Uuid, VolumeRecord};
+use forebay_lane::either;
 use forebay_policy::Past;
 use forebay_store::Damage;
 use forebay_store::planted::{self, PlantedBug};
@@ -83,7 +85,7 @@ impl EngineLane {
         }
         // Barrier for invariant 12: another volume that was here before knows from now on that it is not the
         // last one. What it may not serve any more of this one's is dropped durably above.
-        claim(&*origin, record.uuid).await?;
+        self.claim(&*origin, record.uuid).await?;
         let settled = self.sync_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
         let size = if grown { size } else { record.origin_bytes };
@@ -263,6 +265,33 @@ impl EngineLane {
         Ok((Some(SampledOrigin::take(&queue, size).await.samples()), true))
     }
 
+    /// Has the origin know that a volume uses it, unless it does.
+    ///
+    /// A claim that is given up may be recorded late. That does no harm: only a client that may still write to the origin can
+    /// record it, and what the volume may not serve any more is dropped already.
+    ///
+    /// # Errors
+    /// It cannot be recorded, or takes too long.
+    pub(crate) async fn claim(&self, origin: &dyn Device, volume: Uuid) -> Result<(), EngineError> {
+        if origin.holder() == Some(volume) {
+            return Ok(());
+        }
+        let Claiming { recorded, limit } = origin.claim(volume);
+        let result = Cell::new(None);
+        either(async { result.set(Some(recorded.await)) }, self.lane.sleep(limit)).await;
+        match result.into_inner() {
+            Some(recorded) => Ok(recorded?),
+            None => Err(EngineError::new(
+                EngineErrorKind::Failed,
+                format!(
+                    "the origin {} has not recorded for {} s which volume uses it: start the volume when it answers again",
+                    origin.name(),
+                    limit.as_secs()
+                ),
+            )),
+        }
+    }
+
     pub(crate) fn bring_up(
         self: &Rc<Self>,
         name: &str,
@@ -314,14 +343,6 @@ impl EngineLane {
         self.lane.spawn(background::upkeep::origin_syncs(view));
         Ok(volume)
     }
-}
-
-/// Has the origin know that a volume uses it, unless it does.
-pub(crate) async fn claim(origin: &dyn Device, volume: Uuid) -> Result<(), EngineError> {
-    if origin.holder() != Some(volume) {
-        origin.claim(volume).await?;
-    }
-    Ok(())
 }
 
 /// Refuses a volume that may have lost data, unless forced.

@@ -10,7 +10,9 @@ use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
-use forebay_testkit::{Holder, faulty, peek, poke, ram, with_holder, with_serial};
+use forebay_testkit::{
+    Holder, faulty, peek, poke, ram, with_endless_claims, with_holder, with_serial,
+};
 
 use crate::world::{World, settings};
 
@@ -314,4 +316,26 @@ fn a_cache_of_many_volumes_rather_has_no_samples_than_no_volume() {
     let sampled = volumes.iter().filter(|volume| volume.samples.is_some()).count();
     assert!((90..256).contains(&sampled), "{sampled} volumes have samples");
     world.close(&engine).expect("closed");
+}
+
+#[test]
+fn a_claim_that_never_ends_fails_the_start_and_nothing_else() {
+    let (world, cache, disk) = (World::new(), ram(16), ram(32));
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    let target = world.create(&engine, &disk, settings(Mode::Writeback), 0);
+    world.write(&target, 0, &[7; 4096]);
+    world.stop(&engine, "data").expect("stopped");
+
+    let limit = Duration::from_secs(30);
+    let hanging = with_endless_claims(&disk, limit);
+    let before = world.lane.now();
+    let error = world.try_attach(&engine, &hanging, false).err().expect("given up");
+    assert_eq!(error.kind, EngineErrorKind::Failed);
+    assert!(error.to_string().contains("has not recorded for 30 s"), "{error}");
+    let took = world.lane.now().since(before);
+    assert!(took >= limit && took < limit * 2, "{took:?}");
+
+    // The cache goes on, and so does the volume when the origin answers again.
+    let target = world.attach(&engine, &disk);
+    assert_eq!(world.read(&target, 0, 4096), [7; 4096]);
 }
