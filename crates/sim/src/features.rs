@@ -130,11 +130,13 @@ impl Feature {
         }
     }
 
-    /// Returns the feature without which the simulator cannot find a bug.
+    /// Returns the feature without which the simulator cannot find a bug, or hardly ever does.
     pub fn that_shows(bug: PlantedBug) -> Option<Feature> {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
-            PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
+            PlantedBug::CheckpointForgetsShard | PlantedBug::CheckpointBeforeRecords => {
+                Some(Feature::Shards)
+            }
             PlantedBug::NotLoadedIsAbsent | PlantedBug::LoadedDirtyNotTold => {
                 Some(Feature::Loading)
             }
