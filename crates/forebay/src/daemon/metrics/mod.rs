@@ -24,6 +24,10 @@ use super::{log, memory, tcp};
 use table as the;
 use text::{Format, Metric, Writer};
 
+/// Bytes of text for the daemon with a cache and for a volume, about.
+const OF_DAEMON: usize = 32 << 10;
+const OF_VOLUME: usize = 24 << 10;
+
 /// Claims an address.
 ///
 /// # Errors
@@ -48,7 +52,7 @@ fn write(
     (events, left_out): (&[(EventKind, u64)], u64),
     volumes: &[VolumeReport],
 ) -> String {
-    let mut out = Writer::new(format, &the::BUILD);
+    let mut out = Writer::new(format, OF_DAEMON + volumes.len() * OF_VOLUME, &the::BUILD);
     write_daemon(&mut out, daemon, memory);
     out.begin(&the::EVENTS);
     for (kind, count) in events {

@@ -71,8 +71,9 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(format: Format, first: &'static Metric) -> Self {
-        let mut writer = Writer { text: String::with_capacity(64 << 10), format, family: first };
+    /// Begins a text, of about so many bytes: one that grows is copied again and again.
+    pub(super) fn new(format: Format, bytes: usize, first: &'static Metric) -> Self {
+        let mut writer = Writer { text: String::with_capacity(bytes), format, family: first };
         writer.begin(first);
         writer
     }
@@ -101,7 +102,7 @@ impl Writer {
     /// Writes a number, with a value for each label.
     pub(super) fn number(&mut self, labels: &[&str], number: u64) {
         self.head(self.suffix(), labels);
-        let _ = writeln!(self.text, " {number}");
+        self.value(itoa::Buffer::new().format(number));
     }
 
     /// As [`Writer::number`], for a number with a fraction.
@@ -123,15 +124,16 @@ impl Writer {
         }
         self.text.push_str("le=\"");
         let line = self.text.split_off(begin);
-        let mut count = 0;
+        let (mut count, mut digits) = (0, itoa::Buffer::new());
         for (requests, bound) in counts.ranges.iter().zip(BOUNDS.iter().chain(&["+Inf"])) {
             count += requests;
             self.text.push_str(&line);
             self.text.push_str(bound);
-            let _ = writeln!(self.text, "\"}} {count}");
+            self.text.push_str("\"}");
+            self.value(digits.format(count));
         }
         self.head("_count", labels);
-        let _ = writeln!(self.text, " {count}");
+        self.value(digits.format(count));
         self.head("_sum", labels);
         let _ = writeln!(self.text, " {}", counts.sum_nanos as f64 / 1e9);
     }
@@ -142,6 +144,13 @@ impl Writer {
             self.text.push_str("# EOF\n");
         }
         self.text
+    }
+
+    /// Ends a line.
+    fn value(&mut self, digits: &str) {
+        self.text.push(' ');
+        self.text.push_str(digits);
+        self.text.push('\n');
     }
 
     fn suffix(&self) -> &'static str {
@@ -221,7 +230,7 @@ mod tests {
 
     #[test]
     fn values_of_labels_cannot_break_a_line() {
-        let mut writer = Writer::new(Format::OpenMetrics, &COUNTER);
+        let mut writer = Writer::new(Format::OpenMetrics, 0, &COUNTER);
         writer.number(&["a\"b\\c\nd"], 7);
         let text = writer.end();
         let expected = "# TYPE a_bytes counter\n# UNIT a_bytes bytes\n# HELP a_bytes bytes.\n\
@@ -235,7 +244,7 @@ mod tests {
         counts.count(4_000, 2);
         counts.count(1_500_000_000, 1);
         counts.sum_nanos = 1_500_008_000;
-        let mut writer = Writer::new(Format::Prometheus, &COUNTER);
+        let mut writer = Writer::new(Format::Prometheus, 0, &COUNTER);
         writer.begin(&TIMES);
         writer.latencies(&[], &counts);
         let text = writer.end();
