@@ -16,6 +16,7 @@ pub(crate) mod fio_client;
 pub(crate) mod measure;
 pub(crate) mod memory;
 pub(crate) mod nbd;
+pub(crate) mod observing;
 pub(crate) mod pattern;
 pub(crate) mod recovery;
 pub(crate) mod vhost_user;

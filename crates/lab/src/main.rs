@@ -38,7 +38,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
-use bench::{amplification, block, engine, memory, recovery};
+use bench::{amplification, block, engine, memory, observing, recovery};
 use experiments::{curve, policies, remote, replay, seeds, whatif, writeback};
 use real::{peers, run};
 
@@ -75,6 +75,8 @@ enum Command {
     Amplification(amplification::Args),
     /// Memory per cached block
     Memory(memory::Args),
+    /// CPU time that observation and control add to a cached read and write
+    Observing(observing::Args),
     /// The reports' fio jobs on a device of yours
     Run(run::Args),
     /// Time to open a cache after a crash
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
         Command::Peers(args) => peers::run(&args, json),
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),
+        Command::Observing(args) => observing::run(&args, json),
         Command::Run(args) => run::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
         Command::Seeds(args) => seeds::run(&args, json),

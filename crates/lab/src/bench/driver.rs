@@ -79,9 +79,15 @@ impl Driver {
     }
 
     /// Sends the requests through a RAM tier.
-    pub(crate) fn with_ram(mut self, tier: Arc<Tier>) -> Self {
+    pub(crate) fn with_ram(self, tier: Arc<Tier>) -> Self {
         let lane = self.local.lane().clone();
-        self.top = RamVolume::new(tier, self.target.clone(), lane);
+        let top = RamVolume::new(tier, self.target.clone(), lane);
+        self.with_top(top)
+    }
+
+    /// Sends the requests through another layer above the volume.
+    pub(crate) fn with_top(mut self, top: Rc<dyn BlockService>) -> Self {
+        self.top = top;
         self
     }
 

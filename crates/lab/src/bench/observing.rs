@@ -1,0 +1,284 @@
+//! `forebay-lab observing`: CPU time that observation and control add to a cached read and write, on one lane.
+//!
+//! The same volume with and without, turn about. Always in front of the volume is the layer that limits and records, as
+//! in the daemon, where it does nothing in the turns without.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use forebay_core::parse_size;
+use forebay_device::RamDevice;
+use forebay_engine::stats::Kind;
+use forebay_engine::{BlockSet, LimitedVolume, Recording, Settings};
+use forebay_lane::MonotonicClock;
+use serde::Serialize;
+
+use crate::bench::driver::{Driver, fill_clean, random_order};
+use crate::bench::engine::cases::Case;
+use crate::bench::measure::{Sample, Stopwatch, in_turns, pin};
+use crate::bench::pattern::{Step, uniform};
+use crate::error::{LabResult, other, usage};
+use crate::output::{Goal, Table, name_of, print_json};
+use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
+use crate::statistics::{Estimate, median_of};
+
+/// What all of it may add, as a factor.
+const GOAL: f64 = 1.01;
+
+/// Steps that are gone through again and again.
+const STEPS: usize = 1 << 18;
+
+/// How often the daemon brings the curve up to date, and clients like `top` and the page look.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How often the daemon takes what was recorded.
+const TAKE: Duration = Duration::from_millis(10);
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Pairs of samples
+    #[arg(long, default_value_t = 31)]
+    pairs: usize,
+    /// Size of the cache device, in RAM; the origin is as large, and half of the blocks are used
+    #[arg(long, default_value = "512M", value_name = "SIZE")]
+    cache: String,
+    /// How long one sample takes
+    #[arg(long, default_value_t = 1.0)]
+    seconds_per_sample: f64,
+}
+
+/// What is added to the volume in a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Added {
+    Nothing,
+    /// The miss-ratio curve and the shadow caches, brought up to date and looked at each second with all counters.
+    Watching,
+    /// Limits that are not reached, shares of the cache, and pinned blocks.
+    Control,
+    /// Both.
+    All,
+    /// A recording of all requests.
+    Recording,
+}
+
+const TURNS: [Added; 5] =
+    [Added::Nothing, Added::Watching, Added::Control, Added::All, Added::Recording];
+
+impl Added {
+    fn watches(self) -> bool {
+        matches!(self, Added::Watching | Added::All)
+    }
+
+    fn controls(self) -> bool {
+        matches!(self, Added::Control | Added::All)
+    }
+}
+
+#[derive(Serialize)]
+struct Row {
+    case: String,
+    added: String,
+    cpu_us: f64,
+    /// CPU time of all threads as a multiple of that with nothing added.
+    factor: Estimate,
+    /// The same of the lane's thread alone.
+    lane_factor: Estimate,
+    goal: Option<Goal>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    pairs: usize,
+    seconds_per_sample: f64,
+    cache_bytes: u64,
+    rows: Vec<Row>,
+}
+
+/// CPU microseconds of a request.
+#[derive(Clone, Copy)]
+struct Point {
+    all: f64,
+    lane: f64,
+}
+
+/// The volume, and what is done with it.
+struct Bench {
+    rig: Rig,
+    driver: Driver,
+    settings: Settings,
+    blocks: u64,
+}
+
+/// A thread that looks at the volume until it is dropped.
+struct Beside {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Sample>>,
+}
+
+impl Beside {
+    fn start(period: Duration, mut look: impl FnMut() + Send + 'static) -> LabResult<Self> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let end = ends.clone();
+        let thread = std::thread::Builder::new().name("beside".into()).spawn(move || {
+            // Not on the lane's CPU.
+            pin(1);
+            let watch = Stopwatch::start();
+            while !end.load(Ordering::Relaxed) {
+                std::thread::park_timeout(period);
+                look();
+            }
+            watch.sample(0)
+        })?;
+        Ok(Beside { ends, thread: Some(thread) })
+    }
+
+    /// Ends the thread and returns the CPU time that it took.
+    fn end(mut self) -> LabResult<Duration> {
+        self.ends.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().ok_or_else(|| other("the thread has ended"))?;
+        thread.thread().unpark();
+        Ok(thread.join().map_err(|_| other("the thread beside the lane has panicked"))?.cpu)
+    }
+}
+
+impl Bench {
+    fn new(case: Case, bytes: u64) -> LabResult<Self> {
+        let settings = case.settings();
+        let local = LocalLane::new(0, Arc::new(MonotonicClock::new()));
+        let (cache, origin) = (RamDevice::new("cache", bytes)?, RamDevice::new("origin", bytes)?);
+        let plan = Plan { touched: true, ..Plan::new(cache, origin, settings.clone()) };
+        let rig = Rig::create(local.clone(), plan)?;
+        let target = rig.target()?;
+        let limited = LimitedVolume::new(target.clone(), target.clone() as Rc<_>);
+        let driver = Driver::new(local, target).with_top(limited);
+        let mut bench = Bench { rig, driver, settings, blocks: bytes / BLOCK / 2 };
+        let quiet = Progress::new(bench.blocks, "filling");
+        match case {
+            Case::ReadHit => fill_clean(&bench.driver, 0..bench.blocks, &quiet)?,
+            _ => {
+                for round in 0..4 {
+                    bench.driver.steps(&random_order(round, bench.blocks))?;
+                }
+            }
+        }
+        Ok(bench)
+    }
+
+    fn prepare(&self, added: Added) -> LabResult<()> {
+        let mut settings = self.settings.clone();
+        let mut pinned = BlockSet::default();
+        if added.controls() {
+            settings.limit_iops = u64::MAX / 2;
+            settings.limit_bandwidth = u64::MAX / 2;
+            settings.share_min = 10;
+            settings.share_max = 90;
+            pinned = BlockSet::from(0..self.blocks / 8);
+        }
+        self.rig.set(settings)?;
+        self.rig.engine.pin(VOLUME, &pinned)?;
+        self.driver.target.volume().watch(added.watches());
+        Ok(())
+    }
+
+    fn sample(&mut self, added: Added, steps: &[Step], time: Duration) -> LabResult<Point> {
+        self.prepare(added)?;
+        // The caches of the CPU get used to it.
+        self.driver.steps(&steps[..steps.len() / 8])?;
+        let volume = self.driver.target.volume().clone();
+        let beside = match added {
+            Added::Nothing | Added::Control => None,
+            Added::Watching | Added::All => Some(Beside::start(LOOK, move || {
+                volume.catch_up();
+                std::hint::black_box((volume.what_if(), volume.curve()));
+                std::hint::black_box((volume.stats.totals(), volume.stats.why()));
+                std::hint::black_box(
+                    [Kind::Read, Kind::Write].map(|kind| volume.stats.latency(kind)),
+                );
+            })?),
+            Added::Recording => {
+                let recording = Recording::begin(&volume);
+                let mut recording = recording.ok_or_else(|| other("it is being recorded"))?;
+                let mut taken = Vec::new();
+                Some(Beside::start(TAKE, move || {
+                    recording.take(&mut taken);
+                    std::hint::black_box(&mut taken).clear();
+                })?)
+            }
+        };
+        let watch = Stopwatch::start();
+        let mut done = 0;
+        while watch.wall() < time {
+            for part in steps.chunks(1 << 10).take(1 << 5) {
+                self.driver.steps(part)?;
+                done += part.len() as u64;
+            }
+        }
+        let lane = watch.sample(done).cpu;
+        let more = beside.map_or(Ok(Duration::ZERO), Beside::end)?;
+        let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / done.max(1) as f64;
+        Ok(Point { all: each(lane + more), lane: each(lane) })
+    }
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let cache_bytes = parse_size(&args.cache).map_err(|error| usage(error.to_string()))?;
+    let time = Duration::try_from_secs_f64(args.seconds_per_sample).ok();
+    let time = time.filter(|time| !time.is_zero());
+    let time = time.ok_or_else(|| usage("a sample must take more than no time"))?;
+    let cases = [Case::ReadHit, Case::OverwriteDirty];
+    let progress = Progress::new((cases.len() * args.pairs) as u64, "preparing");
+    pin(0);
+    let mut rows = Vec::new();
+    for case in cases {
+        progress.label(case.name());
+        let mut bench = Bench::new(case, cache_bytes)?;
+        let steps = uniform(1, bench.blocks as u32, case != Case::ReadHit, STEPS);
+        let points = in_turns((args.pairs, TURNS.len()), &progress, |turn| {
+            bench.sample(TURNS[turn], &steps, time)
+        })?;
+        for (added, of) in TURNS.iter().zip(&points) {
+            let factor = |field: fn(&Point) -> f64| {
+                Estimate::of_ratios(of.iter().map(field).zip(points[0].iter().map(field)))
+            };
+            let all = factor(|point| point.all);
+            rows.push(Row {
+                case: case.name(),
+                added: name_of(*added),
+                cpu_us: median_of(of, |point| point.all),
+                factor: all,
+                lane_factor: factor(|point| point.lane),
+                goal: (*added == Added::All).then(|| Goal::at_most(GOAL, all.median)),
+            });
+        }
+    }
+    drop(progress);
+    let seconds_per_sample = args.seconds_per_sample;
+    let report = Report { pairs: args.pairs, seconds_per_sample, cache_bytes, rows };
+    if json { print_json(&report) } else { print(&report) }
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    let mut table = Table::new("CASE | ADDED | CPU us | FACTOR | 95 % | OF THE LANE | 95 % | GOAL");
+    for row in &report.rows {
+        let interval = |of: &Estimate| format!("{:.3}..{:.3}", of.low, of.high);
+        table.row([
+            row.case.clone(),
+            row.added.clone(),
+            format!("{:.3}", row.cpu_us),
+            format!("{:.3}", row.factor.median),
+            interval(&row.factor),
+            format!("{:.3}", row.lane_factor.median),
+            interval(&row.lane_factor),
+            row.goal.as_ref().map_or_else(|| "-".into(), |goal| goal.show("<=", 2)),
+        ]);
+    }
+    println!("{}", table.render());
+    println!("{} pairs of {} s, medians of the ratios", report.pairs, report.seconds_per_sample);
+    Ok(())
+}
