@@ -12,7 +12,7 @@ use crate::open::{Access, OpenError};
 use crate::rbd_name::{RbdName, RbdNameError};
 
 /// Opens a device on another machine.
-pub type Connect = fn(&RemoteName, Access) -> Result<Arc<dyn Device>, OpenError>;
+pub type Connect<'a> = &'a dyn Fn(&RemoteName, Access) -> Result<Arc<dyn Device>, OpenError>;
 
 /// A device on another machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

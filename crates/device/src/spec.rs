@@ -229,7 +229,7 @@ impl DeviceSpec {
     /// # Errors
     /// See [`OpenErrorKind`]; devices of other machines are of the wrong type.
     pub fn open(&self, access: Access) -> Result<Arc<dyn Device>, OpenError> {
-        self.open_with(access, |name, _| {
+        self.open_with(access, &|name, _| {
             let cause = "it is on another machine, and a device of this machine is needed here";
             Err(OpenError::new(OpenErrorKind::WrongType, name, cause))
         })
@@ -243,7 +243,7 @@ impl DeviceSpec {
     pub fn open_with(
         &self,
         access: Access,
-        connect: Connect,
+        connect: Connect<'_>,
     ) -> Result<Arc<dyn Device>, OpenError> {
         self.check_there()?;
         let device: Arc<dyn Device> = match &self.place {

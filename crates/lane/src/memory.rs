@@ -30,6 +30,8 @@ pub enum MemoryUse {
     Background,
     /// RAM devices.
     RamDevices,
+    /// Libraries that connect devices of other machines.
+    RemoteDevices,
     /// RAM tiers.
     RamTiers,
     /// Clients' connections: their buffers, including those in the kernel.
@@ -40,13 +42,14 @@ pub enum MemoryUse {
 
 impl MemoryUse {
     /// Every use.
-    pub const ALL: [MemoryUse; 9] = [
+    pub const ALL: [MemoryUse; 10] = [
         MemoryUse::Process,
         MemoryUse::Index,
         MemoryUse::Policy,
         MemoryUse::LogBuffers,
         MemoryUse::Background,
         MemoryUse::RamDevices,
+        MemoryUse::RemoteDevices,
         MemoryUse::RamTiers,
         MemoryUse::Connections,
         MemoryUse::Requests,

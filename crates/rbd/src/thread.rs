@@ -8,6 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_device::{OpenError, OpenErrorKind, RbdName};
+use forebay_lane::MemoryHold;
 use parking_lot::Mutex;
 
 use crate::claim::Claim;
@@ -55,7 +56,11 @@ impl Drop for Image {
 ///
 /// # Errors
 /// See [`crate::RbdDevice::open`].
-pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
+pub(crate) fn open(
+    name: &RbdName,
+    writable: bool,
+    memory: Option<MemoryHold>,
+) -> Result<Image, OpenError> {
     let failed = |kind, cause: String| OpenError::new(kind, name, cause);
     // All of it together takes no longer, except for a lock whose owner does not answer.
     let end = Instant::now() + name.timeout;
@@ -71,6 +76,7 @@ pub(crate) fn open(name: &RbdName, writable: bool) -> Result<Image, OpenError> {
     let alive = Alive::enter();
     let spawned = thread.spawn(move || {
         keep(&own_name, writable, &own_stage, tell, unattended);
+        drop(memory);
         drop(alive);
     });
     spawned.map_err(|error| failed(OpenErrorKind::Io, format!("no thread: {error}")))?;

@@ -75,7 +75,8 @@ async fn check(queue: &Queue, offset: u64, len: u64, byte: u8) {
 fn what_is_written_is_read_and_what_is_zeroed_is_zero() {
     let Some(conf) = cluster() else { return };
     rbd(&["create", "--size", "64M", "unit-basics"]);
-    let device = RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive).expect("opened");
+    let device =
+        RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive, None).expect("opened");
     assert_eq!((device.size(), device.logical_block()), (64 * MIB, 512));
     on_lane(&device, |queue| async move {
         let writes = (0..32u8).map(|number| {
@@ -103,17 +104,20 @@ fn what_is_written_is_read_and_what_is_zeroed_is_zero() {
     });
     let identity = device.identity().expect("known");
     // A second writer is refused while the first lives, and has it afterwards.
-    let refused =
-        RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive).err().expect("locked");
+    let refused = RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive, None)
+        .err()
+        .expect("locked");
     assert_eq!(refused.kind, OpenErrorKind::InUse, "{refused}");
     drop(device);
-    let device = RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive).expect("unlocked");
+    let device =
+        RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive, None).expect("unlocked");
     assert_eq!(device.identity(), Some(identity.clone()));
     drop(device);
     assert!(wait_closed(PATIENCE));
     rbd(&["rm", "--no-progress", "unit-basics"]);
     rbd(&["create", "--size", "64M", "unit-basics"]);
-    let device = RbdDevice::open(&name("unit-basics", &conf), Access::Shared).expect("opened");
+    let device =
+        RbdDevice::open(&name("unit-basics", &conf), Access::Shared, None).expect("opened");
     assert!(device.identity().expect("known").difference(&identity).is_some(), "another image");
     on_lane(&device, |queue| async move {
         check(&queue, MIB, MIB, 0).await;
@@ -128,7 +132,7 @@ fn what_is_written_is_read_and_what_is_zeroed_is_zero() {
 fn images_that_cannot_be_used_are_refused_with_the_reason() {
     let Some(conf) = cluster() else { return };
     rbd(&["create", "--size", "8M", "--image-feature", "layering", "unit-plain"]);
-    let open = |name| RbdDevice::open(&name, Access::Exclusive).err().expect("refused");
+    let open = |name| RbdDevice::open(&name, Access::Exclusive, None).err().expect("refused");
     let plain = open(name("unit-plain", &conf));
     assert_eq!(plain.kind, OpenErrorKind::Denied);
     assert!(plain.cause.contains("rbd feature enable rbd/unit-plain exclusive-lock"), "{plain}");
@@ -145,7 +149,8 @@ fn images_that_cannot_be_used_are_refused_with_the_reason() {
 fn a_client_that_is_fenced_does_nothing_any_more() {
     let Some(conf) = cluster() else { return };
     rbd(&["create", "--size", "8M", "unit-fenced"]);
-    let device = RbdDevice::open(&name("unit-fenced", &conf), Access::Exclusive).expect("opened");
+    let device =
+        RbdDevice::open(&name("unit-fenced", &conf), Access::Exclusive, None).expect("opened");
     let lock = Command::new("rbd").args(["lock", "ls", "unit-fenced"]).output().expect("rbd");
     let lock = String::from_utf8_lossy(&lock.stdout).into_owned();
     let words: Vec<_> = lock.lines().last().expect("locked").split_whitespace().collect();
@@ -162,7 +167,7 @@ fn a_client_that_is_fenced_does_nothing_any_more() {
     assert!(device.fenced().expect("noticed").contains("fenced"));
     drop(device);
     let device =
-        RbdDevice::open(&name("unit-fenced", &conf), Access::Exclusive).expect("opened anew");
+        RbdDevice::open(&name("unit-fenced", &conf), Access::Exclusive, None).expect("opened anew");
     on_lane(&device, |queue| async move {
         check(&queue, 0, 512, 0).await;
         queue.write(0, filled(1, 512)).await.expect("a client of its own");

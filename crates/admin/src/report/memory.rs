@@ -43,6 +43,8 @@ pub struct MemoryUsed {
     pub background: u64,
     /// Devices in RAM.
     pub ram_devices: u64,
+    /// Libraries that connect devices of other machines.
+    pub remote_devices: u64,
     /// RAM tiers of volumes.
     pub ram_tiers: u64,
     /// Clients, with the kernel's buffers for them.
@@ -53,7 +55,7 @@ pub struct MemoryUsed {
 
 impl MemoryUsed {
     /// Returns each use with its name.
-    pub fn parts(&self) -> [(&'static str, u64); 9] {
+    pub fn parts(&self) -> [(&'static str, u64); 10] {
         [
             ("process", self.process),
             ("index", self.index),
@@ -61,6 +63,7 @@ impl MemoryUsed {
             ("log buffers", self.log_buffers),
             ("background", self.background),
             ("RAM devices", self.ram_devices),
+            ("remote devices", self.remote_devices),
             ("RAM tiers", self.ram_tiers),
             ("connections", self.connections),
             ("requests", self.requests),

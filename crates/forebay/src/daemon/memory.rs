@@ -123,6 +123,7 @@ fn used(memory: &MemoryBudget) -> MemoryUsed {
         log_buffers: memory.used(MemoryUse::LogBuffers),
         background: memory.used(MemoryUse::Background),
         ram_devices: memory.used(MemoryUse::RamDevices),
+        remote_devices: memory.used(MemoryUse::RemoteDevices),
         ram_tiers: memory.used(MemoryUse::RamTiers),
         connections: memory.used(MemoryUse::Connections),
         requests: memory.used(MemoryUse::Requests),

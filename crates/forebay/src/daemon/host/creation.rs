@@ -8,6 +8,7 @@ use forebay_core::BlockSize;
 use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, VolumeSpec, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid};
+use forebay_lane::MemoryBudget;
 use forebay_store::Roots;
 use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
@@ -23,10 +24,10 @@ struct Made(Option<PathBuf>);
 
 impl Made {
     /// Creates the file of a specification with a size, if it is missing.
-    fn new(field: &str, spec: &DeviceSpec) -> Result<Self, ApiError> {
+    fn new(memory: &Arc<MemoryBudget>, field: &str, spec: &DeviceSpec) -> Result<Self, ApiError> {
         let missing = spec.path().filter(|path| matches!(path.try_exists(), Ok(false)));
         let Some(path) = missing.map(|path| path.to_owned()) else { return Ok(Made(None)) };
-        drop(claim(field, spec)?);
+        drop(claim(memory, field, spec)?);
         Ok(Made(Some(path)))
     }
 
@@ -84,7 +85,10 @@ impl EngineHost {
         )?;
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
-        let made = [Made::new("cache", &cache_spec)?, Made::new("origin", &origin_spec)?];
+        let made = [
+            Made::new(&self.memory, "cache", &cache_spec)?,
+            Made::new(&self.memory, "origin", &origin_spec)?,
+        ];
         let same = |a: &DeviceSpec, b: &DeviceSpec| matches!((a.identity(), b.identity()), (Ok(Some(a)), Ok(Some(b))) if a == b);
         if same(&cache_spec, &origin_spec) {
             return Err(ApiError::invalid(
@@ -94,7 +98,7 @@ impl EngineHost {
         }
         let origin = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
-            let origin = claim("origin", &origin_spec)?;
+            let origin = claim(&self.memory, "origin", &origin_spec)?;
             // Before anything is written for this volume.
             self.await_answer(&origin)?;
             origin
@@ -139,8 +143,8 @@ impl EngineHost {
             return Ok(open.clone());
         }
         let device = match existing {
-            Existing::Join => claim("cache", &cache_spec.made())?,
-            Existing::Spare | Existing::Overwrite => claim("cache", cache_spec)?,
+            Existing::Join => claim(&self.memory, "cache", &cache_spec.made())?,
+            Existing::Spare | Existing::Overwrite => claim(&self.memory, "cache", cache_spec)?,
         };
         self.prepare(volume, existing, &device)?;
         let room = blocks_of(volume, origin);
@@ -193,7 +197,7 @@ impl EngineHost {
         let (block, cache, records) = match &*place.lock() {
             Some(open) => (open.store.block_size(), open.store.uuid(), open.store.volumes()),
             None => {
-                let device = claim("cache", &cache_spec)?;
+                let device = claim(&self.memory, "cache", &cache_spec)?;
                 let content = self.lanes.run(0, move |state| async move {
                     inspect::content(&state.context, &device).await
                 })??;

@@ -46,7 +46,9 @@ use forebay_admin::report::BlockReport;
 use forebay_admin::{
     ApiError, ByteRange, DropRequest, ErrorKind, PinReport, VolumeName, VolumeReport,
 };
-use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, RemoteName, keep_buffers};
+use forebay_device::{
+    Access, Device, DeviceSpec, OpenError, OpenErrorKind, RemoteName, keep_buffers,
+};
 use forebay_engine::{FrontEnd, Recording};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_nbd_client::NbdDevice;
@@ -81,11 +83,20 @@ const KEPT_PART: u64 = 16;
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Opens the device named in `field`, and claims it.
-fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
+fn claim(
+    memory: &Arc<MemoryBudget>,
+    field: &str,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, ApiError> {
     let open = || {
-        spec.open_with(Access::Exclusive, |name, access| match name {
+        spec.open_with(Access::Exclusive, &|name, access| match name {
             RemoteName::Nbd(uri) => NbdDevice::open(uri, access),
-            RemoteName::Rbd(name) => RbdDevice::open(name, access),
+            RemoteName::Rbd(name) => {
+                let what = format!("the image {name}");
+                let hold = memory.hold(MemoryUse::RemoteDevices, RbdDevice::MEMORY, &what);
+                let hold = hold.map_err(|error| OpenError::new(OpenErrorKind::Io, name, error))?;
+                RbdDevice::open(name, access, Some(hold))
+            }
         })
     };
     outlasting(open, |error| error.kind == OpenErrorKind::InUse)
@@ -105,7 +116,7 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
-        let device = claim("--export-raw", &export.device)?;
+        let device = claim(memory, "--export-raw", &export.device)?;
         devices.push((export.name.to_string(), device));
     }
     let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));

@@ -10,6 +10,7 @@ use forebay_admin::{ApiError, ErrorKind, EventKind};
 use forebay_device::{Device, DeviceSpec, IoBuf, RemoteName};
 use forebay_engine::{Cache, Ledger, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
+use forebay_lane::MemoryBudget;
 use forebay_store::Roots;
 
 use super::caches::{self, Place};
@@ -44,7 +45,7 @@ impl EngineHost {
             let spec = made("origin", &volume.origin)?;
             // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
-            claim_again("origin", &spec)?
+            claim_again(&self.memory, "origin", &spec)?
         };
         let (spec, place) = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -122,7 +123,7 @@ impl EngineHost {
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<(), ApiError> {
-        let device = claim("cache", spec)?;
+        let device = claim(&self.memory, "cache", spec)?;
         self.format(volume, &device)?;
         let room = blocks_of(volume, &origin);
         let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
@@ -184,7 +185,7 @@ impl EngineHost {
                 self.check_position(volume, open.store.uuid(), position)?;
                 return Ok(open.clone());
             }
-            let device = claim("cache", spec)?;
+            let device = claim(&self.memory, "cache", spec)?;
             let roots = self.roots(&device)?;
             let superblock = &roots.superblock;
             let record =
@@ -380,11 +381,15 @@ impl EngineHost {
 }
 
 /// Opens a device that was there before. A server that is not reached has the time that its requests have.
-fn claim_again(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
+fn claim_again(
+    memory: &Arc<MemoryBudget>,
+    field: &str,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, ApiError> {
     let patience = spec.remote().map_or(Duration::ZERO, RemoteName::patience);
     let until = Instant::now() + patience;
     loop {
-        match claim(field, spec) {
+        match claim(memory, field, spec) {
             Err(error) if error.kind == ErrorKind::Failed && Instant::now() < until => {
                 tracing::debug!("{error}");
                 std::thread::sleep(ASKING);

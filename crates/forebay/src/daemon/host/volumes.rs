@@ -377,7 +377,7 @@ impl EngineHost {
             let open = {
                 let mut cache = place.lock();
                 if cache.is_none() {
-                    let device = claim("cache", &cache_spec)?;
+                    let device = claim(&self.memory, "cache", &cache_spec)?;
                     let own = device.clone();
                     let content = self.lanes.run(0, move |state| async move {
                         inspect::content(&state.context, &own).await
