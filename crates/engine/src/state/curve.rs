@@ -214,9 +214,19 @@ impl Watched {
     }
 }
 
-/// Returns what is to be simulated for a cache of `capacity` blocks of `block` bytes with these settings; `None` if
+/// Sizes of a cache in blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Blocks that may live in it.
+    pub(crate) capacity: u64,
+    /// Blocks of its device.
+    pub(crate) cells: u64,
+}
+
+/// Returns what is to be simulated for a cache of these sizes with blocks of `block` bytes and these settings; `None` if
 /// nothing is cached.
-pub(crate) fn simulated(settings: &Settings, capacity: u64, block: u64) -> Option<Setup> {
+pub(crate) fn simulated(settings: &Settings, sizes: Sizes, block: u64) -> Option<Setup> {
+    let Sizes { capacity, cells } = sizes;
     let mode = settings.effective_mode();
     let now = Rules {
         policy: settings.policy,
@@ -225,7 +235,7 @@ pub(crate) fn simulated(settings: &Settings, capacity: u64, block: u64) -> Optio
         ram_policy: settings.ram_policy,
     };
     let caches = mode != forebay_core::Mode::Passthrough && !settings.is_frozen() && capacity > 0;
-    caches.then_some(Setup { capacity, mode, now })
+    caches.then_some(Setup { capacity, cells, mode, now })
 }
 
 /// One lane's copy of the sample, which may be outdated for a moment: the lock's own is checked again.
@@ -266,7 +276,8 @@ mod tests {
     #[test]
     fn shadow_caches_count_against_the_memory_limit_and_go_without() {
         const MIB: u64 = 1 << 20;
-        let setup = |capacity| simulated(&Settings::default(), capacity, 4096);
+        let setup =
+            |capacity| simulated(&Settings::default(), Sizes { capacity, cells: capacity }, 4096);
         for (limit, fits) in [(64 * MIB, false), (512 * MIB, true)] {
             let memory = Arc::new(MemoryBudget::new(limit));
             let watched = Watched::default();

@@ -25,7 +25,7 @@ use crate::error::WritebackError;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
-use crate::state::curve::{Watched, simulated};
+use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
 use crate::state::health::LastError;
 use crate::state::intent::Intent;
@@ -73,8 +73,8 @@ pub struct Volume {
     pub(crate) block: BlockSize,
     size: u64,
     alignment: u64,
-    /// Blocks that may live in the cache, of all of its volumes.
-    capacity: u64,
+    /// Of the cache, for all of its volumes.
+    sizes: Sizes,
     memory: Arc<MemoryBudget>,
     settings: Mutex<Settings>,
     mode: AtomicU8,
@@ -180,7 +180,7 @@ impl Volume {
             block,
             size: record.origin_bytes,
             alignment: u64::from(record.alignment),
-            capacity: room(store),
+            sizes: Sizes { capacity: room(store), cells: store.capacity_blocks() },
             memory: store.options().memory.clone(),
             mode: AtomicU8::new(0),
             frozen: AtomicBool::new(false),
@@ -274,7 +274,7 @@ impl Volume {
         let limit = settings.cache_watermarks().1;
         self.dirty_limit.store(limit, Ordering::SeqCst);
         // A RAM tier sees all that clients ask for, and simulates by itself.
-        let setup = simulated(&settings, self.capacity, self.block.bytes());
+        let setup = simulated(&settings, self.sizes, self.block.bytes());
         let setup = setup.filter(|setup| setup.now.ram == 0);
         self.watched.simulate(setup, self.stats.blocks(), &self.memory);
         *self.settings.lock() = settings;
@@ -336,7 +336,7 @@ impl Volume {
 
     /// Returns what is to be simulated of the volume and its RAM tier, if it has one.
     pub fn simulated(&self) -> Option<Setup> {
-        simulated(&self.settings.lock(), self.capacity, self.block.bytes())
+        simulated(&self.settings.lock(), self.sizes, self.block.bytes())
     }
 
     /// Returns what other settings would have done since the present ones are in force, see [`Watched::what_if`].

@@ -14,6 +14,7 @@
 //!
 //! - `shadow`: one shadow cache; `level`: one of its tiers
 
+mod ghosts;
 mod level;
 mod shadow;
 #[cfg(test)]
@@ -48,6 +49,8 @@ pub struct Rules {
 pub struct Setup {
     /// Size of the cache in blocks.
     pub capacity: u64,
+    /// Blocks of the whole cache device: admission remembers as many absent ones, or a multiple.
+    pub cells: u64,
     /// How it treats reads and writes.
     pub mode: Mode,
     /// The settings of which others are simulated.
@@ -94,10 +97,17 @@ const POLICIES: [ReplacementKind; 4] = [
 struct Scale {
     /// Of the cache, in blocks.
     capacity: u64,
+    /// Of the cache device.
+    cells: u64,
     stands_for: u64,
 }
 
 impl Scale {
+    fn of_setup(setup: &Setup, sample: &Sample) -> Self {
+        let Setup { capacity, cells, .. } = *setup;
+        Scale { capacity, cells, stands_for: sample.stands_for() }
+    }
+
     /// Returns the size of a shadow's tier that stands for one of `blocks` blocks.
     fn of(self, blocks: u64) -> u32 {
         let scaled = (blocks + self.stands_for / 2) / self.stands_for;
@@ -159,7 +169,7 @@ impl WhatIf {
             let Some(thinner) = sample.halved() else { break };
             sample = thinner;
         }
-        let scale = Scale { capacity: setup.capacity, stands_for: sample.stands_for() };
+        let scale = Scale::of_setup(&setup, &sample);
         let (mut shadows, mut number) = (Vec::new(), 0);
         for rules in setup.simulated() {
             let (shadow, next) = Shadow::new(number, rules, setup.mode, scale);
@@ -184,7 +194,7 @@ impl WhatIf {
     }
 
     fn scale(&self) -> Scale {
-        Scale { capacity: self.setup.capacity, stands_for: self.sample.stands_for() }
+        Scale::of_setup(&self.setup, &self.sample)
     }
 
     /// Shows the shadows a read or write of a block, if it is in the sample.

@@ -2,9 +2,10 @@
 
 use forebay_core::{Admission, Mode};
 
-use crate::admission::{Ghost, Past, admits};
+use crate::admission::{Past, admits};
 use crate::curve::Access;
 
+use super::ghosts::Ghosts;
 use super::level::{Blocks, Level};
 use super::{Rules, Scale};
 
@@ -32,7 +33,7 @@ pub(super) struct Shadow {
     mode: Mode,
     ram: Option<Level>,
     cache: Level,
-    ghost: Option<Ghost>,
+    ghosts: Option<Ghosts>,
     pub(super) counts: [Counts; PARTS],
 }
 
@@ -53,8 +54,9 @@ impl Shadow {
             (rules.ram > 0).then(|| Level::new(first + 1, rules.ram_policy, scale.of(rules.ram)));
         let next = first + 1 + usize::from(ram.is_some());
         let cache = Level::in_log(first, rules.policy, scale.of(scale.capacity));
-        let ghost = Shadow::ghost(rules, scale);
-        (Shadow { rules, mode, ram, cache, ghost, counts: Default::default() }, next)
+        let remembered = Shadow::remembered(rules, scale);
+        let ghosts = (remembered > 0).then(|| Ghosts::new(remembered));
+        (Shadow { rules, mode, ram, cache, ghosts, counts: Default::default() }, next)
     }
 
     /// The rule for data that is read: below RAM nothing enters because it was read once.
@@ -65,9 +67,9 @@ impl Shadow {
         }
     }
 
-    fn ghost(rules: Rules, scale: Scale) -> Option<Ghost> {
-        let times = Shadow::rule_of_reads(rules).times();
-        (times > 0).then(|| Ghost::new(u64::from(scale.of(scale.capacity)) * u64::from(times)))
+    /// Returns how many absent blocks are remembered.
+    fn remembered(rules: Rules, scale: Scale) -> u64 {
+        u64::from(scale.of(scale.cells)) * u64::from(Shadow::rule_of_reads(rules).times())
     }
 
     /// Shows it an access.
@@ -137,7 +139,7 @@ impl Shadow {
 
     /// Whether a block that is absent may enter; notes a refusal.
     fn admits(&mut self, rule: Admission, key: u64) -> bool {
-        let recalled = self.ghost.as_ref().is_none_or(|ghost| admits(rule, ghost.recall(key)));
+        let recalled = self.ghosts.as_ref().is_none_or(|ghosts| admits(rule, ghosts.recall(key)));
         let admitted = recalled && self.cache.admits(key);
         if !admitted {
             self.note(key, Past::NotAdmitted);
@@ -145,15 +147,15 @@ impl Shadow {
         admitted
     }
 
-    fn note(&self, key: u64, past: Past) {
-        if let Some(ghost) = &self.ghost {
-            ghost.note(key, past);
+    fn note(&mut self, key: u64, past: Past) {
+        if let Some(ghosts) = &mut self.ghosts {
+            ghosts.note(key, past);
         }
     }
 
     fn enter(&mut self, blocks: &mut Blocks, block: u32) {
-        if let Some(ghost) = &self.ghost {
-            ghost.forget(blocks.blocks[block as usize].key);
+        if let Some(ghosts) = &self.ghosts {
+            ghosts.forget(blocks.blocks[block as usize].key);
         }
         if let Some((left, _)) = self.cache.insert(blocks, block) {
             self.note(blocks.blocks[left as usize].key, Past::Evicted);
@@ -213,12 +215,14 @@ impl Shadow {
         if let Some(ram) = &mut self.ram {
             ram.thin(blocks, scale.of(self.rules.ram), &stays);
         }
-        self.ghost = Shadow::ghost(self.rules, scale);
+        if let Some(ghosts) = &mut self.ghosts {
+            ghosts.thin(Shadow::remembered(self.rules, scale));
+        }
     }
 
     /// Returns the allocated bytes, and the blocks that it can hold.
     pub(super) fn size(&mut self, scale: Scale) -> (usize, u64) {
-        let ghost = self.ghost.as_ref().map_or(0, Ghost::bytes) as usize;
+        let ghost = self.ghosts.as_ref().map_or(0, Ghosts::most_bytes) as usize;
         let blocks = scale.of(scale.capacity)
             + if self.rules.ram > 0 { scale.of(self.rules.ram) } else { 0 };
         (ghost + self.levels().map(|level| level.bytes()).sum::<usize>(), blocks.into())

@@ -3,7 +3,7 @@ use super::*;
 fn setup(capacity: u64, ram: u64) -> Setup {
     let (policy, ram_policy) = (ReplacementKind::Lru, ReplacementKind::Lru);
     let now = Rules { policy, admission: Admission::Always, ram, ram_policy };
-    Setup { capacity, mode: Mode::Writeback, now }
+    Setup { capacity, cells: capacity, mode: Mode::Writeback, now }
 }
 
 /// What-if for all blocks, not a sample.
@@ -146,7 +146,7 @@ fn memory_is_bounded_whatever_is_asked_for() {
     let table = what_if.blocks.bytes() as u64;
     let levels = most - 16 * 2048 * Blocks::bytes_of_block() as u64 / 16;
     assert!(table < levels, "{table} {most}");
-    assert!(Scale { capacity: 1 << 20, stands_for: 1 }.of(1 << 40) <= 4096);
+    assert!(Scale { capacity: 1 << 20, cells: 1 << 20, stands_for: 1 }.of(1 << 40) <= 4096);
 }
 
 #[test]
@@ -171,4 +171,16 @@ fn a_demoted_block_is_readable_until_its_room_is_needed() {
     let reads = (0..3).map(|_| read(&mut what_if, 0..100)).sum();
     let lru = what_if.predictions(reads, 0)[0].reads.share;
     assert!((lru - 2.0 / 3.0).abs() < 1e-9, "{lru}");
+}
+
+#[test]
+fn what_was_refused_is_still_known_when_the_sample_becomes_thinner() {
+    let now = Rules { admission: Admission::Ghost(1), ..setup(0, 0).now };
+    let mut what_if = exact(Setup { now, ..setup(2000, 0) });
+    let reads = read(&mut what_if, 0..1500);
+    what_if.thin();
+    let sampled: Vec<u64> = what_if.sample().of(Key(0)..Key(1500)).map(|Key(key)| key).collect();
+    read(&mut what_if, sampled.iter().copied());
+    let written = what_if.predictions(2 * reads, 0)[0].written;
+    assert!(written > 1300, "{written} of 1500");
 }
