@@ -18,7 +18,6 @@ use forebay_lane::either;
 use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent};
 use crate::lane::LaneVolume;
 use crate::path::memory::WRITTEN_ZEROES;
-use crate::state::limits::Admitted;
 use crate::state::recording::Recorded;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
@@ -27,13 +26,12 @@ use crate::stats::bump;
 pub struct LimitedVolume {
     volume: Rc<LaneVolume>,
     below: Rc<dyn BlockService>,
-    admitted: Admitted,
 }
 
 impl LimitedVolume {
     /// Puts the limits of `volume` in front of `below`, which is the volume, or a tier in front of it.
     pub fn new(volume: Rc<LaneVolume>, below: Rc<dyn BlockService>) -> Rc<Self> {
-        Rc::new(LimitedVolume { volume, below, admitted: Admitted::default() })
+        Rc::new(LimitedVolume { volume, below })
     }
 
     /// Answers a request at once, if its turn has come.
@@ -49,12 +47,12 @@ impl LimitedVolume {
         }
         let limits = &volume.limits;
         let limited = limits.are_set();
-        if limited && !limits.admit(&self.admitted, bytes as u64, || self.volume.now()) {
+        if limited && !limits.are_free(self.volume.now()) {
             return None;
         }
         let done = act()?;
         if limited {
-            self.admitted.spend(bytes as u64);
+            limits.take(self.volume.now(), bytes as u64);
         }
         self.record(op, offset, bytes as u64);
         Some(done)
@@ -174,8 +172,9 @@ impl BlockService for LimitedVolume {
         let Some(bytes) = bytes.filter(|_| limits.are_set()) else {
             return self.below.submit(request, sink);
         };
-        if limits.admit(&self.admitted, bytes, || self.volume.now()) {
-            self.admitted.spend(bytes);
+        let now = self.volume.now();
+        if limits.are_free(now) {
+            limits.take(now, bytes);
             return self.below.submit(request, sink);
         }
         let (view, below, sink) = (self.volume.clone(), self.below.clone(), sink.clone());
