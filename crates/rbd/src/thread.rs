@@ -240,7 +240,7 @@ fn watch(shared: &Arc<Shared>) {
     recording.into_iter().for_each(|thread| drop(thread.join()));
 }
 
-/// Records a claim on a thread of its own: the call may wait for ever, and a lock that is lost meanwhile must be noticed.
+/// Records a claim on a thread of its own: the call may wait for ever, and must not keep the image's thread from asking for the lock.
 /// A claim that is recorded late, when nobody waits for it any more, is that of a client that still has the lock.
 fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
     let (own, recorded) = (shared.clone(), claim.clone());

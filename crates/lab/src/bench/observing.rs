@@ -115,7 +115,7 @@ struct Bench {
     blocks: u64,
 }
 
-/// A thread that looks at the volume until it is dropped.
+/// A thread that looks at the volume until it is ended.
 struct Beside {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<Sample>>,
