@@ -18,6 +18,7 @@ use forebay_lane::either;
 use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent};
 use crate::lane::LaneVolume;
 use crate::path::memory::WRITTEN_ZEROES;
+use crate::state::limits::Admitted;
 use crate::state::recording::Recorded;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
@@ -26,12 +27,13 @@ use crate::stats::bump;
 pub struct LimitedVolume {
     volume: Rc<LaneVolume>,
     below: Rc<dyn BlockService>,
+    admitted: Admitted,
 }
 
 impl LimitedVolume {
     /// Puts the limits of `volume` in front of `below`, which is the volume, or a tier in front of it.
     pub fn new(volume: Rc<LaneVolume>, below: Rc<dyn BlockService>) -> Rc<Self> {
-        Rc::new(LimitedVolume { volume, below })
+        Rc::new(LimitedVolume { volume, below, admitted: Admitted::default() })
     }
 
     /// Answers a request at once, if its turn has come.
@@ -47,12 +49,12 @@ impl LimitedVolume {
         }
         let limits = &volume.limits;
         let limited = limits.are_set();
-        if limited && !limits.are_free(self.volume.now()) {
+        if limited && !limits.admit(&self.admitted, bytes as u64, || self.volume.now()) {
             return None;
         }
         let done = act()?;
         if limited {
-            limits.take(self.volume.now(), bytes as u64);
+            self.admitted.spend(bytes as u64);
         }
         self.record(op, offset, bytes as u64);
         Some(done)
@@ -172,9 +174,8 @@ impl BlockService for LimitedVolume {
         let Some(bytes) = bytes.filter(|_| limits.are_set()) else {
             return self.below.submit(request, sink);
         };
-        let now = self.volume.now();
-        if limits.are_free(now) {
-            limits.take(now, bytes);
+        if limits.admit(&self.admitted, bytes, || self.volume.now()) {
+            self.admitted.spend(bytes);
             return self.below.submit(request, sink);
         }
         let (view, below, sink) = (self.volume.clone(), self.below.clone(), sink.clone());

@@ -4,7 +4,8 @@
 //! the time that it may occupy at the limited rate, and waits until the time before it has passed.
 //! Requests are admitted in the order of asking. Up to [`BURST`] of unused time is kept.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::Nanos;
@@ -14,7 +15,10 @@ use forebay_lane::Notify;
 /// together, too little to disturb others.
 const BURST: Duration = Duration::from_millis(50);
 
-const SECOND: u128 = 1_000_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+/// The most requests and bytes that are admitted ahead of time.
+const AHEAD: [u64; 2] = [32, 1 << 20];
 
 /// One rate.
 #[derive(Default)]
@@ -28,9 +32,17 @@ struct Rate {
 impl Rate {
     /// Returns the time that `units` may occupy, in nanoseconds.
     fn time_of(&self, units: u64) -> u64 {
-        match u128::from(self.limit.load(Ordering::Relaxed)) {
+        match self.limit.load(Ordering::Relaxed) {
             0 => 0,
-            limit => u64::try_from(u128::from(units) * SECOND / limit).unwrap_or(u64::MAX),
+            limit => units.saturating_mul(SECOND) / limit,
+        }
+    }
+
+    /// Returns how many units to admit at once where `needed` are: a millisecond's, up to `most`.
+    fn ahead(&self, needed: u64, most: u64) -> u64 {
+        match self.limit.load(Ordering::Relaxed) {
+            0 => most.max(needed),
+            limit => (limit / 1000).min(most).max(needed),
         }
     }
 
@@ -61,10 +73,42 @@ impl Rate {
     }
 }
 
+/// What was admitted ahead of time for the requests of one lane, so that not each of them needs the clock and lines that
+/// other lanes write.
+#[derive(Default)]
+pub(crate) struct Admitted {
+    /// The [`Limits::version`] that it was admitted under; changed limits take the rest back.
+    version: Cell<u64>,
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+impl Admitted {
+    fn covers(&self, version: u64, bytes: u64) -> bool {
+        self.version.get() == version && self.requests.get() > 0 && self.bytes.get() >= bytes
+    }
+
+    /// Forgets what was admitted under other limits than these.
+    fn forget_older(&self, version: u64) {
+        if self.version.replace(version) != version {
+            self.requests.set(0);
+            self.bytes.set(0);
+        }
+    }
+
+    /// Counts a request for which [`Limits::admit`] returned true.
+    #[inline]
+    pub(crate) fn spend(&self, bytes: u64) {
+        self.requests.set(self.requests.get().saturating_sub(1));
+        self.bytes.set(self.bytes.get().saturating_sub(bytes));
+    }
+}
+
 /// The limits of a volume.
 #[derive(Default)]
 pub(crate) struct Limits {
-    any: AtomicBool,
+    /// Odd while there are limits, and another number after each change.
+    version: AtomicU64,
     requests: Rate,
     bytes: Rate,
     /// Notified when requests that wait should ask again.
@@ -75,8 +119,11 @@ impl Limits {
     /// Sets the limits, in requests and bytes per second; 0 is none.
     pub(crate) fn set(&self, requests: u64, bytes: u64) {
         let changed = [self.requests.set(requests), self.bytes.set(bytes)];
-        self.any.store(requests > 0 || bytes > 0, Ordering::Relaxed);
         if changed.contains(&true) {
+            let any = u64::from(requests > 0 || bytes > 0);
+            let next = (self.version.load(Ordering::Relaxed) | 1) + 1 + any;
+            // After the rates, so that a lane that sees the version admits nothing more at the old ones.
+            self.version.store(next, Ordering::Release);
             self.changed.notify_all();
         }
     }
@@ -84,12 +131,39 @@ impl Limits {
     /// Returns whether there are any.
     #[inline]
     pub(crate) fn are_set(&self) -> bool {
-        self.any.load(Ordering::Relaxed)
+        self.version.load(Ordering::Relaxed) % 2 == 1
     }
 
-    /// Returns whether a request could begin now.
-    pub(crate) fn are_free(&self, now: Nanos) -> bool {
-        self.requests.is_free(now) && self.bytes.is_free(now)
+    /// Returns whether a request of this many bytes may begin now, and then admits it and perhaps some to come.
+    #[inline]
+    pub(crate) fn admit(
+        &self,
+        admitted: &Admitted,
+        bytes: u64,
+        now: impl FnOnce() -> Nanos,
+    ) -> bool {
+        let version = self.version.load(Ordering::Acquire);
+        if admitted.covers(version, bytes) {
+            return true;
+        }
+        admitted.forget_older(version);
+        self.admit_ahead(admitted, bytes, now())
+    }
+
+    fn admit_ahead(&self, admitted: &Admitted, bytes: u64, now: Nanos) -> bool {
+        if !self.requests.is_free(now) || !self.bytes.is_free(now) {
+            return false;
+        }
+        let wanted =
+            [(&self.requests, &admitted.requests, 1), (&self.bytes, &admitted.bytes, bytes)];
+        for ((rate, left, needed), most) in wanted.into_iter().zip(AHEAD) {
+            if left.get() < needed {
+                let units = rate.ahead(needed - left.get(), most);
+                rate.take(now, units);
+                left.set(left.get() + units);
+            }
+        }
+        true
     }
 
     /// Admits a request of this many bytes, and returns when it may begin.
@@ -117,12 +191,59 @@ mod tests {
         assert!(!limits.are_set());
         assert_eq!(last_of(&limits, 1000, 4096), 0);
         limits.set(1000, 0);
-        assert!(limits.are_set() && limits.are_free(Nanos(1000 * MS)));
+        assert!(limits.are_set());
         // 50 of them at once.
         assert_eq!(last_of(&limits, 1050, 1 << 20), 999 * MS);
-        assert!(!limits.are_free(Nanos(1000 * MS)));
+        assert!(!limits.admit(&Admitted::default(), 512, || Nanos(1000 * MS)));
         limits.set(0, 1 << 20);
         assert_eq!(last_of(&limits, 257, 4096), 1000 * MS - 50 * MS);
+    }
+
+    #[test]
+    fn what_is_admitted_ahead_counts_and_saves_looks_at_the_clock() {
+        for (limit, most_looks) in [(100, 10_000), (1_000_000, 400)] {
+            let limits = Limits::default();
+            limits.set(limit, 0);
+            let (mut lanes, mut looks) = ([(); 2].map(|()| Admitted::default()), 0);
+            let mut begun = 0u64;
+            // Ten milliseconds after an idle time, in which both lanes ask all the time.
+            for micros in 0..10_000u64 {
+                for lane in &mut lanes {
+                    let now = || {
+                        looks += 1;
+                        Nanos(1000 * MS + micros * 1000)
+                    };
+                    if limits.admit(lane, 4096, now) {
+                        lane.spend(4096);
+                        begun += 1;
+                    }
+                }
+            }
+            let allowed = limit * 60 / 1000;
+            assert!(begun <= allowed + 64 && begun + 64 >= allowed.min(20_000), "{limit}: {begun}");
+            assert!(looks <= most_looks * 2, "{limit}: {looks}");
+        }
+    }
+
+    #[test]
+    fn a_changed_limit_takes_back_what_was_admitted_ahead() {
+        let limits = Limits::default();
+        let lane = Admitted::default();
+        let at_once = |limits: &Limits| {
+            let admit = || limits.admit(&lane, 4096, || Nanos(1000 * MS));
+            std::iter::from_fn(|| admit().then(|| lane.spend(4096))).count()
+        };
+        limits.set(1 << 20, 0);
+        assert!(limits.admit(&lane, 4096, || Nanos(1000 * MS)));
+        // As many as have room in 50 ms, and one more; none of the bytes that were not limited before.
+        limits.set(1 << 20, 4096 * 100);
+        assert_eq!(at_once(&limits), 6);
+        limits.set(100, 0);
+        assert_eq!(at_once(&limits), 6);
+        // Without a limit in between, and the same one again.
+        limits.set(0, 0);
+        limits.set(100, 0);
+        assert_eq!(at_once(&limits), 6);
     }
 
     #[test]
@@ -140,9 +261,11 @@ mod tests {
         limits.set(1, 0);
         assert_eq!(last_of(&limits, 10, 0), 8950 * MS);
         limits.set(1, 0);
-        assert!(!limits.are_free(Nanos(1000 * MS)));
+        let may_begin =
+            |limits: &Limits| limits.admit(&Admitted::default(), 0, || Nanos(1000 * MS));
+        assert!(!may_begin(&limits));
         limits.set(1000, 0);
-        assert!(limits.are_free(Nanos(1000 * MS)));
+        assert!(may_begin(&limits));
         limits.set(0, 0);
         assert!(!limits.are_set());
     }
