@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::library::{Cluster, Functions, ImagePointer, IoContext, functions};
+use crate::opening::Stage;
 
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
 const EXCLUSIVE: c_int = 0;
@@ -168,17 +169,6 @@ impl Drop for Connection {
             unsafe { (self.functions.rados_shutdown)(self.cluster) };
         }
     }
-}
-
-/// What the opening of an image waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// The monitors of the cluster.
-    Connecting,
-    /// The objects of the image.
-    Opening,
-    /// The end of another client's lock.
-    Locking,
 }
 
 /// Why an image cannot be opened.

@@ -15,6 +15,7 @@ pub mod device;
 mod flight;
 mod handle;
 mod library;
+mod opening;
 mod shared;
 mod thread;
 mod unattended;

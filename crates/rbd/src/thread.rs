@@ -12,14 +12,13 @@ use forebay_lane::MemoryHold;
 use parking_lot::Mutex;
 
 use crate::claim::Claim;
-use crate::handle::{CallError, Handle, OpenFailure, Stage};
+use crate::handle::{CallError, Handle, OpenFailure};
+use crate::opening::{Stage, wait};
 use crate::shared::Shared;
 use crate::unattended::{Alive, Unattended, wait_for};
 
 /// How often the cluster is asked whether the lock is still held.
 const ASKING: Duration = Duration::from_secs(2);
-/// How much longer to wait for a lock: the cluster misses a dead owner after 30 s, unless configured otherwise.
-const DEAD_OWNER: Duration = Duration::from_secs(60);
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
 
@@ -80,20 +79,9 @@ pub(crate) fn open(
         drop(alive);
     });
     spawned.map_err(|error| failed(OpenErrorKind::Io, format!("no thread: {error}")))?;
-    let mut opened = hear.recv_timeout(end.saturating_duration_since(Instant::now()));
-    if opened.is_err() && *stage.lock() == Stage::Locking {
-        opened = hear.recv_timeout(DEAD_OWNER);
-    }
-    opened.unwrap_or_else(|_| {
+    wait(&hear, &stage, end).unwrap_or_else(|silent| {
         let seconds = name.timeout.as_secs();
-        let cause = match *stage.lock() {
-            Stage::Connecting => "the cluster's monitors do not answer",
-            Stage::Opening => "the cluster's object stores do not answer",
-            Stage::Locking => {
-                "the image's lock has an owner that does not answer, and is not given up yet"
-            }
-        };
-        Err(failed(OpenErrorKind::Io, format!("{cause}, after at least {seconds} s")))
+        Err(failed(OpenErrorKind::Io, format!("{silent}, after at least {seconds} s")))
     })
 }
 
@@ -154,8 +142,13 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
             );
             return Err(failed(OpenErrorKind::Denied, cause));
         }
-        *stage.lock() = Stage::Locking;
-        lock(name, &handle)?;
+        let owner = handle.owner();
+        if owner.is_some() {
+            *stage.lock() = Stage::Locking;
+        }
+        lock(name, &handle, owner)?;
+        // Object stores that fall silent from here on have no owner to blame.
+        *stage.lock() = Stage::Opening;
     }
     let bytes = handle.size().map_err(call)?;
     let size = bytes - bytes % SECTOR;
@@ -172,9 +165,8 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
     Ok(shared)
 }
 
-/// Takes the lock.
-fn lock(name: &RbdName, handle: &Handle) -> Result<(), OpenError> {
-    let owner = handle.owner();
+/// Takes the lock, from `owner` if there is one.
+fn lock(name: &RbdName, handle: &Handle, owner: Option<String>) -> Result<(), OpenError> {
     if let Some(owner) = &owner {
         tracing::info!(device = %name, owner, "the image is locked; if the owner does not answer, it is fenced and the lock is taken over");
     }
