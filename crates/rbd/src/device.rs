@@ -15,7 +15,7 @@ use forebay_device::{
 use forebay_lane::MemoryHold;
 use uuid::Uuid;
 
-use crate::claim::Claim;
+use crate::claim::{Claim, Claimant};
 use crate::flight::Flight;
 use crate::handle::CallError;
 use crate::thread::{self, Image, judge};
@@ -93,10 +93,11 @@ impl Device for RbdDevice {
         let (image, claim) = (self.image.clone(), Arc::new(Claim::new(volume)));
         image.shared().bell.ring(|news| news.claims.push(claim.clone()));
         let limit = image.shared().name.timeout;
+        let claimant = Claimant(claim);
         // The thread ends no earlier than the future, which has a share of the image.
         let recorded = std::future::poll_fn(move |context| {
             let shared = image.shared();
-            claim.poll(context).map_err(|error| {
+            claimant.poll(context).map_err(|error| {
                 judge(shared, error.errno);
                 shared.error(DeviceErrorKind::Io, "claim", 0, error.to_string())
             })

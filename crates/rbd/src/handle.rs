@@ -260,8 +260,14 @@ impl Handle {
         }
     }
 
-    /// Has the image's metadata name a volume.
-    pub(crate) fn hold(&self, volume: Uuid) -> Result<(), CallError> {
+    /// Has the image's metadata name a volume, or none.
+    pub(crate) fn hold(&self, volume: Option<Uuid>) -> Result<(), CallError> {
+        let Some(volume) = volume else {
+            // SAFETY: the image is open; the key ends with a zero byte, and is copied.
+            let result =
+                unsafe { (self.functions().rbd_metadata_remove)(self.image, HOLDER.as_ptr()) };
+            return checked("rbd_metadata_remove", result).map(drop);
+        };
         let text = c_string(&volume.to_string());
         // SAFETY: the image is open; both texts end with a zero byte, and are copied.
         let result = unsafe {

@@ -72,6 +72,7 @@ functions! {
     rbd_is_exclusive_lock_owner(ImagePointer, *mut c_int) -> c_int;
     rbd_metadata_get(ImagePointer, *const c_char, *mut c_char, *mut usize) -> c_int;
     rbd_metadata_set(ImagePointer, *const c_char, *const c_char) -> c_int;
+    rbd_metadata_remove(ImagePointer, *const c_char) -> c_int;
     rbd_update_watch(ImagePointer, *mut u64, Updated, *mut c_void) -> c_int;
     rbd_update_unwatch(ImagePointer, u64) -> c_int;
     rbd_aio_create_completion(*mut c_void, Completed, *mut Completion) -> c_int;

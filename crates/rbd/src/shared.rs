@@ -48,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) identity: Option<Identity>,
     /// The volume that had claimed it last when it was opened.
     pub(crate) holder: Option<Uuid>,
+    /// The volume that has claimed it last, and knows that.
+    pub(crate) claimant: Mutex<Option<Uuid>>,
     pub(crate) bell: Arc<Bell>,
     /// The size that it has now.
     pub(crate) size_now: AtomicU64,
@@ -72,6 +74,7 @@ impl Shared {
             writable,
             identity,
             holder,
+            claimant: Mutex::new(holder),
             bell: Arc::default(),
             size_now: AtomicU64::new(size),
             lost: OnceLock::new(),

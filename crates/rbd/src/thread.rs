@@ -233,12 +233,15 @@ fn watch(shared: &Arc<Shared>) {
 }
 
 /// Records a claim on a thread of its own: the call may wait for ever, and must not keep the image's thread from asking for the lock.
-/// A claim that is recorded late, when nobody waits for it any more, is that of a client that still has the lock.
 fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
     let (own, recorded) = (shared.clone(), claim.clone());
     let alive = Alive::enter();
     let thread = Builder::new().name("rbd-claim".to_owned()).spawn(move || {
-        recorded.end(own.handle.hold(recorded.volume));
+        let handle = &own.handle;
+        let write = |volume| handle.hold(volume);
+        if let Err(error) = recorded.carry_out(&own.claimant, write, || handle.is_owner()) {
+            tracing::warn!(device = %own.text, "the image names a volume whose start was given up: {error}");
+        }
         drop(own);
         drop(alive);
     });
