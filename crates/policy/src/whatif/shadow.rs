@@ -179,19 +179,24 @@ impl Shadow {
         blocks.release(left);
     }
 
-    /// Shows it that the last access, to this block, has bypassed the cache.
+    /// Shows it that the last access, to this block, has bypassed the cache: nothing has entered, and nothing was refused.
     pub(super) fn bypassed(&mut self, blocks: &mut Blocks, sampled: Sampled) {
-        let Sampled { access, block, part, stands_for, .. } = sampled;
-        let entered = match access {
-            Access::Read => self.cache.is_unused(blocks, block),
-            Access::Write => self.cache.has(blocks, block),
-        };
+        let Sampled { access, block, key, part, stands_for } = sampled;
+        let has = self.cache.has(blocks, block);
+        let entered = has && (access == Access::Write || self.cache.is_unused(blocks, block));
         if entered && let Some(counts) = self.counts.get_mut(part) {
             self.cache.remove(blocks, block);
             match access {
                 Access::Read => counts.fills = counts.fills.saturating_sub(stands_for),
                 Access::Write => counts.refused_writes += stands_for,
             }
+        }
+        match (access, &self.ghosts) {
+            // It was remembered, or it would not have entered.
+            (Access::Read, Some(_)) if entered => self.note(key, Past::NotAdmitted),
+            // It was not, or it would have entered. The next one takes the free entry.
+            (Access::Read, Some(ghosts)) if !has => ghosts.forget(key),
+            _ => (),
         }
     }
 

@@ -53,6 +53,32 @@ fn a_scan_is_kept_out_by_ghosts_and_that_spares_writes() {
 }
 
 #[test]
+fn blocks_that_bypass_the_cache_push_none_out_of_the_ghosts() {
+    let mut what_if = exact(setup(100, 0));
+    let mut reads = 0;
+    for round in 0..50 {
+        reads += read(&mut what_if, 0..60);
+        for key in 1000 + round * 1000..2000 + round * 1000 {
+            reads += read(&mut what_if, [key]);
+            what_if.bypassed(Access::Read, Key(key));
+        }
+    }
+    let found = what_if.predictions(reads, 0);
+    let ghosts = find(&found, |rules| rules.admission == Admission::Ghost(1));
+    let most = 48.0 * 60.0 / reads as f64;
+    assert!((0.95 * most..1.01 * most).contains(&ghosts.reads.share), "{ghosts:?}");
+    assert!((50..=60).contains(&ghosts.written), "{ghosts:?}");
+    // One that bypasses is remembered as before.
+    reads += read(&mut what_if, [500]);
+    reads += read(&mut what_if, [500]);
+    what_if.bypassed(Access::Read, Key(500));
+    reads += read(&mut what_if, [500, 500]);
+    let found = what_if.predictions(reads, 0);
+    let after = find(&found, |rules| rules.admission == Admission::Ghost(1));
+    assert_eq!(after.written, ghosts.written + 1);
+}
+
+#[test]
 fn ram_takes_reads_from_the_cache_and_gives_it_what_was_read_again() {
     let mut what_if = exact(setup(64, 0));
     let mut reads = 0;
