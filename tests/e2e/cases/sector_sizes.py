@@ -15,9 +15,14 @@ def loop(box, path, sector):
     made = box.run("losetup", "--find", "--show", f"--sector-size={sector}", path, expect=None)
     if made.returncode != 0:
         skip(f"no loop device: {made.stderr.strip()}")
-    device = made.stdout.strip()
-    box.at_end(box.run, "losetup", "-d", device)
-    return device
+    box.at_end(detach, box, path)
+    return made.stdout.strip()
+
+
+def detach(box, path):
+    """Frees the loop devices of this file. The number of one that was freed before may be another case's by now."""
+    for line in box.run("losetup", "--associated", path).stdout.splitlines():
+        box.run("losetup", "-d", line.split(":")[0])
 
 
 @test
@@ -51,8 +56,8 @@ def every_combination_serves_single_sectors(box):
                 daemon.cli("delete", "v")
                 with open(origin, "rb") as file:
                     check(file.read() == content, f"{what}: the origin")
-                for device in devices:
-                    box.run("losetup", "-d", device)
+                for path in (box.path("cache"), origin):
+                    detach(box, path)
 
 
 def mbr(*starts):
