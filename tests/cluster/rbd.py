@@ -161,6 +161,28 @@ def a_second_daemon_and_images_that_do_not_fit_are_refused(box):
 
 
 @test
+def images_count_as_memory_until_they_are_closed(box):
+    daemon = box.daemon("--memory-limit", "256M")
+    held = 16 * MIB
+    refused = None
+    for number in range(1, 256 // 16 + 1):
+        image = Image(box, f"memory{number}", 8 * MIB)
+        said = daemon.create_run(f"v{number}", box.path(f"cache{number}") + CACHE, image.origin, expect=None)
+        if said.returncode != 0:
+            refused = said
+            break
+        check_equal(daemon.show("v1")["memory"]["used_bytes"]["remote_devices"], number * held, "memory of images")
+    check(refused is not None and number > 2, f"volume {number} of 16 MiB each")
+    check_equal(refused.returncode, 3, refused.stderr)
+    check("--memory-limit" in refused.stderr, f"no way out: {refused.stderr}")
+    used = daemon.show("v1")["memory"]["used_bytes"]["remote_devices"]
+    check_equal(used, (number - 1) * held, "memory of images after the refusal")
+    daemon.cli("delete", "v2")
+    wait_for(lambda: daemon.show("v1")["memory"]["used_bytes"]["remote_devices"] == used - held, "it is given back", 60)
+    daemon.create(f"v{number}", box.path("again") + CACHE, image.origin)
+
+
+@test
 def a_machine_without_librbd_is_told_the_package(box):
     library = next(pathlib.Path("/usr/lib").glob("*/librbd.so.1"))
     hidden = f'mount --bind /dev/null {library.resolve()}; exec "$@"'
