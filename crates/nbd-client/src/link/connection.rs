@@ -66,9 +66,10 @@ impl Link {
                 },
                 Some(Err(error)) => error.to_string(),
             };
-            let now = self.clock.now();
-            let since = self.down_since.get().unwrap_or(now);
-            self.down_since.set(Some(since));
+            if self.down_since.get().is_none() {
+                tracing::warn!(device = %self.remote.name, "no connection: {failure}");
+                self.down_since.set(Some(self.clock.now()));
+            }
             if let Some(cause) = self.remote.gone.get() {
                 tracing::error!(device = %self.remote.name, "{cause}");
                 self.fail_all(&Failure::new(DeviceErrorKind::Gone, cause.clone()));
