@@ -268,8 +268,8 @@ impl EngineLane {
     /// Has the origin know that a volume uses it, unless it does.
     ///
     /// A claim that is given up may be recorded late. That is safe: only a client that may still write to the origin can
-    /// record it, and what the volume may not serve any more is dropped already. But the volume that had the origin before
-    /// then takes it for written by another one.
+    /// record it, and what the volume may not serve any more is dropped already. The device takes
+    /// such a claim back if it can; where it cannot, the volume that had the origin before takes it for written by another one.
     ///
     /// # Errors
     /// It cannot be recorded, or takes too long.
