@@ -1,6 +1,8 @@
 //! Reports about volumes. The JSON names are stable: fields are added, never renamed or removed.
 //! Sizes and amounts are in bytes, latencies in microseconds.
 
+use std::fmt;
+
 use forebay_core::CounterTotals;
 use forebay_core::why::Why;
 use forebay_core::{Caching, Durability, Mode, ReplacementKind};
@@ -257,6 +259,16 @@ pub struct WaitReport {
     pub device: String,
     /// How long it has not answered, in seconds.
     pub seconds: u64,
+    /// Why it could not be opened at the last attempt; absent if it does not answer at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+}
+
+impl fmt::Display for WaitReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has not answered for {} s", self.device, self.seconds)?;
+        self.cause.as_ref().map_or(Ok(()), |cause| write!(f, " ({cause})"))
+    }
 }
 
 /// The full report of one volume.

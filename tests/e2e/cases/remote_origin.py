@@ -337,7 +337,7 @@ def a_server_that_is_away_fails_requests_in_time_and_is_found_again(box):
     daemon.kill()
     server.kill()
     notify = daemon.launch()
-    time.sleep(1)
+    wait_for(lambda: "waiting for a device: origin" in daemon.log(), "the log says why it waits")
     server.start()
     daemon.wait_ready(notify)
     wait_for(lambda: daemon.show("v")["state"] == "running", "the volume is started")

@@ -354,7 +354,8 @@ impl Host for FakeHost {
         if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
             let mut report =
                 VolumeReport::empty(name.clone(), VolumeState::Waiting, settings.clone());
-            report.waiting_for = Some(WaitReport { device: "/dev/hung".to_owned(), seconds: 60 });
+            let device = "/dev/hung".to_owned();
+            report.waiting_for = Some(WaitReport { device, seconds: 60, cause: None });
             return Some(report);
         }
         let volume = self.running.lock().expect("not poisoned").get(name)?.clone();

@@ -21,7 +21,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     };
     line("volume", report.name.to_string());
     let because = match (&report.waiting_for, report.state) {
-        (Some(wait), _) => format!(": {} has not answered for {} s", wait.device, wait.seconds),
+        (Some(wait), _) => format!(": {wait}"),
         (None, VolumeState::Waiting) => {
             ": the daemon has just started, and starts other volumes first".to_owned()
         }
@@ -529,10 +529,14 @@ mod tests {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Waiting, Settings::default());
         assert!(render(&report).contains("state       waiting: the daemon has just started"));
-        let wait = WaitReport { device: "/dev/sdx".to_owned(), seconds: 12 };
+        let mut wait = WaitReport { device: "/dev/sdx".to_owned(), seconds: 12, cause: None };
+        report.waiting_for = Some(wait.clone());
+        let text = render(&report);
+        assert!(text.contains("waiting: /dev/sdx has not answered for 12 s\n"), "{text}");
+        wait.cause = Some("connection refused".to_owned());
         report.waiting_for = Some(wait);
         let text = render(&report);
-        assert!(text.contains("waiting: /dev/sdx has not answered for 12 s"), "{text}");
+        assert!(text.contains("not answered for 12 s (connection refused)\n"), "{text}");
     }
 
     #[test]

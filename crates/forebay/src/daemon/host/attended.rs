@@ -100,22 +100,17 @@ impl EngineHost {
             {
                 *stage = Stage::Left;
                 let message = match self.served.waits_for(name) {
-                    Some((device, time)) => {
-                        format!("cancelled: {device} has not answered for {} s", time.as_secs())
-                    }
+                    Some(wait) => format!("cancelled: {wait}"),
                     None => "cancelled".to_owned(),
                 };
                 return Err(ApiError::new(ErrorKind::Cancelled, message).into());
             }
             if let Some(patience) = work.patience()
-                && let Some((device, time)) = self.served.waits_for(name)
-                && time >= patience
+                && let Some(wait) = self.served.waits_for(name)
+                && wait.seconds >= patience.as_secs()
             {
                 *stage = Stage::Left;
-                let message = format!(
-                    "{device} has not answered for {} s; 'forebay show {name}' shows whether it still waits",
-                    time.as_secs()
-                );
+                let message = format!("{wait}; 'forebay show {name}' shows whether it still waits");
                 return Err(ApiError::failed(message).into());
             }
             let waited = meeting.changed.wait_timeout(stage, STEP);

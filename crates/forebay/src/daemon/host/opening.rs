@@ -16,6 +16,7 @@ use forebay_store::Roots;
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::lanes::Flag;
+use super::report::Wait;
 use super::volumes::{blocks_of, made};
 use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
 use crate::daemon::events::NewEvent;
@@ -41,11 +42,11 @@ impl EngineHost {
         let name = &volume.name;
         self.served.ram.make(name, &volume.settings, self.lanes.memory(), self.lanes.clock())?;
         let origin = {
-            let _wait = self.served.wait_for(name, &volume.origin);
+            let wait = self.served.wait_for(name, &volume.origin);
             let spec = made("origin", &volume.origin)?;
             // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
-            claim_again(&self.memory, "origin", &spec)?
+            claim_again(&self.memory, "origin", &spec, &wait)?
         };
         let (spec, place) = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -385,13 +386,14 @@ fn claim_again(
     memory: &Arc<MemoryBudget>,
     field: &str,
     spec: &DeviceSpec,
+    wait: &Wait<'_>,
 ) -> Result<Arc<dyn Device>, ApiError> {
     let patience = spec.remote().map_or(Duration::ZERO, RemoteName::patience);
     let until = Instant::now() + patience;
     loop {
         match claim(memory, field, spec) {
             Err(error) if error.kind == ErrorKind::Failed && Instant::now() < until => {
-                tracing::debug!("{error}");
+                wait.fails(&error);
                 std::thread::sleep(ASKING);
             }
             result => return result,

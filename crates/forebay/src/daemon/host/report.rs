@@ -64,8 +64,26 @@ struct Entry {
     definition: Definition,
     phase: VolumeState,
     running: Option<Running>,
-    /// The device that its start or stop waits for, and since when.
-    wait: Option<(Instant, String)>,
+    wait: Option<Awaited>,
+}
+
+/// The device that a volume's start or stop waits for.
+struct Awaited {
+    since: Instant,
+    device: String,
+    /// Why it could not be opened, the last time that this was tried.
+    cause: Option<String>,
+}
+
+impl Awaited {
+    fn is_long(&self) -> bool {
+        self.since.elapsed() >= NOTICED
+    }
+
+    fn report(&self) -> WaitReport {
+        let (device, cause) = (self.device.clone(), self.cause.clone());
+        WaitReport { device, seconds: self.since.elapsed().as_secs(), cause }
+    }
 }
 
 impl Entry {
@@ -76,6 +94,17 @@ impl Entry {
 
 /// Marks a volume as waiting for a device until it is dropped.
 pub(super) struct Wait<'a>(&'a Served, &'a VolumeName);
+
+impl Wait<'_> {
+    /// The device could not be opened, and this is tried again. The first time of a wait is logged.
+    pub(super) fn fails(&self, cause: &ApiError) {
+        let mut all = self.0.lock();
+        let Some(wait) = all.get_mut(self.1).and_then(|entry| entry.wait.as_mut()) else { return };
+        if wait.cause.replace(cause.to_string()).is_none() {
+            tracing::warn!(volume = %self.1, "waiting for a device: {cause}");
+        }
+    }
+}
 
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
@@ -110,7 +139,7 @@ impl Served {
         let name = &definition.name;
         let mut all = self.lock();
         if let Some(there) = all.get(name) {
-            let device = there.wait.as_ref().map_or("its devices", |(_, device)| device);
+            let device = there.wait.as_ref().map_or("its devices", |wait| &wait.device);
             let message = format!(
                 "an abandoned operation on '{name}' still waits for {device}; try again when the device answers"
             );
@@ -137,7 +166,8 @@ impl Served {
     /// Marks a volume as waiting for a device, until the result is dropped.
     pub(super) fn wait_for<'a>(&'a self, name: &'a VolumeName, device: &str) -> Wait<'a> {
         if let Some(entry) = self.lock().get_mut(name) {
-            entry.wait = Some((Instant::now(), device.to_owned()));
+            let device = device.to_owned();
+            entry.wait = Some(Awaited { since: Instant::now(), device, cause: None });
         }
         Wait(self, name)
     }
@@ -145,18 +175,16 @@ impl Served {
     /// Restarts the clock of those waiting for a device that has answered: they wait for a long
     /// operation, not for a dead device.
     pub(super) fn answered(&self, device: &str) {
-        for (since, waited) in self.lock().values_mut().filter_map(|entry| entry.wait.as_mut()) {
-            if waited == device {
-                *since = Instant::now();
+        for wait in self.lock().values_mut().filter_map(|entry| entry.wait.as_mut()) {
+            if wait.device == device {
+                wait.since = Instant::now();
             }
         }
     }
 
-    /// Returns the device that a volume waits for, and for how long.
-    pub(super) fn waits_for(&self, name: &VolumeName) -> Option<(String, Duration)> {
-        let all = self.lock();
-        let (since, device) = all.get(name)?.wait.as_ref()?;
-        Some((device.clone(), since.elapsed()))
+    /// Returns the device that a volume waits for.
+    pub(super) fn waits_for(&self, name: &VolumeName) -> Option<WaitReport> {
+        Some(self.lock().get(name)?.wait.as_ref()?.report())
     }
 
     /// Returns the definition of a volume.
@@ -236,11 +264,8 @@ impl Served {
             VolumeReport::empty(name.clone(), entry.phase, entry.definition.settings.clone());
         report.block_size = entry.definition.block_size;
         report.alignment = entry.definition.alignment;
-        let wait = entry.wait.as_ref().filter(|(since, _)| since.elapsed() >= NOTICED);
-        report.waiting_for = wait.map(|(since, device)| WaitReport {
-            device: device.clone(),
-            seconds: since.elapsed().as_secs(),
-        });
+        let wait = entry.wait.as_ref().filter(|wait| wait.is_long());
+        report.waiting_for = wait.map(Awaited::report);
         if report.waiting_for.is_some() && report.state == VolumeState::Recovering {
             report.state = VolumeState::Waiting;
         }
@@ -260,8 +285,8 @@ impl Served {
         let all = self.lock();
         let entry = all.get(name)?;
         let (phase, running) = (entry.phase, entry.running.clone());
-        let wait = entry.wait.as_ref().filter(|(since, _)| since.elapsed() >= NOTICED);
-        let waits_for = wait.map(|(_, device)| device.clone());
+        let wait = entry.wait.as_ref().filter(|wait| wait.is_long());
+        let waits_for = wait.map(|wait| wait.device.clone());
         drop(all);
         let Some(running) = running else {
             return Some(Condition { waits_for, ..Condition::of(phase) });
