@@ -46,15 +46,50 @@ const ALL: usize = 0;
 struct Log {
     /// Demoted blocks, in the order in which their room is taken.
     demoted: Lists,
-    /// Dirty blocks, in the order in which they are written back.
-    dirty: Lists,
-    /// Those of them that are demoted.
+    dirty: Dirty,
+    /// Dirty blocks that are demoted.
     demoted_dirty: u32,
     most_dirty: u32,
     /// Blocks that the policy keeps if none is demoted and dirty.
     kept: u32,
     /// These take the place of kept ones, as they do by ranks.
     yields_to_dirty: bool,
+}
+
+/// Dirty blocks. They are written back in the order of their nodes, which has as little to do with their age as that of their
+/// addresses on the disk: writeback sweeps over the disk.
+struct Dirty {
+    is_dirty: Vec<bool>,
+    number: u32,
+    /// Where the sweep goes on.
+    hand: usize,
+}
+
+impl Dirty {
+    fn new(nodes: u32) -> Self {
+        Dirty { is_dirty: vec![false; nodes as usize], number: 0, hand: 0 }
+    }
+
+    fn holds(&self, node: u32) -> bool {
+        self.is_dirty[node as usize]
+    }
+
+    /// Returns whether it changed anything.
+    fn set(&mut self, node: u32, dirty: bool) -> bool {
+        let before = std::mem::replace(&mut self.is_dirty[node as usize], dirty);
+        self.number = self.number + u32::from(dirty) - u32::from(before);
+        before != dirty
+    }
+
+    /// Takes the next one.
+    fn pop(&mut self) -> Option<u32> {
+        let (passed, ahead) = self.is_dirty.split_at(self.hand);
+        let next = ahead.iter().chain(passed).position(|dirty| *dirty)?;
+        let node = (self.hand + next) % self.is_dirty.len();
+        self.hand = node;
+        self.set(node as u32, false);
+        Some(node as u32)
+    }
 }
 
 /// See the module.
@@ -78,10 +113,9 @@ impl Level {
     /// Makes an empty tier in a log that has room for `room` blocks, with the same limits.
     pub(super) fn in_log(number: usize, kind: ReplacementKind, room: u32) -> Self {
         let policy = build_for_log(kind, room, room + 1);
-        let lists = || Lists::new(room + 1, 1);
         let log = Log {
-            demoted: lists(),
-            dirty: lists(),
+            demoted: Lists::new(room + 1, 1),
+            dirty: Dirty::new(room + 1),
             demoted_dirty: 0,
             most_dirty: room,
             kept: crate::Shares::of(room.into(), kind).kept as u32,
@@ -162,14 +196,13 @@ impl Level {
         }
     }
 
-    /// Makes a block dirty that is there, and the oldest dirty ones clean if there are too many.
+    /// Makes a block dirty that is there, and others clean if there are too many dirty ones.
     pub(super) fn set_dirty(&mut self, blocks: &Blocks, block: u32) {
         let node = self.node(blocks, block);
         let Some(log) = &mut self.log else { return };
         if let Some(node) = node
-            && !log.dirty.holds(node.into())
+            && log.dirty.set(node.into(), true)
         {
-            log.dirty.push(ALL, node.into());
             log.demoted_dirty += u32::from(log.demoted.holds(node.into()));
         }
         log.write_back();
@@ -228,10 +261,8 @@ impl Level {
     /// Frees the node of a block that has left the policy and the log.
     fn forget(&mut self, blocks: &mut Blocks, node: u16) -> (u32, bool) {
         let Resident { block, read, .. } = self.nodes[usize::from(node)];
-        if let Some(log) = &mut self.log
-            && log.dirty.holds(node.into())
-        {
-            log.dirty.remove(ALL, node.into());
+        if let Some(log) = &mut self.log {
+            log.dirty.set(node.into(), false);
         }
         blocks.blocks[block as usize].places.0[self.number] = ABSENT;
         self.free.push(node);
@@ -281,7 +312,8 @@ impl Level {
 
     /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
-        let lists = self.log.as_ref().map_or(0, |log| log.demoted.bytes() + log.dirty.bytes());
+        let lists =
+            self.log.as_ref().map_or(0, |log| log.demoted.bytes() + log.dirty.is_dirty.len());
         self.policy.state_bytes().total()
             + lists
             + self.nodes.capacity() * size_of::<Resident>()
@@ -301,8 +333,8 @@ impl Log {
     }
 
     fn write_back(&mut self) {
-        while self.dirty.len(ALL) > self.most_dirty
-            && let Some(node) = self.dirty.pop(ALL)
+        while self.dirty.number > self.most_dirty
+            && let Some(node) = self.dirty.pop()
         {
             self.demoted_dirty -= u32::from(self.demoted.holds(node));
         }
