@@ -197,4 +197,39 @@ def a_browser_shows_the_numbers(box):
         thread.join()
 
 
+@test
+def the_keyboard_reaches_everything(box):
+    if find() is None:
+        skip("there is no chromium (Debian's package chromium)")
+    daemon, port = served(box)
+    for name in "a", "b":
+        daemon.create(name, box.file(f"cache-{name}", 64 * MIB), box.file(f"origin-{name}", 16 * MIB))
+    browser = Browser(box, f"http://127.0.0.1:{port}/")
+    focused = "document.activeElement"
+
+    def tab_to(expected):
+        browser.press("Tab")
+        check_equal(browser.value(f"{focused}.id || {focused}.textContent"), expected, "what has the focus")
+        outline = browser.value(f"getComputedStyle({focused}).outlineStyle")
+        check(outline != "none", f"the focus on {expected} cannot be seen")
+
+    wait_for(lambda: browser.value("document.querySelectorAll('article.volume').length") == 2, "the volumes", PATIENCE)
+    tab_to("a")
+    tab_to("b")
+    browser.press("Enter")
+    check_equal(browser.value("document.getElementById('details-title').textContent"), "Volume b", "what is shown")
+    check_equal(browser.value(f"{focused}.getAttribute('aria-pressed')"), "true", "the button")
+    # New numbers come each second, and leave the focus where it is.
+    browser.value("window.changes = 0; new MutationObserver(() => window.changes++).observe(document.getElementById('volumes'), "
+                  "{subtree: true, childList: true, characterData: true})")  # fmt: skip
+    wait_for(lambda: browser.value("window.changes") > 2, "new numbers", PATIENCE)
+    tab_to("kind")
+    browser.press("ArrowDown")
+    check_equal(browser.value("document.getElementById('kind').value"), "write", "the requests")
+    tab_to("Settings")
+    browser.press("Enter")
+    check_equal(browser.value("document.querySelector('details').open"), True, "the settings are open")
+    check_equal(browser.errors, [], "errors of the page")
+
+
 main()

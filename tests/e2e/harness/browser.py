@@ -10,6 +10,9 @@ import struct
 
 PATIENCE = 60
 
+# The code of each key, and the text that it types.
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowDown": (40, "")}
+
 
 def find():
     """The browser's path, or None."""
@@ -100,6 +103,12 @@ class Browser:
     def value(self, expression):
         """The value of an expression of JavaScript in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def press(self, key):
+        """Presses and releases a key: one of KEYS."""
+        code, text = KEYS[key]
+        for event in "keyDown", "keyUp":
+            self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, windowsVirtualKeyCode=code, text=text)
 
     def look(self, width, height, scheme):
         """Shows the page in this size, dark or light."""
