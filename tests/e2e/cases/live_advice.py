@@ -123,9 +123,12 @@ def other_settings_are_compared_with_the_present_ones(box):
     options = ("--set", "sequential_cutoff=0", "--policy", "lru", "--set", "admission=ghost:4")
     uri = daemon.create("w", box.file("other-cache", 24 * MIB), box.file("other-origin", 128 * MIB), *options)
     scanned(connect(uri), 8)
-    real = daemon.show("w")["requests"]["read_hits"] / (8 * 2 * 12 * MIB // REQUEST)
-    # On a busy machine the fills of one of the 16 passes can find no room.
-    check(abs(second["hits"]["share"] - real) < 0.07, f"predicted {second}, found {real}")
+    report = daemon.show("w")
+    real = report["requests"]["read_hits"] / (8 * 2 * 12 * MIB // REQUEST)
+    # On a busy machine fills find no room at times. Their blocks miss once more.
+    lacked = report["why"]["refused"]["no_room"] / (8 * 2 * 12 * MIB // 4096)
+    off = abs(second["hits"]["share"] - real)
+    check(off < 0.03 + lacked, f"predicted {second}, found {real}, and {lacked} without room")
     # Another setting begins anew.
     daemon.cli("set", "v", "admission=ghost:4")
     check_equal(advice(daemon)["what_if"]["accesses"], 0, "a new beginning")
