@@ -3,11 +3,12 @@
 pub(crate) mod engine;
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use forebay_core::Nanos;
 use forebay_core::why::MissReason;
+use forebay_core::{Nanos, OriginBlock};
 use forebay_device::Queue;
 use forebay_lane::Lane;
 use forebay_store::StoreLane;
@@ -17,6 +18,7 @@ use crate::state::cache::hang::Work;
 use crate::state::cache::{Cache, Memory};
 use crate::state::curve::Watch;
 use crate::state::origin::Origin;
+use crate::state::pins::LanePins;
 use crate::state::replacement::Replacement;
 use crate::state::streams::LaneStreams;
 use crate::state::volume::Volume;
@@ -43,6 +45,7 @@ pub struct LaneVolume {
     /// The replacement policy, with its number; may be outdated.
     pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
     pub(crate) watch: Watch,
+    pins: LanePins,
     /// Bytes being read from the origin that no client asked for.
     pub(crate) promoting: Cell<u64>,
     /// The cache's ghosts; may be outdated.
@@ -79,6 +82,7 @@ impl LaneVolume {
             streams: LaneStreams::new(),
             replacement,
             watch: Watch::default(),
+            pins: LanePins::default(),
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),
@@ -109,6 +113,18 @@ impl LaneVolume {
 
     pub(crate) fn stats(&self) -> &LaneStats {
         self.volume.stats.lane(usize::from(self.lane().id().0))
+    }
+
+    /// Returns whether a block is pinned.
+    #[inline]
+    pub(crate) fn is_pinned(&self, block: OriginBlock) -> bool {
+        self.has_pinned(&(block.0..block.0.saturating_add(1)))
+    }
+
+    /// Returns whether a block of a range is pinned.
+    #[inline]
+    pub(crate) fn has_pinned(&self, blocks: &Range<u64>) -> bool {
+        self.pins.overlap(&self.volume.pins, blocks)
     }
 
     /// Returns whether reads or writes should do without the cache device. A device that takes no

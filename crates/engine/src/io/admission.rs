@@ -73,7 +73,7 @@ impl AdmissionControl<'_> {
         let volume = &self.0.volume;
         if sequential
             && let blocks = volume.blocks(offset..offset.saturating_add(len))
-            && !volume.pins.overlap(&blocks)
+            && !self.0.has_pinned(&blocks)
         {
             let access = if write { Access::Write } else { Access::Read };
             volume.watched.bypass(access, Key(blocks.start)..Key(blocks.end), || self.0.now());
@@ -120,7 +120,7 @@ impl AdmissionControl<'_> {
     /// The reason for the refusal; nothing is counted or remembered yet.
     pub(crate) fn admit(self, gate: Gate, block: OriginBlock) -> Result<(), RefusalReason> {
         match gate {
-            _ if self.0.volume.pins.contain(block) => Ok(()),
+            _ if self.0.is_pinned(block) => Ok(()),
             Gate::Open => Ok(()),
             Gate::Spent => Err(RefusalReason::WriteBudget),
             Gate::Remembered(rule) => {

@@ -60,7 +60,7 @@ impl Policy<'_> {
         if !self.0.cache.ranks() {
             return Rank::SMALL;
         }
-        if self.0.volume.pins.contain(block) {
+        if self.0.is_pinned(block) {
             return Rank::MAIN;
         }
         if let Some(entry) = entry {
@@ -142,7 +142,7 @@ impl Policy<'_> {
 
     /// As [`Policy::admits`], for a fill. Partly cached blocks are always admitted.
     pub(crate) fn admit_to_lists(self, block: OriginBlock) -> Result<(), RefusalReason> {
-        if self.0.volume.pins.contain(block) {
+        if self.0.is_pinned(block) {
             return Ok(());
         }
         let ranks = self.0.cache.ranks();

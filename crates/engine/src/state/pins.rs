@@ -1,5 +1,6 @@
 //! The pinned blocks of a volume: they enter whenever they are missed, and reclaim never evicts them.
 
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,7 +88,8 @@ impl Pins {
     pub(crate) fn set(&self, blocks: BlockSet) {
         self.count.store(blocks.len(), Ordering::Relaxed);
         *self.blocks.write() = Arc::new(blocks);
-        self.changes.fetch_add(1, Ordering::Relaxed);
+        // Who sees this sees the blocks as well.
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// Returns the number of pinned blocks.
@@ -98,22 +100,39 @@ impl Pins {
 
     /// Returns a number that changes when other blocks are pinned.
     pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Relaxed)
+        self.changes.load(Ordering::Acquire)
     }
 
     pub(crate) fn blocks(&self) -> Arc<BlockSet> {
         self.blocks.read().clone()
     }
 
-    /// Returns whether a block is pinned.
-    #[inline]
+    /// Returns whether a block is pinned. Takes a lock; lanes have [`LanePins`].
     pub(crate) fn contain(&self, block: OriginBlock) -> bool {
-        self.count() > 0 && self.overlap(&(block.0..block.0.saturating_add(1)))
+        self.count() > 0 && self.blocks.read().overlaps(&(block.0..block.0.saturating_add(1)))
     }
+}
 
-    /// Returns whether a block of a range is pinned.
-    pub(crate) fn overlap(&self, blocks: &Range<u64>) -> bool {
-        self.count() > 0 && self.blocks.read().overlaps(blocks)
+/// One lane's copy of a volume's pins, so that its requests write to no memory of others.
+#[derive(Default)]
+pub(crate) struct LanePins {
+    /// Of the copy.
+    changes: Cell<u64>,
+    blocks: RefCell<Arc<BlockSet>>,
+}
+
+impl LanePins {
+    /// Returns whether a block of a range is pinned in `of`.
+    #[inline]
+    pub(crate) fn overlap(&self, of: &Pins, blocks: &Range<u64>) -> bool {
+        if of.count() == 0 {
+            return false;
+        }
+        let changes = of.changes();
+        if self.changes.replace(changes) != changes {
+            *self.blocks.borrow_mut() = of.blocks();
+        }
+        self.blocks.borrow().overlaps(blocks)
     }
 }
 
@@ -151,12 +170,18 @@ mod tests {
 
     #[test]
     fn pins_are_replaced_as_a_whole() {
-        let pins = Pins::default();
-        assert!(!pins.contain(OriginBlock(0)) && !pins.overlap(&(0..u64::MAX)));
-        pins.set(BlockSet::from(3..5));
-        let contained = [2, 3, 4, 5, u64::MAX].map(|block| pins.contain(OriginBlock(block)));
-        assert_eq!(contained, [false, true, true, false, false]);
+        let (pins, lane) = (Pins::default(), LanePins::default());
+        assert!(!pins.contain(OriginBlock(0)) && !lane.overlap(&pins, &(0..u64::MAX)));
+        for (set, expected) in [(3..5, [false, true, true, false, false]), (5..6, [false; 5])] {
+            pins.set(BlockSet::from(set));
+            let blocks = [2, 3, 4, 6, u64::MAX];
+            assert_eq!(blocks.map(|block| pins.contain(OriginBlock(block))), expected);
+            assert_eq!(
+                blocks.map(|block| lane.overlap(&pins, &(block..block.saturating_add(1)))),
+                expected
+            );
+        }
         pins.set(BlockSet::default());
-        assert!(!pins.contain(OriginBlock(3)));
+        assert!(!pins.contain(OriginBlock(5)) && !lane.overlap(&pins, &(0..u64::MAX)));
     }
 }
