@@ -529,14 +529,11 @@ mod tests {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Waiting, Settings::default());
         assert!(render(&report).contains("state       waiting: the daemon has just started"));
-        let mut wait = WaitReport { device: "/dev/sdx".to_owned(), seconds: 12, cause: None };
-        report.waiting_for = Some(wait.clone());
-        let text = render(&report);
-        assert!(text.contains("waiting: /dev/sdx has not answered for 12 s\n"), "{text}");
-        wait.cause = Some("connection refused".to_owned());
-        report.waiting_for = Some(wait);
-        let text = render(&report);
-        assert!(text.contains("not answered for 12 s (connection refused)\n"), "{text}");
+        for (cause, because) in [(None, ""), (Some("refused".to_owned()), " (refused)")] {
+            report.waiting_for = Some(WaitReport { device: "sdx".to_owned(), seconds: 12, cause });
+            let expected = format!("waiting: sdx has not answered for 12 s{because}\n");
+            assert!(render(&report).contains(&expected), "{}", render(&report));
+        }
     }
 
     #[test]
