@@ -98,9 +98,11 @@ pub(super) struct Wait<'a>(&'a Served, &'a VolumeName);
 impl Wait<'_> {
     /// The device could not be opened, and this is tried again. The first time of a wait is logged.
     pub(super) fn fails(&self, cause: &ApiError) {
-        let mut all = self.0.lock();
-        let Some(wait) = all.get_mut(self.1).and_then(|entry| entry.wait.as_mut()) else { return };
-        if wait.cause.replace(cause.to_string()).is_none() {
+        let is_first = self.0.lock().get_mut(self.1).is_some_and(|entry| {
+            entry.wait.as_mut().is_some_and(|wait| wait.cause.replace(cause.to_string()).is_none())
+        });
+        // Without the lock: the log may have to wait.
+        if is_first {
             tracing::warn!(volume = %self.1, "waiting for a device: {cause}");
         }
     }
