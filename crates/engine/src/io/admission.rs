@@ -120,8 +120,8 @@ impl AdmissionControl<'_> {
     /// The reason for the refusal; nothing is counted or remembered yet.
     pub(crate) fn admit(self, gate: Gate, block: OriginBlock) -> Result<(), RefusalReason> {
         match gate {
-            _ if self.0.is_pinned(block) => Ok(()),
             Gate::Open => Ok(()),
+            _ if self.0.is_pinned(block) => Ok(()),
             Gate::Spent => Err(RefusalReason::WriteBudget),
             Gate::Remembered(rule) => {
                 let admitted =
