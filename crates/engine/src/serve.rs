@@ -1,6 +1,7 @@
 //! Dispatch of requests: implements [`BlockService`] for [`LaneVolume`], runs each request as a
 //! task and completes it.
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use forebay_core::{IoError, Nanos, Op, OriginBlock};
 use forebay_device::{Device, IoBuf};
-use forebay_lane::{Lane, Pool};
+use forebay_lane::{Inbox, Lane, Pool};
 use forebay_policy::curve::Access;
 use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
@@ -34,15 +35,17 @@ mod observe;
 /// How often a request that waits for a cache device that hangs checks whether its volume stops.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
-struct Requests<F, M> {
-    pool: Pool<F>,
-    make: M,
+/// A request that was submitted.
+struct Submitted {
+    volume: Rc<LaneVolume>,
+    request: Request,
+    sink: Rc<dyn CompletionSink>,
 }
 
-impl<F, M> Start for Requests<F, M>
+impl<F, M> Start for Pool<F, Submitted, M>
 where
-    F: Future<Output = ()> + 'static,
-    M: Fn(Rc<LaneVolume>, Request, Rc<dyn CompletionSink>) -> F,
+    F: Future<Output = Infallible> + 'static,
+    M: Fn(Inbox<Submitted>) -> F,
 {
     fn start(
         &self,
@@ -51,22 +54,22 @@ where
         request: Request,
         sink: Rc<dyn CompletionSink>,
     ) {
-        lane.spawn_in(&self.pool, (self.make)(volume, request, sink));
+        lane.spawn_in(self, Submitted { volume, request, sink });
     }
 }
 
 /// Returns a lane's pool of request tasks, shared by all of its volumes.
 pub(crate) fn requests() -> Rc<dyn Start> {
-    Rc::new(Requests {
-        pool: Pool::default(),
-        make: |volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>| async move {
+    Rc::new(Pool::new(|inbox: Inbox<Submitted>| async move {
+        loop {
+            let Submitted { volume, request, sink } = inbox.next().await;
             let promise = Promise { volume: &volume, tag: request.tag, sink: &*sink };
             let completion = Dispatch(&volume).serve(request).await;
             std::mem::forget(promise);
             Dispatch(&volume).request_ended();
             sink.complete(completion);
-        },
-    })
+        }
+    }))
 }
 
 /// Completes a request whose task panics (invariant 25).

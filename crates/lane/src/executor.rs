@@ -63,10 +63,13 @@ impl Wake for TaskWaker {
     }
 }
 
-/// The body of a task. Pooled bodies reuse the memory of their future.
-trait Body {
+/// The body of a task.
+pub(crate) trait Body {
     /// Polls the body; returns `true` when it has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> bool;
+
+    /// Takes a body that has ended.
+    fn end(self: Box<Self>) {}
 }
 
 struct Boxed(Pin<Box<dyn Future<Output = ()>>>);
@@ -74,41 +77,6 @@ struct Boxed(Pin<Box<dyn Future<Output = ()>>>);
 impl Body for Boxed {
     fn poll(&mut self, context: &mut Context<'_>) -> bool {
         self.0.as_mut().poll(context).is_ready()
-    }
-}
-
-/// Unused memory for futures of one type.
-type FreeList<F> = Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>;
-
-struct Pooled<F> {
-    future: Option<Pin<Box<Option<F>>>>,
-    home: FreeList<F>,
-}
-
-impl<F: Future<Output = ()>> Body for Pooled<F> {
-    fn poll(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(place) = self.future.as_mut() else { return true };
-        let ended = match place.as_mut().as_pin_mut() {
-            Some(future) => future.poll(context).is_ready(),
-            None => true,
-        };
-        if ended && let Some(mut place) = self.future.take() {
-            place.set(None);
-            self.home.borrow_mut().push(place);
-        }
-        ended
-    }
-}
-
-/// Memory for futures of one type, so that in the steady state starting one allocates only a small
-/// handle.
-pub struct Pool<F> {
-    free: FreeList<F>,
-}
-
-impl<F> Default for Pool<F> {
-    fn default() -> Self {
-        Pool { free: Rc::default() }
     }
 }
 
@@ -206,20 +174,7 @@ impl Lane {
         self.spawn_body(Box::new(Boxed(Box::pin(future))));
     }
 
-    /// Starts a task in memory from `pool`.
-    pub fn spawn_in<F: Future<Output = ()> + 'static>(&self, pool: &Pool<F>, future: F) {
-        let place = pool.free.borrow_mut().pop();
-        let place = match place {
-            Some(mut place) => {
-                place.set(Some(future));
-                place
-            }
-            None => Box::pin(Some(future)),
-        };
-        self.spawn_body(Box::new(Pooled { future: Some(place), home: pool.free.clone() }));
-    }
-
-    fn spawn_body(&self, body: Box<dyn Body>) {
+    pub(crate) fn spawn_body(&self, body: Box<dyn Body>) {
         self.live.set(self.live.get() + 1);
         let mut tasks = self.tasks.borrow_mut();
         let index = match self.free.borrow_mut().pop() {
@@ -280,17 +235,21 @@ impl Lane {
         let Some((mut body, waker)) = taken else { return };
         // One request's panic must not end the others.
         let poll = || body.poll(&mut Context::from_waker(&waker));
-        let ended = self.unless_it_panics("a task panicked", poll).unwrap_or(true);
+        let ended = self.unless_it_panics("a task panicked", poll);
         if let Some(task) = self.tasks.borrow_mut().get_mut(index as usize) {
             task.std_waker = waker;
         }
-        if ended {
-            drop(body);
-            self.live.set(self.live.get() - 1);
-            self.free.borrow_mut().push(index);
-        } else {
-            self.tasks.borrow_mut()[index as usize].body = Some(body);
+        match ended {
+            Some(false) => {
+                self.tasks.borrow_mut()[index as usize].body = Some(body);
+                return;
+            }
+            Some(true) => body.end(),
+            // A future that has panicked is not polled again.
+            None => drop(body),
         }
+        self.live.set(self.live.get() - 1);
+        self.free.borrow_mut().push(index);
     }
 
     /// Returns the result of `run`; `None`: it has panicked, which is logged.
@@ -449,20 +408,6 @@ mod tests {
         }
         assert_eq!(*order.borrow(), [10, 20, 30]);
         assert_eq!(lane.next_deadline(), None);
-    }
-
-    #[test]
-    fn pooled_futures_keep_their_memory() {
-        async fn body() {
-            yield_now().await;
-        }
-        let (lane, _) = lane();
-        let pool = Pool::default();
-        for _ in 0..5 {
-            lane.spawn_in(&pool, body());
-            while lane.run_ready() {}
-        }
-        assert_eq!(pool.free.borrow().len(), 1);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! - [`off_lane`]: work that may wait, in a thread of its own
 //! - [`signal`]: a flag between two tasks
 //! - [`thread`]: a lane on a thread of its own
+//! - [`workers`]: futures that do one job after another
 #![forbid(unsafe_code)]
 
 pub mod executor;
@@ -28,8 +29,9 @@ pub mod sleep;
 #[cfg(target_os = "linux")]
 pub mod thread;
 mod timer;
+pub mod workers;
 
-pub use executor::{Lane, LaneId, LaneRemote, Pool, Watched, yield_now};
+pub use executor::{Lane, LaneId, LaneRemote, Watched, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, either, join_all};
 pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit, TooLow};
 pub use notify::{Notified, Notify};
@@ -37,3 +39,4 @@ pub use request_memory::LaneMemory;
 pub use signal::Signal;
 #[cfg(target_os = "linux")]
 pub use thread::{LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+pub use workers::{Inbox, Pool};
