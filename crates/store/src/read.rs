@@ -122,13 +122,13 @@ impl StoreLane {
 
     /// Reads whole blocks that are adjacent on the cache device in this order: with one operation
     /// if they are not in the log's buffers. `buf` has the size of these blocks. Returns the
-    /// buffer, and the result for each block.
+    /// buffer, and the blocks that could not be read, by their index in `run`.
     pub async fn read_run(
         &self,
         space: &VolumeSpace,
         run: &[Pinned<'_>],
         mut buf: IoBuf,
-    ) -> (IoBuf, Vec<Result<(), ReadFailure>>) {
+    ) -> (IoBuf, Vec<(usize, ReadFailure)>) {
         let store = self.store();
         let block = store.block_size().as_usize();
         let mut buffered = 0;
@@ -139,7 +139,7 @@ impl StoreLane {
             buffered += 1;
         }
         let Some(first) = run.get(buffered) else {
-            return (buf, run.iter().map(|_| Ok(())).collect());
+            return (buf, Vec::new());
         };
         let rest = buf.split_off(buffered * block);
         let len = rest.len();
@@ -148,21 +148,24 @@ impl StoreLane {
         let done = self.queue().run(DeviceOp::Read { offset, buf: rest }).await;
         latency::note(&store.latency.reads, self.lane(), started);
         let rest = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
-        let mut results: Vec<_> = run[..buffered].iter().map(|_| Ok(())).collect();
-        match done.result {
+        let on_device = run.iter().enumerate().skip(buffered);
+        let failed = match done.result {
             Err(error) => {
-                let failed = run[buffered..].iter();
-                results.extend(failed.map(|_| Err(ReadFailure::Device(error.clone()))));
+                on_device.map(|(at, _)| (at, ReadFailure::Device(error.clone()))).collect()
             }
             Ok(()) => {
                 self.count_read(len);
-                for (pinned, payload) in run[buffered..].iter().zip(rest.chunks_exact(block)) {
-                    let good = store.verify(space, pinned.block, &pinned.found.entry, payload);
-                    results.push(good.map(|_| ()).ok_or(ReadFailure::Corrupt));
-                }
+                let payloads = on_device.zip(rest.chunks_exact(block));
+                payloads
+                    .filter(|((_, pinned), payload)| {
+                        let entry = &pinned.found.entry;
+                        store.verify(space, pinned.block, entry, payload).is_none()
+                    })
+                    .map(|((at, _), _)| (at, ReadFailure::Corrupt))
+                    .collect()
             }
-        }
-        (buf.join(rest), results)
+        };
+        (buf.join(rest), failed)
     }
 
     /// Reads one whole block.
@@ -173,10 +176,7 @@ impl StoreLane {
     ) -> Result<IoBuf, ReadFailure> {
         let buf = IoBuf::for_overwrite(self.store().block_size().as_usize());
         let run = [pinned];
-        let (buf, results) = self.read_run(space, &run, buf).await;
-        match results.into_iter().next() {
-            Some(Err(failure)) => Err(failure),
-            _ => Ok(buf),
-        }
+        let (buf, failed) = self.read_run(space, &run, buf).await;
+        failed.into_iter().next().map_or(Ok(buf), |(_, failure)| Err(failure))
     }
 }

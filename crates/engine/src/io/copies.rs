@@ -77,14 +77,8 @@ impl Copies<'_> {
         run: &[Pinned<'_>],
         buf: IoBuf,
     ) -> (IoBuf, Vec<(usize, ReadFailure)>) {
-        let (mut buf, results) = self.0.store.read_run(&self.0.volume.space, run, buf).await;
-        let mut failed: Vec<(usize, ReadFailure)> = Vec::new();
-        for (at, result) in results.into_iter().enumerate() {
-            if let Err(failure) = result {
-                self.count_failure(&failure);
-                failed.push((at, failure));
-            }
-        }
+        let (mut buf, mut failed) = self.0.store.read_run(&self.0.volume.space, run, buf).await;
+        failed.iter().for_each(|(_, failure)| self.count_failure(failure));
         if failed.iter().any(|(at, _)| run[*at].found.entry.dirty) {
             self.read_again(run, &mut buf, &mut failed).await;
         }
@@ -118,13 +112,13 @@ impl Copies<'_> {
                 let at = failed[index].0;
                 let one = IoBuf::for_overwrite(size);
                 let pinned = std::slice::from_ref(&run[at]);
-                let (one, results) = self.0.store.read_run(&self.0.volume.space, pinned, one).await;
-                match results.into_iter().next() {
-                    Some(Err(failure)) => {
+                let (one, again) = self.0.store.read_run(&self.0.volume.space, pinned, one).await;
+                match again.into_iter().next() {
+                    Some((_, failure)) => {
                         self.count_failure(&failure);
                         failed[index].1 = failure;
                     }
-                    _ => {
+                    None => {
                         buf[at * size..(at + 1) * size].copy_from_slice(&one);
                         failed.remove(index);
                     }

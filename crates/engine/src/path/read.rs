@@ -56,6 +56,18 @@ struct PartEnd {
     result: Result<(), Retry>,
 }
 
+impl PartEnd {
+    /// Returns the result of this part and the one behind it.
+    fn join(self, next: PartEnd) -> PartEnd {
+        let result = match (self.result, next.result) {
+            (Err(Retry::Fail(error)), _) | (_, Err(Retry::Fail(error))) => Err(Retry::Fail(error)),
+            (Err(Retry::Again), _) | (_, Err(Retry::Again)) => Err(Retry::Again),
+            (Ok(()), Ok(())) => Ok(()),
+        };
+        PartEnd { buf: self.buf.join(next.buf), result }
+    }
+}
+
 /// Serves reads of a volume on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a>(pub(crate) &'a LaneVolume);
@@ -175,24 +187,7 @@ impl<'a> Reader<'a> {
             if attempt == 0 && first {
                 self.count_read(&parts, bypass);
             }
-            let parts = parts.parts;
-            let ends = join_all(parts.into_iter().map(|part| self.read_part(part, bypass))).await;
-            let mut result = Ok(());
-            let mut joined: Option<IoBuf> = None;
-            for end in ends {
-                result = match (result, end.result) {
-                    (Err(Retry::Fail(error)), _) | (_, Err(Retry::Fail(error))) => {
-                        Err(Retry::Fail(error))
-                    }
-                    (Err(Retry::Again), _) | (_, Err(Retry::Again)) => Err(Retry::Again),
-                    (Ok(()), Ok(())) => Ok(()),
-                };
-                joined = match joined {
-                    None => Some(end.buf),
-                    Some(front) => Some(front.join(end.buf)),
-                };
-            }
-            let joined = joined.unwrap_or_else(|| IoBuf::zeroed(0));
+            let PartEnd { buf: joined, result } = self.read_parts(parts.parts, bypass).await;
             match result {
                 Ok(()) => return (Ok(()), joined),
                 Err(Retry::Fail(error)) => return (Err(error), joined),
@@ -308,6 +303,19 @@ impl<'a> Reader<'a> {
             }
         }
         Parts { parts, missed, missing }
+    }
+
+    async fn read_parts(self, mut parts: Vec<Part<'_>>, bypass: Option<BypassReason>) -> PartEnd {
+        let nothing = PartEnd { buf: IoBuf::empty(), result: Ok(()) };
+        if parts.len() > 1 {
+            let ends = join_all(parts.into_iter().map(|part| self.read_part(part, bypass))).await;
+            return ends.into_iter().reduce(PartEnd::join).unwrap_or(nothing);
+        }
+        // One part, as most reads have, needs no future of its own.
+        match parts.pop() {
+            Some(part) => self.read_part(part, bypass).await,
+            None => nothing,
+        }
     }
 
     async fn read_part(self, part: Part<'_>, bypass: Option<BypassReason>) -> PartEnd {
