@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_core::{RecordNumber, SectorMask, SegmentId, Slot};
+use forebay_core::{RecordNumber, SectorMask, SegmentId};
 use forebay_device::{DeviceOp, IoData, Queue};
 use forebay_format::{DataEntry, Head};
 use forebay_lane::Lane;
@@ -18,7 +18,7 @@ use crate::log::{AMPLE, Round, RoundEnding, Rounds};
 use crate::planted::{self, PlantedBug};
 use crate::record::{Encoded, Ready, Reservation};
 use crate::segments::Live;
-use crate::store::{Appended, Class, PayloadCheck, Store, Version};
+use crate::store::{Appended, Class, PayloadCheck, Store, Version, VersionId};
 use crate::table::{Check, Entry};
 
 /// A store as one lane uses it.
@@ -85,19 +85,8 @@ impl StoreLane {
         class: Class,
         copy: impl FnOnce(&mut [u8]),
     ) -> Appended {
-        self.append_at(version, class, &mut Slot(0), copy)
-    }
-
-    /// As [`StoreLane::append`], and stores the version's slot in `slot_out`.
-    pub fn append_at(
-        self: &Rc<Self>,
-        version: Version<'_>,
-        class: Class,
-        slot_out: &mut Slot,
-        copy: impl FnOnce(&mut [u8]),
-    ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, slot_out, |cell| {
+        self.append_with(version, class, |cell| {
             copy(cell);
             self.store.check(space, block, cell)
         })
@@ -111,7 +100,7 @@ impl StoreLane {
         payload: &[u8],
     ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, &mut Slot(0), |cell| {
+        self.append_with(version, class, |cell| {
             // Computed over the source, which is in the CPU cache: the copy is still being stored.
             let check = self.store.check(space, block, payload);
             cell.copy_from_slice(payload);
@@ -127,7 +116,7 @@ impl StoreLane {
         payload: &[u8],
         check: PayloadCheck,
     ) -> Appended {
-        self.append_with(version, class, &mut Slot(0), |cell| {
+        self.append_with(version, class, |cell| {
             cell.copy_from_slice(payload);
             check.0
         })
@@ -139,7 +128,6 @@ impl StoreLane {
         self: &Rc<Self>,
         version: Version<'_>,
         class: Class,
-        slot_out: &mut Slot,
         fill: impl FnOnce(&mut [u8]) -> u32,
     ) -> Appended {
         let store = &self.store;
@@ -156,7 +144,7 @@ impl StoreLane {
         }
         reservation.cell.publish();
         let slot = reservation.slot;
-        *slot_out = slot;
+        let appended = VersionId { slot, generation: reservation.duty.record.generation };
         let segment = store.segment_of(slot);
         let partial = version.mask.is_some();
         let mask =
@@ -175,7 +163,7 @@ impl StoreLane {
         let new = NewVersion { entry, mask: version.mask };
         let is_copy = matches!(version.condition, Condition::Copy(_));
         let put = store.index.put(address, new, version.condition);
-        let (logged, appended) = match put {
+        let (logged, result) = match put {
             Put::Done { sequence, old } => {
                 if let Some(old) = &old {
                     let gone = Live::one(old.dirty, old.rank);
@@ -194,7 +182,7 @@ impl StoreLane {
                     mask,
                     check,
                 };
-                (Some(entry), Appended::Done { old })
+                (Some(entry), Appended::Done { old, version: appended })
             }
             Put::Refused => (None, Appended::Refused),
             Put::NoMask => (None, Appended::NoMask),
@@ -211,7 +199,7 @@ impl StoreLane {
         if let Some(ready) = reservation.duty.record.fill(reservation.duty.index, logged) {
             self.start_write(ready);
         }
-        appended
+        result
     }
 
     /// Reserves a cell of an open record. `None`: there is no room.

@@ -76,6 +76,8 @@ pub enum Appended {
     Done {
         /// The version that it replaced.
         old: Option<Entry>,
+        /// Which version it is.
+        version: VersionId,
     },
     /// The condition did not hold.
     Refused,
@@ -499,8 +501,8 @@ impl Drop for Pinned<'_> {
 /// meanwhile. A slot holds one version per generation, so the pair is unique.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionId {
-    slot: Slot,
-    generation: Generation,
+    pub(crate) slot: Slot,
+    pub(crate) generation: Generation,
 }
 
 impl Store {

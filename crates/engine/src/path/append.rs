@@ -1,10 +1,10 @@
 //! Appends the data of a write to the log: each block once, merged with its cached copy.
 
-use forebay_core::{IoError, OriginBlock, SectorMask, Slot};
+use forebay_core::{IoError, OriginBlock, SectorMask};
 use forebay_device::IoBuf;
 use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Appended, Condition, Pinned, Version};
+use forebay_store::{Appended, Condition, Pinned, Version, VersionId};
 
 use crate::io::copies::Copies;
 use crate::io::policy::Policy;
@@ -47,7 +47,7 @@ pub(crate) enum Room {
 /// The version that was appended for one block.
 pub(crate) struct Written {
     pub(crate) block: OriginBlock,
-    pub(crate) slot: Slot,
+    pub(crate) version: VersionId,
     /// Only the sectors of this write are newer than the origin.
     pub(crate) complete: bool,
 }
@@ -162,16 +162,15 @@ impl Appender<'_> {
                     rank: rank.bits(),
                     condition: Condition::Fill(&ticket),
                 };
-                let mut slot = Slot(0);
                 let class = Policy(self.0).class_of_write(rank);
-                let appended = self.0.store.append_at(version, class, &mut slot, |cell| {
+                let appended = self.0.store.append(version, class, |cell| {
                     cell.fill(0);
                     cell[bytes_of(&volume.sectors_inside(block))].copy_from_slice(&rest);
                     cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
                 });
-                if let Appended::Done { old } = appended {
+                if let Appended::Done { old, version } = &appended {
                     self.note_appended(block, old.as_ref());
-                    progress.written.push(Written { block, slot, complete: true });
+                    progress.written.push(Written { block, version: *version, complete: true });
                 }
                 Ok(matches!(appended, Appended::NoSpace).then_some(Obstacle::NoRoom))
             }
@@ -247,8 +246,7 @@ impl Appender<'_> {
                 rank: rank.bits(),
                 condition,
             };
-            let mut slot = Slot(0);
-            let appended = self.0.store.append_at(version, class, &mut slot, |cell| {
+            let appended = self.0.store.append(version, class, |cell| {
                 match &base {
                     Some(base) => cell.copy_from_slice(base),
                     None if piece.bytes.len() < cell.len() => cell.fill(0),
@@ -257,9 +255,9 @@ impl Appender<'_> {
                 cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
             });
             match appended {
-                Appended::Done { old } => {
+                Appended::Done { old, version } => {
                     self.note_appended(piece.block, old.as_ref());
-                    let written = Written { block: piece.block, slot, complete };
+                    let written = Written { block: piece.block, version, complete };
                     return Ok(Ok((old.is_some(), written)));
                 }
                 Appended::Refused => (),

@@ -347,7 +347,7 @@ impl<'a> Discarder<'a> {
                     Policy(self.0).class_of_write(Rank::EVICTABLE),
                     |cell| cell.fill(0),
                 ) {
-                    Appended::Done { old } => {
+                    Appended::Done { old, .. } => {
                         bump(&self.0.stats().counters.cache_written_bytes, volume.block.bytes());
                         if let Some(old) = &old {
                             Policy(self.0).gone(old);

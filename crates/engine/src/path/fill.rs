@@ -329,7 +329,7 @@ impl<'a> Filler<'a> {
             cell[bytes.clone()].copy_from_slice(&data[at..at + bytes.len()]);
         });
         match appended {
-            Appended::Done { old } => {
+            Appended::Done { old, .. } => {
                 volume.appended(self.0.lane(), block, old.as_ref(), dirty);
                 let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);

@@ -86,7 +86,7 @@ impl Offers<'_> {
             cell[bytes_of(&piece.sectors)].copy_from_slice(&data[piece.bytes.clone()]);
         });
         match appended {
-            Appended::Done { old } => {
+            Appended::Done { old, .. } => {
                 volume.appended(self.0.lane(), piece.block, old.as_ref(), false);
                 let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);

@@ -74,7 +74,7 @@ impl Writer<'_> {
             condition: Condition::Always,
         };
         match self.0.store.append_whole(version, Policy(self.0).class_of_write(rank), data) {
-            Appended::Done { old } => {
+            Appended::Done { old, .. } => {
                 Appender(self.0).note_appended(piece.block, old.as_ref());
                 Appender(self.0).count_write(old.is_some(), len, 1);
                 Some(Ok(()))
@@ -398,12 +398,8 @@ impl Writer<'_> {
         if result.is_ok() {
             // Blocks that were dirty before are not wholly on the origin yet: writeback completes
             // them.
-            let store = self.0.store.store();
             let complete = written.into_iter().filter(|written| written.complete);
-            let versions = complete.filter_map(|written| {
-                let version = store.version_of(&volume.space, written.block, written.slot)?;
-                Some((written.block, version))
-            });
+            let versions = complete.map(|written| (written.block, written.version));
             OriginIo(self.0).note_through(versions);
         }
         volume.writeback_wanted.notify_all();

@@ -5,11 +5,12 @@ pub(crate) mod layout;
 mod origin;
 pub(crate) mod recording;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use foldhash::fast::FixedState;
 use forebay_core::{BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, VolumeId};
 use forebay_device::{Device, Meter};
 use forebay_format::VolumeRecord;
@@ -41,6 +42,10 @@ use crate::state::share::Share;
 use crate::state::streams::Streams;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
+
+/// Something about blocks of the origin. Every write through the cache inserts into two of these, so the
+/// hash is a fast one, and a fixed one, so that the simulator repeats its runs.
+pub(crate) type Blocks<T> = HashMap<OriginBlock, T, FixedState>;
 
 /// The number of regions of the origin for which dirty blocks are counted.
 const DIRTY_REGIONS: usize = 4096;
@@ -114,13 +119,13 @@ pub struct Volume {
     /// Only ordered writeback may write to the origin.
     ordered: AtomicBool,
     /// Versions that have been written through to the origin and not yet synced there.
-    pub(crate) through: Mutex<BTreeMap<OriginBlock, VersionId>>,
+    pub(crate) through: Mutex<Blocks<VersionId>>,
     /// Notified when `through` is large enough to sync now.
     pub(crate) through_many: Notify,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks changed on the origin since its last sync, and the number of the last write to each.
-    unsynced: Mutex<HashMap<u64, u64>>,
+    unsynced: Mutex<Blocks<u64>>,
     /// Until a sync covers the write with this number, any block may have been changed. Starts at
     /// 1: the writes of an earlier run are unknown.
     all_unsynced: AtomicU64,
@@ -453,7 +458,7 @@ impl Volume {
             self.all_unsynced.store(number, Ordering::SeqCst);
         }
         for block in self.blocks(range) {
-            unsynced.insert(block, number);
+            unsynced.insert(OriginBlock(block), number);
         }
     }
 
@@ -468,7 +473,7 @@ impl Volume {
     pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
         let synced = self.origin_synced.load(Ordering::SeqCst);
         self.all_unsynced.load(Ordering::SeqCst) > synced
-            || self.unsynced.lock().contains_key(&block.0)
+            || self.unsynced.lock().contains_key(&block)
     }
 
     /// Returns the number of the last write that a sync starting now covers; `None` if everything
