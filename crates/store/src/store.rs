@@ -505,6 +505,13 @@ pub struct VersionId {
     pub(crate) generation: Generation,
 }
 
+impl VersionId {
+    /// Returns the slot.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+}
+
 impl Store {
     /// Identifies the version at `slot` in the current generation of its segment.
     pub(crate) fn version_at(&self, slot: Slot) -> VersionId {

@@ -10,6 +10,7 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::error::WritebackError;
 use crate::io::first_write::FirstWrite;
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::stats::bump;
 
@@ -165,6 +166,7 @@ impl OriginIo<'_> {
         // Invariant 9: marked clean only after the sync.
         for (block, kept) in through {
             if self.0.store.store().written_back(&volume.space, block, &kept) {
+                Policy(self.0).cleaned(block, &kept);
                 volume.cleaned(self.0.lane(), block);
             }
         }

@@ -4,7 +4,7 @@ use forebay_core::why::RefusalReason;
 use forebay_core::{OriginBlock, Slot};
 use forebay_policy::Rank;
 use forebay_policy::exact::Key;
-use forebay_store::{Class, Entry};
+use forebay_store::{Class, Entry, VersionId};
 
 use crate::lane::LaneVolume;
 use crate::state::replacement::{AutoPolicy, How, ListPolicy, Replacement};
@@ -110,6 +110,15 @@ impl Policy<'_> {
         let Some(found) = self.0.store.store().peek(&self.0.volume.space, block) else { return };
         let (slot, old) = (found.entry.slot, old.map(|entry| entry.slot));
         self.with_lists(|lists, lane| lists.placed(lane, slot, old, self.key(block)));
+    }
+
+    /// Records that a version of a block has become clean. Where clients read next to nothing, nobody gains
+    /// by a clean copy, however often it was overwritten while it was dirty.
+    pub(crate) fn cleaned(self, block: OriginBlock, version: &VersionId) {
+        let (volume, store) = (&self.0.volume, self.0.store.store());
+        if self.0.cache.ranks() && volume.read_share.is_only_written() && !self.0.is_pinned(block) {
+            store.rerank(&volume.space, block, version.slot(), |_| Rank::EVICTABLE.bits());
+        }
     }
 
     /// Records that a block has been reinserted from `old`.

@@ -1,14 +1,22 @@
 //! The share of reads among the blocks that a volume's clients use: the chance that a block which is used again is read
 //! then, rather than overwritten.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use parking_lot::Mutex;
 
 /// Blocks read and written.
 type Blocks = (u64, u64);
 
+/// Volumes with a smaller share are only written to: what they lack costs nobody time.
+const NEXT_TO_NONE: f64 = 1.0 / 64.0;
+
 /// See the module.
 #[derive(Default)]
-pub(crate) struct ReadShare(Mutex<Windows>);
+pub(crate) struct ReadShare {
+    windows: Mutex<Windows>,
+    is_only_written: AtomicBool,
+}
 
 /// Where the window before this one began, and where this one did.
 #[derive(Default)]
@@ -22,13 +30,20 @@ impl ReadShare {
     /// blocks so far.
     pub(crate) fn of(&self, now: Blocks, window: u64) -> f64 {
         let since = |start: Blocks| (now.0.saturating_sub(start.0), now.1.saturating_sub(start.1));
-        let mut windows = self.0.lock();
+        let mut windows = self.windows.lock();
         let (reads, writes) = since(windows.this);
         if reads + writes >= window {
             *windows = Windows { before: windows.this, this: now };
         }
         let (reads, writes) = since(windows.before);
-        reads as f64 / (reads + writes).max(1) as f64
+        let share = reads as f64 / (reads + writes).max(1) as f64;
+        self.is_only_written.store(writes > 0 && share < NEXT_TO_NONE, Ordering::Relaxed);
+        share
+    }
+
+    /// Returns whether clients read next to nothing, by the last call of [`ReadShare::of`].
+    pub(crate) fn is_only_written(&self) -> bool {
+        self.is_only_written.load(Ordering::Relaxed)
     }
 }
 
@@ -40,9 +55,14 @@ mod tests {
     fn what_was_long_ago_is_forgotten() {
         let share = ReadShare::default();
         assert_eq!(share.of((0, 0), 100), 0.0);
+        assert!(!share.is_only_written(), "nothing is known");
         assert_eq!(share.of((30, 10), 100), 0.75);
         assert_eq!(share.of((90, 10), 100), 0.9);
         assert_eq!(share.of((90, 60), 100), 0.6);
+        assert!(!share.is_only_written());
         assert_eq!(share.of((90, 110), 100), 0.0);
+        assert!(share.is_only_written());
+        assert_eq!(share.of((95, 110), 100), 5.0 / 105.0);
+        assert!(!share.is_only_written());
     }
 }

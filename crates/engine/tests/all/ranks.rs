@@ -115,6 +115,28 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
     }
 }
 
+#[test]
+fn what_nobody_reads_is_given_up_once_it_is_clean() {
+    for reads in [false, true] {
+        let test = test();
+        // More than fits, so that reclaim has seen what clients do.
+        for block in (0..10_000).chain(0..10_000) {
+            test.world.write(&test.target, block * BLOCK, &[1; BLOCK as usize]);
+            if reads && block % 8 == 0 {
+                test.world.read(&test.target, block * BLOCK, BLOCK as usize);
+            }
+        }
+        for byte in 2..5 {
+            let data = [byte; BLOCK as usize];
+            (0..64).for_each(|block| test.world.write(&test.target, block * BLOCK, &data));
+        }
+        assert!(test.ranks(0..64).iter().all(|rank| *rank > 0), "dirty blocks are kept");
+        test.world.drain(&test.engine).expect("drained");
+        assert!(test.ranks(0..64).iter().all(|rank| (*rank > 0) == reads), "{reads}");
+        test.check();
+    }
+}
+
 /// How a task holds the block that it has looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {

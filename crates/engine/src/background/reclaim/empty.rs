@@ -131,7 +131,7 @@ impl EngineLane {
             let worth = Worth {
                 bound: room_for_bound,
                 kept: keep && owner.view.is_some(),
-                kept_dirty: keep && owner.reads_pay(),
+                kept_dirty: owner.reads_pay() && keep,
                 dirty: room && few && gains,
             };
             let (kept, leaving): (Vec<Live>, Vec<Live>) =

@@ -16,6 +16,7 @@ use super::read_turns::ReadTurns;
 use super::run::SpanWriter;
 use super::span::{Span, Spans, Written};
 use crate::error::WritebackError;
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
@@ -213,6 +214,7 @@ impl Flow {
         let view = &self.view;
         for Written { block, version, why, .. } in written {
             if view.cache.store.written_back(&view.volume.space, *block, version) {
+                Policy(view).cleaned(*block, version);
                 view.volume.cleaned(view.lane(), *block);
                 bump(&view.stats().counters.written_back_blocks, 1);
                 view.stats().why.written_back.count(*why, 1);
