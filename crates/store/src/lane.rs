@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 use forebay_core::{RecordNumber, SectorMask, SegmentId};
 use forebay_device::{DeviceOp, IoData, Queue};
 use forebay_format::{DataEntry, Head};
-use forebay_lane::Lane;
+use forebay_lane::{Lane, yield_now};
 
 use crate::appender::Closed;
 use crate::error::StoreError;
 use crate::hazard::HazardId;
 use crate::index::{Condition, NewVersion, Put};
 use crate::latency;
-use crate::log::{AMPLE, Round, RoundEnding, Rounds};
+use crate::log::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use crate::planted::{self, PlantedBug};
 use crate::record::{Encoded, Ready, Reservation};
 use crate::segments::Live;
@@ -352,12 +352,20 @@ impl StoreLane {
         run: impl AsyncFn(bool) -> Result<(), StoreError>,
     ) -> Result<(u64, bool), StoreError> {
         let (mut wanted, mut own) = (0, false);
+        let lane = self.lane.id().0;
         loop {
             let ended = rounds.ended.listen();
-            match rounds.begin(&mut wanted, &without_sync, ample()) {
+            let mut round = rounds.join(&mut wanted, lane, &without_sync, &ample);
+            if let Round::Gather = round {
+                let gathering = Gathering::new(rounds, lane);
+                // Writes that are ready append first: one round covers what arrived together.
+                yield_now().await;
+                round = rounds.begin(gathering, wanted, &without_sync, ample());
+            }
+            match round {
                 Round::Covered(round) => return Ok((round, own)),
                 Round::Failed => return Err(self.failed()),
-                Round::Wait => ended.await,
+                Round::Wait | Round::Gather => ended.await,
                 Round::Run(round) => {
                     let ending = RoundEnding::new(rounds, round);
                     // Once a round has failed, no later one succeeds.

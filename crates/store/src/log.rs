@@ -16,7 +16,7 @@ use crate::segments::Segments;
 
 mod rounds;
 
-pub(crate) use rounds::{AMPLE, Round, RoundEnding, Rounds};
+pub(crate) use rounds::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use rounds::{COMMITS_WITHOUT_SYNC, WRITES};
 
 /// Further appenders are used only with this many segments for each, because open segments are not

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use forebay_core::why::WakeReason;
 use forebay_core::{IoError, Survives};
-use forebay_lane::{either, yield_now};
+use forebay_lane::either;
 
 use forebay_store::planted::{self, PlantedBug};
 
@@ -102,8 +102,6 @@ impl Commits<'_> {
             let lane = self.0.store.clone();
             let settled = self.0.unless_hung(async move {
                 if records {
-                    // Writes that are ready append first: one commit covers what arrived together.
-                    yield_now().await;
                     lane.commit().await?;
                 }
                 lane.sync_marks().await

@@ -8,7 +8,8 @@ pub(super) const COMMITS_WITHOUT_SYNC: usize = 3;
 /// The most rounds in flight that only write. Those are short, and a single one at a time gathers more callers
 /// for each header: with 32 callers on a disk that makes a sixth more of them a second than three do.
 pub(super) const WRITES: usize = 1;
-/// The same limit for ample callers.
+/// The same limit for ample callers: callers that were answered together come together, and if all of them
+/// waited for one round, the device would idle meanwhile.
 pub(super) const AMPLE_ROUNDS: usize = 16;
 /// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
 pub(crate) const AMPLE: usize = 16;
@@ -24,6 +25,34 @@ struct State {
     without_sync: bool,
     ended_well: u64,
     failed: bool,
+    /// Lanes on which a caller gathers others before it begins a round, a bit for each.
+    gathering: u64,
+}
+
+impl State {
+    /// Returns what a caller on a lane has to do, unless it could begin a round.
+    fn known(&self, wanted: u64, lane: u64) -> Option<Round> {
+        if self.ended_well >= wanted {
+            return Some(Round::Covered(self.ended_well));
+        }
+        if self.failed {
+            return Some(Round::Failed);
+        }
+        // A round that covers the caller is in flight, or will be soon.
+        (self.started >= wanted || self.gathering & lane != 0).then_some(Round::Wait)
+    }
+
+    /// Returns whether one more round may be in flight.
+    fn has_room(&self, most: usize, without_sync: bool, ample: bool) -> bool {
+        let most = match (without_sync && self.without_sync, ample) {
+            (false, _) => 1,
+            (true, true) => AMPLE_ROUNDS,
+            // An ample round is in flight: wait, and this caller's record will be ample soon.
+            (true, false) if self.ample > 0 => 1,
+            (true, false) => most,
+        };
+        self.running < most
+    }
 }
 
 /// Numbers rounds, and says who runs one and who waits.
@@ -46,8 +75,11 @@ pub(crate) struct RoundTicket {
     ample: bool,
 }
 
-/// The result of [`Rounds::begin`].
+/// The result of [`Rounds::join`].
 pub(crate) enum Round {
+    /// The caller may begin a round: once others that are ready have appended what they have, it calls
+    /// [`Rounds::begin`].
+    Gather,
     /// The caller runs this round.
     Run(RoundTicket),
     /// A round that covers the caller succeeded.
@@ -64,46 +96,62 @@ impl Rounds {
         Rounds { name, most, state: Mutex::default(), ended: Notify::default() }
     }
 
-    /// Joins or starts a round. `wanted` must be 0 at first; after [`Round::Wait`], pass the same
-    /// variable again. A round covers a caller if it started after the caller's first call.
+    /// Joins a round, or makes the caller gather for one. `wanted` must be 0 at first; after
+    /// [`Round::Wait`], pass the same variable again. A round covers a caller if it began after the
+    /// caller's first call. `ample` is asked only if the caller may have to run a round.
     ///
     /// `without_sync`: the round will need no sync. Several such rounds may be in flight, so that one
     /// closes and writes while another waits. Each covers everything that was closed before it finished
     /// closing, so the order in which they end does not matter.
-    ///
-    /// `ample`: the caller's open record has [`AMPLE`] blocks or more. Such a caller does not wait
-    /// for one of the few rounds that are allowed for smaller ones: callers that were answered
-    /// together come together, and if all of them waited for one round, the device would idle
-    /// meanwhile.
-    pub(crate) fn begin(
+    pub(crate) fn join(
         &self,
         wanted: &mut u64,
+        lane: u16,
+        without_sync: impl FnOnce() -> bool,
+        ample: impl FnOnce() -> bool,
+    ) -> Round {
+        let bit = bit_of(lane);
+        {
+            let state = self.state.lock();
+            if *wanted == 0 {
+                *wanted = state.started + 1;
+            }
+            if let Some(round) = state.known(*wanted, bit) {
+                return round;
+            }
+        }
+        // Not under the lock of the rounds, which is taken under others.
+        let ample = ample();
+        let mut state = self.state.lock();
+        if let Some(round) = state.known(*wanted, bit) {
+            return round;
+        }
+        if !state.has_room(self.most, without_sync(), ample) {
+            return Round::Wait;
+        }
+        state.gathering |= bit;
+        Round::Gather
+    }
+
+    /// Begins the round for which the caller has gathered, unless another lane was faster or there is no
+    /// room any more.
+    pub(crate) fn begin(
+        &self,
+        gathering: Gathering<'_>,
+        wanted: u64,
         without_sync: impl FnOnce() -> bool,
         ample: bool,
     ) -> Round {
+        let bit = bit_of(gathering.lane);
+        std::mem::forget(gathering);
         let mut state = self.state.lock();
-        if *wanted == 0 {
-            *wanted = state.started + 1;
-        }
-        if state.ended_well >= *wanted {
-            return Round::Covered(state.ended_well);
-        }
-        if state.failed {
-            return Round::Failed;
-        }
-        if state.started >= *wanted {
-            // A round that covers the caller is in flight.
-            return Round::Wait;
+        state.gathering &= !bit;
+        if let Some(round) = state.known(wanted, bit) {
+            return round;
         }
         let without_sync = without_sync();
-        let most = match (without_sync && state.without_sync, ample) {
-            (false, _) => 1,
-            (true, true) => AMPLE_ROUNDS,
-            // An ample round is in flight: wait, and this caller's record will be ample soon.
-            (true, false) if state.ample > 0 => 1,
-            (true, false) => self.most,
-        };
-        if state.running >= most {
+        if !state.has_room(self.most, without_sync, ample) {
+            // Those who wait for this caller wait for the end of the others now.
             return Round::Wait;
         }
         state.running += 1;
@@ -139,6 +187,31 @@ impl Rounds {
     }
 }
 
+fn bit_of(lane: u16) -> u64 {
+    1 << (lane % 64)
+}
+
+/// A caller that gathers others on its lane: they wait for its round. If it is dropped, one of them takes its
+/// place.
+pub(crate) struct Gathering<'a> {
+    rounds: &'a Rounds,
+    lane: u16,
+}
+
+impl<'a> Gathering<'a> {
+    /// Call this after [`Round::Gather`].
+    pub(crate) fn new(rounds: &'a Rounds, lane: u16) -> Self {
+        Gathering { rounds, lane }
+    }
+}
+
+impl Drop for Gathering<'_> {
+    fn drop(&mut self) {
+        self.rounds.state.lock().gathering &= !bit_of(self.lane);
+        self.rounds.ended.notify_all();
+    }
+}
+
 /// Ends a round when dropped; a round that is dropped without a result has failed.
 pub(crate) struct RoundEnding<'a> {
     rounds: &'a Rounds,
@@ -166,18 +239,54 @@ impl Drop for RoundEnding<'_> {
 mod tests {
     use super::*;
 
+    /// Joins, and begins at once if that is possible.
+    fn begin(rounds: &Rounds, wanted: &mut u64, without_sync: bool, ample: bool) -> Round {
+        match rounds.join(wanted, 0, || without_sync, || ample) {
+            Round::Gather => {
+                rounds.begin(Gathering::new(rounds, 0), *wanted, || without_sync, ample)
+            }
+            other => other,
+        }
+    }
+
     fn run(rounds: &Rounds, without_sync: bool, ample: bool) -> Option<RoundTicket> {
-        match rounds.begin(&mut 0, || without_sync, ample) {
+        match begin(rounds, &mut 0, without_sync, ample) {
             Round::Run(ticket) => Some(ticket),
             Round::Wait => None,
-            Round::Covered(_) | Round::Failed => panic!("nobody has run a round for this caller"),
+            Round::Gather | Round::Covered(_) | Round::Failed => {
+                panic!("nobody has run a round for this caller")
+            }
         }
+    }
+
+    #[test]
+    fn callers_of_a_lane_wait_for_the_one_that_gathers() {
+        let rounds = Rounds::new("a round", COMMITS_WITHOUT_SYNC);
+        let join = |wanted: &mut u64, lane| rounds.join(wanted, lane, || false, || false);
+        let (mut first, mut second, mut other) = (0, 0, 0);
+        assert!(matches!(join(&mut first, 0), Round::Gather));
+        assert!(matches!(join(&mut second, 0), Round::Wait), "the first one gathers");
+        assert!(matches!(join(&mut other, 1), Round::Gather), "no lane waits for another one");
+        let begin =
+            |lane, wanted| rounds.begin(Gathering::new(&rounds, lane), wanted, || false, false);
+        let Round::Run(round) = begin(1, other) else { panic!("none is on its way") };
+        assert!(matches!(begin(0, first), Round::Wait), "the other lane's round covers it");
+        rounds.end(round, true);
+        assert!(matches!(join(&mut first, 0), Round::Covered(1)));
+        assert!(matches!(join(&mut second, 0), Round::Covered(1)));
+
+        // The next one that gathers is dropped.
+        let (mut third, mut fourth) = (0, 0);
+        assert!(matches!(join(&mut third, 0), Round::Gather));
+        assert!(matches!(join(&mut fourth, 0), Round::Wait));
+        drop(Gathering::new(&rounds, 0));
+        assert!(matches!(join(&mut fourth, 0), Round::Gather));
     }
 
     #[test]
     fn a_round_covers_whoever_came_before_it_began() {
         let rounds = Rounds::new("a round", COMMITS_WITHOUT_SYNC);
-        let begin = |wanted: &mut u64| rounds.begin(wanted, || false, false);
+        let begin = |wanted: &mut u64| begin(&rounds, wanted, false, false);
         assert_eq!((rounds.next(), rounds.last()), (1, 0));
         let first = run(&rounds, false, false).expect("none is on its way");
         assert_eq!((first.number, first.without_sync), (1, false));
@@ -203,7 +312,7 @@ mod tests {
     #[test]
     fn after_a_failed_round_none_ends_well() {
         let rounds = Rounds::new("a round", COMMITS_WITHOUT_SYNC);
-        let begin = |wanted: u64| rounds.begin(&mut { wanted }, || false, false);
+        let begin = |wanted: u64| begin(&rounds, &mut { wanted }, false, false);
         let round = run(&rounds, false, false).expect("none is on its way");
         rounds.end(round, true);
         let round = run(&rounds, false, false).expect("none is on its way");
