@@ -17,7 +17,7 @@ use crate::latency;
 use crate::log::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use crate::planted::{self, PlantedBug};
 use crate::record::{Encoded, Ready, Reservation};
-use crate::segments::Live;
+use crate::segments::{Live, counts_as};
 use crate::store::{Appended, Class, PayloadCheck, Store, Version, VersionId};
 use crate::table::{Check, Entry};
 
@@ -40,6 +40,7 @@ impl StoreLane {
     /// Opens the store's device for a lane.
     pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
         let hazard = store.hazards.claim();
+        counts_as(lane.id().0);
         Rc::new(StoreLane { store, lane, queue, hazard })
     }
 

@@ -36,7 +36,7 @@ impl World {
     fn new() -> Arc<Self> {
         let world = World {
             index: index(),
-            segments: Segments::new(2, Generation(1)),
+            segments: Segments::new(2, 2, Generation(1)),
             hazards: HazardSlots::new(1),
             payloads: [UnsafeCell::new(()), UnsafeCell::new(())],
         };
@@ -161,7 +161,7 @@ fn a_fill_is_overtaken_by_a_discard() {
 #[test]
 fn two_lanes_never_open_the_same_segment() {
     loom::model(|| {
-        let segments = Arc::new(Segments::new(2, Generation(1)));
+        let segments = Arc::new(Segments::new(2, 2, Generation(1)));
         let other = segments.clone();
         let thread = thread::spawn(move || other.open(0, (1, 2), false));
         let own = segments.open(0, (0, 2), false);
@@ -174,7 +174,7 @@ fn two_lanes_never_open_the_same_segment() {
 #[test]
 fn a_sync_of_an_earlier_life_makes_nothing_durable() {
     loom::model(|| {
-        let segments = Arc::new(Segments::new(1, Generation(1)));
+        let segments = Arc::new(Segments::new(1, 2, Generation(1)));
         let (segment, _) = segments.open(0, (0, 1), false).expect("free");
         segments.record_closed(segment, RecordNumber(1), 5);
         segments.close(segment);

@@ -17,6 +17,10 @@ use forebay_core::{Generation, RecordNumber, SegmentId};
 use forebay_device::LogBuffer;
 
 use crate::planted::{self, PlantedBug};
+use live::LiveCounts;
+pub use live::{Live, counts_as};
+
+mod live;
 
 /// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +40,6 @@ pub enum SegmentState {
 /// The state of one segment that is read without a lock.
 #[derive(Default)]
 struct Counters {
-    /// Index entries that point into the segment, and how many of them are dirty or kept, packed by
-    /// [`Live`] so that one atomic operation updates all.
-    live: AtomicU64,
     /// Readers that found an entry and have not finished reading.
     pins: AtomicU32,
     /// 1 while the segment's RAM image exists.
@@ -47,45 +48,6 @@ struct Counters {
     durable: AtomicU32,
     /// Versions held for the origin of an ordered volume, newest or not.
     held: AtomicU32,
-}
-
-/// Index entries that point into a segment. A segment has at most 2^19 cells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Live {
-    /// Number of entries.
-    pub blocks: u32,
-    /// Number of dirty entries.
-    pub dirty: u32,
-    /// Number of entries with a rank above 0: the replacement policy still wants to keep them.
-    pub kept: u32,
-}
-
-impl Live {
-    const BITS: u32 = 21;
-    const MASK: u64 = (1 << Live::BITS) - 1;
-    const DIRTY: u64 = 1 << Live::BITS;
-    const KEPT: u64 = 1 << (2 * Live::BITS);
-
-    #[inline]
-    fn packed(self) -> u64 {
-        u64::from(self.blocks)
-            + u64::from(self.dirty) * Live::DIRTY
-            + u64::from(self.kept) * Live::KEPT
-    }
-
-    fn unpacked(packed: u64) -> Self {
-        Live {
-            blocks: (packed & Live::MASK) as u32,
-            dirty: ((packed / Live::DIRTY) & Live::MASK) as u32,
-            kept: (packed / Live::KEPT) as u32,
-        }
-    }
-
-    /// Returns the counts of one entry.
-    #[inline]
-    pub fn one(dirty: bool, rank: u8) -> Self {
-        Live { blocks: 1, dirty: dirty.into(), kept: (rank > 0).into() }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,6 +119,7 @@ pub struct SegmentSnapshot {
 /// All segments of one cache device.
 pub struct Segments {
     counters: Box<[Counters]>,
+    live: LiveCounts,
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
     state: Mutex<State>,
     checkpoint_base: AtomicU64,
@@ -167,8 +130,8 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Makes `count` free segments; the first to be opened gets `next_generation`.
-    pub fn new(count: u32, next_generation: Generation) -> Self {
+    /// Makes `count` free segments for so many lanes; the first to be opened gets `next_generation`.
+    pub fn new(count: u32, lanes: usize, next_generation: Generation) -> Self {
         let life = Life {
             state: SegmentState::Free,
             generation: Generation(0),
@@ -179,6 +142,7 @@ impl Segments {
         };
         Segments {
             counters: (0..count).map(|_| Counters::default()).collect(),
+            live: LiveCounts::new(count, lanes),
             buffers: (0..count).map(|_| Mutex::new(None)).collect(),
             state: Mutex::new(State {
                 lives: vec![life; count as usize],
@@ -250,9 +214,9 @@ impl Segments {
     /// Sets the counts of index entries of each segment, after recovery. All content counts as
     /// durable.
     pub fn set_live(&self, counts: &[Live]) {
-        for (counters, live) in self.counters.iter().zip(counts) {
-            counters.durable.store(u32::MAX, Ordering::Relaxed);
-            counters.live.store(live.packed(), Ordering::Relaxed);
+        for (index, live) in counts.iter().enumerate() {
+            self.counters[index].durable.store(u32::MAX, Ordering::Relaxed);
+            self.live.set(index, *live);
         }
     }
 
@@ -268,8 +232,8 @@ impl Segments {
     /// Opens a free segment, leaving at least `reserve` others free; the caller fills it. `None`:
     /// there are not enough.
     ///
-    /// `appender` of `appenders` takes it from its own part of the free ones: the counters of
-    /// neighbouring segments share cache lines, so lanes that fill neighbours would contend.
+    /// `appender` of `appenders` takes it from its own part of the free ones: the states of
+    /// neighbouring segments share cache lines.
     /// `on_probation`: see [`SegmentUse::on_probation`].
     pub fn open(
         &self,
@@ -373,12 +337,13 @@ impl Segments {
         let state = self.state.lock();
         for (index, life) in state.lives.iter().enumerate() {
             let counters = &self.counters[index];
-            let buffered = counters.buffered.load(Ordering::Relaxed) != 0;
+            // Acquire: what was added to the segment while it had an image is seen in its counts.
+            let buffered = counters.buffered.load(Ordering::Acquire) != 0;
             if life.state == SegmentState::Closed && !buffered {
                 into.push(SegmentUse {
                     id: SegmentId(index as u32),
                     opened: life.opened,
-                    live: Live::unpacked(counters.live.load(Ordering::Relaxed)),
+                    live: self.live.of(index, Ordering::Relaxed),
                     on_probation: life.on_probation,
                     held: counters.held.load(Ordering::SeqCst) != 0,
                 });
@@ -398,7 +363,7 @@ impl Segments {
 
     /// Returns the index entries that point into all segments, and how many of them are kept.
     pub fn all_live(&self) -> (u64, u64) {
-        let live = self.counters.iter().map(|one| Live::unpacked(one.live.load(Ordering::Relaxed)));
+        let live = (0..self.counters.len()).map(|index| self.live.of(index, Ordering::Relaxed));
         live.fold((0, 0), |(blocks, kept), one| {
             (blocks + u64::from(one.blocks), kept + u64::from(one.kept))
         })
@@ -499,33 +464,33 @@ impl Segments {
 
     /// Counts an index entry that points into the segment from now on.
     pub fn add_live(&self, segment: SegmentId, one: Live) {
-        self.counters[segment.0 as usize].live.fetch_add(one.packed(), Ordering::Relaxed);
+        self.live.add(segment.0 as usize, one.packed(), Ordering::Relaxed);
     }
 
     /// Uncounts an index entry that no longer points into the segment.
     pub fn remove_live(&self, segment: SegmentId, one: Live) {
-        self.counters[segment.0 as usize].live.fetch_sub(one.packed(), Ordering::SeqCst);
+        self.live.sub(segment.0 as usize, one.packed(), Ordering::SeqCst);
     }
 
     /// Notes that the rank of a live entry of the segment has changed.
     #[inline]
     pub fn ranked(&self, segment: SegmentId, before: u8, after: u8) {
-        let live = &self.counters[segment.0 as usize].live;
+        let index = segment.0 as usize;
         match (before > 0, after > 0) {
-            (false, true) => drop(live.fetch_add(Live::KEPT, Ordering::Relaxed)),
-            (true, false) => drop(live.fetch_sub(Live::KEPT, Ordering::Relaxed)),
+            (false, true) => self.live.add(index, Live::KEPT, Ordering::Relaxed),
+            (true, false) => self.live.sub(index, Live::KEPT, Ordering::Relaxed),
             _ => (),
         }
     }
 
     /// Notes that a live entry of the segment became clean.
     pub fn turned_clean(&self, segment: SegmentId) {
-        self.counters[segment.0 as usize].live.fetch_sub(Live::DIRTY, Ordering::Relaxed);
+        self.live.sub(segment.0 as usize, Live::DIRTY, Ordering::Relaxed);
     }
 
     /// Returns the number of index entries that point into the segment.
     pub fn live(&self, segment: SegmentId) -> u32 {
-        Live::unpacked(self.counters[segment.0 as usize].live.load(Ordering::SeqCst)).blocks
+        self.live.of(segment.0 as usize, Ordering::SeqCst).blocks
     }
 
     /// Keeps the segment from being reused while an entry that was found is read. Must be called
@@ -581,14 +546,14 @@ impl Segments {
 
     /// Returns the bytes of memory for the segment tables.
     pub fn bytes(&self) -> u64 {
-        Self::bytes_for(self.count())
+        Self::bytes_for(self.count(), self.live.lanes())
     }
 
     /// Returns the bytes of memory for the tables of `count` segments.
-    pub(crate) fn bytes_for(count: u32) -> u64 {
+    pub(crate) fn bytes_for(count: u32, lanes: usize) -> u64 {
         let each =
             size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
-        u64::from(count) * each as u64
+        u64::from(count) * each as u64 + LiveCounts::bytes_for(count, lanes)
     }
 }
 

@@ -90,7 +90,7 @@ fn images_are_used_again_and_limited() {
 
 #[test]
 fn records_are_written_through_when_no_earlier_one_is_on_its_way() {
-    let (log, segments) = (log(1, 16), Segments::new(16, Generation(1)));
+    let (log, segments) = (log(1, 16), Segments::new(16, 2, Generation(1)));
     assert_eq!((log.last_closed(), log.durable_through()), (RecordNumber(99), RecordNumber(99)));
     let numbers = [(); 3].map(|()| close(&log, &segments, false));
     assert_eq!(numbers.map(|it| it.0), [100, 101, 102]);
@@ -112,7 +112,7 @@ fn records_are_written_through_when_no_earlier_one_is_on_its_way() {
 
 #[test]
 fn a_sync_is_needed_for_records_that_were_not_written_durably() {
-    let (log, segments) = (log(1, 16), Segments::new(16, Generation(1)));
+    let (log, segments) = (log(1, 16), Segments::new(16, 2, Generation(1)));
     assert!(!log.needs_sync());
     close(&log, &segments, true);
     assert!(!log.needs_sync());

@@ -62,14 +62,15 @@ impl Opening<'_> {
             Some(later) => later.counts(),
             None => (sum(|live| live.blocks), sum(|live| live.dirty)),
         };
+        let lanes = self.options.lanes;
         let segments = match &image.later {
-            Some(_) => restored(next_generation, segments, &replay, &live, |it| !it.in_use),
+            Some(_) => restored(lanes, next_generation, segments, &replay, &live, |it| !it.in_use),
             None => {
                 let is_empty = |it: &FoundSegment| {
                     let number = it.segment.0 as usize;
                     live[number].blocks == 0 && held.get(number).is_none_or(|held| *held == 0)
                 };
-                restored(next_generation, segments, &replay, &live, is_empty)
+                restored(lanes, next_generation, segments, &replay, &live, is_empty)
             }
         };
         segments.set_held(&held);
@@ -193,6 +194,7 @@ fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
 
 /// Restores the segments in the order of their generations.
 fn restored(
+    lanes: usize,
     next_generation: Generation,
     mut found: Vec<FoundSegment>,
     replay: &Replay,
@@ -200,7 +202,7 @@ fn restored(
     is_free: impl Fn(&FoundSegment) -> bool,
 ) -> Segments {
     found.sort_by_key(|it| it.generation);
-    let segments = Segments::new(live.len() as u32, next_generation);
+    let segments = Segments::new(live.len() as u32, lanes, next_generation);
     segments.restore_all(found.into_iter().map(|it| {
         let FoundSegment { segment, generation, .. } = it;
         let state = if is_free(&it) { SegmentState::Free } else { SegmentState::Closed };

@@ -42,7 +42,7 @@ fn memory_of(
 ) -> [(MemoryUse, u64, &'static str); 2] {
     let segments = geometry.segment_count;
     let buffers = Log::most_buffers(lanes, segments) as u64 * geometry.segment_bytes;
-    let index = table.bytes() + Segments::bytes_for(segments);
+    let index = table.bytes() + Segments::bytes_for(segments, lanes);
     [(MemoryUse::Index, index, "the index"), (MemoryUse::LogBuffers, buffers, "the log")]
 }
 
@@ -108,7 +108,8 @@ mod tests {
         let (table, _) = table_geometry(&geometry, 1000, None).expect("it fits");
         let [(index, index_bytes, _), (log, log_bytes, _)] = memory_of(&geometry, &table, 2);
         assert_eq!((index, log), (MemoryUse::Index, MemoryUse::LogBuffers));
-        assert_eq!(index_bytes, table.bytes() + Segments::bytes_for(geometry.segment_count));
+        let segments = Segments::bytes_for(geometry.segment_count, 2);
+        assert_eq!(index_bytes, table.bytes() + segments);
         let buffers = Log::most_buffers(2, geometry.segment_count) as u64;
         assert_eq!(log_bytes, buffers * geometry.segment_bytes);
 

@@ -3,7 +3,7 @@ use super::*;
 const NO_READER: fn(SegmentId) -> bool = |_| false;
 
 fn eight() -> Segments {
-    Segments::new(8, Generation(10))
+    Segments::new(8, 2, Generation(10))
 }
 
 fn open(segments: &Segments) -> SegmentId {
@@ -46,9 +46,7 @@ fn what_points_into_a_segment_is_counted() {
         segments.add_live(one, Live::one(dirty, rank));
     }
     segments.add_live(other, Live::one(false, 4));
-    let of = |segment: SegmentId| {
-        Live::unpacked(segments.counters[segment.0 as usize].live.load(Ordering::SeqCst))
-    };
+    let of = |segment: SegmentId| segments.live.of(segment.0 as usize, Ordering::SeqCst);
     assert_eq!(of(one), Live { blocks: 3, dirty: 2, kept: 2 });
     assert_eq!((segments.live(one), segments.live(other)), (3, 1));
     assert_eq!(segments.all_live(), (4, 3));
@@ -152,7 +150,7 @@ fn a_record_is_durable_to_its_end_and_in_its_own_life_only() {
 
 #[test]
 fn a_new_life_begins_with_nothing_durable() {
-    let segments = Segments::new(1, Generation(1));
+    let segments = Segments::new(1, 2, Generation(1));
     segments.set_live(&[Live::default()]);
     assert!(segments.is_durable(SegmentId(0), 1000), "recovery has seen it");
     open(&segments);
@@ -308,9 +306,9 @@ fn restored_segments_keep_their_order_and_state() {
 
 #[test]
 fn memory_is_told_for_every_segment() {
-    let one = Segments::bytes_for(1);
+    let one = Segments::bytes_for(1, 2);
     let parts =
         [size_of::<Counters>(), size_of::<Mutex<Option<Arc<LogBuffer>>>>(), size_of::<Life>()];
-    assert_eq!(one, parts.iter().sum::<usize>() as u64);
+    assert_eq!(one, parts.iter().sum::<usize>() as u64 + 2 * 8);
     assert_eq!(eight().bytes(), 8 * one);
 }
