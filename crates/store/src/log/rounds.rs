@@ -142,18 +142,19 @@ impl Rounds {
         without_sync: impl FnOnce() -> bool,
         ample: bool,
     ) -> Round {
-        let bit = bit_of(gathering.lane);
-        std::mem::forget(gathering);
         let mut state = self.state.lock();
-        state.gathering &= !bit;
-        if let Some(round) = state.known(wanted, bit) {
+        // Without a round of this caller, those who wait for it are told when `gathering` is dropped: the
+        // round that covers this caller may have begun before they came, and be over.
+        if let Some(round) = state.known(wanted, 0) {
             return round;
         }
         let without_sync = without_sync();
         if !state.has_room(self.most, without_sync, ample) {
-            // Those who wait for this caller wait for the end of the others now.
             return Round::Wait;
         }
+        // They wait for the end of its round otherwise.
+        state.gathering &= !bit_of(gathering.lane);
+        std::mem::forget(gathering);
         state.running += 1;
         state.ample += usize::from(ample);
         state.without_sync = without_sync;
@@ -274,6 +275,22 @@ mod tests {
         rounds.end(round, true);
         assert!(matches!(join(&mut first, 0), Round::Covered(1)));
         assert!(matches!(join(&mut second, 0), Round::Covered(1)));
+
+        // A round of another lane begins and ends while this one gathers. Who came in between is not
+        // covered, and is told that nobody gathers any more.
+        let (mut before, mut between, mut other) = (0, 0, 0);
+        assert!(matches!(join(&mut before, 0), Round::Gather));
+        assert!(matches!(join(&mut other, 1), Round::Gather));
+        let Round::Run(round) = begin(1, other) else { panic!("none is on its way") };
+        assert!(matches!(join(&mut between, 0), Round::Wait));
+        rounds.end(round, true);
+        let mut told = std::pin::pin!(rounds.ended.listen());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(told.as_mut().poll(&mut context).is_pending());
+        assert!(matches!(begin(0, before), Round::Covered(2)));
+        assert!(told.as_mut().poll(&mut context).is_ready());
+        assert!(matches!(join(&mut between, 0), Round::Gather));
+        drop(Gathering::new(&rounds, 0));
 
         // The next one that gathers is dropped.
         let (mut third, mut fourth) = (0, 0);
