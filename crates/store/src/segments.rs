@@ -17,8 +17,9 @@ use forebay_core::{Generation, RecordNumber, SegmentId};
 use forebay_device::LogBuffer;
 
 use crate::planted::{self, PlantedBug};
+pub use live::Live;
 use live::LiveCounts;
-pub use live::{Live, counts_as};
+pub(crate) use live::counts_as;
 
 mod live;
 

@@ -54,7 +54,7 @@ thread_local! {
 }
 
 /// Makes this thread count as the lane with this number. Other threads may count with a lane.
-pub fn counts_as(lane: u16) {
+pub(crate) fn counts_as(lane: u16) {
     LANE.set(lane.into());
 }
 

@@ -131,6 +131,7 @@ impl EngineLane {
             let worth = Worth {
                 bound: room_for_bound,
                 kept: keep && owner.view.is_some(),
+                // Asked in any case: it also finds out whether clients read at all.
                 kept_dirty: owner.reads_pay() && keep,
                 dirty: room && few && gains,
             };
