@@ -29,7 +29,7 @@ use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
 use crate::state::replacement::How;
 use crate::state::volume::Volume;
-use empty::Emptied;
+use empty::{Emptied, PINNED_WHOLE};
 
 /// Dirty blocks of a segment are reinserted if at most this share of it, in percent, is live. Those
 /// of fuller segments are written back, so that space is gained in any case.
@@ -57,9 +57,38 @@ struct State {
     /// The state of segments when they were last found stuck.
     tried: BTreeMap<SegmentId, (u64, Live)>,
     /// Segments of which too little would be gained, with their state at that time. Cleared when
-    /// the set of writable volumes, or of pinned blocks, changes, or a share comes to be guarded or spare.
+    /// blocks may leave that had to stay.
     packed: BTreeMap<SegmentId, (u64, Live)>,
-    volumes: Vec<(VolumeId, bool, u64, bool)>,
+    volumes: Vec<Leaving>,
+}
+
+/// The part of a volume's state that decides which of its blocks can leave a segment.
+struct Leaving {
+    id: VolumeId,
+    takes_writes: bool,
+    /// How often its pinned blocks have changed.
+    pins: u64,
+    /// How much of a segment its share leaves unguarded, in parts of `PINNED_WHOLE`.
+    spare: u64,
+}
+
+impl Leaving {
+    /// Returns it for segments of `cells` blocks.
+    fn of(volume: &Volume, cells: u32) -> Self {
+        let spare = volume.share.spare().min(cells.into());
+        Leaving {
+            id: volume.id,
+            takes_writes: volume.can_be_emptied(),
+            pins: volume.pins.changes(),
+            spare: spare * u64::from(PINNED_WHOLE) / u64::from(cells),
+        }
+    }
+
+    /// Returns whether blocks may leave now that had to stay before.
+    fn unpacks(&self, before: &Self) -> bool {
+        let rest = |it: &Self| (it.id, it.takes_writes, it.pins);
+        rest(self) != rest(before) || self.spare > before.spare
+    }
 }
 
 /// A segment that could not be emptied.
@@ -78,6 +107,15 @@ impl State {
 
     fn is_packed(&self, segment: &SegmentUse) -> bool {
         self.packed.get(&segment.id) == Some(&(segment.opened, segment.live))
+    }
+
+    /// Takes the state of all volumes. Packed segments are looked at again if more can leave them.
+    fn set_volumes(&mut self, volumes: Vec<Leaving>) {
+        let mut pairs = volumes.iter().zip(&self.volumes);
+        if volumes.len() != self.volumes.len() || pairs.any(|(new, old)| new.unpacks(old)) {
+            self.packed.clear();
+        }
+        self.volumes = volumes;
     }
 }
 
@@ -200,14 +238,8 @@ impl EngineLane {
         let most = most_reinserted(slowest.unwrap_or_default(), waits).max(REINSERT_LIVE);
         let capacity = store.cells_per_segment() as u32;
         let most = capacity * most / 100;
-        let of = |it: &Arc<Volume>| {
-            (it.id, it.can_be_emptied(), it.pins.changes(), it.share.spare() > 0)
-        };
-        let volumes = self.cache.volumes().iter().map(of).collect();
-        if state.volumes != volumes {
-            state.volumes = volumes;
-            state.packed.clear();
-        }
+        let leaving = |it: &Arc<Volume>| Leaving::of(it, capacity);
+        state.set_volumes(self.cache.volumes().iter().map(leaving).collect());
         let candidates = state
             .closed
             .iter()
@@ -267,5 +299,25 @@ mod tests {
         assert!(!stuck(&mut state, 1, 1), "one block has left meanwhile");
         assert!(stuck(&mut state, 1, 1));
         assert!(!stuck(&mut state, 2, 1), "another life of the segment");
+    }
+
+    #[test]
+    fn packed_segments_are_looked_at_again_when_more_blocks_are_spare() {
+        let mut state = State::default();
+        let id = SegmentId(3);
+        let segment =
+            SegmentUse { id, opened: 1, live: Live::default(), on_probation: false, held: false };
+        let mut packed_after = |spare| {
+            let volume = Leaving { id: VolumeId(1), takes_writes: true, pins: 0, spare };
+            state.set_volumes(vec![volume]);
+            let packed = state.is_packed(&segment);
+            state.packed.insert(id, (segment.opened, segment.live));
+            packed
+        };
+        assert!(!packed_after(1), "a new volume");
+        assert!(packed_after(1));
+        assert!(packed_after(0), "fewer blocks may leave");
+        assert!(!packed_after(1), "some are spare again");
+        assert!(!packed_after(4), "more are");
     }
 }

@@ -40,7 +40,7 @@ const WHOLE: u32 = 32;
 
 /// The same for clean blocks that are pinned.
 const PINNED_PACKED: u32 = 3;
-const PINNED_WHOLE: u32 = 4;
+pub(super) const PINNED_WHOLE: u32 = 4;
 
 /// The result of emptying a segment.
 #[derive(PartialEq, Eq)]
