@@ -169,6 +169,24 @@ fn reclaim_does_not_move_pinned_blocks_in_a_circle() {
     }
 }
 
+/// All segments were packed with blocks that a share guarded. That most of them could leave after the next
+/// count changed nothing, because some could before.
+#[test]
+fn segments_are_not_packed_for_ever_with_what_a_share_guards() {
+    catch_panics();
+    let outcome = run_seed(1_191_014_463, &Engine(None), RunOptions::default());
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
+/// An origin that failed a write in a hundred and lost connections never took a group of 300 blocks,
+/// because all of them were written again each time.
+#[test]
+fn an_origin_that_fails_some_writes_takes_a_group() {
+    catch_panics();
+    let outcome = run_seed(1_200_002_595, &Engine(None), RunOptions::default());
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {

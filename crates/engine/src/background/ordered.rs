@@ -54,8 +54,13 @@ struct Outcome {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
+    /// Runs that the origin does not have, and why it does not have the last of them.
+    failed: Vec<Run>,
     error: Option<WritebackError>,
 }
+
+/// Versions of adjacent blocks.
+type Run = Vec<(OriginBlock, OrderedVersion)>;
 
 /// A drain under way: everything up to `cut`, which was taken at `started`.
 struct Sweep {
@@ -423,14 +428,7 @@ impl Ordered {
                 runs.push(first.to_vec());
                 (rest, batch) = (&rest[run.count..], others);
             }
-            let work = {
-                let (this, outcome) = (self.clone(), outcome.clone());
-                runs.into_iter().map(move |run| {
-                    let (this, outcome) = (this.clone(), outcome.clone());
-                    async move { this.write_held_run(&run, why, &outcome).await }
-                })
-            };
-            concurrently(self.0.lane(), settings.writeback_depth.max(1) as usize, work).await;
+            self.write_runs(runs, why, &outcome).await;
             if outcome.borrow().error.is_some() {
                 break;
             }
@@ -451,23 +449,57 @@ impl Ordered {
         outcome
     }
 
+    /// Writes runs, many at a time. Those that fail are written again as long as others succeed: an
+    /// origin that fails one write in a hundred might never take a whole group at once.
+    async fn write_runs(
+        &self,
+        mut runs: Vec<Run>,
+        why: WritebackReason,
+        outcome: &Rc<RefCell<Outcome>>,
+    ) {
+        let depth = self.0.volume.settings().writeback_depth.max(1) as usize;
+        loop {
+            let tried = runs.len();
+            let (this, all) = (self.clone(), outcome.clone());
+            let work = runs.into_iter().map(move |run| {
+                let (this, outcome) = (this.clone(), all.clone());
+                async move {
+                    if let Err(error) = this.write_held_run(&run, why, &outcome).await {
+                        let mut outcome = outcome.borrow_mut();
+                        outcome.failed.push(run);
+                        outcome.error = Some(error);
+                    }
+                }
+            });
+            concurrently(self.0.lane(), depth, work).await;
+            runs = std::mem::take(&mut outcome.borrow_mut().failed);
+            if runs.is_empty() || runs.len() == tried {
+                return;
+            }
+            pause_for(&self.0, FIRST_RETRY).await;
+            outcome.borrow_mut().error = None;
+        }
+    }
+
     /// Writes versions of adjacent blocks, with as few writes as their valid sectors allow.
+    ///
+    /// # Errors
+    /// The origin does not have all of them.
     async fn write_held_run(
         &self,
         run: &[(OriginBlock, OrderedVersion)],
         why: WritebackReason,
         outcome: &RefCell<Outcome>,
-    ) {
+    ) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
-        let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return };
+        let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return Ok(()) };
         let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
         // No task may read a mix of older and newer data meanwhile.
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
             // The origin may have another owner from now on.
-            outcome.borrow_mut().error.get_or_insert(WritebackError::Stopped);
-            return;
+            return Err(WritebackError::Stopped);
         }
         let pinned: Vec<Pinned<'_>> =
             run.iter().map(|(block, version)| store.pin_held(*block, version)).collect();
@@ -479,6 +511,7 @@ impl Ordered {
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
         for (pinned, (payload, failed)) in pinned.iter().zip(reads) {
             if failed.is_empty() {
+                outcome.borrow_mut().unreadable.remove(&pinned.block);
                 let mask = pinned.found.mask.as_ref();
                 volume.gather(pinned.block, mask, &payload, &mut writes);
             } else {
@@ -488,12 +521,8 @@ impl Ordered {
         drop(pinned);
         for (offset, bytes) in writes {
             outcome.borrow_mut().any = true;
-            if let Err(error) =
-                OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes), why).await
-            {
-                outcome.borrow_mut().error.get_or_insert(error);
-                return;
-            }
+            OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes), why).await?;
         }
+        Ok(())
     }
 }

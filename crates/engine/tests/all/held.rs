@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_core::{Durability, Mode, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{Request, Settings};
-use forebay_testkit::OpKind;
+use forebay_testkit::{OpKind, peek};
 
 use crate::world::settings;
 use crate::world::two::*;
@@ -64,6 +64,30 @@ fn few_held_versions_in_many_segments_are_written_back_soon() {
     assert_eq!(dirty(), 20);
     write(20..40);
     assert!(dirty() < 20, "{} are dirty", dirty());
+}
+
+/// An origin that fails a few writes of each attempt would never take a group that is written as a whole
+/// each time.
+#[test]
+fn only_those_writes_of_a_group_are_repeated_that_failed() {
+    let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
+    let two = two(16, ordered, settings(Mode::Writeback));
+    two.world.write(&two.a, 0, &pattern(0));
+    assert!(two.drain_a().is_ok());
+    // No two are adjacent on the origin.
+    let blocks = || (100..300).step_by(2);
+    blocks().for_each(|block| two.world.write(&two.a, block * 4096, &pattern(block)));
+    let before = two.faults.writes();
+    for (failing, times) in [(120, 1), (180, 2), (298, 3)] {
+        let range = failing * 4096..(failing + 1) * 4096;
+        two.faults.fail_next(OpKind::Write, range, times);
+    }
+    assert!(two.drain_a().is_ok());
+    // The counter has those that were carried out.
+    assert_eq!(two.faults.writes() - before, 100);
+    for block in blocks() {
+        assert_eq!(peek(&two.origin_of_a, block * 4096, 4096), pattern(block), "block {block}");
+    }
 }
 
 /// Putting a volume in order begins with a sync of its origin. Until that ends, no version is held

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::{Mode, Op, OriginBlock, Survives};
 use forebay_device::IoBuf;
-use forebay_engine::{BlockService, CompletionSink};
+use forebay_engine::{BlockService, BlockSet, CompletionSink};
 use forebay_engine::{EngineLane, LaneVolume, Request, Settings, VolumeState};
 use forebay_testkit::{OpKind, peek, ram};
 
@@ -152,6 +152,36 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way() {
             assert_eq!(two.world.read(&two.b, block * 4096, 4096), pattern(block));
         }
         println!("{mode}: {dirty} blocks are dirty");
+    }
+}
+
+/// The rest of the cache is pinned, or guarded by a share: nothing else can leave.
+#[test]
+fn a_neighbour_that_is_all_dirty_leaves_a_way_beside_blocks_that_stay() {
+    for (share_min, pinned) in [(60, 0..0), (0, 6690..8190)] {
+        let all_dirty = Settings {
+            dirty_high: 95,
+            dirty_low: 94,
+            cache_dirty_high: 95,
+            cache_dirty_low: 94,
+            ..settings(Mode::Writeback)
+        };
+        let of_b = Settings { share_min, ..all_dirty.clone() };
+        let two = two(16, all_dirty, of_b);
+        let stays = BlockSet::from(pinned.clone());
+        two.engine.pin("b", &stays).expect("pinned");
+        let engine = two.engine.clone();
+        two.world.block_on(async move { engine.fill("b", &stays, |_| ()).await }).expect("filled");
+        for block in 5000..8190 {
+            two.world.read(&two.b, block * 4096, 4096);
+        }
+        two.world.advance(Duration::from_secs(1));
+        let (cached, dirty) = (cached(&two.engine, &two.b), fill(&two));
+        let _ = two.stop("a");
+        println!("{share_min} {pinned:?}: {cached} cached, {dirty} dirty");
+        for block in 0..4000 {
+            assert!(write_soon(&two, &two.b, block), "{share_min} {pinned:?}: b stops at {block}");
+        }
     }
 }
 
