@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install package package-test test fault-test vm-test cluster-test demo web-test soak fuzz sanitize mutants bench clean
+.PHONY: help deps build install package package-test test fault-test vm-test cluster-test demo web-test flame-graphs soak fuzz sanitize mutants bench clean
 
 # Where rustup puts cargo, should 'make deps' install it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -44,6 +44,9 @@ fuzz: deps ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)
 
 sanitize: deps ## loom, Miri, ThreadSanitizer and AddressSanitizer
 	@scripts/sanitize
+
+flame-graphs: ## where the CPU time of cached requests goes, as SVG; needs perf and inferno
+	@scripts/flame-graphs
 
 mutants: deps ## mutants of the core that no test notices (SHARD=K/N)
 	@scripts/mutants $(or $(SHARD),0/100)
