@@ -54,8 +54,9 @@ struct Outcome {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
-    /// Runs that the origin does not have, and why it does not have the last of them.
+    /// Runs that the origin does not have, until they are written again.
     failed: Vec<Run>,
+    /// Why it does not have the last of them, or is not synced.
     error: Option<WritebackError>,
 }
 
@@ -511,6 +512,7 @@ impl Ordered {
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
         for (pinned, (payload, failed)) in pinned.iter().zip(reads) {
             if failed.is_empty() {
+                // An earlier attempt at this run may have failed to read it.
                 outcome.borrow_mut().unreadable.remove(&pinned.block);
                 let mask = pinned.found.mask.as_ref();
                 volume.gather(pinned.block, mask, &payload, &mut writes);
