@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from harness import *
-from harness.devices import backing, exported, mount
+from harness.devices import attached, attached_by, backing, exported, let_go, mount
 from harness.faults import Disk, wait_for
 
 FILESYSTEMS = {
@@ -15,11 +15,6 @@ FILESYSTEMS = {
     "xfs": (["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n"]),
     "btrfs": (["mkfs.btrfs", "-q", "-f"], ["btrfs", "check"]),
 }
-
-
-def attached():
-    """The loop devices of this machine that have a file."""
-    return {path.parts[3] for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")}
 
 
 def queue(device, name):
@@ -88,7 +83,7 @@ def filesystem(box, kind):
     box.run(*repair, device)
     daemon.cli("stop", "v")
     # Programs that look at all devices, as those of other tests, hold it for a moment longer.
-    wait_for(lambda: not backing(device), "the device of a stopped volume has no file")
+    wait_for(lambda: let_go(box, device), "the device of a stopped volume has no file")
     daemon.cli("start", "v")
     device = daemon.show("v")["export"]["device"]
     mount(box, kind, device)
@@ -178,7 +173,7 @@ def an_export_is_set_and_removed_while_the_volume_is_used(box):
     client.pwrite(b"\x11" * 4096, 0)
     daemon.cli("set", "v", "export=nbd")
     check_equal(daemon.show("v")["export"]["device"], None, "the device without an export")
-    check_equal(backing(device), "", "the file below the device")
+    check(let_go(box, device), f"the device still has {backing(device)}")
     check_equal(bytes(client.pread(4096, 0)), b"\x11" * 4096, "the data")
     daemon.cli("set", "v", "export=fuse")
     check_equal(daemon.show("v")["settings"]["export"], "nbd,fuse", "the setting")
@@ -274,7 +269,7 @@ def a_daemon_that_ends_removes_its_devices(box):
     link = daemon.show("v")["export"]["link"]
     code, _ = daemon.terminate()
     check_equal(code, 0, "the exit code")
-    check_equal(backing(device), "", "the file below the device")
+    check(let_go(box, device), f"the device still has {backing(device)}")
     check(not link or not os.path.lexists(link), "the link is left")
     check(str(box.dir) not in pathlib.Path("/proc/mounts").read_text(), "a mount is left")
     daemon.start()
@@ -302,7 +297,7 @@ def a_daemon_that_ends_cuts_off_what_is_mounted(box):
         check_equal(file.read(), b"x" * MIB, "what was in memory when the daemon ended")
     box.run("umount", point)
     # A case beside this one may have a copy of the mount, in a namespace of its own.
-    wait_for(lambda: backing(device) == "", "the old device has no file below it any more")
+    wait_for(lambda: let_go(box, device), "the old device has no file below it any more")
 
 
 @test
@@ -322,7 +317,7 @@ def the_remains_of_a_service_are_found(box):
         daemon.kill()
     daemon.start()
     device = daemon.show("v")["export"]["device"]
-    more = attached() - before - {os.path.basename(device)}
+    more = [name for name in attached() - before - {os.path.basename(device)} if not let_go(box, name)]
     check(not more, f"devices of earlier daemons: {more}")
     daemon.terminate()
 
@@ -382,9 +377,7 @@ def kills_at_any_moment_of_publishing_leave_nothing_that_blocks(box):
         daemon.cli("set", "v", "export=fuse")
         with open(daemon.show("v")["export"]["device"], "rb") as file:
             check_equal(len(file.read(4096)), 4096, "bytes of the device")
-    ours = [path for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")
-            if path.read_text().startswith(str(box.dir))]  # fmt: skip
-    check_equal(len(ours), 1, "loop devices of this daemon")
+    check_equal(len(attached_by(box)), 1, "loop devices of this daemon")
 
 
 @test
@@ -422,9 +415,7 @@ def a_killed_daemon_brings_the_device_back(box):
         daemon.start()
     again = daemon.show("v")["export"]["device"]
     check(backing(again), "no device after three more crashes")
-    ours = [path for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")
-            if path.read_text().startswith(str(box.dir))]  # fmt: skip
-    check_equal(len(ours), 1, "loop devices of this daemon")
+    check_equal(len(attached_by(box)), 1, "loop devices of this daemon")
     daemon.cli("stop", "v")
 
 

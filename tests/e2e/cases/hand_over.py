@@ -10,6 +10,7 @@ import threading
 import time
 
 from harness import *
+from harness.devices import let_go
 from harness.faults import Client, Disk, wait_for
 from harness.http_unix import UnixConnection
 from harness.wire import free_port
@@ -257,7 +258,7 @@ def a_mounted_filesystem_stays_mounted(box):
     box.run("umount", point)
     box.run("e2fsck", "-f", "-n", device)
     daemon.cli("stop", "v")
-    check(not os.path.exists(f"/sys/block/{os.path.basename(device)}/loop/backing_file"), "the device is left behind")
+    check(let_go(box, device), "the device is left behind")
 
 
 def unmount(box, daemon, point):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import tempfile
 
 from .cases import check, check_equal, need, skip
 from .sandbox import MIB
@@ -34,9 +35,8 @@ def clean_up(box, daemon):
     # Without these the kernel ends the connections of the files.
     daemon.let_go()
     # The kernel forgets the path of a file that is not mounted any more.
-    for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
-        if path.read_text().startswith(str(box.dir)):
-            box.run("losetup", "-d", f"/dev/{path.parts[3]}", expect=None)
+    for device in attached_by(box):
+        box.run("losetup", "-d", f"/dev/{device}", expect=None)
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         point = line.split()[4]
         if point.startswith(str(box.dir)):
@@ -46,7 +46,30 @@ def clean_up(box, daemon):
 def backing(device):
     """The file below a loop device, or nothing."""
     path = pathlib.Path(f"/sys/block/{os.path.basename(device)}/loop/backing_file")
-    return path.read_text().strip() if path.exists() else ""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def attached():
+    """The loop devices of this machine that have a file."""
+    return {path.parts[3] for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")}
+
+
+def attached_by(box):
+    """Those with a file of this test."""
+    return [device for device in attached() if backing(device).startswith(f"{box.dir}/")]
+
+
+def let_go(box, device):
+    """
+    Whether no file of this test is below a loop device. Another test may get the device
+    as soon as it is free. A path outside the directories of tests still counts as ours:
+    the kernel forgets the path of a file that is not mounted any more.
+    """
+    file = backing(device)
+    return not file or file.startswith(f"{tempfile.gettempdir()}/fb-") and not file.startswith(f"{box.dir}/")
 
 
 def mount(box, kind, device, name="mnt"):
