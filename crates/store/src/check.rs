@@ -24,6 +24,7 @@ use crate::checkpoint::source::CheckpointSource;
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::options::StoreOptions;
+use crate::recover::RecoveryReport;
 use crate::retry;
 use crate::roots::{read_roots, read_superblock, refused};
 use crate::store::{Store, VolumeSpace};
@@ -42,6 +43,8 @@ pub type OpenQueue<'a> = &'a dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceErr
 pub struct CheckOptions<'a> {
     /// Opens a device on the lane and arranges for the queue to be driven.
     pub open: OpenQueue<'a>,
+    /// How to open the cache. The index is loaded as a whole in any case.
+    pub store: StoreOptions,
     /// Whether to skip reading the content of the blocks.
     pub quick: bool,
     /// Called with the number of segments read so far, and of those to be read.
@@ -78,9 +81,7 @@ pub async fn count_dirty(
     open: OpenQueue<'_>,
     volume: VolumeId,
 ) -> Result<u64, StoreError> {
-    let overlay: Arc<dyn Device> = Arc::new(Overlay(device.clone()));
-    let queue = open(&overlay)?;
-    let (store, _) = Store::open(lane, overlay, queue, StoreOptions::default()).await?;
+    let (store, _) = recover_whole(lane, device, open, &StoreOptions::default()).await?;
     let mut dirty = 0;
     if let Some(space) = store.store().space_of(volume) {
         store.store().index.scan(|address, entry| {
@@ -145,6 +146,19 @@ fn space(store: &Rc<StoreLane>, id: forebay_core::VolumeId) -> Option<VolumeSpac
     store.store().space_of(id)
 }
 
+/// Recovers the device without writing to it, and loads the whole index.
+async fn recover_whole(
+    lane: &Rc<Lane>,
+    device: &Arc<dyn Device>,
+    open: OpenQueue<'_>,
+    options: &StoreOptions,
+) -> Result<(Rc<StoreLane>, RecoveryReport), StoreError> {
+    let overlay: Arc<dyn Device> = Arc::new(Overlay(device.clone()));
+    let queue = open(&overlay)?;
+    let options = StoreOptions { load_later_from: u64::MAX, ..options.clone() };
+    Store::open(lane, overlay, queue, options).await
+}
+
 /// Recovers the device without writing to it. `None`: that failed, and the report says why.
 async fn recover(
     lane: &Rc<Lane>,
@@ -152,9 +166,7 @@ async fn recover(
     options: &CheckOptions<'_>,
     report: &mut CheckReport,
 ) -> Result<Option<Rc<StoreLane>>, StoreError> {
-    let overlay: Arc<dyn Device> = Arc::new(Overlay(device.clone()));
-    let queue = (options.open)(&overlay)?;
-    match Store::open(lane, overlay, queue, StoreOptions::default()).await {
+    match recover_whole(lane, device, options.open, &options.store).await {
         Ok((store, recovered)) => {
             (report.blocks, report.dirty) = (recovered.blocks, recovered.dirty);
             (report.replayed, report.torn) = (recovered.records, recovered.torn);

@@ -9,6 +9,7 @@ use std::time::Instant;
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_core::units::format_size;
 use forebay_device::Access;
+use forebay_store::StoreOptions;
 use forebay_store::check::{CheckOptions, CheckReport, check};
 use serde_json::{Value, json};
 
@@ -40,7 +41,8 @@ pub(super) fn run(args: &CheckArgs) -> Outcome {
                 told.0.store(segments, Ordering::Relaxed);
                 told.1.store(total, Ordering::Relaxed);
             });
-            let options = CheckOptions { open: &*open, quick, progress };
+            let store = StoreOptions::default();
+            let options = CheckOptions { open: &*open, store, quick, progress };
             check(lane.lane(), device, options).await.map_err(offline::store_error)
         },
         || {

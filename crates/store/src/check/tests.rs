@@ -113,7 +113,10 @@ impl World {
         let before = self.content();
         let (lane, device) = (self.lane.clone(), self.device.clone());
         let report = self.block_on(async move {
-            let options = CheckOptions { open: &open_queue, quick, progress: Rc::new(|_, _| ()) };
+            // A check needs the whole index, however many blocks the cache has.
+            let store = StoreOptions { load_later_from: 1, ..StoreOptions::default() };
+            let progress = Rc::new(|_, _| ());
+            let options = CheckOptions { open: &open_queue, store, quick, progress };
             check(&lane, device, options).await
         });
         assert!(self.content() == before, "the device was written to");
@@ -252,7 +255,8 @@ fn damaged_roots_are_told_from_none() {
     world.overwrite(&vec![0; intact.len()]);
     let (lane, device) = (world.lane.clone(), world.device.clone());
     let none = world.block_on(async move {
-        let options = CheckOptions { open: &open_queue, quick: true, progress: Rc::new(|_, _| ()) };
+        let (store, progress) = (StoreOptions::default(), Rc::new(|_, _| ()));
+        let options = CheckOptions { open: &open_queue, store, quick: true, progress };
         check(&lane, device, options).await.map(drop)
     });
     assert!(matches!(none, Err(StoreError::Refused(_))), "{none:?}");

@@ -138,7 +138,8 @@ fn judge(
 fn lost_by_check(world: &World) -> bool {
     let (lane, device) = (world.lane.clone(), world.disk.device.clone());
     let report = world.block_on(async move {
-        let options = CheckOptions { open: &open_queue, quick: true, progress: Rc::new(|_, _| ()) };
+        let (store, progress) = (StoreOptions::default(), Rc::new(|_, _| ()));
+        let options = CheckOptions { open: &open_queue, store, quick: true, progress };
         check(&lane, device, options).await
     });
     report.is_ok_and(|report| report.lost_records > 0)
