@@ -358,6 +358,13 @@ impl MemoryHold {
         })
     }
 
+    /// Moves everything that is held to another hold.
+    #[must_use]
+    pub fn take(&mut self) -> MemoryHold {
+        let bytes = std::mem::take(&mut self.bytes);
+        MemoryHold { budget: self.budget.clone(), by: self.by, bytes }
+    }
+
     /// Returns the bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes

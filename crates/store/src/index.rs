@@ -210,17 +210,6 @@ impl Index {
         fetch(shard.buckets.plus(first), 1);
     }
 
-    /// A hint: the block will be looked up or inserted soon, and is probably absent.
-    #[inline]
-    pub fn expect_absent(&self, address: Address) {
-        let placed = self.geometry.place(address.0);
-        let Some(shard) = self.shards.get(placed.shard as usize) else { return };
-        fetch_to_write(Spot::of(shard));
-        for offset in self.geometry.bucket_offsets(placed.key) {
-            fetch(shard.buckets.plus(offset), 1);
-        }
-    }
-
     /// Looks a block up. `seen` runs under the shard's lock with the entry found; it may pin the
     /// segment, and returns the entry's new rank if it is to change.
     #[inline]

@@ -23,7 +23,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, OriginBlock, Slot, VolumeId};
+use forebay_core::{BlockSize, OriginBlock, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::Geometry;
 use forebay_lane::Lane;
@@ -120,14 +120,8 @@ pub(crate) fn address_in(
     space.contains(block).then(|| (*space, space.address(block)))
 }
 
-/// Returns the position of a slot in its segment, in granules.
-pub(crate) fn granule_in_segment(geometry: &Geometry, slot: Slot) -> usize {
-    geometry.place_of(slot).1 as usize
-}
-
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use forebay_core::SegmentId;
     use forebay_format::{CheckSeed, Uuid};
 
     use super::*;
@@ -149,7 +143,5 @@ mod tests {
             (Some((1, 0)), Some((1, 99)), None)
         );
         assert_eq!((address(4, 49), address(4, 50), address(2, 0)), (Some((4, 149)), None, None));
-        let geometry = Geometry::plan(64 << 20, BlockSize::DEFAULT, 512, None).expect("a plan");
-        assert_eq!(granule_in_segment(&geometry, geometry.slot_at(SegmentId(3), 17)), 17);
     }
 }

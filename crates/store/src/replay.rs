@@ -6,20 +6,21 @@ use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 use forebay_device::Queue;
-use forebay_format::{Body, DataEntry, Geometry, Mark, MarkKind, PAGE, RecordHeader, Uuid, record};
+use forebay_format::{Body, DataEntry, Geometry, Mark, PAGE, RecordHeader, Uuid, record};
 use forebay_lane::{Lane, MemoryHold, concurrently};
 
 use crate::damage::Damage;
 use crate::error::StoreError;
-use crate::index::{Address, Index, NewVersion};
+use crate::index::{Index, NewVersion};
 use crate::planted::{self, PlantedBug};
-use crate::recover::{address_in, granule_in_segment};
+use crate::recover::address_in;
 use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
 
-/// Blocks by which prefetch hints run ahead of look-ups, which mostly wait for memory.
-const LOOKED_UP_AHEAD: usize = 12;
+mod changes;
+
+pub(crate) use changes::Changes;
 
 /// The state of one replay.
 pub(crate) struct Replay {
@@ -37,7 +38,7 @@ pub(crate) struct Replay {
     positions: HashMap<SegmentId, u32>,
     /// All data and marks records after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
-    /// The memory for them and for the structures that applying them needs.
+    /// The memory for them and for the changes in them.
     held: MemoryHold,
     durable: u64,
     /// Number of possible header positions that cannot be read.
@@ -49,18 +50,6 @@ pub(crate) struct Replay {
     pub(crate) records: u64,
     pub(crate) torn: u64,
     pub(crate) bytes_read: u64,
-}
-
-/// Sequences of replayed versions by segment and granule; 0 where none was replayed.
-struct Sequences(Vec<Option<Box<[u64]>>>);
-
-impl Sequences {
-    /// Returns the sequence of the version in a slot; `None` if its segment has no replayed
-    /// versions.
-    fn of(&self, geometry: &Geometry, slot: Slot) -> Option<u64> {
-        let slots = self.0[geometry.place_of(slot).0.0 as usize].as_ref()?;
-        Some(slots[granule_in_segment(geometry, slot)])
-    }
 }
 
 impl Replay {
@@ -225,87 +214,53 @@ impl Replay {
         first.map(|first| Damage { first, count: end - first })
     }
 
-    /// Applies the records to the index.
-    pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), StoreError> {
+    /// Returns what the records change of the checkpoint in an index.
+    pub(crate) fn changes(&mut self, index: &Index) -> Changes {
         let found = std::mem::take(&mut self.found);
-        let sequences = self.sequences_of(&found);
-        let mut marks: HashMap<Slot, MarkKind> = HashMap::new();
+        let mut changes =
+            Changes::new(self.geometry.clone(), index.shard_count(), self.held.take());
         for header in found.into_values() {
+            self.records += 1;
             match header.body {
-                Body::Data(ref entries) => self.apply_data(index, &header, entries, &sequences)?,
-                Body::Marks(ref all) => self.collect_marks(&mut marks, all),
+                Body::Data(ref entries) => self.add_data(&mut changes, index, &header, entries),
+                Body::Marks(ref all) => self.add_marks(&mut changes, all),
                 Body::Opening => (),
             }
         }
-        if !marks.is_empty() {
-            let mut marked = vec![false; self.geometry.segment_count as usize];
-            for slot in marks.keys() {
-                marked[self.geometry.place_of(*slot).0.0 as usize] = true;
-            }
-            let geometry = self.geometry.clone();
-            apply_marks(index, &marks, |slot| marked[geometry.place_of(slot).0.0 as usize]);
-        }
-        Ok(())
+        changes.collected();
+        changes
     }
 
-    /// Returns the sequences of the replayed versions.
-    fn sequences_of(&mut self, found: &BTreeMap<u64, RecordHeader>) -> Sequences {
-        let granules = self.geometry.granules_per_segment() as usize;
-        let mut sequences = Sequences(vec![None; self.geometry.segment_count as usize]);
-        for header in found.values() {
-            self.records += 1;
-            let Body::Data(entries) = &header.body else { continue };
-            let slots = sequences.0[header.segment.0 as usize]
-                .get_or_insert_with(|| vec![0; granules].into_boxed_slice());
-            for (number, entry) in entries.iter().enumerate() {
-                if !entry.void {
-                    let slot = header.cell(&self.geometry, number);
-                    slots[granule_in_segment(&self.geometry, slot)] = entry.sequence;
-                    self.highest_sequence = self.highest_sequence.max(entry.sequence);
-                }
-            }
-        }
-        sequences
-    }
-
-    /// Collects the marks for the current life of their segment. Gone prevails over clean.
-    fn collect_marks(&self, marks: &mut HashMap<Slot, MarkKind>, all: &[Mark]) {
+    /// Adds the marks for the current life of their segment.
+    fn add_marks(&self, changes: &mut Changes, all: &[Mark]) {
         for mark in all {
             let segment = self.geometry.place_of(mark.slot).0;
             let present = self.generations[segment.0 as usize];
             let means = |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
             if present.is_some_and(means) {
-                let known = marks.entry(mark.slot).or_insert(mark.kind);
-                if mark.kind == MarkKind::Gone {
-                    *known = MarkKind::Gone;
-                }
+                changes.mark(mark.slot, mark.kind);
             }
         }
     }
 
-    /// Inserts the versions of one record into the index, unless it has newer ones.
-    fn apply_data(
-        &self,
+    /// Adds the versions of one record that the checkpoint does not contain.
+    fn add_data(
+        &mut self,
+        changes: &mut Changes,
         index: &Index,
         header: &RecordHeader,
         entries: &[DataEntry],
-        sequences: &Sequences,
-    ) -> Result<(), StoreError> {
+    ) {
         for (number, entry) in entries.iter().enumerate() {
-            if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
-                && let Some((_, address)) = address_in(&self.spaces, next.volume, next.block)
-            {
-                index.expect_absent(address);
+            if entry.void {
+                continue;
             }
-            if entry.void || entry.sequence <= self.sequence {
+            self.highest_sequence = self.highest_sequence.max(entry.sequence);
+            if entry.sequence <= self.sequence {
                 continue;
             }
             let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
                 continue;
-            };
-            let newer = |other: &Entry| {
-                sequences.of(&self.geometry, other.slot) > Some(entry.sequence)
-                    && !planted::has(PlantedBug::ReplayAnyOrder)
             };
             let partial = !entry.mask.is_all();
             let version = Entry {
@@ -317,32 +272,7 @@ impl Replay {
             };
             let mask = partial.then(|| entry.mask.clone());
             let new = NewVersion { entry: version, mask };
-            let restored = index.restore_unless(address, new, newer);
-            restored.map_err(|unfit| unfit.of("the log"))?;
-        }
-        Ok(())
-    }
-}
-
-/// Applies marks to the index; `perhaps` cheaply excludes most slots.
-fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(Slot) -> bool) {
-    let mut marked = Vec::new();
-    index.scan(|address, entry| {
-        if perhaps(entry.slot)
-            && let Some(kind) = marks.get(&entry.slot)
-        {
-            marked.push((address, *kind));
-        }
-    });
-    for (address, kind) in marked {
-        match kind {
-            MarkKind::Gone if planted::has(PlantedBug::GoneNotReplayed) => (),
-            MarkKind::Gone => {
-                index.remove(address, |_| true);
-            }
-            MarkKind::Clean => {
-                index.update(address, |entry| Some(Entry { dirty: false, ..*entry }));
-            }
+            changes.add(index.shard_of(address), address, entry.sequence, new);
         }
     }
 }
@@ -350,14 +280,15 @@ fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(
 /// Bytes read at a time while searching for a header.
 const LOOK_AHEAD: u64 = 256 << 10;
 
-/// Returns the bytes of memory for a header and for the structures that applying it needs.
+/// Returns the bytes of memory for a header and for the changes in it.
 fn memory_of(header: &RecordHeader) -> u64 {
     const IN_TREE: usize = 2 * size_of::<(u64, RecordHeader)>();
-    const SEQUENCE: usize = 2 * size_of::<u64>();
-    const KIND: usize = 4 * size_of::<(Slot, MarkKind)>() + size_of::<(Address, MarkKind)>();
     let content = match &header.body {
-        Body::Data(entries) => entries.len() * (size_of::<DataEntry>() + SEQUENCE),
-        Body::Marks(marks) => marks.len() * (size_of::<Mark>() + KIND),
+        Body::Data(entries) => {
+            let partial = entries.iter().filter(|entry| !entry.mask.is_all()).count();
+            entries.len() * (size_of::<DataEntry>() + Changes::VERSION) + partial * Changes::MASK
+        }
+        Body::Marks(marks) => marks.len() * (size_of::<Mark>() + Changes::MARK),
         Body::Opening => 0,
     };
     (IN_TREE + content) as u64

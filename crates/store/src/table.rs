@@ -167,30 +167,12 @@ impl Table {
     ///
     /// # Panics
     /// The slot is wider than the geometry permits.
-    pub fn insert(&mut self, key: LocalKey, entry: Entry) -> Result<Option<Entry>, Full> {
-        self.insert_unless(key, entry, |_| false)
-    }
-
-    /// As [`Table::insert`], but keeps the present entry if `stays` returns true for it.
-    ///
-    /// # Errors
-    /// As for [`Table::insert`].
-    ///
-    /// # Panics
-    /// As for [`Table::insert`].
     #[inline]
-    pub fn insert_unless(
-        &mut self,
-        key: LocalKey,
-        entry: Entry,
-        stays: impl FnOnce(&Entry) -> bool,
-    ) -> Result<Option<Entry>, Full> {
+    pub fn insert(&mut self, key: LocalKey, entry: Entry) -> Result<Option<Entry>, Full> {
         let (remainder, first) = self.divide(key);
         if let Some(place) = self.find(key, remainder, first) {
             let old = self.word(place).map(|word| self.layout.entry(word));
-            if !old.as_ref().is_some_and(stays) {
-                self.set(place, entry);
-            }
+            self.set(place, entry);
             return Ok(old);
         }
         let word = self.layout.with_entry(self.layout.tag(remainder), &entry);

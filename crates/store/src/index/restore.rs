@@ -30,29 +30,20 @@ impl Index {
         }
     }
 
-    /// Inserts a recovered version with its mask, unless `newer` says that the present entry is
-    /// newer.
+    /// Inserts a recovered version with its mask, or replaces an older one.
     ///
     /// # Errors
     /// The table has no room, or there is no memory for the mask.
-    pub fn restore_unless(
+    pub(crate) fn restore_version(
         &self,
         address: Address,
         version: NewVersion,
-        newer: impl FnOnce(&Entry) -> bool,
     ) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        let (mut stays, mut was_partial) = (false, false);
-        let inserted = shard.table.insert_unless(key, version.entry, |entry| {
-            stays = newer(entry);
-            was_partial = entry.partial;
-            stays
-        });
-        inserted.map_err(|_| Unfit::Blocks)?;
+        let old = shard.table.insert(key, version.entry).map_err(|_| Unfit::Blocks)?;
         match version.mask {
-            _ if stays => Ok(()),
             Some(mask) => shard.masks.restore(address.0, mask).map_err(Unfit::Masks),
-            None if was_partial => {
+            None if old.is_some_and(|old| old.partial) => {
                 shard.masks.remove(address.0);
                 Ok(())
             }

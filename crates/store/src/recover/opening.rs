@@ -208,7 +208,7 @@ impl<'a> Opening<'a> {
             .map_err(|_| refused(&self.device, "recovery is still running"))?
             .into_inner();
         self.report.damage = replay.lost();
-        replay.apply_to(&index).map_err(named)?;
+        replay.changes(&index).apply_to(&index).map_err(named)?;
         self.report.records = replay.records;
         self.report.torn = replay.torn;
         self.report.bytes_read += replay.bytes_read;

@@ -3,10 +3,11 @@ use std::sync::Arc;
 use forebay_core::{BlockSize, OriginBlock, SectorMask, VolumeId};
 use forebay_format::record::{encode_data, encode_marks, encode_opening};
 use forebay_format::{CheckSeed, payload_check};
-use forebay_format::{Head, Mark};
+use forebay_format::{Head, Mark, MarkKind};
 use forebay_testkit::{Disk, LaneWorld};
 
 use super::*;
+use crate::index::Address;
 use crate::table::Geometry as TableGeometry;
 
 fn unlimited() -> MemoryHold {
@@ -98,8 +99,11 @@ fn the_memory_of_a_header_covers_its_content_and_what_applying_it_takes() {
     assert_eq!(of_data(0), 2 * header);
     let each = of_data(9) - of_data(8);
     assert_eq!(of_data(9), of_data(0) + 9 * each);
-    let sequence = size_of::<u64>();
-    assert_eq!(each, size_of::<DataEntry>() + 2 * sequence);
+    assert_eq!(each, size_of::<DataEntry>() + 32, "a version takes 32 bytes");
+    let whole = memory_of(&data(0, 8, 1, vec![entry(1, 1, 1)]));
+    let part = DataEntry { mask: SectorMask::of(8, 2..5), ..entry(1, 1, 1) };
+    let part = memory_of(&data(0, 8, 1, vec![part])) as usize;
+    assert_eq!(part - whole as usize, 4 * size_of::<(Slot, SectorMask)>());
     let mark = Mark { slot: Slot(1), generation: LIFE, kind: MarkKind::Gone };
     let of_marks = |count| memory_of(&marks(1, vec![mark; count])) as usize;
     let each = of_marks(9) - of_marks(8);
@@ -174,7 +178,7 @@ fn applied(records: impl IntoIterator<Item = RecordHeader>) -> (Index, Replay) {
         replay.set_generation(SegmentId(segment), Some(LIFE));
     }
     records.into_iter().for_each(|it| replay.add(it).expect("memory"));
-    replay.apply_to(&index).expect("there is room");
+    replay.changes(&index).apply_to(&index).expect("there is room");
     (index, replay)
 }
 
