@@ -54,7 +54,7 @@ impl fmt::Display for Spot {
         let (kind, count) = match &record.body {
             Body::Data(entries) => ("data", entries.len()),
             Body::Marks(marks) => ("marks", marks.len()),
-            Body::Opening => ("opening", 0),
+            Body::Opening(_) => ("opening", 0),
         };
         write!(
             f,

@@ -35,7 +35,7 @@ pub use record::{
     Body, DataEntry, EncodeError, HEADER_BYTES as RECORD_HEADER_BYTES, Head, MAX_MARKS, Mark,
     MarkKind, RecordError, RecordHeader, max_entries,
 };
-pub use superblock::{Superblock, SuperblockError, VolumeTableRef};
+pub use superblock::{AcceptedLog, Superblock, SuperblockError, VolumeTableRef};
 pub use uuid::Uuid;
 pub use volume::{VolumeRecord, VolumeTableError};
 

@@ -21,6 +21,9 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"FBRC");
 /// Bytes in a record header, entries and padding included.
 pub const HEADER_BYTES: usize = PAGE;
 
+/// The most free segments that an opening names.
+pub const MAX_FREE: usize = (HEADER_BYTES - FIXED) / 4 - 1;
+
 const FIXED: usize = size_of::<OnDiskHead>();
 const CHECKSUM_FROM: usize = 8;
 const KIND_DATA: u8 = 1;
@@ -137,8 +140,16 @@ pub enum Body {
     /// State changes of blocks in earlier records.
     Marks(Vec<Mark>),
     /// None: an opening precedes the first record of a segment's life and has that record's number,
-    /// so that two pages identify the life.
-    Opening,
+    /// so that two pages identify the life. It names segments that were free when it was made; the
+    /// first programs named none.
+    Opening(Vec<SegmentId>),
+}
+
+impl Body {
+    /// Returns whether there is no record.
+    pub fn is_opening(&self) -> bool {
+        matches!(self, Body::Opening(_))
+    }
 }
 
 /// A decoded record header.
@@ -214,14 +225,33 @@ pub fn encode_marks(into: &mut [u8], head: &Head, marks: &[Mark]) -> Result<(), 
 }
 
 /// Writes the opening of a segment into `into`, which must have exactly [`HEADER_BYTES`]. `head` is
-/// that of the segment's first record, except for the position.
+/// that of the segment's first record, except for the position. Of the `free` segments it names at
+/// most [`MAX_FREE`].
 ///
 /// # Errors
 /// The buffer's size or a value is impossible.
-pub fn encode_opening(into: &mut [u8], head: &Head) -> Result<(), EncodeError> {
-    begin(into, head, KIND_OPENING, 0, 0)?;
+pub fn encode_opening(into: &mut [u8], head: &Head, free: &[SegmentId]) -> Result<(), EncodeError> {
+    let free = &free[..free.len().min(MAX_FREE)];
+    let body = begin(into, head, KIND_OPENING, 0, 0)?;
+    let words = std::iter::once(free.len() as u32).chain(free.iter().map(|segment| segment.0));
+    for (word, place) in words.zip(body.chunks_exact_mut(4)) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
     seal(into);
     Ok(())
+}
+
+/// Reads the segments that an opening names.
+fn decode_free(body: &[u8], geometry: &Geometry) -> Result<Vec<SegmentId>, RecordError> {
+    let impossible = RecordError::Absurd("free");
+    let (words, _) = <[U32]>::ref_from_prefix_with_elems(body, MAX_FREE + 1)
+        .map_err(|_| RecordError::Truncated)?;
+    let (count, named) = words.split_first().ok_or(impossible)?;
+    let named = named.get(..count.get() as usize).ok_or(impossible)?;
+    let segment = |number: &U32| {
+        (number.get() < geometry.segment_count).then(|| SegmentId(number.get())).ok_or(impossible)
+    };
+    named.iter().map(segment).collect()
 }
 
 /// Clears `into`, writes the fixed part without the checksum, and returns the rest.
@@ -316,7 +346,7 @@ pub fn decode(
     let body = match head.kind {
         KIND_DATA => Body::Data(entry::decode_all(body, geometry.block, count)?),
         KIND_MARKS => Body::Marks(mark::decode_all(body, geometry, count)?),
-        _ => Body::Opening,
+        _ => Body::Opening(decode_free(body, geometry)?),
     };
     Ok(RecordHeader {
         segment: SegmentId(head.segment.get()),

@@ -5,12 +5,16 @@ use std::mem::{offset_of, size_of};
 use forebay_core::{BlockSize, RecordNumber};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::checkpoint::CheckpointRef;
 use crate::geometry::Geometry;
 pub use crate::geometry::{COPY_A, COPY_B};
 use crate::{MAX_COUNT, PAGE, crc32c};
+use accepted::OnDiskAccepted;
+pub use accepted::{AcceptedLog, MAX_LEFT_OUT, MAX_TORN};
+
+mod accepted;
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"FOREBAY1";
@@ -30,8 +34,10 @@ pub const WIDE_GENERATIONS: u64 = 4;
 /// Feature bit in `incompat`: a volume may have lost data and its operator has not acknowledged
 /// that.
 pub const DAMAGED: u64 = 8;
+/// Feature bit in `incompat`: there is an [`AcceptedLog`].
+pub const ACCEPTED: u64 = 16;
 /// The `incompat` bits that this program knows; with any other the device must not be used.
-pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN | ORDERED | WIDE_GENERATIONS | DAMAGED;
+pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN | ORDERED | WIDE_GENERATIONS | DAMAGED | ACCEPTED;
 /// The `ro_compat` bits that this program knows; with any other the device must not be written to.
 /// None is defined yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
@@ -74,7 +80,8 @@ struct OnDiskSuperblock {
     checkpoint_header_crc: U32,
     reserved_b: [u8; 4],
     last_record: U64,
-    reserved_c: [u8; 3884],
+    accepted: OnDiskAccepted,
+    reserved_c: [u8; 780],
     checksum: U32,
 }
 
@@ -102,6 +109,7 @@ const _: () = {
     assert!(offset_of!(OnDiskSuperblock, checkpoint_number) == 184);
     assert!(offset_of!(OnDiskSuperblock, checkpoint_header_crc) == 192);
     assert!(offset_of!(OnDiskSuperblock, last_record) == 200);
+    assert!(offset_of!(OnDiskSuperblock, accepted) == 208);
     assert!(offset_of!(OnDiskSuperblock, checksum) == CHECKSUM_AT);
 };
 
@@ -181,9 +189,18 @@ pub struct Superblock {
     pub next_volume_id: u16,
     /// The highest record number when this was written. Informational: recovery does not use it.
     pub last_record: RecordNumber,
+    /// What recoveries have accepted of the log since the checkpoint; set with [`Superblock::accept`].
+    pub accepted: Option<AcceptedLog>,
 }
 
 impl Superblock {
+    /// Sets what was accepted of the log. It must fit: see [`AcceptedLog::fits`].
+    pub fn accept(&mut self, accepted: Option<AcceptedLog>) {
+        self.incompat &= !ACCEPTED;
+        self.incompat |= if accepted.is_some() { ACCEPTED } else { 0 };
+        self.accepted = accepted;
+    }
+
     /// Returns the 4096 bytes of the copy that is to be written at `own_offset`.
     pub fn encode(&self, own_offset: u64) -> [u8; PAGE] {
         let geometry = &self.geometry;
@@ -223,7 +240,11 @@ impl Superblock {
             checkpoint_header_crc: checkpoint.header_crc.into(),
             reserved_b: [0; 4],
             last_record: self.last_record.0.into(),
-            reserved_c: [0; 3884],
+            accepted: match &self.accepted {
+                Some(accepted) => OnDiskAccepted::new(accepted),
+                None => OnDiskAccepted::new_zeroed(),
+            },
+            reserved_c: [0; 780],
             checksum: 0.into(),
         };
         let mut bytes = [0; PAGE];
@@ -328,6 +349,8 @@ impl OnDiskSuperblock {
                 number: self.checkpoint_number.get(),
             })
         };
+        let has_accepted = self.incompat.get() & ACCEPTED != 0;
+        let accepted = has_accepted.then(|| self.accepted.fields(&geometry)).transpose()?;
         Ok(Superblock {
             cache: Uuid::from_bytes(self.cache),
             generation: self.generation.get(),
@@ -344,6 +367,7 @@ impl OnDiskSuperblock {
             clean_shutdown: self.flags.get() & CLEAN_SHUTDOWN != 0,
             next_volume_id: self.next_volume_id.get(),
             last_record: RecordNumber(self.last_record.get()),
+            accepted,
         })
     }
 }

@@ -8,15 +8,15 @@ use std::path::PathBuf;
 
 use forebay_core::{
     BlockSize, Durability, Generation, Identity, IdentityPart, Mode, OriginBlock, RecordNumber,
-    ReplacementKind, SectorMask, SegmentId, VolumeId,
+    ReplacementKind, SectorMask, SegmentId, Slot, VolumeId,
 };
 use forebay_format::record::{self, HEADER_BYTES};
 use forebay_format::superblock::{COPY_A, COPY_B, ORDERED, ORIGINS_KNOWN};
 use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE, Samples};
 use forebay_format::{
-    Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry, Head, IndexEntry,
-    Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid, VolumeRecord,
-    VolumeTableRef, volume,
+    AcceptedLog, Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry,
+    Head, IndexEntry, Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid,
+    VolumeRecord, VolumeTableRef, volume,
 };
 
 /// Compares with the image of that name, or makes it if it is asked for and there is none.
@@ -87,6 +87,7 @@ fn superblock() -> Superblock {
         clean_shutdown: true,
         next_volume_id: 0x1234,
         last_record: RecordNumber(0x0fed_cba9_8765_4321),
+        accepted: None,
     }
 }
 
@@ -96,7 +97,16 @@ fn superblocks() {
         Superblock { generation: 1, checkpoint: None, clean_shutdown: false, ..superblock() };
     let origins = Superblock { generation: 2, incompat: ORIGINS_KNOWN, ..first.clone() };
     let ordered = Superblock { generation: 3, incompat: ORIGINS_KNOWN | ORDERED, ..first.clone() };
+    let mut accepted = Superblock { generation: 4, ..first.clone() };
+    accepted.accept(Some(AcceptedLog {
+        through: RecordNumber(0x1000_2000),
+        sequence: 0x0102_0304_0506_0708,
+        next_generation: Generation(0x1122_3344_5566),
+        left_out: vec![0x11..=0x12, 0x14..=0x14, 0x2000..=0x1000_2000],
+        torn: vec![Slot(1), Slot(0x1234)],
+    }));
     for (name, superblock, at) in [
+        ("superblock-a-accepted.bin", accepted, COPY_A),
         ("superblock-a.bin", superblock(), COPY_A),
         ("superblock-b-first.bin", first, COPY_B),
         ("superblock-a-origins.bin", origins, COPY_A),
@@ -250,13 +260,23 @@ fn marks_record() {
 }
 
 #[test]
+fn opening_with_free_segments() {
+    let free = vec![SegmentId(2), SegmentId(0x7c)];
+    let mut page = [0; HEADER_BYTES];
+    record::encode_opening(&mut page, &head(), &free).expect("possible");
+    compare("record-opening.bin", &page);
+    let read = record::decode(&page, &geometry(BlockSize::DEFAULT), &cache()).expect("a record");
+    assert_eq!(read.body, Body::Opening(free));
+}
+
+#[test]
 fn records_of_wide_generations() {
     let head = Head { generation: Generation(0x0123_4567_89ab_cdef), ..head() };
     let mut page = [0; HEADER_BYTES];
-    record::encode_opening(&mut page, &head).expect("possible");
+    record::encode_opening(&mut page, &head, &[]).expect("possible");
     compare("record-opening-wide.bin", &page);
     let read = record::decode(&page, &geometry(BlockSize::DEFAULT), &cache()).expect("a record");
-    assert_eq!((read.generation, read.body), (head.generation, Body::Opening));
+    assert_eq!((read.generation, read.body), (head.generation, Body::Opening(Vec::new())));
     assert_eq!((read.number, read.payload_bytes), (head.number, 0));
 }
 

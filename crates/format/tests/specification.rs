@@ -6,8 +6,8 @@ use forebay_format::layout::{
     DEFAULT_SEGMENT_BYTES, FormatError, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS,
     SEGMENTS_ALIGNMENT, VOLUME_AREA_BYTES, VOLUME_AREAS_OFFSET, WANTED_SEGMENTS,
 };
-use forebay_format::record::{self, HEADER_BYTES, MAX_MARKS, entry_bytes};
-use forebay_format::superblock::{self, COPY_B, VERSION};
+use forebay_format::record::{self, HEADER_BYTES, MAX_FREE, MAX_MARKS, entry_bytes};
+use forebay_format::superblock::{self, COPY_B, MAX_LEFT_OUT, MAX_TORN, VERSION};
 use forebay_format::volume::{self, MAX_NAME, MAX_ORIGIN, MAX_SETTINGS, MAX_VOLUMES};
 use forebay_format::{Geometry, MAX_BLOCKS, MAX_COUNT, MAX_NARROW_GENERATION, max_entries};
 
@@ -58,6 +58,9 @@ fn every_constant_is_in_the_specification() {
         format!("| origin_len | 1 to {MAX_ORIGIN} |"),
         format!("number of settings, at most {MAX_SETTINGS}"),
         format!("at most {MAX_MARKS} in a record"),
+        format!("at most {MAX_FREE} segments"),
+        format!("at most {MAX_LEFT_OUT} ranges"),
+        format!("at most {MAX_TORN} cells"),
         format!(
             "{} bytes for blocks of up to 32 KiB, {} for 1 MiB",
             entry_bytes(64),

@@ -137,9 +137,10 @@ impl Feature {
             PlantedBug::CheckpointForgetsShard | PlantedBug::CheckpointBeforeRecords => {
                 Some(Feature::Shards)
             }
-            PlantedBug::NotLoadedIsAbsent | PlantedBug::LoadedDirtyNotTold => {
-                Some(Feature::Loading)
-            }
+            PlantedBug::NotLoadedIsAbsent
+            | PlantedBug::LoadedDirtyNotTold
+            | PlantedBug::LoadedWithoutLog
+            | PlantedBug::AcceptedNotNoted => Some(Feature::Loading),
             PlantedBug::WriteOutDoesNotWait => Some(Feature::Written),
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),

@@ -17,7 +17,9 @@ use std::ops::Range;
 use forebay_core::{OriginBlock, RecordNumber, SegmentId, Slot, VolumeId};
 use forebay_format::checkpoint::CheckpointReader;
 use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{Body, DataEntry, Geometry, PAGE, RecordHeader, Superblock, record, volume};
+use forebay_format::{
+    AcceptedLog, Body, DataEntry, Geometry, PAGE, RecordHeader, Superblock, record, volume,
+};
 
 use crate::oracle::{Violation, plain};
 use crate::stamp::{self, Place, SECTOR};
@@ -67,11 +69,20 @@ struct Cell {
     sequence: u64,
 }
 
+/// What earlier recoveries have accepted of the log.
+#[derive(Default)]
+struct Accepted {
+    log: AcceptedLog,
+    /// Whether no crash can drop the superblock that says so.
+    for_sure: bool,
+}
+
 /// The log before it rots.
 struct Log {
     geometry: Geometry,
     /// Records up to this one are in the checkpoint.
     base: u64,
+    accepted: Accepted,
     /// Numbers of the volumes in the world, by their numbers on the cache device.
     volumes: BTreeMap<VolumeId, u16>,
     /// Every header, by the number of its page on the device.
@@ -123,7 +134,7 @@ impl Rot {
 fn cells_of(geometry: &Geometry, header: &RecordHeader) -> Vec<Cell> {
     let entries: &[DataEntry] = match &header.body {
         Body::Data(entries) => entries,
-        Body::Marks(_) | Body::Opening => &[],
+        Body::Marks(_) | Body::Opening(_) => &[],
     };
     let cells = entries.iter().enumerate().filter(|(_, entry)| !entry.void);
     cells
@@ -154,7 +165,9 @@ impl Log {
 
     /// Returns the record proven durable by the checkpoint and by headers that are not `rotten`.
     fn proven(&self, rotten: &BTreeSet<u64>) -> Proven {
-        let mut proven = Proven { surely: self.base, perhaps: self.base };
+        let perhaps = self.base.max(self.accepted.log.through.0);
+        let surely = if self.accepted.for_sure { perhaps } else { self.base };
+        let mut proven = Proven { surely, perhaps };
         for (page, header) in self.headers.iter().filter(|(page, _)| !rotten.contains(page)) {
             let durable = header.durable_through.0;
             proven.perhaps = proven.perhaps.max(durable);
@@ -178,7 +191,7 @@ impl Log {
     fn about(&self, world: &World<'_>, header: &RecordHeader, proven: &Proven) -> Vec<Place> {
         let known = || self.cells.iter().chain(&world.rot.cells);
         match &header.body {
-            Body::Opening => Vec::new(),
+            Body::Opening(_) => Vec::new(),
             Body::Data(_) => {
                 // A newer version suffices, if it certainly survives.
                 let mut cells = cells_of(&self.geometry, header);
@@ -278,6 +291,14 @@ impl World<'_> {
         let records = volume::decode(&bytes, &table, &found.cache, geometry.block).ok()?;
         let number = |name: &str| name.strip_prefix("volume-")?.parse().ok();
         let volumes = records.iter().filter_map(|it| Some((it.id, number(&it.name)?))).collect();
+        let log = found.accepted.unwrap_or_default();
+        let mut roots = self.sectors_of(0).chain(self.sectors_of(COPY_B / PAGE as u64));
+        let for_sure = self.cache.with_image(|image| roots.all(|it| image.is_settled(it)));
+        let accepted = Accepted { log, for_sure };
+        let counts = |header: &RecordHeader| {
+            let number = header.number.0;
+            number <= base || !accepted.for_sure || !accepted.log.leaves_out(number)
+        };
         let (mut headers, mut unsettled) = (BTreeMap::new(), BTreeSet::new());
         for segment in (0..geometry.segment_count).map(SegmentId) {
             let start = geometry.segment_offset(segment);
@@ -290,7 +311,7 @@ impl World<'_> {
                         && u64::from(header.position) == at / geometry.granule()
                         && !self.is_unreadable((start + at) / PAGE as u64)
                 };
-                if let Some(header) = header.filter(here) {
+                if let Some(header) = header.filter(here).filter(counts) {
                     let page = (start + at) / PAGE as u64;
                     headers.insert(page, header);
                     let mut sectors = self.sectors_of(page);
@@ -301,7 +322,7 @@ impl World<'_> {
             }
         }
         let cells = headers.values().flat_map(|header| cells_of(&geometry, header)).collect();
-        Some(Log { geometry, base, volumes, headers, unsettled, cells })
+        Some(Log { geometry, base, accepted, volumes, headers, unsettled, cells })
     }
 
     fn sectors_of(&self, page: u64) -> Range<u64> {
@@ -386,7 +407,7 @@ impl World<'_> {
         self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
         let proven = log.proven(rotten);
         let headers = log.headers.iter().filter(|(page, it)| {
-            rotten.contains(page) && it.number.0 > log.base && it.body != Body::Opening
+            rotten.contains(page) && it.number.0 > log.base && !it.body.is_opening()
         });
         let headers: Vec<&RecordHeader> = headers.map(|(_, header)| header).collect();
         for header in &headers {

@@ -259,7 +259,7 @@ impl Walk {
     }
 
     async fn record(&self, header: &RecordHeader, seen: &mut HashSet<Slot>) {
-        self.report.borrow_mut().records += u64::from(header.body != Body::Opening);
+        self.report.borrow_mut().records += u64::from(!header.body.is_opening());
         let Body::Data(entries) = &header.body else { return };
         let store = self.store.store();
         let geometry = store.geometry();

@@ -65,6 +65,7 @@ impl StoreLane {
         // refers to it.
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);
+            superblock.accept(None);
             superblock.clean_shutdown = clean;
             if !store.is_distrusted() {
                 // The opening has acted on a bit that was set before it. If it was set since, the

@@ -79,6 +79,7 @@ pub async fn format(
         clean_shutdown: false,
         next_volume_id: 1,
         last_record: RecordNumber(0),
+        accepted: None,
     };
     for at in [COPY_A, COPY_B] {
         queue.write(at, page_buffer(&superblock.encode(at))).await?;

@@ -21,6 +21,8 @@ use masks::Masks;
 mod masks;
 mod restore;
 
+pub(crate) use restore::ShardContent;
+
 /// A block of any volume as one number: the volume's base plus the block number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);

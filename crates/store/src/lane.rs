@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_core::{RecordNumber, SectorMask, SegmentId};
 use forebay_device::{DeviceOp, IoData, Queue};
+use forebay_format::record::MAX_FREE;
 use forebay_format::{DataEntry, Head};
 use forebay_lane::{Lane, yield_now};
 
@@ -263,7 +264,8 @@ impl StoreLane {
             number,
             durable_through: store.log.durable_through(),
         };
-        let encoded = record.encode(&head, store.log.layout(), store.block_size(), content);
+        let free = || store.segments.free(MAX_FREE);
+        let encoded = record.encode(&head, store.log.layout(), store.block_size(), content, free);
         let Encoded { bytes: range, payload } = match encoded {
             Ok(encoded) => encoded,
             Err(what) => {

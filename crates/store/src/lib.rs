@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod appender;
+mod changes;
 pub mod check;
 pub mod checkpoint;
 mod chunks;

@@ -1,9 +1,10 @@
 //! Loading the index while requests are served.
 //!
-//! A cache that was closed in order has its whole index in the checkpoint, sorted by shard. Such a
-//! cache opens without reading it: a request first has the shards of its blocks loaded
-//! ([`StoreLane::load`]), and [`StoreLane::load_rest`] loads the others in the background. A shard is
-//! loaded as a whole, before anything looks into it; from then on it is exact.
+//! The checkpoint has the whole index, sorted by shard; after a crash recovery has replayed the log
+//! behind it. The cache opens without reading the entries: a request first has the shards of its
+//! blocks loaded ([`StoreLane::load`]), and [`StoreLane::load_rest`] loads the others in the
+//! background. A shard is loaded as a whole, with what the log changes of it, before anything looks
+//! into it; from then on it is exact.
 //!
 //! Until all are loaded, nothing may rely on the index as a whole: no checkpoint is written, no
 //! segment is reclaimed, and only so many segments may be opened as recovery can replay. If the
@@ -18,9 +19,9 @@ use forebay_core::{OriginBlock, SegmentId};
 
 use crate::chunks::{entry_of, items_in};
 use crate::error::StoreError;
-use crate::index::Address;
+use crate::index::{Address, ShardContent};
 use crate::lane::StoreLane;
-use crate::loading::{ABSENT, PRESENT, Source, UNDER_WAY, UnderWay, Waiting};
+use crate::loading::{ABSENT, Entries, PRESENT, Source, UNDER_WAY, UnderWay, Waiting};
 use crate::planted::{self, PlantedBug};
 use crate::segments::Live;
 use crate::store::{Store, VolumeSpace};
@@ -65,10 +66,10 @@ impl Store {
         some.chain(if few { 0..0 } else { 0..all })
     }
 
-    /// Returns whether a part of the checkpoint had to be rebuilt from parity while it was loaded, so
-    /// that another one should be written.
-    pub fn loading_has_mended(&self) -> bool {
-        self.loading.mended.load(Ordering::SeqCst)
+    /// Returns whether another checkpoint should be written after the loading: a part of this one was
+    /// rebuilt from parity, or there is a log to replay over it.
+    pub fn checkpoint_is_outdated(&self) -> bool {
+        self.loading.outdated.load(Ordering::SeqCst)
     }
 
     /// Runs `act` while no shard becomes visible. Afterwards shards are passed to [`OnLoad`]
@@ -110,19 +111,25 @@ impl Store {
     fn publish(
         &self,
         shard: u32,
-        entries: &[(Address, Entry)],
+        content: ShardContent,
         on_load: OnLoad<'_>,
     ) -> Result<(), StoreError> {
         let _publishing = self.loading.publishing.lock();
-        for (address, entry) in entries {
+        let versions = content.versions.iter().map(|(address, version)| (address, &version.entry));
+        for (address, entry) in
+            content.entries.iter().map(|(address, entry)| (address, entry)).chain(versions)
+        {
             let live = Live::one(entry.dirty, entry.rank);
             self.segments.add_live(self.segment_of(entry.slot), live);
             let untold = planted::has(PlantedBug::LoadedDirtyNotTold);
             on_load(*address, &Entry { dirty: entry.dirty && !untold, ..*entry });
         }
-        self.index.load_shard(shard, entries)?;
+        self.index.load_shard(shard, content)?;
         self.loading.shards[shard as usize].store(PRESENT, Ordering::Release);
         if self.loading.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            if let Some(source) = &self.loading.source {
+                source.changes.lock().take();
+            }
             self.loading.complete.store(true, Ordering::Release);
             self.segments.withhold(0);
             self.space.notify_all();
@@ -209,22 +216,57 @@ impl StoreLane {
         let own = usize::from(self.lane().id().0) % loading.lanes.len();
         let _turn = loading.lanes[own].enter().await;
         let loaded = match &loading.source {
-            Some(source) => self.entries_of(source, shard).await,
-            None => Ok(Vec::new()),
+            Some(source) => self.content_of(source, shard).await,
+            None => Ok(ShardContent::default()),
         };
-        let published = loaded.and_then(|entries| store.publish(shard, &entries, on_load));
+        let published = loaded.and_then(|content| store.publish(shard, content, on_load));
         published.inspect_err(|error| {
             store.fail(error);
             loading.failed.store(true, Ordering::SeqCst);
         })
     }
 
-    /// Reads the entries of a shard.
+    /// Reads the entries of a shard, and lays what the log changes over them.
+    async fn content_of(&self, source: &Source, shard: u32) -> Result<ShardContent, StoreError> {
+        let mut content = ShardContent::default();
+        let changes = source.changes.lock().clone();
+        let changes = changes.filter(|_| !planted::has(PlantedBug::LoadedWithoutLog));
+        let newest = changes.as_ref().map(|changes| changes.newest(shard)).unwrap_or_default();
+        for (address, entry, meaning) in self.entries_of(source, shard).await? {
+            let changed = newest.binary_search_by_key(&address, |change| change.address).is_ok();
+            let left = match &changes {
+                _ if changed || meaning == Entries::Superseded => None,
+                Some(changes) => changes.marked(&entry),
+                None => Some(entry),
+            };
+            match left {
+                Some(_) if meaning == Entries::None => {
+                    return Err(StoreError::Refused(
+                        "the checkpoint has a block in an empty segment".into(),
+                    ));
+                }
+                Some(entry) => content.entries.push((address, entry)),
+                None if entry.partial && !changed => content.superseded.push(address),
+                None => (),
+            }
+        }
+        if let Some(changes) = &changes {
+            for change in &newest {
+                match changes.version(change) {
+                    Some(version) => content.versions.push((change.address, version)),
+                    None => content.superseded.push(change.address),
+                }
+            }
+        }
+        Ok(content)
+    }
+
+    /// Reads the entries of a shard, with the meaning of those in their segments.
     async fn entries_of(
         &self,
         source: &Source,
         shard: u32,
-    ) -> Result<Vec<(Address, Entry)>, StoreError> {
+    ) -> Result<Vec<(Address, Entry, Entries)>, StoreError> {
         let store = self.store();
         // Shards differ little.
         let usual = source.counts().0 / u64::from(store.index.shard_count());
@@ -233,11 +275,11 @@ impl StoreLane {
         let most = source.checkpoint.chunks_of_entries().end;
         while chunk < most {
             let mut beyond = false;
-            self.read_chunk(source, chunk, |address, entry| {
+            self.read_chunk(source, chunk, |address, entry, meaning| {
                 let own = store.index.shard_of(address);
                 beyond |= own > shard;
                 if own == shard {
-                    entries.push((address, entry));
+                    entries.push((address, entry, meaning));
                 }
             })
             .await?;
@@ -268,7 +310,7 @@ impl StoreLane {
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             let mut first = None;
-            self.read_chunk(source, middle, |address, _| {
+            self.read_chunk(source, middle, |address, _, _| {
                 first.get_or_insert_with(|| self.store().index.shard_of(address));
             })
             .await?;
@@ -282,11 +324,11 @@ impl StoreLane {
         &self,
         source: &Source,
         chunk: u32,
-        mut visit: impl FnMut(Address, Entry),
+        mut visit: impl FnMut(Address, Entry, Entries),
     ) -> Result<(), StoreError> {
         let store = self.store();
         let (read, mut reader) = source.checkpoint.read_at(self.queue(), chunk).await?;
-        store.loading.mended.fetch_or(read.mended, Ordering::SeqCst);
+        store.loading.outdated.fetch_or(read.mended, Ordering::SeqCst);
         let items = items_in(&mut reader, &read.chunk)?;
         let bits = u32::from(source.checkpoint.header().check_bits);
         let mut first = None;
@@ -294,14 +336,15 @@ impl StoreLane {
             let SegmentId(segment) = store.segment_of(raw.slot);
             let space = source.spaces.iter().find(|space| space.id == raw.volume);
             let known = space.filter(|space| space.contains(raw.block));
-            let (Some(space), Some(true)) = (known, source.in_use.get(segment as usize)) else {
+            let (Some(space), Some(meaning)) = (known, source.segments.get(segment as usize))
+            else {
                 return Err(StoreError::Refused(
-                    "the checkpoint has a block of no volume or in an empty segment".into(),
+                    "the checkpoint has a block of no volume or in no segment".into(),
                 ));
             };
             let address = space.address(raw.block);
             first.get_or_insert_with(|| store.index.shard_of(address));
-            visit(address, entry_of(&raw, bits));
+            visit(address, entry_of(&raw, bits), *meaning);
         }
         if let Some(first) = first {
             source.firsts.lock().insert(chunk, first);

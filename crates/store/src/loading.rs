@@ -1,11 +1,13 @@
 //! What is not loaded yet of the index: see [`crate::loader`].
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use forebay_lane::{Gate, Notify};
 use parking_lot::Mutex;
 
+use crate::changes::Changes;
 use crate::chunks::Chunks;
 use crate::spaces::VolumeSpace;
 
@@ -29,8 +31,9 @@ pub(crate) struct Loading {
     pub(crate) changed: Notify,
     /// Held while a shard becomes visible: see [`Store::while_none_is_loaded`].
     pub(crate) publishing: Mutex<()>,
-    /// Whether a part of the checkpoint was rebuilt from parity.
-    pub(crate) mended: AtomicBool,
+    /// Whether another checkpoint is to be written: a part of this one was rebuilt from parity, or there
+    /// is a log to replay over it.
+    pub(crate) outdated: AtomicBool,
     /// Whether the checkpoint could not be read.
     pub(crate) failed: AtomicBool,
     /// Whether the cache is closed before everything is loaded.
@@ -42,10 +45,23 @@ pub(crate) struct Source {
     pub(crate) checkpoint: Chunks,
     /// The volumes' address ranges, as of the checkpoint.
     pub(crate) spaces: Vec<VolumeSpace>,
-    /// Which segments may have blocks.
-    pub(crate) in_use: Vec<bool>,
+    /// What the entries in each segment mean.
+    pub(crate) segments: Vec<Entries>,
+    /// What the log changes of the entries, until all are loaded.
+    pub(crate) changes: Mutex<Option<Arc<Changes>>>,
     /// The shard of the first entry of each chunk that was read.
     pub(crate) firsts: Mutex<BTreeMap<u32, u32>>,
+}
+
+/// The meaning of the checkpoint's entries in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entries {
+    /// They are in the cache, unless the log says otherwise.
+    Valid,
+    /// The segment was opened again since: they are superseded.
+    Superseded,
+    /// The segment was empty at the checkpoint or became empty since: the log supersedes all.
+    None,
 }
 
 impl Source {
@@ -68,20 +84,22 @@ impl Loading {
             waiting: AtomicU32::new(0),
             changed: Notify::default(),
             publishing: Mutex::default(),
-            mended: AtomicBool::new(false),
+            outdated: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
         }
     }
 
-    /// All `shards` are left to load, by this number of lanes.
-    pub(crate) fn of(source: Source, shards: u32, lanes: usize) -> Self {
+    /// All `shards` are left to load, by this number of lanes. `outdated`: another checkpoint is to
+    /// be written afterwards.
+    pub(crate) fn of(source: Source, shards: u32, lanes: usize, outdated: bool) -> Self {
         Loading {
             complete: AtomicBool::new(false),
             source: Some(source),
             shards: (0..shards).map(|_| AtomicU8::new(ABSENT)).collect(),
             lanes: (0..lanes.max(1)).map(|_| Gate::default()).collect(),
             left: AtomicU32::new(shards),
+            outdated: AtomicBool::new(outdated),
             ..Loading::nothing()
         }
     }

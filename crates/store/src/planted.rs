@@ -85,6 +85,10 @@ planted_bugs! {
     NotLoadedIsAbsent = "not-loaded-is-absent",
     /// Dirty blocks that are loaded later are not counted as dirty.
     LoadedDirtyNotTold = "loaded-dirty-not-told",
+    /// A shard that is loaded after a crash lacks what the log changes of it.
+    LoadedWithoutLog = "loaded-without-log",
+    /// What recovery has accepted of the log is not noted before the cache is used.
+    AcceptedNotNoted = "accepted-not-noted",
 
     // Reuse of segments.
     /// A segment is reused before a checkpoint contains its records.

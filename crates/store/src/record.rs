@@ -66,13 +66,14 @@ pub(crate) struct Encoded {
 
 impl Record {
     /// Encodes the header in front of the payload; the first record of a segment's life includes
-    /// the opening.
+    /// the opening, which names the `free` segments.
     pub(crate) fn encode(
         &self,
         head: &Head,
         layout: &SegmentLayout,
         block: BlockSize,
         content: Content,
+        free: impl FnOnce() -> Vec<SegmentId>,
     ) -> Result<Encoded, String> {
         let start = u64::from(self.position) * layout.granule;
         let place = |range| {
@@ -83,7 +84,7 @@ impl Record {
         if opens {
             let head = Head { position: 0, ..*head };
             let mut place = place(0..layout.header_bytes as usize)?;
-            let encoded = format::encode_opening(&mut place, &head);
+            let encoded = format::encode_opening(&mut place, &head, &free());
             encoded.map_err(|error| error.to_string())?;
             place.publish();
         }

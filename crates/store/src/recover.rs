@@ -101,8 +101,7 @@ impl Store {
         options: StoreOptions,
     ) -> Result<(Rc<StoreLane>, RecoveryReport), StoreError> {
         let (mut opening, checkpoint) = Opening::begin(lane, device, queue, options).await?;
-        let loaded = opening.load(checkpoint).await?;
-        let log = opening.replay(loaded).await?;
+        let log = opening.read_log(checkpoint).await?;
         let concerned = opening.distrust(&log);
         let queues = opening.find_order(&log).await?;
         let parts = opening.assemble(log, queues)?;

@@ -6,9 +6,12 @@ use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 use forebay_device::Queue;
-use forebay_format::{Body, DataEntry, Geometry, Mark, PAGE, RecordHeader, Uuid, record};
+use forebay_format::{
+    AcceptedLog, Body, DataEntry, Geometry, Mark, PAGE, RecordHeader, Uuid, record,
+};
 use forebay_lane::{Lane, MemoryHold, concurrently};
 
+use crate::changes::Changes;
 use crate::damage::Damage;
 use crate::error::StoreError;
 use crate::index::{Index, NewVersion};
@@ -17,10 +20,6 @@ use crate::recover::address_in;
 use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
-
-mod changes;
-
-pub(crate) use changes::Changes;
 
 /// The state of one replay.
 pub(crate) struct Replay {
@@ -34,8 +33,14 @@ pub(crate) struct Replay {
     walks: Vec<(SegmentId, Generation)>,
     /// The current generation of each segment in use.
     generations: Vec<Option<Generation>>,
-    /// The end of the last record found in each walked segment, in granules.
-    positions: HashMap<SegmentId, u32>,
+    /// The segments with records that count.
+    ends: HashMap<SegmentId, End>,
+    /// Segments that were free after this generation had become the next one; see
+    /// [`Replay::trust_free`].
+    free_from: Option<Generation>,
+    free: HashSet<SegmentId>,
+    /// What earlier recoveries have accepted.
+    accepted: AcceptedLog,
     /// All data and marks records after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
     /// The memory for them and for the changes in them.
@@ -43,6 +48,8 @@ pub(crate) struct Replay {
     durable: u64,
     /// Number of possible header positions that cannot be read.
     unreadable: u64,
+    /// Whether the first pages of all segments could be read.
+    pub(crate) firsts_readable: bool,
     /// Cells whose payload did not reach the device.
     pub(crate) torn_slots: HashSet<Slot>,
     pub(crate) highest_number: RecordNumber,
@@ -50,6 +57,14 @@ pub(crate) struct Replay {
     pub(crate) records: u64,
     pub(crate) torn: u64,
     pub(crate) bytes_read: u64,
+}
+
+/// The last record of a walked segment.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct End {
+    /// Where it ends, in granules.
+    pub(crate) position: u32,
+    pub(crate) number: RecordNumber,
 }
 
 impl Replay {
@@ -68,11 +83,15 @@ impl Replay {
             sequence: 0,
             walks: Vec::new(),
             generations: vec![None; count],
-            positions: HashMap::new(),
+            ends: HashMap::new(),
+            free_from: None,
+            free: HashSet::new(),
+            accepted: AcceptedLog::default(),
             found: BTreeMap::new(),
             held,
             durable: 0,
             unreadable: 0,
+            firsts_readable: true,
             torn_slots: HashSet::new(),
             highest_number: RecordNumber(0),
             highest_sequence: 0,
@@ -90,6 +109,20 @@ impl Replay {
         self.highest_number = base;
     }
 
+    /// Decides about records as earlier recoveries did.
+    pub(crate) fn accept(&mut self, accepted: &AcceptedLog) {
+        self.durable = self.durable.max(accepted.through.0);
+        self.highest_number = self.highest_number.max(accepted.through);
+        self.highest_sequence = self.highest_sequence.max(accepted.sequence);
+        self.torn_slots.extend(&accepted.torn);
+        self.accepted = accepted.clone();
+    }
+
+    /// Collects the segments that openings with this generation or a higher one call free.
+    pub(crate) fn trust_free(&mut self, from: Generation) {
+        self.free_from = Some(from);
+    }
+
     pub(crate) fn walk_later(&mut self, segment: SegmentId, generation: Generation) {
         self.walks.push((segment, generation));
     }
@@ -98,8 +131,46 @@ impl Replay {
         self.generations[segment.0 as usize] = generation;
     }
 
-    pub(crate) fn position(&self, segment: SegmentId) -> Option<u32> {
-        self.positions.get(&segment).copied()
+    /// Returns the last record that was found in a segment.
+    pub(crate) fn end_of(&self, segment: SegmentId) -> Option<End> {
+        self.ends.get(&segment).copied()
+    }
+
+    /// Returns whether a segment was free and has no record that counts.
+    pub(crate) fn is_free(&self, segment: SegmentId) -> bool {
+        self.free.contains(&segment) && !self.ends.contains_key(&segment)
+    }
+
+    /// Returns the bytes of segments that were walked through, up to the last records.
+    pub(crate) fn walked_bytes(&self) -> u64 {
+        let granules: u64 = self.ends.values().map(|end| u64::from(end.position)).sum();
+        granules * self.geometry.granule()
+    }
+
+    /// Returns whether every page that had to be read could be read.
+    pub(crate) fn has_read_all(&self) -> bool {
+        self.unreadable == 0 && self.firsts_readable
+    }
+
+    /// Returns what this replay accepts, for one that may follow it: the records that were found, and
+    /// none that may turn up later. `through` is the last number that is skipped, `sequence` the last
+    /// sequence.
+    pub(crate) fn accepted(
+        &self,
+        through: RecordNumber,
+        sequence: u64,
+        next_generation: Generation,
+    ) -> AcceptedLog {
+        let (mut left_out, mut expected) = (Vec::new(), self.base.0 + 1);
+        for number in self.found.keys().copied().chain([through.0 + 1]) {
+            if number > expected {
+                left_out.push(expected..=number - 1);
+            }
+            expected = number + 1;
+        }
+        let mut torn: Vec<Slot> = self.torn_slots.iter().copied().collect();
+        torn.sort_unstable();
+        AcceptedLog { through, sequence, next_generation, left_out, torn }
     }
 
     /// Decodes the header in `page`, if it is valid for this place.
@@ -170,24 +241,61 @@ impl Replay {
             && let Body::Data(entries) = &mut found.body
         {
             for number in bad {
-                // The header stays in the log, so this sequence must not be assigned again.
-                self.highest_sequence = self.highest_sequence.max(entries[*number].sequence);
                 entries[*number] = DataEntry::void(block);
             }
         }
     }
 
-    fn add(&mut self, header: RecordHeader) -> Result<(), StoreError> {
+    fn add(&mut self, mut header: RecordHeader) -> Result<(), StoreError> {
+        if header.number > self.base && self.accepted.leaves_out(header.number.0) {
+            return Ok(());
+        }
+        if let Body::Opening(free) = &header.body
+            && self.free_from.is_some_and(|from| header.generation >= from)
+        {
+            self.free.extend(free);
+        }
+        if header.number > self.base
+            && let Body::Data(entries) = &header.body
+        {
+            // Of torn blocks as well: the header stays in the log, so their sequences must not be
+            // assigned again.
+            let sequences = entries.iter().filter(|it| !it.void).map(|it| it.sequence);
+            self.highest_sequence = sequences.fold(self.highest_sequence, u64::max);
+        }
+        if header.number <= self.accepted.through {
+            self.drop_torn(&mut header);
+        }
         self.durable = self.durable.max(header.durable_through.0);
         self.highest_number = self.highest_number.max(header.number);
-        let end = header.position + header.granules(&self.geometry);
-        let position = self.positions.entry(header.segment).or_default();
-        *position = (*position).max(end);
-        if header.number > self.base && header.body != Body::Opening {
+        let position = header.position + header.granules(&self.geometry);
+        let end = self.ends.entry(header.segment).or_default();
+        end.position = end.position.max(position);
+        end.number = end.number.max(header.number);
+        if header.number > self.base && !header.body.is_opening() {
             self.held.grow_for_a_while(memory_of(&header), "what recovery reads of the log")?;
             self.found.insert(header.number.0, header);
         }
         Ok(())
+    }
+
+    /// Drops the blocks of an accepted record that were torn.
+    fn drop_torn(&mut self, header: &mut RecordHeader) {
+        if self.accepted.torn.is_empty() {
+            return;
+        }
+        let cells: Vec<Slot> = match &header.body {
+            Body::Data(entries) => {
+                (0..entries.len()).map(|number| header.cell(&self.geometry, number)).collect()
+            }
+            _ => return,
+        };
+        let Body::Data(entries) = &mut header.body else { return };
+        for (entry, cell) in entries.iter_mut().zip(cells) {
+            if self.torn_slots.contains(&cell) {
+                *entry = DataEntry::void(self.geometry.block);
+            }
+        }
     }
 
     /// Returns the durable records that are missing, and those that unreadable places may have
@@ -200,6 +308,7 @@ impl Replay {
         let mut expected = self.base.0 + 1;
         let found = self.found.range(..=self.durable).map(|(number, _)| *number);
         for number in found.chain([self.durable + 1]) {
+            expected = self.accepted.counting_from(expected);
             if number > expected {
                 first = first.or(Some(expected));
                 end = number;
@@ -224,7 +333,7 @@ impl Replay {
             match header.body {
                 Body::Data(ref entries) => self.add_data(&mut changes, index, &header, entries),
                 Body::Marks(ref all) => self.add_marks(&mut changes, all),
-                Body::Opening => (),
+                Body::Opening(_) => (),
             }
         }
         changes.collected();
@@ -245,18 +354,14 @@ impl Replay {
 
     /// Adds the versions of one record that the checkpoint does not contain.
     fn add_data(
-        &mut self,
+        &self,
         changes: &mut Changes,
         index: &Index,
         header: &RecordHeader,
         entries: &[DataEntry],
     ) {
         for (number, entry) in entries.iter().enumerate() {
-            if entry.void {
-                continue;
-            }
-            self.highest_sequence = self.highest_sequence.max(entry.sequence);
-            if entry.sequence <= self.sequence {
+            if entry.void || entry.sequence <= self.sequence {
                 continue;
             }
             let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
@@ -289,7 +394,7 @@ fn memory_of(header: &RecordHeader) -> u64 {
             entries.len() * (size_of::<DataEntry>() + Changes::VERSION) + partial * Changes::MASK
         }
         Body::Marks(marks) => marks.len() * (size_of::<Mark>() + Changes::MARK),
-        Body::Opening => 0,
+        Body::Opening(_) => 0,
     };
     (IN_TREE + content) as u64
 }

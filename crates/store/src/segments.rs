@@ -169,6 +169,11 @@ impl Segments {
         self.state.lock().free.len() as u32
     }
 
+    /// Returns at most `most` of the free segments, in the order in which they became free.
+    pub(crate) fn free(&self, most: usize) -> Vec<SegmentId> {
+        self.state.lock().free.iter().take(most).copied().collect()
+    }
+
     /// Keeps this many free segments from being opened, from now on.
     pub(crate) fn withhold(&self, segments: u32) {
         self.withheld.store(segments, Ordering::SeqCst);

@@ -52,7 +52,7 @@ fn check(header: &RecordHeader, geometry: &Geometry) {
             }
             record::encode_marks(&mut page, &head, marks)
         }
-        Body::Opening => record::encode_opening(&mut page, &head),
+        Body::Opening(free) => record::encode_opening(&mut page, &head, free),
     }
     .expect("what was read can be written");
     assert_eq!(record::decode(&page, geometry, &CACHE).as_ref(), Ok(header));

@@ -1,9 +1,11 @@
 //! The two superblock copies, one behind the other.
 
 use crate::{CACHE, block_size, memory, mend};
-use forebay_core::{RecordNumber, SegmentId, Slot};
-use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{CheckpointRef, Geometry, PAGE, Superblock, Uuid, VolumeTableRef};
+use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
+use forebay_format::superblock::{COPY_A, COPY_B, MAX_LEFT_OUT, MAX_TORN};
+use forebay_format::{
+    AcceptedLog, CheckpointRef, Geometry, PAGE, Superblock, Uuid, VolumeTableRef,
+};
 
 /// See [`super::Mutate`]. Three times in four a value of one copy that is accepted changes, as
 /// random bytes hardly ever make a geometry whose parts fit.
@@ -50,6 +52,7 @@ fn invent(rng: &mut fastrand::Rng) -> Superblock {
         clean_shutdown: false,
         next_volume_id: 1,
         last_record: RecordNumber(0),
+        accepted: None,
     }
 }
 
@@ -64,7 +67,7 @@ fn number(rng: &mut fastrand::Rng) -> u64 {
 
 fn change(superblock: &mut Superblock, rng: &mut fastrand::Rng) {
     let geometry = &mut superblock.geometry;
-    match rng.u32(0..18) {
+    match rng.u32(0..19) {
         0 => superblock.cache = Uuid::from_u128(u128::from(number(rng))),
         1 => superblock.generation = number(rng),
         2 => superblock.compat = number(rng),
@@ -89,6 +92,17 @@ fn change(superblock: &mut Superblock, rng: &mut fastrand::Rng) {
         14 => geometry.volume_areas[rng.usize(0..2)] = number(rng) & !(PAGE as u64 - 1),
         15 => geometry.checkpoint_areas[rng.usize(0..2)] = number(rng) & !(PAGE as u64 - 1),
         16 => geometry.checkpoint_area_bytes = number(rng) & !(PAGE as u64 - 1),
+        17 => {
+            let range = number(rng)..=number(rng);
+            let accepted = AcceptedLog {
+                through: RecordNumber(number(rng)),
+                sequence: number(rng),
+                next_generation: Generation(number(rng)),
+                left_out: vec![range; rng.usize(0..=MAX_LEFT_OUT + 1)],
+                torn: vec![Slot(number(rng) as u32); rng.usize(0..=MAX_TORN + 1)],
+            };
+            superblock.accept(Some(accepted));
+        }
         _ => *geometry = plan(rng),
     }
 }

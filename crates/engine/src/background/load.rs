@@ -1,4 +1,4 @@
-//! Loads the index of a cache that was closed in order, while requests are served: see
+//! Loads the index of a cache while requests are served: see
 //! [`forebay_store::loader`]. Every lane takes part.
 
 use std::rc::Rc;
@@ -27,7 +27,7 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     if cache.store.loaded().await && engine.lane.id().0 == 0 {
         let took = engine.lane.now().since(began);
         tracing::info!(device = cache.store.device().name(), ?took, "the index is loaded");
-        if cache.store.loading_has_mended()
+        if cache.store.checkpoint_is_outdated()
             && let Err(error) = engine.store.checkpoint(false).await
         {
             tracing::warn!(%error, "a checkpoint failed");

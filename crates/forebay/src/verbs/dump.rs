@@ -116,7 +116,7 @@ async fn dump(
             });
             at += PAGE as u64;
             if let Some(header) = header {
-                if header.body != Body::Opening {
+                if !header.body.is_opening() {
                     writer.record(&header, geometry, entries);
                 }
                 at = (at + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
@@ -155,7 +155,7 @@ fn kind(header: &RecordHeader) -> (&'static str, usize) {
     match &header.body {
         Body::Data(entries) => ("data", entries.len()),
         Body::Marks(marks) => ("marks", marks.len()),
-        Body::Opening => ("opening", 0),
+        Body::Opening(_) => ("opening", 0),
     }
 }
 

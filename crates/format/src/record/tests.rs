@@ -250,8 +250,33 @@ proptest! {
             match header.body {
                 Body::Data(entries) => prop_assert_eq!(entries.len(), usize::from(count)),
                 Body::Marks(marks) => prop_assert_eq!(marks.len(), usize::from(count)),
-                Body::Opening => prop_assert_eq!(count, 0),
+                Body::Opening(free) => prop_assert_eq!((count, free.len() <= MAX_FREE), (0, true)),
             }
         }
+    }
+}
+
+#[test]
+fn an_opening_names_the_free_segments_that_it_has_room_for() {
+    let geometry = geometry(block(4096));
+    let head = head();
+    let of = |free: &[SegmentId]| {
+        let mut page = [0; HEADER_BYTES];
+        encode_opening(&mut page, &head, free).expect("possible");
+        (decode(&page, &geometry, &cache()).expect("an opening").body, page)
+    };
+    let some = vec![SegmentId(3), SegmentId(geometry.segment_count - 1)];
+    for free in [Vec::new(), some.clone()] {
+        assert_eq!(of(&free).0, Body::Opening(free));
+    }
+    let many = vec![SegmentId(1); MAX_FREE + 7];
+    assert_eq!(of(&many).0, Body::Opening(many[..MAX_FREE].to_vec()));
+    // A count beyond the page, and a segment that does not exist.
+    for (at, value) in [(64, MAX_FREE as u32 + 1), (64, u32::MAX), (68, geometry.segment_count)] {
+        let (_, mut page) = of(&some);
+        page[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        seal(&mut page);
+        let read = decode(&page, &geometry, &cache());
+        assert_eq!(read, Err(RecordError::Absurd("free")), "{value} at {at}");
     }
 }

@@ -2,6 +2,8 @@ use std::mem::size_of_val;
 
 use proptest::prelude::*;
 
+use forebay_core::{Generation, SegmentId, Slot};
+
 use super::*;
 
 fn geometry() -> Geometry {
@@ -21,12 +23,29 @@ fn sample() -> Superblock {
         clean_shutdown: true,
         next_volume_id: 2,
         last_record: RecordNumber(99),
+        accepted: None,
     }
+}
+
+/// A superblock with as much of an accepted log as fits.
+fn with_accepted() -> Superblock {
+    let geometry = geometry();
+    let accepted = AcceptedLog {
+        through: RecordNumber(1000),
+        sequence: 2000,
+        next_generation: Generation(300),
+        left_out: (0..MAX_LEFT_OUT as u64).map(|it| it * 10 + 3..=it * 10 + 3 + it % 8).collect(),
+        torn: (0..MAX_TORN as u32).map(|it| geometry.slot_at(SegmentId(it % 7), it + 1)).collect(),
+    };
+    assert!(accepted.fits());
+    let mut superblock = sample();
+    superblock.accept(Some(accepted));
+    superblock
 }
 
 /// Changes the raw fields and mends the checksum.
 fn forged(change: impl FnOnce(&mut OnDiskSuperblock)) -> [u8; PAGE] {
-    let mut bytes = sample().encode(COPY_A);
+    let mut bytes = with_accepted().encode(COPY_A);
     change(OnDiskSuperblock::mut_from_bytes(&mut bytes).expect("a page"));
     seal(&mut bytes);
     bytes
@@ -38,7 +57,26 @@ fn a_superblock_survives_the_round_trip() {
         assert_eq!(Superblock::decode(&sample().encode(at), at), Ok(sample()));
         let bare = Superblock { checkpoint: None, clean_shutdown: false, ..sample() };
         assert_eq!(Superblock::decode(&bare.encode(at), at), Ok(bare));
+        let accepted = with_accepted();
+        assert_eq!(Superblock::decode(&accepted.encode(at), at), Ok(accepted.clone()));
+        let mut forgotten = accepted;
+        forgotten.accept(None);
+        assert_eq!(forgotten, sample());
     }
+}
+
+#[test]
+fn an_accepted_log_knows_the_numbers_that_it_leaves_out() {
+    let left_out = vec![3..=5, 9..=9, 20..=30];
+    let mut accepted = AcceptedLog { left_out, ..AcceptedLog::default() };
+    let numbers: Vec<u64> = (0..40).filter(|number| accepted.leaves_out(*number)).collect();
+    assert_eq!(numbers, [3, 4, 5, 9].into_iter().chain(20..=30).collect::<Vec<_>>());
+    assert!(accepted.fits() && !AcceptedLog::default().leaves_out(0));
+    assert_eq!([2, 3, 5, 6, 25].map(|it| accepted.counting_from(it)), [2, 6, 6, 6, 31]);
+    accepted.torn = vec![Slot(1); MAX_TORN + 1];
+    assert!(!accepted.fits());
+    let left_out = (0..=MAX_LEFT_OUT as u64).map(|it| 2 * it..=2 * it).collect();
+    assert!(!AcceptedLog { left_out, ..AcceptedLog::default() }.fits());
 }
 
 #[test]
@@ -144,6 +182,27 @@ fn absurd_values_with_a_valid_checksum_are_refused_by_name() {
         ("checkpoint_len", |raw| raw.checkpoint_len = 0.into()),
         ("checkpoint_len", |raw| raw.checkpoint_len = u64::MAX.into()),
     ];
+    are_refused(matrix);
+}
+
+#[test]
+fn absurd_values_of_an_accepted_log_are_refused_by_name() {
+    are_refused(&[
+        ("accepted_through", |raw| raw.accepted.through = MAX_COUNT.into()),
+        ("accepted_sequence", |raw| raw.accepted.sequence = MAX_COUNT.into()),
+        ("accepted_generation", |raw| raw.accepted.next_generation = MAX_COUNT.into()),
+        ("left_out_count", |raw| raw.accepted.left_out_count = (MAX_LEFT_OUT as u16 + 1).into()),
+        ("torn_count", |raw| raw.accepted.torn_count = (MAX_TORN as u16 + 1).into()),
+        ("left_out", |raw| raw.accepted.left_out[0][1] = 2.into()),
+        ("left_out", |raw| raw.accepted.left_out[0][1] = 12.into()),
+        ("left_out", |raw| raw.accepted.left_out[1][0] = 4.into()),
+        ("left_out", |raw| raw.accepted.through = 500.into()),
+        ("torn", |raw| raw.accepted.torn[9] = 0.into()),
+        ("torn", |raw| raw.accepted.torn[0] = u32::MAX.into()),
+    ]);
+}
+
+fn are_refused(matrix: &[Forgery]) {
     for (index, (field, change)) in matrix.iter().enumerate() {
         let result = Superblock::decode(&forged(change), COPY_A);
         assert_eq!(result, Err(SuperblockError::Absurd(field)), "line {index}");
@@ -200,8 +259,8 @@ fn the_valid_copy_with_the_higher_generation_counts() {
     assert_eq!(chosen(&zero, &[]), Err(SuperblockError::Truncated));
     let newer = forged(|raw| raw.version = 2.into());
     assert_eq!(chosen(&newer, &at(9, COPY_B)), Err(Version(2)));
-    let newer = forged(|raw| raw.incompat = 16.into());
-    assert_eq!(chosen(&newer, &at(9, COPY_B)), Err(Incompatible(16)));
+    let newer = forged(|raw| raw.incompat = 32.into());
+    assert_eq!(chosen(&newer, &at(9, COPY_B)), Err(Incompatible(32)));
     let other = Superblock { cache: Uuid::from_u128(1), ..sample() };
     let mixed = Mixed(sample().cache, other.cache);
     assert_eq!(chosen(&at(1, COPY_A), &other.encode(COPY_B)), Err(mixed));
@@ -221,7 +280,7 @@ proptest! {
 
     /// Any one field with any value: refused, or a superblock that is wholly possible.
     #[test]
-    fn any_forged_word_is_refused_or_possible(at in 0usize..52, value: u32, small in 0u32..70_000) {
+    fn any_forged_word_is_refused_or_possible(at in 0usize..900, value: u32, small in 0u32..70_000) {
         for value in [value, small] {
             let bytes = forged(|raw| {
                 let raw = raw.as_mut_bytes();

@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::statistics::Estimate;
 
-mod stopped;
+mod first;
 
 /// Nanoseconds that are promised for a block.
 const GOAL: f64 = 100.0;
@@ -41,9 +41,13 @@ pub(crate) struct Args {
     /// written after the last commit that the log tells of have to be read
     #[arg(long, default_value_t = 65536)]
     commit_every: u64,
-    /// Measure the start after an orderly stop instead, with a full cache of this size, as 512G
+    /// Measure the time to the first request instead, with a full cache of this size, as 512G, after an
+    /// orderly stop
     #[arg(long)]
     size: Option<String>,
+    /// With --size, after a crash that left a log of so many bytes behind the checkpoint
+    #[arg(long, requires = "size")]
+    log: Option<String>,
 }
 
 /// What the last checkpoint before the crash has.
@@ -80,8 +84,9 @@ struct Report {
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if let Some(size) = &args.size {
-        let size = parse_size(size).map_err(|error| usage(error.to_string()))?;
-        return stopped::run(size.next_multiple_of(4 << 20).max(64 << 20), json);
+        let parsed = |size: &str| parse_size(size).map_err(|error| usage(error.to_string()));
+        let log = args.log.as_deref().map(parsed).transpose()?;
+        return first::run(parsed(size)?.next_multiple_of(4 << 20).max(64 << 20), log, json);
     }
     if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 || args.commit_every == 0
     {

@@ -22,7 +22,15 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
         let (mut world, geometry, page) = world_of(seed, &engine);
         let (volumes, headers) = (BTreeMap::new(), BTreeMap::new());
         let unsettled = BTreeSet::new();
-        let log = Log { geometry, base: 0, volumes, headers, unsettled, cells: Vec::new() };
+        let log = Log {
+            geometry,
+            base: 0,
+            accepted: Accepted::default(),
+            volumes,
+            headers,
+            unsettled,
+            cells: Vec::new(),
+        };
         let told = Told { volume: 0, first: 1, count: 1 };
         world.note_rot(&log, &BTreeSet::new());
         assert!(world.judge_told(told).is_err(), "seed {seed}: nothing was damaged");
@@ -74,7 +82,15 @@ fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
         let cell = Cell { header, slot, generation: Generation(1), volume, block, sequence: 1 };
         let (volumes, headers) = (BTreeMap::from([(volume, 0)]), BTreeMap::new());
         let (unsettled, cells) = (BTreeSet::new(), vec![cell.clone()]);
-        let log = Log { geometry, base: 7, volumes, headers, unsettled, cells };
+        let log = Log {
+            geometry,
+            base: 7,
+            accepted: Accepted::default(),
+            volumes,
+            headers,
+            unsettled,
+            cells,
+        };
         assert_eq!(log.pages(&cell), page..page + 1);
         let place = log.place(&world, volume, block).expect("a place on the volume");
         world.taint_cut_off(&log);
@@ -113,16 +129,24 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
             payload_bytes: 0,
             body,
         };
-        let opening = header(8, 7, Body::Opening);
+        let opening = header(8, 7, Body::Opening(Vec::new()));
         let data = header(8, 7, Body::Data(vec![entry]));
         let mut headers = BTreeMap::from([(page - 1, opening), (page, data)]);
         let mut unsettled = BTreeSet::new();
         if let Some(settled) = proof {
-            headers.insert(page + 8, header(9, 8, Body::Opening));
+            headers.insert(page + 8, header(9, 8, Body::Opening(Vec::new())));
             unsettled.extend((!settled).then_some(page + 8));
         }
         let volumes = BTreeMap::from([(volume, 0)]);
-        let log = Log { geometry, base: 7, volumes, headers, unsettled, cells: vec![cell] };
+        let log = Log {
+            geometry,
+            base: 7,
+            accepted: Accepted::default(),
+            volumes,
+            headers,
+            unsettled,
+            cells: vec![cell],
+        };
         let place = log.place(&world, volume, block).expect("a place on the volume");
         world.note_rot(&log, &BTreeSet::from([page]));
         assert_eq!(world.rot.missed[&8].contains(&place), tells, "{proof:?}");
@@ -152,6 +176,7 @@ fn a_header_behind_a_beginning_that_did_not_arrive_proves_nothing_for_sure() {
         let log = Log {
             geometry: geometry.clone(),
             base: 7,
+            accepted: Accepted::default(),
             volumes: BTreeMap::new(),
             headers: headers.iter().cloned().collect(),
             unsettled: BTreeSet::new(),

@@ -6,6 +6,17 @@ use super::{Address, Index, NewVersion, Unfit};
 use crate::error::StoreError;
 use crate::table::Entry;
 
+/// Everything in a shard that is loaded as a whole.
+#[derive(Default)]
+pub(crate) struct ShardContent {
+    /// The entries of the checkpoint that count.
+    pub(crate) entries: Vec<(Address, Entry)>,
+    /// The versions in the log that count, of other blocks.
+    pub(crate) versions: Vec<(Address, NewVersion)>,
+    /// The blocks of partial entries of the checkpoint that do not count.
+    pub(crate) superseded: Vec<Address>,
+}
+
 impl Index {
     /// Inserts a recovered entry; if it is partial, [`Index::restore_mask`] must follow.
     ///
@@ -65,17 +76,16 @@ impl Index {
         shard.lock().masks.restore(address.0, mask).map_err(Unfit::Masks)
     }
 
-    /// Loads a shard: these are all of its entries.
+    /// Loads a shard. Masks of all partial blocks in it were loaded before.
     ///
     /// # Errors
-    /// They do not fit, or belong to another shard.
-    pub(crate) fn load_shard(
-        &self,
-        number: u32,
-        entries: &[(Address, Entry)],
-    ) -> Result<(), StoreError> {
+    /// The entries do not fit, or belong to another shard.
+    pub(crate) fn load_shard(&self, number: u32, content: ShardContent) -> Result<(), StoreError> {
         let mut shard = self.shards[number as usize].shard.lock();
-        for (address, entry) in entries {
+        for address in &content.superseded {
+            shard.masks.remove(address.0);
+        }
+        for (address, entry) in &content.entries {
             let placed = self.geometry.place(address.0);
             let known = !entry.partial || shard.masks.get(address.0).is_some();
             if placed.shard != number || !known {
@@ -84,6 +94,15 @@ impl Index {
             let inserted = shard.table.insert(placed.key, *entry).map_err(|_| Unfit::Blocks);
             if inserted.map_err(|unfit| unfit.of("the checkpoint"))?.is_some() {
                 return Err(StoreError::Refused("the checkpoint has a block twice".into()));
+            }
+        }
+        for (address, NewVersion { entry, mask }) in content.versions {
+            let placed = self.geometry.place(address.0);
+            shard.table.insert(placed.key, entry).map_err(|_| Unfit::Blocks.of("the log"))?;
+            match mask {
+                // There is room for it: a mask of this block was loaded before.
+                Some(mask) => shard.masks.insert(address.0, mask),
+                None => shard.masks.remove(address.0),
             }
         }
         shard.loaded = true;

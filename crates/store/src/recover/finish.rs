@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use forebay_core::{Generation, RecordNumber, VolumeId};
-use forebay_format::Geometry;
+use forebay_format::{AcceptedLog, Geometry};
 
 use super::RecoveryReport;
 use super::opening::{FoundSegment, Opening, Replayed};
@@ -21,7 +21,7 @@ use crate::loading::Loading;
 use crate::log::Log;
 use crate::ordered::{Ordered, queue::Queue as OrderQueue};
 use crate::planted::{self, PlantedBug};
-use crate::replay::Replay;
+use crate::replay::{End, Replay};
 use crate::roots::refused;
 use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::store::Store;
@@ -36,6 +36,8 @@ pub(super) struct Parts {
     /// Whether the checkpoint was rebuilt or repaired, so that a new one must be written.
     mended: bool,
     loading: Loading,
+    /// What the superblock has to say of the log, if no checkpoint is written now.
+    accepted: Option<AcceptedLog>,
 }
 
 impl Opening<'_> {
@@ -46,13 +48,8 @@ impl Opening<'_> {
         queues: HashMap<VolumeId, OrderQueue>,
     ) -> Result<Parts, StoreError> {
         let geometry = &self.superblock.geometry;
-        let Replayed { index, replay, image, segments } = found;
-        // Segments may have been opened without any header reaching the device: each at most once.
-        let unseen = if self.report.clean { 0 } else { geometry.segment_count };
-        let highest = segments.iter().map(|it| it.generation.0);
-        let highest = highest.chain(image.lines.iter().map(|line| line.generation.0)).max();
-        let next_generation = (highest.unwrap_or(0) + 1).max(image.next_generation.0);
-        let next_generation = Generation(next_generation + u64::from(unseen));
+        let Replayed { index, replay, image, segments, accepted } = found;
+        let next_generation = self.next_generation(&segments, &image);
         let held = held_by(geometry, &queues);
         let ordered = Ordered::new(queues, &self.options.memory)
             .map_err(|over| refused(&self.device, over))?;
@@ -79,7 +76,10 @@ impl Opening<'_> {
                 // What is appended before the next checkpoint has to be replayed after a crash.
                 let most = self.options.checkpoint_due(geometry) / geometry.segment_bytes;
                 segments.withhold_beyond(most as u32);
-                Loading::of(later, index.shard_count(), self.options.lanes)
+                // Segments with records after the base have to wait for another checkpoint.
+                segments.checkpoint_durable(image.base);
+                let outdated = !self.report.clean;
+                Loading::of(later, index.shard_count(), self.options.lanes, outdated)
             }
             None => Loading::nothing(),
         };
@@ -91,7 +91,7 @@ impl Opening<'_> {
             geometry.segment_count,
             next,
         );
-        Ok(Parts { index, segments, ordered, log, mended: image.mended, loading })
+        Ok(Parts { index, segments, ordered, log, mended: image.mended, loading, accepted })
     }
 
     /// Phase 5: makes the recovered state durable, before anything else is written.
@@ -155,6 +155,11 @@ impl Opening<'_> {
             // is clean.
             let stays = planted::has(PlantedBug::CleanFlagStays);
             this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
+        } else if let Some(accepted) = parts.accepted {
+            // Barrier for invariants 4 and 9: before the first write, the superblock says which records
+            // count. A later recovery finds them proven durable by what is written next.
+            let accepted = (!planted::has(PlantedBug::AcceptedNotNoted)).then_some(accepted);
+            this.write_superblock(|superblock| superblock.accept(accepted)).await?;
         } else {
             this.checkpoint(false).await?;
         }
@@ -206,8 +211,8 @@ fn restored(
     segments.restore_all(found.into_iter().map(|it| {
         let FoundSegment { segment, generation, .. } = it;
         let state = if is_free(&it) { SegmentState::Free } else { SegmentState::Closed };
-        let position = replay.position(segment).unwrap_or(it.position);
-        (segment, SegmentSnapshot { generation, state, position }, RecordNumber(0))
+        let end = replay.end_of(segment).unwrap_or(End { position: it.position, ..End::default() });
+        (segment, SegmentSnapshot { generation, state, position: end.position }, end.number)
     }));
     segments.set_live(live);
     segments

@@ -85,6 +85,7 @@ async fn reopening(
         let pages = retry::read_pages(queue, offset, 2 * PAGE).await?;
         let mut replay = replay.borrow_mut();
         replay.bytes_read += 2 * PAGE as u64;
+        replay.firsts_readable &= pages.all_readable();
         let (first, second) = pages.bytes.split_at(PAGE);
         let opening = replay.header_at(first, segment, 0);
         let record = replay.header_at(second, segment, granules);

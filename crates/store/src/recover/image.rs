@@ -6,8 +6,7 @@ use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, VolumeId};
 use forebay_device::Queue;
-use forebay_format::checkpoint::SegmentUse;
-use forebay_format::{Arrangement, Geometry, SegmentState as SegmentLine};
+use forebay_format::{AcceptedLog, Arrangement, Geometry, SegmentState as SegmentLine};
 use forebay_lane::Lane;
 use parking_lot::Mutex;
 
@@ -45,6 +44,19 @@ pub(super) struct Source<'a> {
     pub(super) queue: &'a Queue,
     pub(super) geometry: &'a Geometry,
     pub(super) spaces: &'a [VolumeSpace],
+    /// What earlier recoveries have accepted of the log.
+    pub(super) accepted: Option<&'a AcceptedLog>,
+}
+
+impl Source<'_> {
+    /// Begins a replay of the records after `base`.
+    fn begin(&self, replay: &RefCell<Replay>, base: RecordNumber, sequence: u64) {
+        let mut replay = replay.borrow_mut();
+        replay.begin(base, sequence);
+        if let Some(accepted) = self.accepted {
+            replay.accept(accepted);
+        }
+    }
 }
 
 /// Loads the checkpoint's blocks into the index, except those in segments that were opened again:
@@ -61,12 +73,12 @@ pub(super) async fn load(
     index: &Index,
     replay: &Rc<RefCell<Replay>>,
 ) -> Result<Image, StoreError> {
-    let Source { lane, queue, geometry, spaces } = from;
+    let Source { lane, queue, geometry, spaces, .. } = from;
     let unfit = |unfit: Unfit| unfit.of("the checkpoint");
     let header = *source.header();
     let count = geometry.segment_count as usize;
     let bits = u32::from(header.check_bits);
-    replay.borrow_mut().begin(header.base, header.highest_sequence);
+    from.begin(replay, header.base, header.highest_sequence);
     let (mut lines, mut firsts) = (Vec::with_capacity(count), None);
     let (mut dirty, mut last_dirty) = (HashSet::new(), None);
     while let Some(chunk) = source.read().await? {
@@ -118,32 +130,34 @@ pub(super) async fn load(
 }
 
 /// Most masks with which a checkpoint is loaded later: they are loaded at once.
-const MOST_MASKS: u64 = 1 << 16;
+pub(super) const MOST_MASKS: u64 = 1 << 16;
 
 /// Returns whether the entries of a checkpoint can be loaded later into an index with this order of
 /// entries.
 pub(super) fn can_wait(source: &CheckpointSource, order: &Arrangement, least: u64) -> bool {
     let header = source.header();
     let same = |it: &Arrangement| Arrangement { dirty: 0, ..*it } == *order;
-    header.arrangement.as_ref().is_some_and(same)
+    header.bounded
+        && header.arrangement.as_ref().is_some_and(same)
         && (least..).contains(&header.entry_count)
         && header.mask_count <= MOST_MASKS
 }
 
-/// As [`load`] for a cache that was closed in order, but leaves the entries for later.
+/// As [`load`], but leaves the entries for later.
 ///
 /// # Errors
 /// A part of the checkpoint is damaged: load it as a whole.
 pub(super) async fn load_later(
     from: &Source<'_>,
     source: Chunks,
+    clean: bool,
     index: &Index,
     replay: &Rc<RefCell<Replay>>,
 ) -> Result<Image, StoreError> {
-    let Source { queue, geometry, spaces, .. } = from;
+    let Source { lane, queue, geometry, spaces, .. } = from;
     let header = *source.header();
     let count = geometry.segment_count as usize;
-    replay.borrow_mut().begin(header.base, header.highest_sequence);
+    from.begin(replay, header.base, header.highest_sequence);
     let (mut lines, mut bytes_read) = (Vec::with_capacity(count), 0);
     let damaged = || StoreError::Refused("the checkpoint is damaged".into());
     let mut chunk = 0;
@@ -175,10 +189,16 @@ pub(super) async fn load_later(
         }
     }
     index.unload();
-    let in_use = lines.iter().map(|line| line.usage != SegmentUse::NeverUsed).collect();
+    let reopened = if clean || planted::has(PlantedBug::ReopenedNotSeen) {
+        vec![None; count]
+    } else {
+        replay.borrow_mut().trust_free(header.next_generation);
+        let bounds = Bounds { lowest: header.next_generation, lines: lines.clone() };
+        reopened(lane, queue, replay, bounds, false).await?
+    };
     Ok(Image {
         lines,
-        reopened: vec![None; count],
+        reopened,
         base: header.base,
         next_generation: header.next_generation,
         bytes_read,
@@ -187,7 +207,8 @@ pub(super) async fn load_later(
         later: Some(loading::Source {
             checkpoint: source,
             spaces: spaces.to_vec(),
-            in_use,
+            segments: Vec::new(),
+            changes: Mutex::default(),
             firsts: Mutex::default(),
         }),
     })
@@ -212,7 +233,7 @@ pub(super) async fn rebuild(
         return Err(why);
     }
     tracing::error!(%why, "the checkpoint cannot be used: the index is rebuilt from the log");
-    replay.borrow_mut().begin(RecordNumber(0), 0);
+    from.begin(replay, RecordNumber(0), 0);
     let lines = vec![SegmentLine::default(); count];
     let bounds = Bounds { lowest: Generation(0), lines: lines.clone() };
     let reopened = reopened(lane, queue, replay, bounds, true).await?;

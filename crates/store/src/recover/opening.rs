@@ -5,18 +5,21 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{Generation, SegmentId, VolumeId};
+use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
-use forebay_format::{Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
+use forebay_format::{AcceptedLog, Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
 use forebay_lane::{Lane, MemoryHold, MemoryUse};
+use parking_lot::Mutex;
 
 use super::image::{self, Image};
 use super::size::{hold_memory, named, table_geometry};
 use super::{READS, RecoveryReport};
 use crate::checkpoint::source::CheckpointSource;
+use crate::chunks::Chunks;
 use crate::error::StoreError;
 use crate::index::Index;
+use crate::loading::Entries;
 use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
 use crate::ordered::{Horizon, queue::Queue as OrderQueue};
@@ -65,6 +68,8 @@ pub(super) struct FoundSegment {
     pub(super) generation: Generation,
     /// Granules written according to the checkpoint.
     pub(super) position: u32,
+    /// Whether it may have records after the checkpoint.
+    pub(super) walked: bool,
     /// Whether it has been opened at least once.
     pub(super) in_use: bool,
 }
@@ -75,6 +80,8 @@ pub(super) struct Replayed {
     pub(super) replay: Replay,
     pub(super) image: Image,
     pub(super) segments: Vec<FoundSegment>,
+    /// What the superblock has to say of the log, if no checkpoint is written before it is used.
+    pub(super) accepted: Option<AcceptedLog>,
 }
 
 impl<'a> Opening<'a> {
@@ -129,29 +136,85 @@ impl<'a> Opening<'a> {
         Ok((opening, checkpoint))
     }
 
-    /// Phases 2 and 3: loads the checkpoint into a new index. If the checkpoint cannot be used, the
-    /// index is rebuilt from the log.
-    pub(super) async fn load(&mut self, checkpoint: Checkpoint) -> Result<Loaded, StoreError> {
-        let geometry = &self.superblock.geometry;
-        let (mut index, mut replay) = self.empty();
-        let from =
-            image::Source { lane: self.lane, queue: &self.queue, geometry, spaces: &self.spaces };
+    /// Phases 2 to 4: restores the index as of the end of the log, or what it takes to load it later.
+    pub(super) async fn read_log(
+        &mut self,
+        checkpoint: Checkpoint,
+    ) -> Result<Replayed, StoreError> {
         if let Ok(source) = &checkpoint
             && self.may_load_later(source)
         {
-            let chunks = source.chunks().clone();
-            match image::load_later(&from, chunks, &index, &replay).await {
-                Ok(image) => {
-                    self.report.bytes_read += image.bytes_read;
-                    return Ok(Loaded { index, replay, image });
-                }
+            match self.replay_first(source.chunks().clone()).await {
+                Ok(Some(replayed)) => return Ok(replayed),
+                Ok(None) => (),
                 // Read it as a whole, and mend it.
                 Err(error) => {
                     tracing::warn!(%error, "the index is loaded before anything is served")
                 }
             }
-            (index, replay) = self.empty();
         }
+        let loaded = self.load(checkpoint).await?;
+        self.replay(loaded).await
+    }
+
+    /// Reads the log, and leaves the checkpoint's entries for later. `None`: that is not possible.
+    async fn replay_first(&mut self, chunks: Chunks) -> Result<Option<Replayed>, StoreError> {
+        let (index, replay) = self.empty();
+        let clean = self.report.clean;
+        let mut image = image::load_later(&self.source(), chunks, clean, &index, &replay).await?;
+        let mut segments = self.choose_walks(&image, &mut replay.borrow_mut());
+        let mut replay = self.walk(replay).await?;
+        let next = self.next_generation(&segments, &image);
+        let left_out = self.left_out();
+        let last = replay.highest_number.0.max(image.base.0).saturating_add(left_out);
+        let sequence = replay.highest_sequence.saturating_add(left_out);
+        let accepted = replay.accepted(RecordNumber(last), sequence, next);
+        let most = 2 * self.options.checkpoint_due(&self.superblock.geometry);
+        // Another recovery must be able to decide alike, and to hold what is written meanwhile.
+        let usable = replay.lost().is_none() && replay.has_read_all() && accepted.fits();
+        if !usable || replay.walked_bytes() > most {
+            return Ok(None);
+        }
+        for segment in segments.iter_mut().filter(|it| !it.walked) {
+            segment.in_use &= !replay.is_free(segment.segment);
+        }
+        let mut changes = replay.changes(&index);
+        if changes.partial_count() as u64 > image::MOST_MASKS {
+            return Ok(None);
+        }
+        let mut loaded = Ok(());
+        changes.partial(|address, mask| {
+            if loaded.is_ok() {
+                loaded = index.load_mask(address, mask.clone());
+            }
+        });
+        loaded.map_err(|unfit| unfit.of("the log"))?;
+        if let Some(later) = &mut image.later {
+            let reopened = image.reopened.iter().map(Option::is_some);
+            later.segments = segments.iter().zip(reopened).map(meaning).collect();
+            later.changes = Mutex::new((!clean).then(|| Arc::new(changes)));
+        }
+        self.report_log(&replay, &image);
+        let accepted = (!clean).then_some(accepted);
+        Ok(Some(Replayed { index, replay, image, segments, accepted }))
+    }
+
+    /// The cache, for reading the checkpoint.
+    fn source(&self) -> image::Source<'_> {
+        image::Source {
+            lane: self.lane,
+            queue: &self.queue,
+            geometry: &self.superblock.geometry,
+            spaces: &self.spaces,
+            accepted: self.superblock.accepted.as_ref(),
+        }
+    }
+
+    /// Phases 2 and 3: loads the checkpoint into a new index. If the checkpoint cannot be used, the
+    /// index is rebuilt from the log.
+    async fn load(&mut self, checkpoint: Checkpoint) -> Result<Loaded, StoreError> {
+        let (mut index, mut replay) = self.empty();
+        let from = self.source();
         let loaded = match checkpoint {
             Ok(source) => image::load(&from, source, self.report.clean, &index, &replay).await,
             Err(error) => Err(error),
@@ -161,11 +224,11 @@ impl<'a> Opening<'a> {
             Err(StoreError::Memory(over)) => return Err(refused(&self.device, over)),
             Err(error) => {
                 (index, replay) = self.empty();
+                let image = image::rebuild(&from, &replay, error).await?;
                 self.report.clean = false;
-                image::rebuild(&from, &replay, error).await?
+                image
             }
         };
-        self.report.bytes_read += image.bytes_read;
         if image.mended {
             self.report.notes.push(
                 "the checkpoint was damaged, and was repaired or rebuilt from the log".into(),
@@ -181,8 +244,7 @@ impl<'a> Opening<'a> {
     /// in this opening depends on all of them, as the order of writes of a volume would.
     fn may_load_later(&self, source: &CheckpointSource) -> bool {
         let order = arrangement(&self.table, self.shards, &self.spaces);
-        self.report.clean
-            && self.report.notes.is_empty()
+        self.report.notes.is_empty()
             && !source.mended
             && !self.is_distrusted()
             && self.volumes.iter().all(|volume| Horizon::of(volume).is_none())
@@ -199,20 +261,41 @@ impl<'a> Opening<'a> {
     }
 
     /// Phase 4: applies the records after the checkpoint's base.
-    pub(super) async fn replay(&mut self, loaded: Loaded) -> Result<Replayed, StoreError> {
+    async fn replay(&mut self, loaded: Loaded) -> Result<Replayed, StoreError> {
         let Loaded { index, replay, image } = loaded;
         let segments = self.choose_walks(&image, &mut replay.borrow_mut());
-        let named = |error| named(&self.device, error);
-        Replay::run(self.lane, &self.queue, &replay, READS).await.map_err(named)?;
-        let mut replay = Rc::try_unwrap(replay)
-            .map_err(|_| refused(&self.device, "recovery is still running"))?
-            .into_inner();
+        let mut replay = self.walk(replay).await?;
         self.report.damage = replay.lost();
-        replay.changes(&index).apply_to(&index).map_err(named)?;
+        let applied = replay.changes(&index).apply_to(&index);
+        applied.map_err(|error| named(&self.device, error))?;
+        self.report_log(&replay, &image);
+        Ok(Replayed { index, replay, image, segments, accepted: None })
+    }
+
+    /// Walks through the segments that are registered with a replay.
+    async fn walk(&self, replay: Rc<RefCell<Replay>>) -> Result<Replay, StoreError> {
+        let walked = Replay::run(self.lane, &self.queue, &replay, READS).await;
+        walked.map_err(|error| named(&self.device, error))?;
+        Rc::try_unwrap(replay)
+            .map(RefCell::into_inner)
+            .map_err(|_| refused(&self.device, "recovery is still running"))
+    }
+
+    fn report_log(&mut self, replay: &Replay, image: &Image) {
         self.report.records = replay.records;
         self.report.torn = replay.torn;
-        self.report.bytes_read += replay.bytes_read;
-        Ok(Replayed { index, replay, image, segments })
+        self.report.bytes_read += replay.bytes_read + image.bytes_read;
+    }
+
+    /// Returns a generation that no opening has, seen or not.
+    pub(super) fn next_generation(&self, segments: &[FoundSegment], image: &Image) -> Generation {
+        // Segments may have been opened without any header reaching the device: each at most once.
+        let unseen = if self.report.clean { 0 } else { self.superblock.geometry.segment_count };
+        let found = segments.iter().map(|it| it.generation.0 + 1);
+        let lines = image.lines.iter().map(|line| line.generation.0 + 1);
+        let known = self.superblock.accepted.iter().map(|accepted| accepted.next_generation.0);
+        let next = found.chain(lines).chain(known).fold(image.next_generation.0.max(1), u64::max);
+        Generation(next + u64::from(unseen))
     }
 
     /// Registers with the replay the segments that have records after the checkpoint.
@@ -232,7 +315,8 @@ impl<'a> Opening<'a> {
             let in_use = walk.is_some() || line.usage != SegmentUse::NeverUsed;
             let generation = walk.unwrap_or(line.generation);
             replay.set_generation(segment, in_use.then_some(generation));
-            FoundSegment { segment, generation, position: line.write_position, in_use }
+            let (position, walked) = (line.write_position, walk.is_some());
+            FoundSegment { segment, generation, position, walked, in_use }
         };
         image.lines.iter().enumerate().map(segment_of).collect()
     }
@@ -299,6 +383,15 @@ impl<'a> Opening<'a> {
         let (queues, bytes_read) = order::recover(self.lane, source).await?;
         self.report.bytes_read += bytes_read;
         Ok(queues)
+    }
+}
+
+/// Returns what the entries of the checkpoint in a segment mean.
+fn meaning((segment, reopened): (&FoundSegment, bool)) -> Entries {
+    match (reopened, segment.in_use) {
+        (true, _) => Entries::Superseded,
+        (false, true) => Entries::Valid,
+        (false, false) => Entries::None,
     }
 }
 

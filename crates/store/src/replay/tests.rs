@@ -142,15 +142,18 @@ fn records_that_had_been_durable_and_are_missing_are_lost() {
 #[test]
 fn a_record_counts_if_it_is_newer_than_the_checkpoint() {
     let mut replay = replay(4096);
-    assert_eq!(replay.position(SegmentId(3)), None);
+    assert!(replay.end_of(SegmentId(3)).is_none());
     for (position, number) in [(9, 10), (5, 11), (1, 9)] {
         replay.add(data(3, position, number, vec![entry(1, number, 1); 2])).expect("memory");
     }
-    replay.add(RecordHeader { body: Body::Opening, ..data(2, 0, 12, Vec::new()) }).expect("memory");
+    replay
+        .add(RecordHeader { body: Body::Opening(Vec::new()), ..data(2, 0, 12, Vec::new()) })
+        .expect("memory");
     assert_eq!(replay.found.keys().copied().collect::<Vec<_>>(), [11]);
     assert_eq!(replay.highest_number, RecordNumber(12));
-    assert_eq!(replay.position(SegmentId(3)), Some(12), "behind the two blocks of the last one");
-    assert_eq!(replay.position(SegmentId(2)), Some(1));
+    let end = |segment| replay.end_of(SegmentId(segment)).map(|end| (end.position, end.number));
+    assert_eq!(end(3), Some((12, RecordNumber(11))), "behind the two blocks of the last one");
+    assert_eq!(end(2), Some((1, RecordNumber(12))));
 }
 
 #[test]
@@ -357,7 +360,7 @@ impl World {
 fn a_walk_finds_the_headers_of_one_life_wherever_they_are() {
     let world = World::new(2048);
     let opening = world.head(0, 5, LIFE);
-    let into = |into: &mut [u8]| encode_opening(into, &opening).expect("it fits");
+    let into = |into: &mut [u8]| encode_opening(into, &opening, &[]).expect("it fits");
     world.disk.edit(world.page(0), into);
     // The payload ends in the middle of a page: the next record starts at the following page.
     world.put_data(1, 5, 3);

@@ -40,119 +40,133 @@ fn first_byte(world: &World, store: &Rc<StoreLane>, space: &VolumeSpace, block: 
 /// see it. The segment is used again; crash 2 leaves less of it, and the old record is still behind.
 #[test]
 fn a_record_that_recovery_did_not_see_never_counts() {
-    let world = World::new(BYTES);
-    let store = open(&world);
-    let space = volume(&world, &store);
-    world.checkpoint(&store, false);
-    // Background work opens a segment first each time, so that clients come to the same one again.
-    append_as(Class::Background, &store, &space, 50, (1, true, None));
-    world.commit(&store);
-    let before = world.disk.content();
-    for (block, fill) in [(0, 1), (100, 2), (7, 99)] {
-        for block in block..block + 5 {
-            append(&store, &space, block, fill, true, None);
-        }
+    for world in World::both(BYTES) {
+        let store = open(&world);
+        let space = volume(&world, &store);
+        world.checkpoint(&store, false);
+        // Background work opens a segment first each time, so that clients come to the same one again.
+        append_as(Class::Background, &store, &space, 50, (1, true, None));
         world.commit(&store);
+        let before = world.disk.content();
+        for (block, fill) in [(0, 1), (100, 2), (7, 99)] {
+            for block in block..block + 5 {
+                append(&store, &space, block, fill, true, None);
+            }
+            world.commit(&store);
+        }
+        let records = headers(&world.disk.content());
+        let (last, stale) = records.iter().max_by_key(|(_, it)| it.number).expect("three").clone();
+        let segment = stale.segment;
+        // Crash 1: of these only the last record has reached the device.
+        for (page, _) in records.iter().filter(|(page, it)| it.segment == segment && *page < last) {
+            let old = before[page * PAGE..][..PAGE].to_vec();
+            world.disk.edit(*page, |content| content.copy_from_slice(&old));
+        }
+        drop(store);
+        let store = open(&world);
+        let space = store.store().space_of(space.id).expect("there");
+        assert_eq!(first_byte(&world, &store, &space, 7), None, "nobody saw it");
+        // Block 7 is written and flushed, and then the same segment is opened again.
+        append_as(Class::Background, &store, &space, 7, (3, true, None));
+        world.commit(&store);
+        append(&store, &space, 1000, 4, true, None);
+        world.commit(&store);
+        // Crash 2: the beginning of the segment is torn again, so that its generation has to be searched for.
+        let first = headers(&world.disk.content())
+            .into_iter()
+            .find(|(_, it)| it.segment == segment && it.generation > stale.generation)
+            .expect("it has been opened again")
+            .0;
+        for page in [first, first + 1] {
+            world.disk.edit(page, |content| content[100] ^= 1);
+        }
+        assert!(
+            headers(&world.disk.content()).contains(&(last, stale)),
+            "the old record is still there"
+        );
+        drop(store);
+        let store = open(&world);
+        let space = store.store().space_of(space.id).expect("there");
+        assert_eq!(first_byte(&world, &store, &space, 7), Some(3), "what was flushed");
+        assert_eq!(world.loaded_later.get() > 0, world.loads_later);
     }
-    let records = headers(&world.disk.content());
-    let (last, stale) = records.iter().max_by_key(|(_, it)| it.number).expect("three").clone();
-    let segment = stale.segment;
-    // Crash 1: of these only the last record has reached the device.
-    for (page, _) in records.iter().filter(|(page, it)| it.segment == segment && *page < last) {
-        let old = before[page * PAGE..][..PAGE].to_vec();
-        world.disk.edit(*page, |content| content.copy_from_slice(&old));
-    }
-    drop(store);
-    let store = open(&world);
-    let space = store.store().space_of(space.id).expect("there");
-    assert_eq!(first_byte(&world, &store, &space, 7), None, "nobody saw it");
-    // Block 7 is written and flushed, and then the same segment is opened again.
-    append_as(Class::Background, &store, &space, 7, (3, true, None));
-    world.commit(&store);
-    append(&store, &space, 1000, 4, true, None);
-    world.commit(&store);
-    // Crash 2: the beginning of the segment is torn again, so that its generation has to be searched for.
-    let first = headers(&world.disk.content())
-        .into_iter()
-        .find(|(_, it)| it.segment == segment && it.generation > stale.generation)
-        .expect("it has been opened again")
-        .0;
-    for page in [first, first + 1] {
-        world.disk.edit(page, |content| content[100] ^= 1);
-    }
-    assert!(
-        headers(&world.disk.content()).contains(&(last, stale)),
-        "the old record is still there"
-    );
-    drop(store);
-    let store = open(&world);
-    let space = store.store().space_of(space.id).expect("there");
-    assert_eq!(first_byte(&world, &store, &space, 7), Some(3), "what was flushed");
 }
 
 #[test]
 fn no_number_sequence_or_generation_is_given_out_twice() {
-    let world = World::new(BYTES);
-    let (mut numbers, mut sequences, mut generations) = (0, 0, Default::default());
-    let store = open(&world);
-    let mut space = volume(&world, &store);
-    drop(store);
-    for round in 0..5 {
+    for world in World::both(BYTES) {
+        let (mut numbers, mut sequences, mut generations) = (0, 0, Default::default());
         let store = open(&world);
-        space = store.store().space_of(space.id).expect("there");
-        let before = world.disk.content();
-        append(&store, &space, round, 1, true, None);
-        world.commit(&store);
-        let records = headers(&world.disk.content());
-        let (_, newest) = records.iter().max_by_key(|(_, it)| it.number).expect("just written");
-        let Body::Data(entries) = &newest.body else { panic!("{newest:?}") };
-        assert!(newest.number.0 > numbers, "a number was used again");
-        assert!(entries[0].sequence > sequences, "a sequence was used again");
-        assert!(newest.generation > generations, "a generation was used again");
-        (numbers, sequences, generations) =
-            (newest.number.0, entries[0].sequence, newest.generation);
-        // A crash that leaves nothing of it.
-        if round % 2 == 0 {
-            world.disk.overwrite(&before);
+        let mut space = volume(&world, &store);
+        drop(store);
+        for round in 0..5 {
+            let store = open(&world);
+            space = store.store().space_of(space.id).expect("there");
+            let before = world.disk.content();
+            append(&store, &space, round, 1, true, None);
+            world.commit(&store);
+            let records = headers(&world.disk.content());
+            let (_, newest) = records.iter().max_by_key(|(_, it)| it.number).expect("just written");
+            let Body::Data(entries) = &newest.body else { panic!("{newest:?}") };
+            assert!(newest.number.0 > numbers, "a number was used again");
+            assert!(entries[0].sequence > sequences, "a sequence was used again");
+            assert!(newest.generation > generations, "a generation was used again");
+            (numbers, sequences, generations) =
+                (newest.number.0, entries[0].sequence, newest.generation);
+            // A crash that leaves nothing of it.
+            if round % 2 == 0 {
+                world.disk.overwrite(&before);
+            }
         }
+        assert_eq!(world.loaded_later.get() > 0, world.loads_later);
     }
 }
 
 /// Openings beyond 31 bits: caches that are written to for long, or crash often.
 #[test]
 fn generations_go_on_beyond_31_bits() {
-    let world = World::new(BYTES);
-    let store = open(&world);
-    let space = volume(&world, &store);
-    store.store().segments.skip_generations((1 << 31) - 3);
-    world.checkpoint(&store, false);
-    assert_ne!(superblock(&world).incompat & 4, 0, "the device says so before the first of them");
-    for block in 0..600 {
-        append(&store, &space, block, 1 + (block % 200) as u8, true, None);
-        if block % 50 == 0 {
-            world.commit(&store);
+    for world in World::both(BYTES) {
+        let store = open(&world);
+        let space = volume(&world, &store);
+        store.store().segments.skip_generations((1 << 31) - 3);
+        world.checkpoint(&store, false);
+        assert_ne!(
+            superblock(&world).incompat & 4,
+            0,
+            "the device says so before the first of them"
+        );
+        for block in 0..600 {
+            append(&store, &space, block, 1 + (block % 200) as u8, true, None);
+            if block % 50 == 0 {
+                world.commit(&store);
+            }
         }
-    }
-    world.commit(&store);
-    // Marks name the lower half only.
-    for block in 0..50 {
-        store.store().forget(&space, OriginBlock(block), |_| true).expect("cached");
-    }
-    world.commit(&store);
-    append(&store, &space, 4000, 9, true, None);
-    world.commit(&store);
-    drop(store);
-    let highest = headers(&world.disk.content()).iter().map(|(_, it)| it.generation.0).max();
-    assert!(highest > Some(1 << 31), "{highest:?}");
-    for clean in [false, true] {
-        let (store, report) = world.open(StoreOptions::default()).expect("it opens");
-        assert_eq!((report.clean, report.blocks, report.damage), (clean, 551, None));
-        let space = store.store().space_of(space.id).expect("there");
-        assert_eq!(first_byte(&world, &store, &space, 49), None);
-        for block in 50..600 {
-            assert_eq!(first_byte(&world, &store, &space, block), Some(1 + (block % 200) as u8));
+        world.commit(&store);
+        // Marks name the lower half only.
+        for block in 0..50 {
+            store.store().forget(&space, OriginBlock(block), |_| true).expect("cached");
         }
-        world.checkpoint(&store, true);
+        world.commit(&store);
+        append(&store, &space, 4000, 9, true, None);
+        world.commit(&store);
+        drop(store);
+        let highest = headers(&world.disk.content()).iter().map(|(_, it)| it.generation.0).max();
+        assert!(highest > Some(1 << 31), "{highest:?}");
+        for clean in [false, true] {
+            let (store, report) = world.open(StoreOptions::default()).expect("it opens");
+            assert_eq!((report.clean, report.damage), (clean, None));
+            assert_eq!(store.store().index.len(), 551);
+            let space = store.store().space_of(space.id).expect("there");
+            assert_eq!(first_byte(&world, &store, &space, 49), None);
+            for block in 50..600 {
+                assert_eq!(
+                    first_byte(&world, &store, &space, block),
+                    Some(1 + (block % 200) as u8)
+                );
+            }
+            world.checkpoint(&store, true);
+        }
+        assert_eq!(world.loaded_later.get() > 0, world.loads_later);
     }
 }
 

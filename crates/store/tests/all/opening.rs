@@ -31,7 +31,7 @@ fn records(world: &World) -> Vec<(usize, RecordHeader)> {
     let pages = content.chunks_exact(PAGE).enumerate();
     pages
         .filter_map(|(page, bytes)| Some((page, record::decode(bytes, &geometry, &cache).ok()?)))
-        .filter(|(_, header)| header.body != Body::Opening)
+        .filter(|(_, header)| !header.body.is_opening())
         .collect()
 }
 

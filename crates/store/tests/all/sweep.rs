@@ -57,7 +57,7 @@ impl Pages {
             .chunks_exact(PAGE)
             .enumerate()
             .filter_map(|(page, it)| Some((page, record::decode(it, &geometry, &cache).ok()?)))
-            .filter(|(_, header)| header.body != Body::Opening)
+            .filter(|(_, header)| !header.body.is_opening())
             .collect();
         let proven = headers.iter().map(|(_, it)| it.durable_through).max().unwrap_or_default();
         let mut of_slot: BTreeMap<Slot, (u16, u64)> = BTreeMap::new();

@@ -152,7 +152,7 @@ impl Writer for Lines {
                         })
                     })
                     .collect(),
-                Body::Opening => Vec::new(),
+                Body::Opening(_) => Vec::new(),
                 Body::Marks(marks) => marks
                     .iter()
                     .map(|mark| {

@@ -204,7 +204,7 @@ impl Writer for Text {
                     };
                 }
             }
-            Body::Opening => (),
+            Body::Opening(_) => (),
             Body::Marks(marks) => {
                 for mark in marks {
                     let what = match mark.kind {

@@ -3,6 +3,7 @@
 
 pub mod image;
 
+use std::cell::Cell;
 use std::ops::Deref;
 use std::rc::Rc;
 
@@ -25,6 +26,10 @@ pub struct Cached {
 pub struct World {
     base: LaneWorld,
     pub disk: Disk,
+    /// Whether caches are opened before their indexes are loaded, where that is possible.
+    pub loads_later: bool,
+    /// How many were.
+    pub loaded_later: Cell<u32>,
 }
 
 impl Deref for World {
@@ -39,7 +44,13 @@ pub type Opened = (Rc<StoreLane>, RecoveryReport);
 
 impl World {
     pub fn on(content: &[u8]) -> World {
-        World { base: LaneWorld::new(), disk: Disk::of(content) }
+        let (base, disk) = (LaneWorld::new(), Disk::of(content));
+        World { base, disk, loads_later: false, loaded_later: Cell::new(0) }
+    }
+
+    /// Two worlds with a formatted cache, of which the second loads indexes later.
+    pub fn both(bytes: usize) -> [World; 2] {
+        [false, true].map(|loads_later| World { loads_later, ..World::new(bytes) })
     }
 
     /// A formatted cache without volumes.
@@ -54,10 +65,22 @@ impl World {
         world
     }
 
-    pub fn open(&self, options: StoreOptions) -> Result<Opened, StoreError> {
+    /// Opens the cache. Its index is loaded, unless the options say that it may be loaded later.
+    pub fn open(&self, mut options: StoreOptions) -> Result<Opened, StoreError> {
         let (lane, device) = (self.lane.clone(), self.disk.device.clone());
         let queue = self.queue(&device);
-        self.block_on(async move { Store::open(&lane, device, queue, options).await })
+        let loads = self.loads_later && options.load_later_from != u64::MAX;
+        if loads {
+            options.load_later_from = 1;
+        }
+        let opened =
+            self.block_on(async move { Store::open(&lane, device, queue, options).await })?;
+        if loads && !opened.0.store().is_loaded() {
+            self.loaded_later.set(self.loaded_later.get() + 1);
+            let store = opened.0.clone();
+            self.block_on(async move { store.load_rest(&|_, _| ()).await })?;
+        }
+        Ok(opened)
     }
 
     pub fn commit(&self, store: &Rc<StoreLane>) {

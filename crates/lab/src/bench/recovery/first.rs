@@ -1,9 +1,9 @@
-//! `forebay-lab recovery --size`: how long it takes until the first request is answered after an
-//! orderly stop, whatever the size of the cache.
+//! `forebay-lab recovery --size`: how long it takes until the first request is answered, whatever the
+//! size of the cache, after an orderly stop or after a crash.
 //!
 //! The cache is made without writing all of its blocks: the entries are put into the index, and the
-//! checkpoint of the stop has them. Their payload is zeroes, as everything that was never written to
-//! the device in RAM, and verified when it is read.
+//! checkpoint has them. Their payload is zeroes, as everything that was never written to the device
+//! in RAM, and verified when it is read. Before a crash random blocks are written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,9 @@ use forebay_store::{Check, Entry, Store, StoreOptions, VolumeSpace};
 use serde::Serialize;
 
 use crate::bench::device::SparseDevice;
-use crate::bench::driver::Driver;
+use crate::bench::driver::{Driver, fill_dirty};
 use crate::bench::measure::Stopwatch;
+use crate::bench::pattern::Step;
 use crate::error::{LabResult, other};
 use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
@@ -36,9 +37,16 @@ const FULL: u64 = 90;
 /// Requests that are timed.
 const REQUESTS: u64 = 64;
 
+/// Blocks between two commits before a crash.
+const COMMIT_EVERY: usize = 1 << 14;
+
 #[derive(Serialize)]
 struct Report {
     cache_bytes: u64,
+    /// Bytes of blocks written after the checkpoint and before the crash; none: an orderly stop.
+    log_bytes: Option<u64>,
+    records_replayed: u64,
+    /// As of the checkpoint.
     blocks: u64,
     dirty: u64,
     /// From opening the cache until the volume takes requests.
@@ -55,17 +63,21 @@ struct Report {
     goal: Goal,
 }
 
-pub(super) fn run(cache_bytes: u64, json: bool) -> LabResult<()> {
+pub(super) fn run(cache_bytes: u64, log_bytes: Option<u64>, json: bool) -> LabResult<()> {
     let cache = SparseDevice::untouched("cache", cache_bytes);
     let origin = SparseDevice::untouched("origin", cache_bytes / 2 * 3);
-    let blocks = fill(&cache, &origin)?;
-    let report = measure(cache_bytes, cache, origin, blocks)?;
+    let blocks = fill(&cache, &origin, log_bytes)?;
+    let report = measure(cache_bytes, log_bytes, cache, origin, blocks)?;
     if json { print_json(&report) } else { print(&report) }
 }
 
-/// Makes a cache that was closed in order, with nearly all of its segments full. Returns the number
-/// of cached blocks.
-fn fill(cache: &Arc<SparseDevice>, origin: &Arc<SparseDevice>) -> LabResult<u64> {
+/// Makes a cache with nearly all of its segments full, and closes it in order or drops it. Returns the
+/// number of blocks in its last checkpoint.
+fn fill(
+    cache: &Arc<SparseDevice>,
+    origin: &Arc<SparseDevice>,
+    log_bytes: Option<u64>,
+) -> LabResult<u64> {
     let plan = Plan::new(cache.clone(), origin.clone(), no_writeback());
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let store = rig.engine.cache.store.clone();
@@ -79,9 +91,37 @@ fn fill(cache: &Arc<SparseDevice>, origin: &Arc<SparseDevice>) -> LabResult<u64>
         progress.advance(store.cells_per_segment());
     }
     drop(progress);
-    let stopping = rig.engine.clone();
-    rig.local.block_on("closing the cache", async move { stopping.close().await })??;
-    Ok(store.index.len())
+    let blocks = store.index.len();
+    match log_bytes {
+        Some(bytes) => {
+            rig.checkpoint()?;
+            write(&rig, next, bytes / BLOCK)?;
+            rig.crash();
+        }
+        None => {
+            let stopping = rig.engine.clone();
+            rig.local.block_on("closing the cache", async move { stopping.close().await })??;
+        }
+    }
+    Ok(blocks)
+}
+
+/// Writes `count` random blocks below `end`.
+fn write(rig: &Rig, end: u64, count: u64) -> LabResult<()> {
+    let mut driver = Driver::new(rig.local.clone(), rig.target()?);
+    driver.repeat_payload();
+    let mut random = fastrand::Rng::with_seed(5);
+    let progress = Progress::new(count, "writing");
+    let mut left = count;
+    while left > 0 {
+        let some = left.min(COMMIT_EVERY as u64);
+        let steps: Vec<Step> =
+            (0..some).map(|_| Step::new(random.u64(0..end) as u32, true)).collect();
+        fill_dirty(&mut driver, &steps, &progress)?;
+        rig.commit()?;
+        left -= some;
+    }
+    Ok(())
 }
 
 /// Fills a segment with blocks from `next` on. Returns the block after the last.
@@ -114,6 +154,7 @@ fn fill_segment(store: &Store, space: &VolumeSpace, next: u64) -> LabResult<u64>
 
 fn measure(
     cache_bytes: u64,
+    log_bytes: Option<u64>,
     cache: Arc<SparseDevice>,
     origin: Arc<SparseDevice>,
     blocks: u64,
@@ -140,11 +181,14 @@ fn measure(
     let loaded = store.clone();
     let whole = rig.local.block_on("loading", async move { loaded.loaded().await })?;
     let sample = watch.sample(blocks);
-    if !opened.clean || !whole || opened.blocks != blocks || store.index.len() < blocks {
-        return Err(other(format!("this is not what was there before the stop: {opened:?}")));
+    let as_left = opened.clean == log_bytes.is_none() && opened.blocks == blocks;
+    if !as_left || !whole || store.index.len() < blocks {
+        return Err(other(format!("this is not what was there before: {opened:?}")));
     }
     Ok(Report {
         cache_bytes,
+        log_bytes,
+        records_replayed: opened.records,
         blocks,
         dirty: opened.dirty,
         open_ms,
@@ -159,8 +203,12 @@ fn measure(
 
 fn print(report: &Report) -> LabResult<()> {
     use forebay_core::units::format_size;
+    let end = match report.log_bytes {
+        Some(bytes) => format!("a crash {} later", format_size(bytes)),
+        None => "an orderly stop".to_owned(),
+    };
     println!(
-        "cache of {}, closed in order with {} blocks, {} of them dirty",
+        "cache of {}, {} blocks in the checkpoint, {} of them dirty, and {end}",
         format_size(report.cache_bytes),
         report.blocks,
         report.dirty

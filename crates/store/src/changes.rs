@@ -36,29 +36,29 @@ pub(crate) struct Changes {
 
 impl Changes {
     /// Bytes of memory for a version.
-    pub(super) const VERSION: usize = size_of::<Change>();
+    pub(crate) const VERSION: usize = size_of::<Change>();
     /// Further bytes for the mask of one. A map is at least a quarter full.
-    pub(super) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
+    pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
     /// Bytes for a mark, and for its effect in an index.
-    pub(super) const MARK: usize =
+    pub(crate) const MARK: usize =
         4 * size_of::<(Slot, MarkKind)>() + size_of::<(Address, MarkKind)>();
 
     /// Makes an empty set for an index with so many shards; `held` is its memory.
-    pub(super) fn new(geometry: Geometry, shards: u32, held: MemoryHold) -> Self {
+    pub(crate) fn new(geometry: Geometry, shards: u32, held: MemoryHold) -> Self {
         let marked = vec![false; geometry.segment_count as usize];
         let shards = (0..shards).map(|_| Mutex::default()).collect();
         Changes { geometry, shards, masks: HashMap::new(), marks: HashMap::new(), marked, held }
     }
 
     /// Adds a version, after those in earlier records.
-    pub(super) fn add(&mut self, shard: u32, address: Address, sequence: u64, new: NewVersion) {
+    pub(crate) fn add(&mut self, shard: u32, address: Address, sequence: u64, new: NewVersion) {
         let NewVersion { entry, mask } = new;
         self.masks.extend(mask.map(|mask| (entry.slot, mask)));
         self.shards[shard as usize].get_mut().push(Change { address, sequence, entry });
     }
 
     /// Adds a mark. Gone prevails over clean.
-    pub(super) fn mark(&mut self, slot: Slot, kind: MarkKind) {
+    pub(crate) fn mark(&mut self, slot: Slot, kind: MarkKind) {
         self.marked[self.geometry.place_of(slot).0.0 as usize] = true;
         let known = self.marks.entry(slot).or_insert(kind);
         if kind == MarkKind::Gone {
@@ -67,12 +67,28 @@ impl Changes {
     }
 
     /// Gives back the memory that was needed only to collect the changes.
-    pub(super) fn collected(&mut self) {
+    pub(crate) fn collected(&mut self) {
         let versions: usize = self.shards.iter_mut().map(|it| it.get_mut().capacity()).sum();
         let bytes = versions * Self::VERSION
             + self.masks.len() * Self::MASK
             + self.marks.len() * Self::MARK;
         self.held.shrink(self.held.bytes().saturating_sub(bytes as u64));
+    }
+
+    /// Returns the number of versions that have not all sectors.
+    pub(crate) fn partial_count(&self) -> usize {
+        self.masks.len()
+    }
+
+    /// Visits the versions that have not all sectors, with their masks.
+    pub(crate) fn partial(&mut self, mut visit: impl FnMut(Address, &SectorMask)) {
+        for shard in &mut self.shards {
+            for change in shard.get_mut().iter().filter(|change| change.entry.partial) {
+                if let Some(mask) = self.masks.get(&change.entry.slot) {
+                    visit(change.address, mask);
+                }
+            }
+        }
     }
 
     /// Returns the newest version of each block of a shard, sorted by address.
