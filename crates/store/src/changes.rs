@@ -21,6 +21,55 @@ pub(crate) struct Change {
     entry: Entry,
 }
 
+/// The newest versions of a shard's blocks.
+#[derive(Default)]
+pub(crate) struct Newest {
+    /// Sorted by address.
+    pub(crate) versions: Vec<Change>,
+    /// A bit for each hash of an address.
+    filter: Vec<u64>,
+}
+
+impl Newest {
+    fn new(versions: Vec<Change>) -> Self {
+        let words = (versions.len() / 4).next_power_of_two();
+        let mut newest = Newest { versions: Vec::new(), filter: vec![0; words] };
+        for change in &versions {
+            let (word, bit) = newest.place(change.address);
+            newest.filter[word] |= bit;
+        }
+        Newest { versions, ..newest }
+    }
+
+    fn place(&self, address: Address) -> (usize, u64) {
+        let hash = address.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((hash >> 6) as usize & (self.filter.len() - 1), 1 << (hash & 63))
+    }
+
+    /// Returns whether there is a version of this block. Of a shard's blocks few have one, and for nearly
+    /// all others a bit says so.
+    pub(crate) fn has(&self, address: Address) -> bool {
+        if self.versions.is_empty() {
+            return false;
+        }
+        let (word, bit) = self.place(address);
+        self.filter[word] & bit != 0
+            && self.versions.binary_search_by_key(&address, |change| change.address).is_ok()
+    }
+}
+
+/// The marks for the cells of one segment.
+#[derive(Clone)]
+struct Marks {
+    /// A bit for each granule.
+    clean: Box<[u64]>,
+    gone: Box<[u64]>,
+}
+
+fn bit(position: u32) -> (usize, u64) {
+    ((position / 64) as usize, 1 << (position % 64))
+}
+
 /// The versions in the log after a checkpoint, and the marks for versions before and after it.
 pub(crate) struct Changes {
     geometry: Geometry,
@@ -28,50 +77,61 @@ pub(crate) struct Changes {
     shards: Box<[Mutex<Vec<Change>>]>,
     /// The valid sectors of versions that have not all of them.
     masks: HashMap<Slot, SectorMask>,
-    marks: HashMap<Slot, MarkKind>,
-    /// Segments with marks.
-    marked: Vec<bool>,
+    /// The marks, by segment.
+    marks: Vec<Option<Marks>>,
     held: MemoryHold,
 }
 
 impl Changes {
-    /// Bytes of memory for a version.
-    pub(crate) const VERSION: usize = size_of::<Change>();
+    /// Bytes of memory for a version; shards differ a little in their numbers.
+    pub(crate) const VERSION: usize = size_of::<Change>() * 9 / 8;
     /// Further bytes for the mask of one. A map is at least a quarter full.
     pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
-    /// Bytes for a mark, and for its effect in an index.
-    pub(crate) const MARK: usize =
-        4 * size_of::<(Slot, MarkKind)>() + size_of::<(Address, MarkKind)>();
+    /// Bytes for the effect of a mark in an index.
+    pub(crate) const MARK: usize = 2 * size_of::<(Address, Option<Entry>)>();
 
-    /// Makes an empty set for an index with so many shards; `held` is its memory.
-    pub(crate) fn new(geometry: Geometry, shards: u32, held: MemoryHold) -> Self {
-        let marked = vec![false; geometry.segment_count as usize];
-        let shards = (0..shards).map(|_| Mutex::default()).collect();
-        Changes { geometry, shards, masks: HashMap::new(), marks: HashMap::new(), marked, held }
+    /// Returns the most bytes that all marks take.
+    pub(crate) fn marks_bytes(geometry: &Geometry) -> u64 {
+        u64::from(geometry.segment_count) * geometry.granules_per_segment().div_ceil(64) * 16
+    }
+
+    /// Makes an empty set for an index with so many shards, with room for `versions`; `held` is its
+    /// memory.
+    pub(crate) fn new(geometry: Geometry, shards: u32, versions: usize, held: MemoryHold) -> Self {
+        let each = versions / shards.max(1) as usize * 17 / 16;
+        let marks = vec![None; geometry.segment_count as usize];
+        let shards = (0..shards).map(|_| Mutex::new(Vec::with_capacity(each))).collect();
+        Changes { geometry, shards, masks: HashMap::new(), marks, held }
     }
 
     /// Adds a version, after those in earlier records.
     pub(crate) fn add(&mut self, shard: u32, address: Address, sequence: u64, new: NewVersion) {
         let NewVersion { entry, mask } = new;
-        self.masks.extend(mask.map(|mask| (entry.slot, mask)));
+        if let Some(mask) = mask {
+            self.masks.insert(entry.slot, mask);
+        }
         self.shards[shard as usize].get_mut().push(Change { address, sequence, entry });
     }
 
     /// Adds a mark. Gone prevails over clean.
     pub(crate) fn mark(&mut self, slot: Slot, kind: MarkKind) {
-        self.marked[self.geometry.place_of(slot).0.0 as usize] = true;
-        let known = self.marks.entry(slot).or_insert(kind);
-        if kind == MarkKind::Gone {
-            *known = MarkKind::Gone;
+        let (segment, position) = self.geometry.place_of(slot);
+        let words = self.geometry.granules_per_segment().div_ceil(64) as usize;
+        let none = || vec![0; words].into_boxed_slice();
+        let marks = self.marks[segment.0 as usize]
+            .get_or_insert_with(|| Marks { clean: none(), gone: none() });
+        let (word, bit) = bit(position);
+        match kind {
+            MarkKind::Clean => marks.clean[word] |= bit,
+            MarkKind::Gone => marks.gone[word] |= bit,
         }
     }
 
     /// Gives back the memory that was needed only to collect the changes.
     pub(crate) fn collected(&mut self) {
         let versions: usize = self.shards.iter_mut().map(|it| it.get_mut().capacity()).sum();
-        let bytes = versions * Self::VERSION
-            + self.masks.len() * Self::MASK
-            + self.marks.len() * Self::MARK;
+        let marks = self.marks.iter().flatten().map(|marks| 16 * marks.gone.len()).sum::<usize>();
+        let bytes = versions * size_of::<Change>() + self.masks.len() * Self::MASK + marks;
         self.held.shrink(self.held.bytes().saturating_sub(bytes as u64));
     }
 
@@ -82,6 +142,9 @@ impl Changes {
 
     /// Visits the versions that have not all sectors, with their masks.
     pub(crate) fn partial(&mut self, mut visit: impl FnMut(Address, &SectorMask)) {
+        if self.masks.is_empty() {
+            return;
+        }
         for shard in &mut self.shards {
             for change in shard.get_mut().iter().filter(|change| change.entry.partial) {
                 if let Some(mask) = self.masks.get(&change.entry.slot) {
@@ -91,8 +154,8 @@ impl Changes {
         }
     }
 
-    /// Returns the newest version of each block of a shard, sorted by address.
-    pub(crate) fn newest(&self, shard: u32) -> Vec<Change> {
+    /// Returns the newest version of each block of a shard.
+    pub(crate) fn newest(&self, shard: u32) -> Newest {
         let mut versions = self.shards[shard as usize].lock();
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
         let order = |it: &Change| match planted::has(PlantedBug::ReplayAnyOrder) {
@@ -103,24 +166,28 @@ impl Changes {
             versions.sort_by_key(order);
         }
         let last_of_each = versions.chunk_by(|one, next| one.address == next.address);
-        last_of_each.filter_map(|versions| versions.last().copied()).collect()
+        Newest::new(last_of_each.filter_map(|versions| versions.last().copied()).collect())
     }
 
     /// Returns what the marks leave of an entry.
     pub(crate) fn marked(&self, entry: &Entry) -> Option<Entry> {
-        let segment = self.geometry.place_of(entry.slot).0;
-        let perhaps = self.marked.get(segment.0 as usize).is_some_and(|marked| *marked);
-        match perhaps.then(|| self.marks.get(&entry.slot)).flatten() {
-            Some(MarkKind::Gone) if !planted::has(PlantedBug::GoneNotReplayed) => None,
-            Some(MarkKind::Clean) => Some(Entry { dirty: false, ..*entry }),
-            _ => Some(*entry),
+        let (segment, position) = self.geometry.place_of(entry.slot);
+        let Some(Some(marks)) = self.marks.get(segment.0 as usize) else { return Some(*entry) };
+        let (word, bit) = bit(position);
+        let is_gone = marks.gone[word] & bit != 0;
+        if is_gone && !planted::has(PlantedBug::GoneNotReplayed) {
+            return None;
         }
+        // Gone without effect is that bug, and no more.
+        let clean = !is_gone && marks.clean[word] & bit != 0;
+        Some(Entry { dirty: entry.dirty && !clean, ..*entry })
     }
 
     /// Returns what the marks leave of a version, with its mask.
     pub(crate) fn version(&self, change: &Change) -> Option<NewVersion> {
         let entry = self.marked(&change.entry)?;
-        Some(NewVersion { entry, mask: self.masks.get(&entry.slot).cloned() })
+        let mask = entry.partial.then(|| self.masks.get(&entry.slot).cloned()).flatten();
+        Some(NewVersion { entry, mask })
     }
 
     /// Makes these changes in an index that has the entries of the checkpoint.
@@ -129,7 +196,7 @@ impl Changes {
     /// The index has no room, or there is no memory for a mask.
     pub(crate) fn apply_to(&self, index: &Index) -> Result<(), StoreError> {
         for shard in 0..index.shard_count() {
-            for change in self.newest(shard) {
+            for change in self.newest(shard).versions {
                 match self.version(&change) {
                     Some(version) => index
                         .restore_version(change.address, version)
@@ -138,7 +205,7 @@ impl Changes {
                 }
             }
         }
-        if self.marks.is_empty() {
+        if self.marks.iter().all(Option::is_none) {
             return Ok(());
         }
         let mut marked = Vec::new();

@@ -233,7 +233,7 @@ impl StoreLane {
         let changes = changes.filter(|_| !planted::has(PlantedBug::LoadedWithoutLog));
         let newest = changes.as_ref().map(|changes| changes.newest(shard)).unwrap_or_default();
         for (address, entry, meaning) in self.entries_of(source, shard).await? {
-            let changed = newest.binary_search_by_key(&address, |change| change.address).is_ok();
+            let changed = newest.has(address);
             let left = match &changes {
                 _ if changed || meaning == Entries::Superseded => None,
                 Some(changes) => changes.marked(&entry),
@@ -251,7 +251,7 @@ impl StoreLane {
             }
         }
         if let Some(changes) = &changes {
-            for change in &newest {
+            for change in &newest.versions {
                 match changes.version(change) {
                     Some(version) => content.versions.push((change.address, version)),
                     None => content.superseded.push(change.address),

@@ -9,6 +9,10 @@
 //! 5. a new checkpoint, before anything else is written. So a crash at any write of recovery leaves
 //!    the previous state (invariant 7).
 //!
+//! Where possible, step 3 is left to the [loader](crate::loader), which makes the changes of step 4
+//! shard by shard. Instead of the checkpoint a superblock is written then, with what this recovery
+//! has decided about the records of step 4: a later one must decide alike.
+//!
 //! Of records that were not yet durable when the last header was written, the payloads are
 //! verified: a block whose payload did not reach the device is dropped whole, and a record whose
 //! header did not is dropped with all of its blocks (invariant 4). No durable record may be
@@ -54,7 +58,7 @@ const READS: usize = 64;
 pub struct RecoveryReport {
     /// Whether the last user had stopped in order, so that nothing was replayed.
     pub clean: bool,
-    /// Cached blocks.
+    /// Cached blocks; those in the checkpoint, if the index is loaded later.
     pub blocks: u64,
     /// How many of them are dirty.
     pub dirty: u64,

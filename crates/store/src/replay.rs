@@ -38,11 +38,14 @@ pub(crate) struct Replay {
     /// Segments that were free after this generation had become the next one; see
     /// [`Replay::trust_free`].
     free_from: Option<Generation>,
-    free: HashSet<SegmentId>,
+    /// By segment.
+    free: Vec<bool>,
     /// What earlier recoveries have accepted.
     accepted: AcceptedLog,
     /// All data and marks records after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
+    /// Whether there are marks among them.
+    has_marks: bool,
     /// The memory for them and for the changes in them.
     held: MemoryHold,
     durable: u64,
@@ -85,9 +88,10 @@ impl Replay {
             generations: vec![None; count],
             ends: HashMap::new(),
             free_from: None,
-            free: HashSet::new(),
+            free: vec![false; count],
             accepted: AcceptedLog::default(),
             found: BTreeMap::new(),
+            has_marks: false,
             held,
             durable: 0,
             unreadable: 0,
@@ -138,7 +142,7 @@ impl Replay {
 
     /// Returns whether a segment was free and has no record that counts.
     pub(crate) fn is_free(&self, segment: SegmentId) -> bool {
-        self.free.contains(&segment) && !self.ends.contains_key(&segment)
+        self.free[segment.0 as usize] && !self.ends.contains_key(&segment)
     }
 
     /// Returns the bytes of segments that were walked through, up to the last records.
@@ -253,7 +257,7 @@ impl Replay {
         if let Body::Opening(free) = &header.body
             && self.free_from.is_some_and(|from| header.generation >= from)
         {
-            self.free.extend(free);
+            free.iter().for_each(|segment| self.free[segment.0 as usize] = true);
         }
         if header.number > self.base
             && let Body::Data(entries) = &header.body
@@ -273,7 +277,11 @@ impl Replay {
         end.position = end.position.max(position);
         end.number = end.number.max(header.number);
         if header.number > self.base && !header.body.is_opening() {
-            self.held.grow_for_a_while(memory_of(&header), "what recovery reads of the log")?;
+            let first_marks = matches!(header.body, Body::Marks(_)) && !self.has_marks;
+            self.has_marks |= first_marks;
+            let more = if first_marks { Changes::marks_bytes(&self.geometry) } else { 0 };
+            let bytes = memory_of(&header) + more;
+            self.held.grow_for_a_while(bytes, "what recovery reads of the log")?;
             self.found.insert(header.number.0, header);
         }
         Ok(())
@@ -326,8 +334,12 @@ impl Replay {
     /// Returns what the records change of the checkpoint in an index.
     pub(crate) fn changes(&mut self, index: &Index) -> Changes {
         let found = std::mem::take(&mut self.found);
-        let mut changes =
-            Changes::new(self.geometry.clone(), index.shard_count(), self.held.take());
+        let versions = found.values().map(|header| match &header.body {
+            Body::Data(entries) => entries.len(),
+            _ => 0,
+        });
+        let (versions, held) = (versions.sum(), self.held.take());
+        let mut changes = Changes::new(self.geometry.clone(), index.shard_count(), versions, held);
         for header in found.into_values() {
             self.records += 1;
             match header.body {

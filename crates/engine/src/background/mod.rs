@@ -7,7 +7,7 @@
 //! - [`demote`]: gives up blocks when the cache holds more than the policy's share
 //! - [`shares`]: keeps volumes within their shares of the cache
 //! - [`upkeep`]: periodic commits, checkpoints and origin syncs
-//! - [`load`]: loads the index after an orderly stop
+//! - [`load`]: loads the index after a start
 //! - [`watch`]: checks whether the cache device answers
 
 pub(crate) mod demote;

@@ -37,6 +37,17 @@ impl Writer for Lines {
             "clean_shutdown": superblock.clean_shutdown,
             "next_volume_id": superblock.next_volume_id,
             "last_record": superblock.last_record.0,
+            "accepted": superblock.accepted.as_ref().map(|accepted| json!({
+                "through": accepted.through.0,
+                "sequence": accepted.sequence,
+                "next_generation": accepted.next_generation.0,
+                "left_out": accepted
+                    .left_out
+                    .iter()
+                    .map(|range| [*range.start(), *range.end()])
+                    .collect::<Vec<_>>(),
+                "torn": accepted.torn.iter().map(|slot| slot.0).collect::<Vec<_>>(),
+            })),
             "checkpoint_area": superblock.checkpoint.map(|reference| reference.area),
             "volume_table_area": superblock.volume_table.area,
         }));

@@ -88,6 +88,17 @@ impl Writer for Text {
         );
         self.line("clean shutdown", if superblock.clean_shutdown { "yes" } else { "no" });
         self.line("last record", superblock.last_record.0);
+        if let Some(accepted) = &superblock.accepted {
+            self.line(
+                "accepted log",
+                format_args!(
+                    "through record {}, without {} ranges of numbers and {} torn cells",
+                    accepted.through.0,
+                    accepted.left_out.len(),
+                    accepted.torn.len()
+                ),
+            );
+        }
         self.line("next volume", superblock.next_volume_id);
         self.line(
             "device size",
