@@ -79,6 +79,8 @@ pub(crate) struct Changes {
     masks: HashMap<Slot, SectorMask>,
     /// The marks, by segment.
     marks: Vec<Option<Marks>>,
+    /// A bit for each segment with marks.
+    marked: Vec<u64>,
     held: MemoryHold,
 }
 
@@ -101,7 +103,8 @@ impl Changes {
         let each = versions / shards.max(1) as usize * 17 / 16;
         let marks = vec![None; geometry.segment_count as usize];
         let shards = (0..shards).map(|_| Mutex::new(Vec::with_capacity(each))).collect();
-        Changes { geometry, shards, masks: HashMap::new(), marks, held }
+        let marked = vec![0; marks.len().div_ceil(64)];
+        Changes { geometry, shards, masks: HashMap::new(), marks, marked, held }
     }
 
     /// Adds a version, after those in earlier records.
@@ -120,11 +123,13 @@ impl Changes {
         let none = || vec![0; words].into_boxed_slice();
         let marks = self.marks[segment.0 as usize]
             .get_or_insert_with(|| Marks { clean: none(), gone: none() });
-        let (word, bit) = bit(position);
+        let (word, mark) = bit(position);
         match kind {
-            MarkKind::Clean => marks.clean[word] |= bit,
-            MarkKind::Gone => marks.gone[word] |= bit,
+            MarkKind::Clean => marks.clean[word] |= mark,
+            MarkKind::Gone => marks.gone[word] |= mark,
         }
+        let (word, mark) = bit(segment.0);
+        self.marked[word] |= mark;
     }
 
     /// Gives back the memory that was needed only to collect the changes.
@@ -172,6 +177,10 @@ impl Changes {
     /// Returns what the marks leave of an entry.
     pub(crate) fn marked(&self, entry: &Entry) -> Option<Entry> {
         let (segment, position) = self.geometry.place_of(entry.slot);
+        let (word, mark) = bit(segment.0);
+        if self.marked.get(word).is_none_or(|marked| marked & mark == 0) {
+            return Some(*entry);
+        }
         let Some(Some(marks)) = self.marks.get(segment.0 as usize) else { return Some(*entry) };
         let (word, bit) = bit(position);
         let is_gone = marks.gone[word] & bit != 0;
