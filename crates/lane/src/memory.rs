@@ -312,6 +312,14 @@ impl MemoryHold {
         self.grow_to(bytes, most).is_ok()
     }
 
+    /// Holds what is held for a while as [`MemoryHold::grow_spare`] would, from now on. `false`: there is not
+    /// enough for that, and nothing is held any more.
+    pub fn keep_spare(&mut self) -> bool {
+        let bytes = self.bytes;
+        self.shrink(bytes);
+        bytes <= self.budget.limit() / MemoryBudget::SPARED && self.grow_spare(bytes)
+    }
+
     /// Holds `bytes` more for a limited time, from memory that future clients could take.
     ///
     /// # Errors
@@ -442,5 +450,20 @@ mod tests {
         let _held = budget.hold(MemoryUse::Index, 1 << 50, "much").expect("fits");
         assert!(budget.take_for_request(1 << 50, 1 << 50));
         assert!(budget.take_for_connection(1 << 50, true));
+    }
+
+    #[test]
+    fn what_is_kept_leaves_room_for_another_cache() {
+        let budget = Arc::new(MemoryBudget::new(LIMIT));
+        let kept = |bytes| {
+            let mut hold = MemoryHold::none(&budget, MemoryUse::Background);
+            hold.grow_for_a_while(bytes, "work").expect("there is enough");
+            (hold.keep_spare(), budget.used(MemoryUse::Background))
+        };
+        assert_eq!(kept(LIMIT / 16), (true, LIMIT / 16));
+        assert_eq!(kept(LIMIT / 16 + 1), (false, 0), "it is a larger part of the limit");
+        let _cache = budget.hold(MemoryUse::Index, LIMIT / 16 * 11, "a cache").expect("it fits");
+        assert_eq!(kept(MIB), (false, 0), "the last sixteenth is spared");
+        assert_eq!(budget.used(MemoryUse::Background), 0);
     }
 }

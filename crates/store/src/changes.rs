@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::mem::size_of;
 
 use forebay_core::{SectorMask, Slot};
+use forebay_device::hint::{Spot, fetch_to_write};
 use forebay_format::{Geometry, MarkKind};
 use forebay_lane::MemoryHold;
 use parking_lot::Mutex;
@@ -21,7 +22,7 @@ pub(crate) struct Change {
     entry: Entry,
 }
 
-/// The newest versions of a shard's blocks.
+/// The newest versions of a shard's blocks, to look blocks up.
 #[derive(Default)]
 pub(crate) struct Newest {
     /// Sorted by address.
@@ -31,7 +32,7 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
-    fn new(versions: Vec<Change>) -> Self {
+    pub(crate) fn new(versions: Vec<Change>) -> Self {
         let words = (versions.len() / 4).next_power_of_two();
         let mut newest = Newest { versions: Vec::new(), filter: vec![0; words] };
         for change in &versions {
@@ -107,6 +108,16 @@ impl Changes {
         Changes { geometry, shards, masks: HashMap::new(), marks, marked, held }
     }
 
+    /// A hint: a version will be added to this shard soon.
+    pub(crate) fn expect(&mut self, shard: u32) {
+        if let Some(versions) = self.shards.get_mut(shard as usize) {
+            let versions = versions.get_mut();
+            fetch_to_write(
+                Spot::of(versions.as_slice()).plus(versions.len() * size_of::<Change>()),
+            );
+        }
+    }
+
     /// Adds a version, after those in earlier records.
     pub(crate) fn add(&mut self, shard: u32, address: Address, sequence: u64, new: NewVersion) {
         let NewVersion { entry, mask } = new;
@@ -140,6 +151,11 @@ impl Changes {
         self.held.shrink(self.held.bytes().saturating_sub(bytes as u64));
     }
 
+    /// Holds the memory for them beyond recovery. `false`: there is not enough for that.
+    pub(crate) fn keep(&mut self) -> bool {
+        self.held.keep_spare()
+    }
+
     /// Returns the number of versions that have not all sectors.
     pub(crate) fn partial_count(&self) -> usize {
         self.masks.len()
@@ -160,7 +176,7 @@ impl Changes {
     }
 
     /// Returns the newest version of each block of a shard.
-    pub(crate) fn newest(&self, shard: u32) -> Newest {
+    pub(crate) fn newest(&self, shard: u32) -> Vec<Change> {
         let mut versions = self.shards[shard as usize].lock();
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
         let order = |it: &Change| match planted::has(PlantedBug::ReplayAnyOrder) {
@@ -171,7 +187,7 @@ impl Changes {
             versions.sort_by_key(order);
         }
         let last_of_each = versions.chunk_by(|one, next| one.address == next.address);
-        Newest::new(last_of_each.filter_map(|versions| versions.last().copied()).collect())
+        last_of_each.filter_map(|versions| versions.last().copied()).collect()
     }
 
     /// Returns what the marks leave of an entry.
@@ -205,7 +221,7 @@ impl Changes {
     /// The index has no room, or there is no memory for a mask.
     pub(crate) fn apply_to(&self, index: &Index) -> Result<(), StoreError> {
         for shard in 0..index.shard_count() {
-            for change in self.newest(shard).versions {
+            for change in self.newest(shard) {
                 match self.version(&change) {
                     Some(version) => index
                         .restore_version(change.address, version)

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use crate::checkpoint::image::ImageWriter;
 use crate::error::StoreError;
 use crate::lane::StoreLane;
-use crate::meta::CLEAN_DISTRUSTED;
+use crate::meta::{CLEAN_DISTRUSTED, LOAD_AT_ONCE};
 use crate::planted::{self, PlantedBug};
 
 impl StoreLane {
@@ -66,6 +66,7 @@ impl StoreLane {
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);
             superblock.accept(None);
+            superblock.compat &= !LOAD_AT_ONCE;
             superblock.clean_shutdown = clean;
             if !store.is_distrusted() {
                 // The opening has acted on a bit that was set before it. If it was set since, the

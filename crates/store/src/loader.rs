@@ -8,8 +8,9 @@
 //!
 //! Until all are loaded, nothing may rely on the index as a whole: no checkpoint is written, no
 //! segment is reclaimed, and only so many segments may be opened as recovery can replay. If the
-//! checkpoint turns out to be damaged beyond its parity, the cache device counts as failed: the next
-//! opening rebuilds the index from the log, in which everything is that was written meanwhile.
+//! checkpoint turns out to be damaged beyond its parity, the cache device counts as failed, and the
+//! superblock says so: the next opening loads everything at once, and rebuilds the index from the
+//! log, in which everything is that was written meanwhile.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -17,11 +18,13 @@ use std::time::Duration;
 
 use forebay_core::{OriginBlock, SegmentId};
 
+use crate::changes::Newest;
 use crate::chunks::{entry_of, items_in};
 use crate::error::StoreError;
 use crate::index::{Address, ShardContent};
 use crate::lane::StoreLane;
 use crate::loading::{ABSENT, Entries, PRESENT, Source, UNDER_WAY, UnderWay, Waiting};
+use crate::meta::LOAD_AT_ONCE;
 use crate::planted::{self, PlantedBug};
 use crate::segments::Live;
 use crate::store::{Store, VolumeSpace};
@@ -220,18 +223,26 @@ impl StoreLane {
             None => Ok(ShardContent::default()),
         };
         let published = loaded.and_then(|content| store.publish(shard, content, on_load));
-        published.inspect_err(|error| {
+        if let Err(error) = &published {
             store.fail(error);
             loading.failed.store(true, Ordering::SeqCst);
-        })
+            // Without it the next opening would meet the same damage again. If it cannot be written,
+            // one after that will.
+            _ = self.write_superblock(|superblock| superblock.compat |= LOAD_AT_ONCE).await;
+        }
+        published
     }
 
     /// Reads the entries of a shard, and lays what the log changes over them.
     async fn content_of(&self, source: &Source, shard: u32) -> Result<ShardContent, StoreError> {
         let mut content = ShardContent::default();
         let changes = source.changes.lock().clone();
+        if source.has_log != changes.is_some() {
+            return Err(StoreError::Refused("the log is not at hand any more".into()));
+        }
         let changes = changes.filter(|_| !planted::has(PlantedBug::LoadedWithoutLog));
         let newest = changes.as_ref().map(|changes| changes.newest(shard)).unwrap_or_default();
+        let newest = Newest::new(newest);
         for (address, entry, meaning) in self.entries_of(source, shard).await? {
             let changed = newest.has(address);
             let left = match &changes {

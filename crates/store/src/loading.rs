@@ -47,7 +47,9 @@ pub(crate) struct Source {
     pub(crate) spaces: Vec<VolumeSpace>,
     /// What the entries in each segment mean.
     pub(crate) segments: Vec<Entries>,
-    /// What the log changes of the entries, until all are loaded.
+    /// Whether there is a log behind the checkpoint.
+    pub(crate) has_log: bool,
+    /// What it changes of the entries, until all are loaded.
     pub(crate) changes: Mutex<Option<Arc<Changes>>>,
     /// The shard of the first entry of each chunk that was read.
     pub(crate) firsts: Mutex<BTreeMap<u32, u32>>,
@@ -90,16 +92,16 @@ impl Loading {
         }
     }
 
-    /// All `shards` are left to load, by this number of lanes. `outdated`: another checkpoint is to
-    /// be written afterwards.
-    pub(crate) fn of(source: Source, shards: u32, lanes: usize, outdated: bool) -> Self {
+    /// All `shards` are left to load, by this number of lanes.
+    pub(crate) fn of(source: Source, shards: u32, lanes: usize) -> Self {
+        let outdated = AtomicBool::new(source.has_log);
         Loading {
             complete: AtomicBool::new(false),
             source: Some(source),
             shards: (0..shards).map(|_| AtomicU8::new(ABSENT)).collect(),
             lanes: (0..lanes.max(1)).map(|_| Gate::default()).collect(),
             left: AtomicU32::new(shards),
-            outdated: AtomicBool::new(outdated),
+            outdated,
             ..Loading::nothing()
         }
     }

@@ -28,6 +28,10 @@ use crate::store::{Store, VolumeSpace};
 /// opened again.
 pub const CLEAN_DISTRUSTED: u64 = 1;
 
+/// Feature bit in `compat`: a part of the checkpoint could not be loaded while requests were served, so
+/// that the next opening has to load it as a whole, and rebuild the index if need be.
+pub(crate) const LOAD_AT_ONCE: u64 = 4;
+
 /// Once the next segment gets this generation or a higher one, superblocks announce wide
 /// generations. That is durable long before the first wide one.
 const WIDE_FROM: u64 = forebay_format::MAX_NARROW_GENERATION / 2;

@@ -24,8 +24,8 @@ pub struct StoreOptions {
     /// Shards of the index; `None`: chosen by the capacity, one for a cache of less than 2^15
     /// blocks.
     pub shards: Option<u32>,
-    /// Cached blocks from which the index of a cache that was closed in order is loaded while
-    /// requests are served: with fewer, that takes less than a tenth of a second.
+    /// Blocks in the checkpoint from which the index is loaded while requests are served: with fewer, that
+    /// takes less than a tenth of a second.
     pub load_later_from: u64,
     /// Pause between two shards of the index that a lane loads in the background, for tests.
     pub load_pause: Duration,

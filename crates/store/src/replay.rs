@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
-use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
+use forebay_core::{Generation, RecordNumber, SegmentId, Slot, VolumeId};
 use forebay_device::Queue;
 use forebay_format::{
     AcceptedLog, Body, DataEntry, Geometry, Mark, PAGE, RecordHeader, Uuid, record,
@@ -20,6 +20,9 @@ use crate::recover::address_in;
 use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
+
+/// Blocks by which prefetch hints run ahead of the changes that are added, which mostly wait for memory.
+const ADDED_AHEAD: usize = 12;
 
 /// The state of one replay.
 pub(crate) struct Replay {
@@ -46,6 +49,8 @@ pub(crate) struct Replay {
     found: BTreeMap<u64, RecordHeader>,
     /// Whether there are marks among them.
     has_marks: bool,
+    /// Volumes of replayed versions that do not exist any more.
+    pub(crate) deleted: HashSet<VolumeId>,
     /// The memory for them and for the changes in them.
     held: MemoryHold,
     durable: u64,
@@ -60,6 +65,18 @@ pub(crate) struct Replay {
     pub(crate) records: u64,
     pub(crate) torn: u64,
     pub(crate) bytes_read: u64,
+}
+
+/// What a recovered cache goes on with. All numbers, sequences and generations that recovery may not
+/// have seen are skipped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Next {
+    /// The number of the next record.
+    pub(crate) record: RecordNumber,
+    /// The next sequence is higher.
+    pub(crate) sequence: u64,
+    /// The generation of the next segment to be opened.
+    pub(crate) generation: Generation,
 }
 
 /// The last record of a walked segment.
@@ -92,6 +109,7 @@ impl Replay {
             accepted: AcceptedLog::default(),
             found: BTreeMap::new(),
             has_marks: false,
+            deleted: HashSet::new(),
             held,
             durable: 0,
             unreadable: 0,
@@ -145,28 +163,17 @@ impl Replay {
         self.free[segment.0 as usize] && !self.ends.contains_key(&segment)
     }
 
-    /// Returns the bytes of segments that were walked through, up to the last records.
-    pub(crate) fn walked_bytes(&self) -> u64 {
-        let granules: u64 = self.ends.values().map(|end| u64::from(end.position)).sum();
-        granules * self.geometry.granule()
-    }
-
     /// Returns whether every page that had to be read could be read.
     pub(crate) fn has_read_all(&self) -> bool {
         self.unreadable == 0 && self.firsts_readable
     }
 
     /// Returns what this replay accepts, for one that may follow it: the records that were found, and
-    /// none that may turn up later. `through` is the last number that is skipped, `sequence` the last
-    /// sequence.
-    pub(crate) fn accepted(
-        &self,
-        through: RecordNumber,
-        sequence: u64,
-        next_generation: Generation,
-    ) -> AcceptedLog {
+    /// none that may turn up later.
+    pub(crate) fn accepted(&self, next: &Next) -> AcceptedLog {
+        let Next { record, sequence, generation: next_generation } = *next;
         let (mut left_out, mut expected) = (Vec::new(), self.base.0 + 1);
-        for number in self.found.keys().copied().chain([through.0 + 1]) {
+        for number in self.found.keys().copied().chain([record.0]) {
             if number > expected {
                 left_out.push(expected..=number - 1);
             }
@@ -174,6 +181,7 @@ impl Replay {
         }
         let mut torn: Vec<Slot> = self.torn_slots.iter().copied().collect();
         torn.sort_unstable();
+        let through = RecordNumber(record.0 - 1);
         AcceptedLog { through, sequence, next_generation, left_out, torn }
     }
 
@@ -267,7 +275,7 @@ impl Replay {
             let sequences = entries.iter().filter(|it| !it.void).map(|it| it.sequence);
             self.highest_sequence = sequences.fold(self.highest_sequence, u64::max);
         }
-        if header.number <= self.accepted.through {
+        if header.number <= self.accepted.through && !self.accepted.torn.is_empty() {
             self.drop_torn(&mut header);
         }
         self.durable = self.durable.max(header.durable_through.0);
@@ -288,19 +296,12 @@ impl Replay {
     }
 
     /// Drops the blocks of an accepted record that were torn.
-    fn drop_torn(&mut self, header: &mut RecordHeader) {
-        if self.accepted.torn.is_empty() {
-            return;
-        }
-        let cells: Vec<Slot> = match &header.body {
-            Body::Data(entries) => {
-                (0..entries.len()).map(|number| header.cell(&self.geometry, number)).collect()
-            }
-            _ => return,
-        };
+    fn drop_torn(&self, header: &mut RecordHeader) {
+        let (first, granules) =
+            (header.cell(&self.geometry, 0), self.geometry.granules_per_block());
         let Body::Data(entries) = &mut header.body else { return };
-        for (entry, cell) in entries.iter_mut().zip(cells) {
-            if self.torn_slots.contains(&cell) {
+        for (number, entry) in entries.iter_mut().enumerate() {
+            if self.torn_slots.contains(&Slot(first.0 + number as u32 * granules as u32)) {
                 *entry = DataEntry::void(self.geometry.block);
             }
         }
@@ -366,17 +367,25 @@ impl Replay {
 
     /// Adds the versions of one record that the checkpoint does not contain.
     fn add_data(
-        &self,
+        &mut self,
         changes: &mut Changes,
         index: &Index,
         header: &RecordHeader,
         entries: &[DataEntry],
     ) {
         for (number, entry) in entries.iter().enumerate() {
+            if let Some(next) = entries.get(number + ADDED_AHEAD)
+                && let Some((_, address)) = address_in(&self.spaces, next.volume, next.block)
+            {
+                changes.expect(index.shard_of(address));
+            }
             if entry.void || entry.sequence <= self.sequence {
                 continue;
             }
             let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
+                if self.spaces.iter().all(|space| space.id != entry.volume) {
+                    self.deleted.insert(entry.volume);
+                }
                 continue;
             };
             let partial = !entry.mask.is_all();

@@ -48,6 +48,11 @@ impl Spaces {
         Spaces(sorted)
     }
 
+    /// Returns the ranges, sorted by their bases.
+    pub(crate) fn all(&self) -> &[VolumeSpace] {
+        &self.0
+    }
+
     /// Returns the volume of an address, and the block's number in it.
     pub fn find(&self, address: Address) -> Option<(&VolumeSpace, OriginBlock)> {
         let after = self.0.partition_point(|space| space.base <= address.0);

@@ -14,6 +14,7 @@
 //! Entries that find no room go to a short overflow list. With the sizes of a [`Geometry`] it is
 //! nearly always empty, and it is drained as soon as there is room.
 
+mod buckets;
 mod entry;
 mod geometry;
 mod permutation;
@@ -28,48 +29,13 @@ pub use entry::{Check, Entry, RANK_MAX, RANK_UNKNOWN};
 pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
 
 use forebay_device::hint::Spot;
-use zerocopy::FromZeros;
 
+use buckets::{BUCKET_BYTES, Buckets, LANES};
 use entry::Layout;
 use permutation::Divisor;
 
-/// Words in a bucket.
-const LANES: usize = 8;
-const BUCKET_BYTES: u64 = size_of::<Bucket>() as u64;
 /// Most entries in the overflow list of a table; every miss searches them.
 const OVERFLOW_MAX: usize = 32;
-
-/// Eight words in a cache line; 0 is an unused word.
-#[derive(Clone, Copy, Debug, zerocopy::FromZeros)]
-#[repr(C, align(64))]
-struct Bucket([u64; LANES]);
-
-impl Bucket {
-    /// Returns a bit for each lane whose word differs from `pattern` only in bits below the bit
-    /// `limit`.
-    #[inline]
-    fn matching(&self, pattern: u64, limit: u64) -> u32 {
-        // No early exit: the position is random, so a branch on each lane would be mispredicted.
-        let mut found = 0;
-        for (lane, word) in self.0.iter().enumerate() {
-            found |= u32::from((word ^ pattern) < limit) << lane;
-        }
-        found
-    }
-
-    /// Returns a bit for each unused lane.
-    #[inline]
-    fn unused(&self) -> u32 {
-        self.matching(0, 1)
-    }
-}
-
-/// Returns unused buckets. The system gives the memory when it is first written to.
-fn zeroed(count: usize) -> Box<[Bucket]> {
-    let buckets = <[Bucket]>::new_box_zeroed_with_elems(count);
-    // Without the memory for it, the other way ends the process as any allocation does.
-    buckets.unwrap_or_else(|_| vec![Bucket([0; LANES]); count].into_boxed_slice())
-}
 
 /// Returns the lowest lane in a bit set.
 #[inline]
@@ -100,7 +66,7 @@ pub struct Full;
 /// One shard of the index.
 #[derive(Debug)]
 pub struct Table {
-    buckets: Box<[Bucket]>,
+    buckets: Buckets,
     /// Divides a key into remainder and first bucket.
     divisor: Divisor,
     layout: Layout,
@@ -113,7 +79,7 @@ impl Table {
     pub fn new(geometry: &Geometry) -> Self {
         let divisor = geometry.buckets();
         Table {
-            buckets: zeroed(divisor.get() as usize),
+            buckets: Buckets::unused(divisor.get() as usize),
             divisor,
             layout: geometry.layout(),
             overflow: Vec::new(),

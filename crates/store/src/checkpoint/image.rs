@@ -1,5 +1,7 @@
 //! Writing the image of a checkpoint into its area, chunk by chunk.
 
+use std::rc::Rc;
+
 use forebay_core::{Generation, RecordNumber};
 use forebay_format::checkpoint::{
     CheckpointRef, CheckpointWriter, ParityPlace, PartialMask, SegmentUse,
@@ -31,6 +33,8 @@ pub(super) struct ImageWriter<'a> {
     area: u64,
     /// Bits of a payload check that entries keep.
     check_bits: u32,
+    /// The volumes in the image. Of one that is created meanwhile everything is in the log.
+    spaces: Rc<Spaces>,
 }
 
 impl<'a> ImageWriter<'a> {
@@ -44,13 +48,14 @@ impl<'a> ImageWriter<'a> {
         let (geometry, bits) = (&store.geometry, check_bits as u8);
         let mut writer =
             CheckpointWriter::new(geometry, store.uuid, area, number, bits).map_err(fault)?;
-        let (index, spaces) = (&store.index, store.spaces.lock().clone());
-        writer.arrange(arrangement(index.geometry(), index.shard_count(), &spaces));
+        let (index, spaces) = (&store.index, Rc::new(store.spaces()));
+        writer.arrange(arrangement(index.geometry(), index.shard_count(), spaces.all()));
         Ok(ImageWriter {
             lane,
             writer,
             area: geometry.checkpoint_areas[usize::from(area)],
             check_bits,
+            spaces,
         })
     }
 
@@ -72,7 +77,7 @@ impl<'a> ImageWriter<'a> {
     /// Writes the index, each shard in its state when its turn comes.
     pub(super) async fn index(&mut self) -> Result<(), StoreError> {
         let store = self.lane.store();
-        let spaces = store.spaces();
+        let spaces = self.spaces.clone();
         let without_masks = planted::has(PlantedBug::CheckpointWithoutMasks);
         // Collected for each shard, without spare capacity: memory for these copies was held in
         // advance.

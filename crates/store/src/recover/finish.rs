@@ -1,11 +1,11 @@
 //! The last phase of opening a cache: assembles the store and makes the recovered state durable.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use forebay_core::{Generation, RecordNumber, VolumeId};
+use forebay_core::{Generation, VolumeId};
 use forebay_format::{AcceptedLog, Geometry};
 
 use super::RecoveryReport;
@@ -36,6 +36,8 @@ pub(super) struct Parts {
     /// Whether the checkpoint was rebuilt or repaired, so that a new one must be written.
     mended: bool,
     loading: Loading,
+    /// Volumes that were deleted and have records in the log.
+    resting: HashSet<VolumeId>,
     /// What the superblock has to say of the log, if no checkpoint is written now.
     accepted: Option<AcceptedLog>,
 }
@@ -48,8 +50,7 @@ impl Opening<'_> {
         queues: HashMap<VolumeId, OrderQueue>,
     ) -> Result<Parts, StoreError> {
         let geometry = &self.superblock.geometry;
-        let Replayed { index, replay, image, segments, accepted } = found;
-        let next_generation = self.next_generation(&segments, &image);
+        let Replayed { index, replay, image, segments, next, accepted } = found;
         let held = held_by(geometry, &queues);
         let ordered = Ordered::new(queues, &self.options.memory)
             .map_err(|over| refused(&self.device, over))?;
@@ -61,13 +62,13 @@ impl Opening<'_> {
         };
         let lanes = self.options.lanes;
         let segments = match &image.later {
-            Some(_) => restored(lanes, next_generation, segments, &replay, &live, |it| !it.in_use),
+            Some(_) => restored(lanes, next.generation, segments, &replay, &live, |it| !it.in_use),
             None => {
                 let is_empty = |it: &FoundSegment| {
                     let number = it.segment.0 as usize;
                     live[number].blocks == 0 && held.get(number).is_none_or(|held| *held == 0)
                 };
-                restored(lanes, next_generation, segments, &replay, &live, is_empty)
+                restored(lanes, next.generation, segments, &replay, &live, is_empty)
             }
         };
         segments.set_held(&held);
@@ -78,20 +79,27 @@ impl Opening<'_> {
                 segments.withhold_beyond(most as u32);
                 // Segments with records after the base have to wait for another checkpoint.
                 segments.checkpoint_durable(image.base);
-                let outdated = !self.report.clean;
-                Loading::of(later, index.shard_count(), self.options.lanes, outdated)
+                Loading::of(later, index.shard_count(), self.options.lanes)
             }
             None => Loading::nothing(),
         };
-        let last = replay.highest_number.0.max(image.base.0);
-        let next = RecordNumber(last + 1 + self.left_out());
         let log = Log::new(
             SegmentLayout::new(geometry),
             self.options.lanes,
             geometry.segment_count,
-            next,
+            next.record,
         );
-        Ok(Parts { index, segments, ordered, log, mended: image.mended, loading, accepted })
+        let resting = replay.deleted;
+        Ok(Parts {
+            resting,
+            index,
+            segments,
+            ordered,
+            log,
+            mended: image.mended,
+            loading,
+            accepted,
+        })
     }
 
     /// Phase 5: makes the recovered state durable, before anything else is written.
@@ -128,7 +136,7 @@ impl Opening<'_> {
             checkpoint_gate: Default::default(),
             loading: parts.loading,
             appended_at_checkpoint: AtomicU64::new(0),
-            resting: Default::default(),
+            resting: parking_lot::Mutex::new(parts.resting),
             _memory: self.memory,
             distrust: AtomicBool::new(false),
             #[cfg(feature = "planted-bugs")]

@@ -208,6 +208,7 @@ pub(super) async fn load_later(
             checkpoint: source,
             spaces: spaces.to_vec(),
             segments: Vec::new(),
+            has_log: !clean,
             changes: Mutex::default(),
             firsts: Mutex::default(),
         }),

@@ -20,12 +20,12 @@ use crate::chunks::Chunks;
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::loading::Entries;
-use crate::meta::CLEAN_DISTRUSTED;
+use crate::meta::{CLEAN_DISTRUSTED, LOAD_AT_ONCE};
 use crate::options::StoreOptions;
 use crate::ordered::{Horizon, queue::Queue as OrderQueue};
 use crate::ordering::recover as order;
 use crate::planted::{self, PlantedBug};
-use crate::replay::Replay;
+use crate::replay::{Next, Replay};
 use crate::roots::{Roots, read_roots, refused};
 use crate::spaces::{self, VolumeSpace};
 use crate::table::{Entry, Geometry as TableGeometry};
@@ -33,6 +33,10 @@ use crate::table::{Entry, Geometry as TableGeometry};
 /// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
 /// assigned, but fewer than this: their records were in memory.
 const LEFT_OUT: u64 = 1 << 28;
+
+/// Segments that crashes may have left with little in them, in addition to those that make a checkpoint
+/// due.
+const NOT_FULL: u64 = 32;
 
 /// A cache that is being opened.
 pub(super) struct Opening<'a> {
@@ -80,6 +84,7 @@ pub(super) struct Replayed {
     pub(super) replay: Replay,
     pub(super) image: Image,
     pub(super) segments: Vec<FoundSegment>,
+    pub(super) next: Next,
     /// What the superblock has to say of the log, if no checkpoint is written before it is used.
     pub(super) accepted: Option<AcceptedLog>,
 }
@@ -163,23 +168,24 @@ impl<'a> Opening<'a> {
         let clean = self.report.clean;
         let mut image = image::load_later(&self.source(), chunks, clean, &index, &replay).await?;
         let mut segments = self.choose_walks(&image, &mut replay.borrow_mut());
+        // Another recovery must be able to hold what is written meanwhile.
+        let geometry = &self.superblock.geometry;
+        let most = 2 * self.options.checkpoint_due(geometry) / geometry.segment_bytes;
+        if segments.iter().filter(|it| it.walked).count() as u64 > most + NOT_FULL {
+            return Ok(None);
+        }
         let mut replay = self.walk(replay).await?;
-        let next = self.next_generation(&segments, &image);
-        let left_out = self.left_out();
-        let last = replay.highest_number.0.max(image.base.0).saturating_add(left_out);
-        let sequence = replay.highest_sequence.saturating_add(left_out);
-        let accepted = replay.accepted(RecordNumber(last), sequence, next);
-        let most = 2 * self.options.checkpoint_due(&self.superblock.geometry);
-        // Another recovery must be able to decide alike, and to hold what is written meanwhile.
-        let usable = replay.lost().is_none() && replay.has_read_all() && accepted.fits();
-        if !usable || replay.walked_bytes() > most {
+        let next = self.next(&replay, &segments, &image);
+        let accepted = replay.accepted(&next);
+        // Another recovery must be able to decide alike.
+        if replay.lost().is_some() || !replay.has_read_all() || !accepted.fits() {
             return Ok(None);
         }
         for segment in segments.iter_mut().filter(|it| !it.walked) {
             segment.in_use &= !replay.is_free(segment.segment);
         }
         let mut changes = replay.changes(&index);
-        if changes.partial_count() as u64 > image::MOST_MASKS {
+        if changes.partial_count() as u64 > image::MOST_MASKS || !changes.keep() {
             return Ok(None);
         }
         let mut loaded = Ok(());
@@ -196,7 +202,7 @@ impl<'a> Opening<'a> {
         }
         self.report_log(&replay, &image);
         let accepted = (!clean).then_some(accepted);
-        Ok(Some(Replayed { index, replay, image, segments, accepted }))
+        Ok(Some(Replayed { index, replay, image, segments, next, accepted }))
     }
 
     /// The cache, for reading the checkpoint.
@@ -247,6 +253,7 @@ impl<'a> Opening<'a> {
         self.report.notes.is_empty()
             && !source.mended
             && !self.is_distrusted()
+            && self.superblock.compat & LOAD_AT_ONCE == 0
             && self.volumes.iter().all(|volume| Horizon::of(volume).is_none())
             && image::can_wait(source, &order, self.options.load_later_from)
     }
@@ -265,11 +272,12 @@ impl<'a> Opening<'a> {
         let Loaded { index, replay, image } = loaded;
         let segments = self.choose_walks(&image, &mut replay.borrow_mut());
         let mut replay = self.walk(replay).await?;
+        let next = self.next(&replay, &segments, &image);
         self.report.damage = replay.lost();
         let applied = replay.changes(&index).apply_to(&index);
         applied.map_err(|error| named(&self.device, error))?;
         self.report_log(&replay, &image);
-        Ok(Replayed { index, replay, image, segments, accepted: None })
+        Ok(Replayed { index, replay, image, segments, next, accepted: None })
     }
 
     /// Walks through the segments that are registered with a replay.
@@ -287,15 +295,21 @@ impl<'a> Opening<'a> {
         self.report.bytes_read += replay.bytes_read + image.bytes_read;
     }
 
-    /// Returns a generation that no opening has, seen or not.
-    pub(super) fn next_generation(&self, segments: &[FoundSegment], image: &Image) -> Generation {
+    /// Returns what to go on with.
+    fn next(&self, replay: &Replay, segments: &[FoundSegment], image: &Image) -> Next {
+        let left_out = if self.report.clean { 0 } else { LEFT_OUT };
+        let last = replay.highest_number.max(image.base);
         // Segments may have been opened without any header reaching the device: each at most once.
         let unseen = if self.report.clean { 0 } else { self.superblock.geometry.segment_count };
         let found = segments.iter().map(|it| it.generation.0 + 1);
         let lines = image.lines.iter().map(|line| line.generation.0 + 1);
         let known = self.superblock.accepted.iter().map(|accepted| accepted.next_generation.0);
         let next = found.chain(lines).chain(known).fold(image.next_generation.0.max(1), u64::max);
-        Generation(next + u64::from(unseen))
+        Next {
+            record: RecordNumber(last.0 + 1 + left_out),
+            sequence: replay.highest_sequence.saturating_add(left_out),
+            generation: Generation(next + u64::from(unseen)),
+        }
     }
 
     /// Registers with the replay the segments that have records after the checkpoint.
@@ -350,22 +364,18 @@ impl<'a> Opening<'a> {
         self.superblock.compat & CLEAN_DISTRUSTED != 0
     }
 
-    /// Returns how many numbers to skip: those that recovery may have missed.
-    pub(super) fn left_out(&self) -> u64 {
-        if self.report.clean { 0 } else { LEFT_OUT }
-    }
-
     /// Recovers the groups of ordered volumes.
     pub(super) async fn find_order(
         &mut self,
         log: &Replayed,
     ) -> Result<HashMap<VolumeId, OrderQueue>, StoreError> {
-        let Replayed { index, replay, segments, .. } = log;
+        let Replayed { index, replay, segments, next, .. } = log;
         let horizons = self.volumes.iter().filter_map(Horizon::of);
-        let sequence =
-            horizons.map(|horizon| horizon.sequence).fold(replay.highest_sequence, u64::max);
+        let horizon = horizons.map(|horizon| horizon.sequence).max().unwrap_or(0);
+        let sequence = replay.highest_sequence.max(horizon);
         if !planted::has(PlantedBug::SequenceRestarts) {
-            index.raise_sequence(sequence.saturating_add(self.left_out()));
+            let left_out = next.sequence - replay.highest_sequence;
+            index.raise_sequence(sequence.saturating_add(left_out));
         }
         let in_use = segments.iter().filter(|it| it.in_use);
         let source = order::Source {

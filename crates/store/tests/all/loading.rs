@@ -28,11 +28,16 @@ fn is_dirty(block: u64) -> bool {
 
 /// A cache that was closed in order, and its volume's part of the index.
 fn closed() -> (World, VolumeSpace) {
+    closed_with(true)
+}
+
+/// As [`closed`], with or without blocks of which only some sectors are valid.
+fn closed_with(partial: bool) -> (World, VolumeSpace) {
     let world = World::new(200 << 20);
     let store = open(&world, u64::MAX);
     let space = world.add_volume(&store, "v", Mode::Writeback, BLOCKS, &[]);
     for block in 0..BLOCKS {
-        let mask = (block % 1000 == 0).then(|| SectorMask::of(8, 0..3));
+        let mask = (partial && block % 1000 == 0).then(|| SectorMask::of(8, 0..3));
         append(&store, &space, block, block as u8, is_dirty(block), mask);
         if block % 1000 == 0 {
             world.commit(&store);
@@ -319,6 +324,30 @@ fn a_second_recovery_decides_as_the_first_one_did() {
     }
 }
 
+/// Its records would be taken for those of a new volume by the next recovery.
+#[test]
+fn the_number_of_a_volume_in_the_log_rests_after_a_crash() {
+    let (world, _) = closed();
+    let store = open(&world, u64::MAX);
+    world.checkpoint(&store, false);
+    let gone = world.add_volume(&store, "gone", Mode::Writeback, 64, &[]);
+    append(&store, &gone, 0, 1, true, None);
+    world.commit(&store);
+    world.change_volumes(&store, |volumes| volumes.retain(|it| it.name != "gone"));
+    store.remove_space(&gone);
+    drop(store);
+    let store = open(&world, 1);
+    assert!(!store.store().is_loaded());
+    for rests in [true, false] {
+        world.change_counter(&store, gone.id.0);
+        let name = format!("new-{rests}");
+        let new = world.add_volume(&store, &name, Mode::Writeback, 64, &[]);
+        assert_eq!(new.id != gone.id, rests);
+        load_rest(&world, &store).expect("it is intact");
+        world.checkpoint(&store, false);
+    }
+}
+
 #[test]
 fn a_log_with_a_gap_is_loaded_at_once() {
     let (world, space) = closed();
@@ -378,7 +407,8 @@ fn another_order_of_the_entries_is_loaded_at_once() {
 #[test]
 fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
     for damaged in [1, 2] {
-        let (world, space) = closed();
+        // Masks, which are loaded first, would show the damage at once.
+        let (world, space) = closed_with(false);
         let first = checkpoint_page(&world) + 1;
         let store = open(&world, 1);
         // The second and the third chunk of 64 pages.
@@ -401,9 +431,13 @@ fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
             }
         }
         drop(store);
-        // The log has everything.
+        // The log has everything, and the next opening knows that it needs it.
         let (store, report) = world.open(options(1)).expect("it opens");
         assert_eq!(report.blocks, BLOCKS);
         assert!(store.store().is_loaded());
+        drop(store);
+        let store = open(&world, 1);
+        assert!(!store.store().is_loaded(), "there is a new checkpoint");
+        load_rest(&world, &store).expect("it is intact");
     }
 }

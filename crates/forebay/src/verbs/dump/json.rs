@@ -4,8 +4,8 @@ use forebay_core::identity::identity_part_name;
 use forebay_engine::settings::tag_name;
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{
-    Body, CheckpointHeader, Geometry, MarkKind, RecordHeader, SegmentState, Superblock,
-    VolumeRecord,
+    AcceptedLog, Body, CheckpointHeader, Geometry, MarkKind, RecordHeader, SegmentState,
+    Superblock, VolumeRecord,
 };
 use serde_json::{Value, json};
 
@@ -20,6 +20,17 @@ impl Lines {
         self.0.push_str(&value.to_string());
         self.0.push('\n');
     }
+}
+
+/// Describes what recoveries have accepted of the log.
+fn accepted(log: &AcceptedLog) -> Value {
+    json!({
+        "through": log.through.0,
+        "sequence": log.sequence,
+        "next_generation": log.next_generation.0,
+        "left_out": log.left_out.iter().map(|it| [*it.start(), *it.end()]).collect::<Vec<_>>(),
+        "torn": log.torn.iter().map(|slot| slot.0).collect::<Vec<_>>(),
+    })
 }
 
 impl Writer for Lines {
@@ -37,17 +48,7 @@ impl Writer for Lines {
             "clean_shutdown": superblock.clean_shutdown,
             "next_volume_id": superblock.next_volume_id,
             "last_record": superblock.last_record.0,
-            "accepted": superblock.accepted.as_ref().map(|accepted| json!({
-                "through": accepted.through.0,
-                "sequence": accepted.sequence,
-                "next_generation": accepted.next_generation.0,
-                "left_out": accepted
-                    .left_out
-                    .iter()
-                    .map(|range| [*range.start(), *range.end()])
-                    .collect::<Vec<_>>(),
-                "torn": accepted.torn.iter().map(|slot| slot.0).collect::<Vec<_>>(),
-            })),
+            "accepted": superblock.accepted.as_ref().map(accepted),
             "checkpoint_area": superblock.checkpoint.map(|reference| reference.area),
             "volume_table_area": superblock.volume_table.area,
         }));
