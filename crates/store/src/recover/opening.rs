@@ -150,8 +150,11 @@ impl<'a> Opening<'a> {
             && self.may_load_later(source)
         {
             match self.replay_first(source.chunks().clone()).await {
-                Ok(Some(replayed)) => return Ok(replayed),
-                Ok(None) => (),
+                Ok(Ok(replayed)) => return Ok(replayed),
+                Ok(Err(why)) => {
+                    let device = self.device.name();
+                    tracing::info!(device, "the index is loaded before anything is served: {why}");
+                }
                 // Read it as a whole, and mend it.
                 Err(error) => {
                     tracing::warn!(%error, "the index is loaded before anything is served")
@@ -162,8 +165,11 @@ impl<'a> Opening<'a> {
         self.replay(loaded).await
     }
 
-    /// Reads the log, and leaves the checkpoint's entries for later. `None`: that is not possible.
-    async fn replay_first(&mut self, chunks: Chunks) -> Result<Option<Replayed>, StoreError> {
+    /// Reads the log, and leaves the checkpoint's entries for later, unless there is a reason against it.
+    async fn replay_first(
+        &mut self,
+        chunks: Chunks,
+    ) -> Result<Result<Replayed, &'static str>, StoreError> {
         let (index, replay) = self.empty();
         let clean = self.report.clean;
         let mut image = image::load_later(&self.source(), chunks, clean, &index, &replay).await?;
@@ -172,21 +178,27 @@ impl<'a> Opening<'a> {
         let geometry = &self.superblock.geometry;
         let most = 2 * self.options.checkpoint_due(geometry) / geometry.segment_bytes;
         if segments.iter().filter(|it| it.walked).count() as u64 > most + NOT_FULL {
-            return Ok(None);
+            return Ok(Err("the log is too long"));
         }
         let mut replay = self.walk(replay).await?;
         let next = self.next(&replay, &segments, &image);
         let accepted = replay.accepted(&next);
+        if replay.lost().is_some() || !replay.has_read_all() {
+            return Ok(Err("the log is damaged"));
+        }
         // Another recovery must be able to decide alike.
-        if replay.lost().is_some() || !replay.has_read_all() || !accepted.fits() {
-            return Ok(None);
+        if !accepted.fits() {
+            return Ok(Err("the crash has torn more than a superblock can note"));
         }
         for segment in segments.iter_mut().filter(|it| !it.walked) {
             segment.in_use &= !replay.is_free(segment.segment);
         }
         let mut changes = replay.changes(&index);
-        if changes.partial_count() as u64 > image::MOST_MASKS || !changes.keep() {
-            return Ok(None);
+        if changes.partial_count() as u64 > image::MOST_MASKS {
+            return Ok(Err("the log has too many blocks that are valid in part"));
+        }
+        if !changes.keep() {
+            return Ok(Err("there is too little memory to do both at a time"));
         }
         let mut loaded = Ok(());
         changes.partial(|address, mask| {
@@ -202,7 +214,7 @@ impl<'a> Opening<'a> {
         }
         self.report_log(&replay, &image);
         let accepted = (!clean).then_some(accepted);
-        Ok(Some(Replayed { index, replay, image, segments, next, accepted }))
+        Ok(Ok(Replayed { index, replay, image, segments, next, accepted }))
     }
 
     /// The cache, for reading the checkpoint.
