@@ -35,11 +35,13 @@ impl Pages {
     }
 
     /// Returns the address of the first byte.
+    #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.memory
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -181,6 +183,7 @@ impl Area {
 impl Deref for Area {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
             // SAFETY: the mapping has this length, was zeroed when it was made, and is accessed only
@@ -194,6 +197,7 @@ impl Deref for Area {
 }
 
 impl DerefMut for Area {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         match &self.0 {
             // SAFETY: as in `deref`; this borrow is exclusive.
