@@ -226,6 +226,8 @@ impl StoreLane {
         if let Err(error) = &published {
             store.fail(error);
             loading.failed.store(true, Ordering::SeqCst);
+            // The write below may take long.
+            loading.changed.notify_all();
             // Without it the next opening would meet the same damage again. If it cannot be written,
             // one after that will.
             _ = self.write_superblock(|superblock| superblock.compat |= LOAD_AT_ONCE).await;
