@@ -1,42 +1,37 @@
 //! What the log changes of the checkpoint, by shard of the index.
 
 use std::collections::HashMap;
-use std::mem::size_of;
+use std::mem::{size_of, take};
 
-use forebay_core::{SectorMask, Slot};
-use forebay_device::hint::{Spot, fetch_to_write};
+use forebay_core::{RecordNumber, SectorMask, Slot};
 use forebay_format::{Geometry, MarkKind};
-use forebay_lane::MemoryHold;
-use parking_lot::Mutex;
+use forebay_lane::{MemoryHold, OverLimit};
 
 use crate::error::StoreError;
 use crate::index::{Address, Index, NewVersion};
 use crate::planted::{self, PlantedBug};
-use crate::table::Entry;
+use crate::table::{Entry, Geometry as TableGeometry};
 
-/// A version of a block in the log.
-#[derive(Clone, Copy)]
-pub(crate) struct Change {
-    pub(crate) address: Address,
-    sequence: u64,
-    entry: Entry,
-}
+mod versions;
+
+pub(crate) use versions::Version;
+use versions::Versions;
 
 /// The newest versions of a shard's blocks, to look blocks up.
 #[derive(Default)]
 pub(crate) struct Newest {
     /// Sorted by address.
-    pub(crate) versions: Vec<Change>,
+    pub(crate) versions: Vec<Version>,
     /// A bit for each hash of an address.
     filter: Vec<u64>,
 }
 
 impl Newest {
-    pub(crate) fn new(versions: Vec<Change>) -> Self {
+    pub(crate) fn new(versions: Vec<Version>) -> Self {
         let words = (versions.len() / 4).next_power_of_two();
         let mut newest = Newest { versions: Vec::new(), filter: vec![0; words] };
-        for change in &versions {
-            let (word, bit) = newest.place(change.address);
+        for version in &versions {
+            let (word, bit) = newest.place(version.address());
             newest.filter[word] |= bit;
         }
         Newest { versions, ..newest }
@@ -55,7 +50,7 @@ impl Newest {
         }
         let (word, bit) = self.place(address);
         self.filter[word] & bit != 0
-            && self.versions.binary_search_by_key(&address, |change| change.address).is_ok()
+            && self.versions.binary_search_by_key(&address, Version::address).is_ok()
     }
 }
 
@@ -71,11 +66,12 @@ fn bit(position: u32) -> (usize, u64) {
     ((position / 64) as usize, 1 << (position % 64))
 }
 
-/// The versions in the log after a checkpoint, and the marks for versions before and after it.
+/// The versions in the log after a checkpoint, and the marks for versions before and after it. They may be
+/// added in any order.
 pub(crate) struct Changes {
     geometry: Geometry,
-    /// The versions of each shard, those of one block in the order of their records.
-    shards: Box<[Mutex<Vec<Change>>]>,
+    table: TableGeometry,
+    versions: Versions,
     /// The valid sectors of versions that have not all of them.
     masks: HashMap<Slot, SectorMask>,
     /// The marks, by segment.
@@ -87,7 +83,7 @@ pub(crate) struct Changes {
 
 impl Changes {
     /// Bytes of memory for a version; shards differ a little in their numbers.
-    pub(crate) const VERSION: usize = size_of::<Change>() * 9 / 8;
+    pub(crate) const VERSION: usize = size_of::<Version>() * 9 / 8;
     /// Further bytes for the mask of one. A map is at least a quarter full.
     pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
     /// Bytes for the effect of a mark in an index.
@@ -98,33 +94,51 @@ impl Changes {
         u64::from(geometry.segment_count) * geometry.granules_per_segment().div_ceil(64) * 16
     }
 
-    /// Makes an empty set for an index with so many shards, with room for `versions`; `held` is its
-    /// memory.
-    pub(crate) fn new(geometry: Geometry, shards: u32, versions: usize, held: MemoryHold) -> Self {
-        let each = versions / shards.max(1) as usize * 17 / 16;
+    /// Makes an empty set for an index; `held` is its memory.
+    pub(crate) fn new(geometry: Geometry, index: &Index, held: MemoryHold) -> Self {
         let marks = vec![None; geometry.segment_count as usize];
-        let shards = (0..shards).map(|_| Mutex::new(Vec::with_capacity(each))).collect();
         let marked = vec![0; marks.len().div_ceil(64)];
-        Changes { geometry, shards, masks: HashMap::new(), marks, marked, held }
+        let (table, versions) = (*index.geometry(), Versions::new(index.shard_count()));
+        Changes { geometry, table, versions, masks: HashMap::new(), marks, marked, held }
     }
 
-    /// A hint: a version will be added to this shard soon.
-    pub(crate) fn expect(&mut self, shard: u32) {
-        if let Some(versions) = self.shards.get_mut(shard as usize) {
-            let versions = versions.get_mut();
-            fetch_to_write(
-                Spot::of(versions.as_slice()).plus(versions.len() * size_of::<Change>()),
-            );
-        }
+    /// Holds `bytes` more for what will be added.
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), OverLimit> {
+        self.held.grow_for_a_while(bytes, "what recovery reads of the log")
     }
 
-    /// Adds a version, after those in earlier records.
-    pub(crate) fn add(&mut self, shard: u32, address: Address, sequence: u64, new: NewVersion) {
-        let NewVersion { entry, mask } = new;
+    /// Returns the shard of a block, of which a version will be added soon.
+    pub(crate) fn expect(&self, address: Address) -> u32 {
+        let shard = self.table.place(address.0).shard;
+        self.versions.expect(shard);
+        shard
+    }
+
+    /// Adds a version, with its sequence and the number of its record, to its shard.
+    pub(crate) fn add(
+        &mut self,
+        (shard, address): (u32, Address),
+        order: (u64, RecordNumber),
+        NewVersion { entry, mask }: NewVersion,
+    ) {
+        self.versions.push(shard, Version::new(address, order, &entry));
         if let Some(mask) = mask {
             self.masks.insert(entry.slot, mask);
         }
-        self.shards[shard as usize].get_mut().push(Change { address, sequence, entry });
+    }
+
+    /// Drops the version in a slot, which is one of this block.
+    pub(crate) fn drop_version(&mut self, address: Address, slot: Slot) {
+        let shard = self.table.place(address.0).shard;
+        self.versions.drop_from(shard, |version| version.slot() == slot);
+        self.masks.remove(&slot);
+    }
+
+    /// Drops the versions in a record.
+    pub(crate) fn drop_record(&mut self, number: RecordNumber) {
+        for shard in 0..self.versions.shard_count() {
+            self.versions.drop_from(shard, |version| version.record() == number);
+        }
     }
 
     /// Adds a mark. Gone prevails over clean.
@@ -143,12 +157,20 @@ impl Changes {
         self.marked[word] |= mark;
     }
 
-    /// Gives back the memory that was needed only to collect the changes.
-    pub(crate) fn collected(&mut self) {
-        let versions: usize = self.shards.iter_mut().map(|it| it.get_mut().capacity()).sum();
+    /// Takes all of them, and gives back the memory that was needed only to collect them.
+    pub(crate) fn collected(&mut self) -> Self {
         let marks = self.marks.iter().flatten().map(|marks| 16 * marks.gone.len()).sum::<usize>();
-        let bytes = versions * size_of::<Change>() + self.masks.len() * Self::MASK + marks;
+        let bytes = self.versions.bytes() + self.masks.len() * Self::MASK + marks;
         self.held.shrink(self.held.bytes().saturating_sub(bytes as u64));
+        Changes {
+            geometry: self.geometry.clone(),
+            table: self.table,
+            versions: take(&mut self.versions),
+            masks: take(&mut self.masks),
+            marks: take(&mut self.marks),
+            marked: take(&mut self.marked),
+            held: self.held.take(),
+        }
     }
 
     /// Holds the memory for them beyond recovery. `false`: there is not enough for that.
@@ -162,31 +184,28 @@ impl Changes {
     }
 
     /// Visits the versions that have not all sectors, with their masks.
-    pub(crate) fn partial(&mut self, mut visit: impl FnMut(Address, &SectorMask)) {
+    pub(crate) fn partial(&self, mut visit: impl FnMut(Address, &SectorMask)) {
         if self.masks.is_empty() {
             return;
         }
-        for shard in &mut self.shards {
-            for change in shard.get_mut().iter().filter(|change| change.entry.partial) {
-                if let Some(mask) = self.masks.get(&change.entry.slot) {
-                    visit(change.address, mask);
+        for shard in 0..self.versions.shard_count() {
+            for version in self.versions.of_shard(shard).filter(|version| version.is_partial()) {
+                if let Some(mask) = self.masks.get(&version.slot()) {
+                    visit(version.address(), mask);
                 }
             }
         }
     }
 
     /// Returns the newest version of each block of a shard.
-    pub(crate) fn newest(&self, shard: u32) -> Vec<Change> {
-        let mut versions = self.shards[shard as usize].lock();
+    pub(crate) fn newest(&self, shard: u32) -> Vec<Version> {
+        let mut versions: Vec<Version> = self.versions.of_shard(shard).copied().collect();
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
-        let order = |it: &Change| match planted::has(PlantedBug::ReplayAnyOrder) {
-            true => (it.address, 0),
-            false => (it.address, it.sequence),
-        };
-        if !versions.is_sorted_by_key(order) {
-            versions.sort_by_key(order);
-        }
-        let last_of_each = versions.chunk_by(|one, next| one.address == next.address);
+        versions.sort_unstable_by_key(|it| {
+            let any = planted::has(PlantedBug::ReplayAnyOrder);
+            (it.address(), if any { 0 } else { it.sequence() }, it.record())
+        });
+        let last_of_each = versions.chunk_by(|one, next| one.address() == next.address());
         last_of_each.filter_map(|versions| versions.last().copied()).collect()
     }
 
@@ -209,8 +228,8 @@ impl Changes {
     }
 
     /// Returns what the marks leave of a version, with its mask.
-    pub(crate) fn version(&self, change: &Change) -> Option<NewVersion> {
-        let entry = self.marked(&change.entry)?;
+    pub(crate) fn version(&self, version: &Version) -> Option<NewVersion> {
+        let entry = self.marked(&version.entry())?;
         let mask = entry.partial.then(|| self.masks.get(&entry.slot).cloned()).flatten();
         Some(NewVersion { entry, mask })
     }
@@ -221,12 +240,13 @@ impl Changes {
     /// The index has no room, or there is no memory for a mask.
     pub(crate) fn apply_to(&self, index: &Index) -> Result<(), StoreError> {
         for shard in 0..index.shard_count() {
-            for change in self.newest(shard) {
-                match self.version(&change) {
+            for version in self.newest(shard) {
+                let address = version.address();
+                match self.version(&version) {
                     Some(version) => index
-                        .restore_version(change.address, version)
+                        .restore_version(address, version)
                         .map_err(|unfit| unfit.of("the log"))?,
-                    None => _ = index.remove(change.address, |_| true),
+                    None => _ = index.remove(address, |_| true),
                 }
             }
         }

@@ -23,7 +23,9 @@ use crate::chunks::{entry_of, items_in};
 use crate::error::StoreError;
 use crate::index::{Address, ShardContent};
 use crate::lane::StoreLane;
-use crate::loading::{ABSENT, Entries, PRESENT, Source, UNDER_WAY, UnderWay, Waiting};
+use crate::loading::{
+    ABSENT, Decoded, Entries, Kept, PRESENT, Source, UNDER_WAY, UnderWay, Waiting,
+};
 use crate::meta::LOAD_AT_ONCE;
 use crate::planted::{self, PlantedBug};
 use crate::segments::Live;
@@ -114,7 +116,7 @@ impl Store {
     fn publish(
         &self,
         shard: u32,
-        content: ShardContent,
+        content: &mut ShardContent,
         on_load: OnLoad<'_>,
     ) -> Result<(), StoreError> {
         let _publishing = self.loading.publishing.lock();
@@ -130,10 +132,7 @@ impl Store {
         self.index.load_shard(shard, content)?;
         self.loading.shards[shard as usize].store(PRESENT, Ordering::Release);
         if self.loading.left.fetch_sub(1, Ordering::SeqCst) == 1 {
-            if let Some(source) = &self.loading.source {
-                source.changes.lock().take();
-            }
-            self.loading.complete.store(true, Ordering::Release);
+            self.loading.completed();
             self.segments.withhold(0);
             self.space.notify_all();
         }
@@ -217,12 +216,14 @@ impl StoreLane {
         }
         let _under_way = UnderWay { loading, shard };
         let own = usize::from(self.lane().id().0) % loading.lanes.len();
-        let _turn = loading.lanes[own].enter().await;
+        let _turn = loading.lanes[own].turn.enter().await;
+        let (mut kept, mut content) = (loading.take_kept(own), ShardContent::default());
+        content.entries = std::mem::take(&mut kept.entries);
         let loaded = match &loading.source {
-            Some(source) => self.content_of(source, shard).await,
-            None => Ok(ShardContent::default()),
+            Some(source) => self.read_shard(source, shard, &mut kept, &mut content).await,
+            None => Ok(()),
         };
-        let published = loaded.and_then(|content| store.publish(shard, content, on_load));
+        let published = loaded.and_then(|()| store.publish(shard, &mut content, on_load));
         if let Err(error) = &published {
             store.fail(error);
             loading.failed.store(true, Ordering::SeqCst);
@@ -232,12 +233,20 @@ impl StoreLane {
             // one after that will.
             _ = self.write_superblock(|superblock| superblock.compat |= LOAD_AT_ONCE).await;
         }
+        content.entries.clear();
+        kept.entries = content.entries;
+        loading.keep(own, kept);
         published
     }
 
-    /// Reads the entries of a shard, and lays what the log changes over them.
-    async fn content_of(&self, source: &Source, shard: u32) -> Result<ShardContent, StoreError> {
-        let mut content = ShardContent::default();
+    /// Reads the entries of a shard into `content`, and lays what the log changes over them.
+    async fn read_shard(
+        &self,
+        source: &Source,
+        shard: u32,
+        kept: &mut Kept,
+        content: &mut ShardContent,
+    ) -> Result<(), StoreError> {
         let changes = source.changes.lock().clone();
         if source.has_log != changes.is_some() {
             return Err(StoreError::Refused("the log is not at hand any more".into()));
@@ -245,68 +254,57 @@ impl StoreLane {
         let changes = changes.filter(|_| !planted::has(PlantedBug::LoadedWithoutLog));
         let newest = changes.as_ref().map(|changes| changes.newest(shard)).unwrap_or_default();
         let newest = Newest::new(newest);
-        for (address, entry, meaning) in self.entries_of(source, shard).await? {
-            let changed = newest.has(address);
-            let left = match &changes {
-                _ if changed || meaning == Entries::Superseded => None,
-                Some(changes) => changes.marked(&entry),
-                None => Some(entry),
-            };
-            match left {
-                Some(_) if meaning == Entries::None => {
-                    return Err(StoreError::Refused(
-                        "the checkpoint has a block in an empty segment".into(),
-                    ));
+        let (mut chunk, most) = (
+            self.first_chunk(source, shard, kept).await?,
+            source.checkpoint.chunks_of_entries().end,
+        );
+        let mut beyond = false;
+        while chunk < most && !beyond {
+            self.read_chunk(source, chunk, kept).await?;
+            for Decoded { shard: own, meaning, address, entry } in &kept.decoded {
+                beyond |= *own > shard;
+                if *own != shard {
+                    continue;
                 }
-                Some(entry) => content.entries.push((address, entry)),
-                None if entry.partial && !changed => content.superseded.push(address),
-                None => (),
-            }
-        }
-        if let Some(changes) = &changes {
-            for change in &newest.versions {
-                match changes.version(change) {
-                    Some(version) => content.versions.push((change.address, version)),
-                    None => content.superseded.push(change.address),
+                let changed = newest.has(*address);
+                let left = match &changes {
+                    _ if changed || *meaning == Entries::Superseded => None,
+                    Some(changes) => changes.marked(entry),
+                    None => Some(*entry),
+                };
+                match left {
+                    Some(_) if *meaning == Entries::None => {
+                        return Err(StoreError::Refused(
+                            "the checkpoint has a block in an empty segment".into(),
+                        ));
+                    }
+                    Some(entry) => content.entries.push((*address, entry)),
+                    None if entry.partial && !changed => content.superseded.push(*address),
+                    None => (),
                 }
-            }
-        }
-        Ok(content)
-    }
-
-    /// Reads the entries of a shard, with the meaning of those in their segments.
-    async fn entries_of(
-        &self,
-        source: &Source,
-        shard: u32,
-    ) -> Result<Vec<(Address, Entry, Entries)>, StoreError> {
-        let store = self.store();
-        // Shards differ little.
-        let usual = source.counts().0 / u64::from(store.index.shard_count());
-        let mut entries = Vec::with_capacity((usual + usual / 16) as usize);
-        let mut chunk = self.first_chunk(source, shard).await?;
-        let most = source.checkpoint.chunks_of_entries().end;
-        while chunk < most {
-            let mut beyond = false;
-            self.read_chunk(source, chunk, |address, entry, meaning| {
-                let own = store.index.shard_of(address);
-                beyond |= own > shard;
-                if own == shard {
-                    entries.push((address, entry, meaning));
-                }
-            })
-            .await?;
-            if beyond {
-                break;
             }
             chunk += 1;
         }
-        Ok(entries)
+        if let Some(changes) = &changes {
+            for version in &newest.versions {
+                let address = version.address();
+                match changes.version(version) {
+                    Some(version) => content.versions.push((address, version)),
+                    None => content.superseded.push(address),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns a chunk that begins with an entry of a lower shard, or the first, such that no earlier
     /// chunk has entries of `shard`.
-    async fn first_chunk(&self, source: &Source, shard: u32) -> Result<u32, StoreError> {
+    async fn first_chunk(
+        &self,
+        source: &Source,
+        shard: u32,
+        kept: &mut Kept,
+    ) -> Result<u32, StoreError> {
         let all = source.checkpoint.chunks_of_entries();
         let (mut low, mut high) = (all.start, all.end);
         {
@@ -322,29 +320,30 @@ impl StoreLane {
         // Chunk `low` begins with a lower shard, chunk `high` does not.
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            let mut first = None;
-            self.read_chunk(source, middle, |address, _, _| {
-                first.get_or_insert_with(|| self.store().index.shard_of(address));
-            })
-            .await?;
-            if first.is_some_and(|first| first < shard) { low = middle } else { high = middle }
+            self.read_chunk(source, middle, kept).await?;
+            let is_lower = kept.decoded.first().is_some_and(|first| first.shard < shard);
+            if is_lower { low = middle } else { high = middle }
         }
         Ok(low)
     }
 
-    /// Reads a chunk and visits its entries.
+    /// Reads a chunk and decodes its entries.
     async fn read_chunk(
         &self,
         source: &Source,
         chunk: u32,
-        mut visit: impl FnMut(Address, Entry, Entries),
+        kept: &mut Kept,
     ) -> Result<(), StoreError> {
+        if kept.chunk == Some(chunk) {
+            return Ok(());
+        }
         let store = self.store();
+        kept.chunk = None;
+        kept.decoded.clear();
         let (read, mut reader) = source.checkpoint.read_at(self.queue(), chunk).await?;
         store.loading.outdated.fetch_or(read.mended, Ordering::SeqCst);
         let items = items_in(&mut reader, &read.chunk)?;
         let bits = u32::from(source.checkpoint.header().check_bits);
-        let mut first = None;
         for raw in items.entries() {
             let SegmentId(segment) = store.segment_of(raw.slot);
             let space = source.spaces.iter().find(|space| space.id == raw.volume);
@@ -355,13 +354,14 @@ impl StoreLane {
                     "the checkpoint has a block of no volume or in no segment".into(),
                 ));
             };
-            let address = space.address(raw.block);
-            first.get_or_insert_with(|| store.index.shard_of(address));
-            visit(address, entry_of(&raw, bits), *meaning);
+            let (address, entry) = (space.address(raw.block), entry_of(&raw, bits));
+            let shard = store.index.shard_of(address);
+            kept.decoded.push(Decoded { shard, meaning: *meaning, address, entry });
         }
-        if let Some(first) = first {
-            source.firsts.lock().insert(chunk, first);
+        if let Some(first) = kept.decoded.first() {
+            source.firsts.lock().insert(chunk, first.shard);
         }
+        kept.chunk = Some(chunk);
         Ok(())
     }
 }

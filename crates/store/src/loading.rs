@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 
 use crate::changes::Changes;
 use crate::chunks::Chunks;
+use crate::index::Address;
 use crate::spaces::VolumeSpace;
+use crate::table::Entry;
 
 pub(crate) const ABSENT: u8 = 0;
 pub(crate) const UNDER_WAY: u8 = 1;
@@ -22,9 +24,7 @@ pub(crate) struct Loading {
     pub(crate) source: Option<Source>,
     pub(crate) shards: Box<[AtomicU8]>,
     pub(crate) left: AtomicU32,
-    /// One for each lane, held while it loads a shard: many requests at once would take the memory of as
-    /// many shards.
-    pub(crate) lanes: Box<[Gate]>,
+    pub(crate) lanes: Box<[Loader]>,
     /// Requests that wait for shards.
     pub(crate) waiting: AtomicU32,
     /// Notified when a shard was loaded, or could not be, and when no request waits any more.
@@ -38,6 +38,34 @@ pub(crate) struct Loading {
     pub(crate) failed: AtomicBool,
     /// Whether the cache is closed before everything is loaded.
     pub(crate) abandoned: AtomicBool,
+}
+
+/// The part of one lane in the loading.
+#[derive(Default)]
+pub(crate) struct Loader {
+    /// Held while it loads a shard: many requests at once would take the memory of as many shards.
+    pub(crate) turn: Gate,
+    kept: Mutex<Kept>,
+}
+
+/// What a lane keeps from one shard to the next: its shards follow each other in the checkpoint, and
+/// memory that is new costs more time than to decode an entry.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// The chunk that was read last.
+    pub(crate) chunk: Option<u32>,
+    /// Its entries.
+    pub(crate) decoded: Vec<Decoded>,
+    /// Empty, for the entries of a shard.
+    pub(crate) entries: Vec<(Address, Entry)>,
+}
+
+/// An entry of the checkpoint.
+pub(crate) struct Decoded {
+    pub(crate) shard: u32,
+    pub(crate) meaning: Entries,
+    pub(crate) address: Address,
+    pub(crate) entry: Entry,
 }
 
 /// Where the entries are.
@@ -99,10 +127,33 @@ impl Loading {
             complete: AtomicBool::new(false),
             source: Some(source),
             shards: (0..shards).map(|_| AtomicU8::new(ABSENT)).collect(),
-            lanes: (0..lanes.max(1)).map(|_| Gate::default()).collect(),
+            lanes: (0..lanes.max(1)).map(|_| Loader::default()).collect(),
             left: AtomicU32::new(shards),
             outdated,
             ..Loading::nothing()
+        }
+    }
+
+    /// Everything is in the index.
+    pub(crate) fn completed(&self) {
+        if let Some(source) = &self.source {
+            source.changes.lock().take();
+        }
+        self.complete.store(true, Ordering::Release);
+        self.lanes.iter().for_each(|lane| *lane.kept.lock() = Kept::default());
+    }
+
+    /// Takes what a lane keeps, while it has its turn.
+    pub(crate) fn take_kept(&self, lane: usize) -> Kept {
+        std::mem::take(&mut self.lanes[lane].kept.lock())
+    }
+
+    /// Gives back what a lane keeps.
+    pub(crate) fn keep(&self, lane: usize, new: Kept) {
+        let mut kept = self.lanes[lane].kept.lock();
+        // Under the lock: whoever completes the loading frees it afterwards.
+        if !self.is_complete() {
+            *kept = new;
         }
     }
 

@@ -14,15 +14,12 @@ use forebay_lane::{Lane, MemoryHold, concurrently};
 use crate::changes::Changes;
 use crate::damage::Damage;
 use crate::error::StoreError;
-use crate::index::{Index, NewVersion};
+use crate::index::{Address, Index, NewVersion};
 use crate::planted::{self, PlantedBug};
 use crate::recover::address_in;
 use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
-
-/// Blocks by which prefetch hints run ahead of the changes that are added, which mostly wait for memory.
-const ADDED_AHEAD: usize = 12;
 
 /// The state of one replay.
 pub(crate) struct Replay {
@@ -46,13 +43,15 @@ pub(crate) struct Replay {
     /// What earlier recoveries have accepted.
     accepted: AcceptedLog,
     /// All data and marks records after the base, by number.
-    found: BTreeMap<u64, RecordHeader>,
-    /// Whether there are marks among them.
+    found: BTreeMap<u64, Place>,
+    /// What they change. Holds the memory for both.
+    changes: Changes,
+    /// The shards and addresses of the blocks in a record, while it is added.
+    blocks: Vec<Option<(u32, Address)>>,
+    /// Whether there are marks.
     has_marks: bool,
     /// Volumes of replayed versions that do not exist any more.
     pub(crate) deleted: HashSet<VolumeId>,
-    /// The memory for them and for the changes in them.
-    held: MemoryHold,
     durable: u64,
     /// Number of possible header positions that cannot be read.
     unreadable: u64,
@@ -65,6 +64,14 @@ pub(crate) struct Replay {
     pub(crate) records: u64,
     pub(crate) torn: u64,
     pub(crate) bytes_read: u64,
+}
+
+/// Where a record is.
+#[derive(Clone, Copy)]
+struct Place {
+    segment: SegmentId,
+    position: u32,
+    payload_bytes: u32,
 }
 
 /// What a recovered cache goes on with. All numbers, sequences and generations that recovery may not
@@ -92,10 +99,12 @@ impl Replay {
         geometry: Geometry,
         cache: Uuid,
         spaces: &[VolumeSpace],
+        index: &Index,
         held: MemoryHold,
     ) -> Self {
         let count = geometry.segment_count as usize;
         Replay {
+            changes: Changes::new(geometry.clone(), index, held),
             geometry,
             cache,
             spaces: spaces.to_vec(),
@@ -108,9 +117,9 @@ impl Replay {
             free: vec![false; count],
             accepted: AcceptedLog::default(),
             found: BTreeMap::new(),
+            blocks: Vec::new(),
             has_marks: false,
             deleted: HashSet::new(),
-            held,
             durable: 0,
             unreadable: 0,
             firsts_readable: true,
@@ -217,21 +226,18 @@ impl Replay {
             })
         };
         concurrently(lane, reads, work).await;
-        let unproven: Vec<RecordHeader> = {
+        let unproven: Vec<(u64, Place)> = {
             let replay = replay.borrow();
-            replay.found.range(replay.durable + 1..).map(|(_, header)| header.clone()).collect()
+            let found = replay.found.range(replay.durable + 1..);
+            found.map(|(number, place)| (*number, *place)).collect()
         };
         let work = {
             let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
-            unproven.into_iter().map(move |header| {
+            unproven.into_iter().map(move |(number, place)| {
                 let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
                 async move {
-                    match verify(&queue, &replay, &header).await {
-                        Ok(bad) if bad.is_empty() => (),
-                        Ok(bad) => replay.borrow_mut().drop_cells(&header, &bad),
-                        Err(error) => {
-                            failure.borrow_mut().get_or_insert(error);
-                        }
+                    if let Err(error) = verify(&queue, &replay, number, place).await {
+                        failure.borrow_mut().get_or_insert(error);
                     }
                 }
             })
@@ -245,20 +251,26 @@ impl Replay {
 
     /// Drops the blocks of a record whose payload did not reach the device.
     fn drop_cells(&mut self, header: &RecordHeader, bad: &[usize]) {
-        self.torn += 1;
-        let block = self.geometry.block;
-        let slots = bad.iter().map(|number| header.cell(&self.geometry, *number));
-        self.torn_slots.extend(slots);
-        if let Some(found) = self.found.get_mut(&header.number.0)
-            && let Body::Data(entries) = &mut found.body
-        {
-            for number in bad {
-                entries[*number] = DataEntry::void(block);
+        let Body::Data(entries) = &header.body else { return };
+        self.torn += u64::from(!bad.is_empty());
+        for number in bad {
+            let (entry, slot) = (&entries[*number], header.cell(&self.geometry, *number));
+            self.torn_slots.insert(slot);
+            if let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) {
+                self.changes.drop_version(address, slot);
             }
         }
     }
 
-    fn add(&mut self, mut header: RecordHeader) -> Result<(), StoreError> {
+    /// Drops a record whose header can be read no more.
+    fn drop_record(&mut self, number: u64) {
+        self.unreadable += 1;
+        self.found.remove(&number);
+        self.changes.drop_record(RecordNumber(number));
+    }
+
+    /// Adds what a header says.
+    fn add(&mut self, header: &RecordHeader) -> Result<(), StoreError> {
         if header.number > self.base && self.accepted.leaves_out(header.number.0) {
             return Ok(());
         }
@@ -267,44 +279,27 @@ impl Replay {
         {
             free.iter().for_each(|segment| self.free[segment.0 as usize] = true);
         }
-        if header.number > self.base
-            && let Body::Data(entries) = &header.body
-        {
-            // Of torn blocks as well: the header stays in the log, so their sequences must not be
-            // assigned again.
-            let sequences = entries.iter().filter(|it| !it.void).map(|it| it.sequence);
-            self.highest_sequence = sequences.fold(self.highest_sequence, u64::max);
-        }
-        if header.number <= self.accepted.through && !self.accepted.torn.is_empty() {
-            self.drop_torn(&mut header);
-        }
         self.durable = self.durable.max(header.durable_through.0);
         self.highest_number = self.highest_number.max(header.number);
         let position = header.position + header.granules(&self.geometry);
         let end = self.ends.entry(header.segment).or_default();
         end.position = end.position.max(position);
         end.number = end.number.max(header.number);
-        if header.number > self.base && !header.body.is_opening() {
-            let first_marks = matches!(header.body, Body::Marks(_)) && !self.has_marks;
-            self.has_marks |= first_marks;
-            let more = if first_marks { Changes::marks_bytes(&self.geometry) } else { 0 };
-            let bytes = memory_of(&header) + more;
-            self.held.grow_for_a_while(bytes, "what recovery reads of the log")?;
-            self.found.insert(header.number.0, header);
+        if header.number <= self.base || header.body.is_opening() {
+            return Ok(());
+        }
+        let first_marks = matches!(header.body, Body::Marks(_)) && !self.has_marks;
+        self.has_marks |= first_marks;
+        let more = if first_marks { Changes::marks_bytes(&self.geometry) } else { 0 };
+        self.changes.grow(memory_of(header) + more)?;
+        let RecordHeader { segment, position, payload_bytes, .. } = *header;
+        self.found.insert(header.number.0, Place { segment, position, payload_bytes });
+        match &header.body {
+            Body::Data(entries) => self.add_data(header, entries),
+            Body::Marks(all) => self.add_marks(all),
+            Body::Opening(_) => (),
         }
         Ok(())
-    }
-
-    /// Drops the blocks of an accepted record that were torn.
-    fn drop_torn(&self, header: &mut RecordHeader) {
-        let (first, granules) =
-            (header.cell(&self.geometry, 0), self.geometry.granules_per_block());
-        let Body::Data(entries) = &mut header.body else { return };
-        for (number, entry) in entries.iter_mut().enumerate() {
-            if self.torn_slots.contains(&Slot(first.0 + number as u32 * granules as u32)) {
-                *entry = DataEntry::void(self.geometry.block);
-            }
-        }
     }
 
     /// Returns the durable records that are missing, and those that unreadable places may have
@@ -332,89 +327,83 @@ impl Replay {
         first.map(|first| Damage { first, count: end - first })
     }
 
-    /// Returns what the records change of the checkpoint in an index.
-    pub(crate) fn changes(&mut self, index: &Index) -> Changes {
-        let found = std::mem::take(&mut self.found);
-        let versions = found.values().map(|header| match &header.body {
-            Body::Data(entries) => entries.len(),
-            _ => 0,
-        });
-        let (versions, held) = (versions.sum(), self.held.take());
-        let mut changes = Changes::new(self.geometry.clone(), index.shard_count(), versions, held);
-        for header in found.into_values() {
-            self.records += 1;
-            match header.body {
-                Body::Data(ref entries) => self.add_data(&mut changes, index, &header, entries),
-                Body::Marks(ref all) => self.add_marks(&mut changes, all),
-                Body::Opening(_) => (),
-            }
-        }
-        changes.collected();
-        changes
+    /// Returns what the records change of the checkpoint.
+    pub(crate) fn changes(&mut self) -> Changes {
+        self.records = self.found.len() as u64;
+        self.found.clear();
+        self.changes.collected()
     }
 
     /// Adds the marks for the current life of their segment.
-    fn add_marks(&self, changes: &mut Changes, all: &[Mark]) {
+    fn add_marks(&mut self, all: &[Mark]) {
         for mark in all {
             let segment = self.geometry.place_of(mark.slot).0;
             let present = self.generations[segment.0 as usize];
             let means = |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
             if present.is_some_and(means) {
-                changes.mark(mark.slot, mark.kind);
+                self.changes.mark(mark.slot, mark.kind);
             }
         }
     }
 
     /// Adds the versions of one record that the checkpoint does not contain.
-    fn add_data(
-        &mut self,
-        changes: &mut Changes,
-        index: &Index,
-        header: &RecordHeader,
-        entries: &[DataEntry],
-    ) {
-        for (number, entry) in entries.iter().enumerate() {
-            if let Some(next) = entries.get(number + ADDED_AHEAD)
-                && let Some((_, address)) = address_in(&self.spaces, next.volume, next.block)
-            {
-                changes.expect(index.shard_of(address));
-            }
-            if entry.void || entry.sequence <= self.sequence {
-                continue;
-            }
-            let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
-                if self.spaces.iter().all(|space| space.id != entry.volume) {
-                    self.deleted.insert(entry.volume);
-                }
+    fn add_data(&mut self, header: &RecordHeader, entries: &[DataEntry]) {
+        let mut blocks = std::mem::take(&mut self.blocks);
+        blocks.clear();
+        // All of them first: adding mostly waits for memory.
+        blocks.extend(entries.iter().map(|entry| self.block_of(entry)));
+        let drops_torn = header.number <= self.accepted.through && !self.torn_slots.is_empty();
+        for (number, (entry, block)) in entries.iter().zip(&blocks).enumerate() {
+            let (Some(block), slot) = (block, header.cell(&self.geometry, number)) else {
                 continue;
             };
+            // A block that an earlier recovery has found torn.
+            if drops_torn && self.torn_slots.contains(&slot) {
+                continue;
+            }
             let partial = !entry.mask.is_all();
-            let version = Entry {
-                slot: header.cell(&self.geometry, number),
-                dirty: entry.dirty,
-                partial,
-                rank: RANK_UNKNOWN,
-                check: Check::new(entry.check),
-            };
+            let (dirty, check) = (entry.dirty, Check::new(entry.check));
+            let version = Entry { slot, dirty, partial, rank: RANK_UNKNOWN, check };
             let mask = partial.then(|| entry.mask.clone());
             let new = NewVersion { entry: version, mask };
-            changes.add(index.shard_of(address), address, entry.sequence, new);
+            self.changes.add(*block, (entry.sequence, header.number), new);
         }
+        self.blocks = blocks;
+    }
+
+    /// Returns shard and address of an entry's block, if the entry counts.
+    fn block_of(&mut self, entry: &DataEntry) -> Option<(u32, Address)> {
+        if entry.void {
+            return None;
+        }
+        // Of torn blocks as well: the header stays in the log, so their sequences must not be assigned
+        // again.
+        self.highest_sequence = self.highest_sequence.max(entry.sequence);
+        if entry.sequence <= self.sequence {
+            return None;
+        }
+        let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
+            if self.spaces.iter().all(|space| space.id != entry.volume) {
+                self.deleted.insert(entry.volume);
+            }
+            return None;
+        };
+        Some((self.changes.expect(address), address))
     }
 }
 
 /// Bytes read at a time while searching for a header.
 const LOOK_AHEAD: u64 = 256 << 10;
 
-/// Returns the bytes of memory for a header and for the changes in it.
+/// Returns the bytes of memory for the place of a record and for the changes in it.
 fn memory_of(header: &RecordHeader) -> u64 {
-    const IN_TREE: usize = 2 * size_of::<(u64, RecordHeader)>();
+    const IN_TREE: usize = 2 * size_of::<(u64, Place)>();
     let content = match &header.body {
         Body::Data(entries) => {
             let partial = entries.iter().filter(|entry| !entry.mask.is_all()).count();
-            entries.len() * (size_of::<DataEntry>() + Changes::VERSION) + partial * Changes::MASK
+            entries.len() * Changes::VERSION + partial * Changes::MASK
         }
-        Body::Marks(marks) => marks.len() * (size_of::<Mark>() + Changes::MARK),
+        Body::Marks(marks) => marks.len() * Changes::MARK,
         Body::Opening(_) => 0,
     };
     (IN_TREE + content) as u64
@@ -434,7 +423,7 @@ async fn walk(
     let mut added = Ok(());
     let walked = walk_headers(queue, &geometry, &cache, (segment, generation), |header| {
         if added.is_ok() {
-            added = replay.borrow_mut().add(header);
+            added = replay.borrow_mut().add(&header);
         }
     });
     let walked = walked.await?;
@@ -549,26 +538,36 @@ fn page_u64() -> u64 {
     PAGE as u64
 }
 
-/// Returns the cells of a record whose payload does not match the header.
+/// Reads a record again, and drops the blocks whose payload does not match the header.
 async fn verify(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
-    header: &RecordHeader,
-) -> Result<Vec<usize>, StoreError> {
-    let Body::Data(entries) = &header.body else { return Ok(Vec::new()) };
+    number: u64,
+    place: Place,
+) -> Result<(), StoreError> {
+    if place.payload_bytes == 0 {
+        return Ok(());
+    }
     let (offset, block) = {
-        let replay = replay.borrow();
-        let first = header.cell(&replay.geometry, 0);
-        (replay.geometry.slot_offset(first), replay.geometry.block.as_usize())
+        let geometry = &replay.borrow().geometry;
+        let position = u64::from(place.position) * geometry.granule();
+        (geometry.segment_offset(place.segment) + position, geometry.block.as_usize())
     };
     // Whole pages, though a block may be half a page.
-    let len = (entries.len() * block).next_multiple_of(PAGE);
+    let len = PAGE + (place.payload_bytes as usize).next_multiple_of(PAGE);
     let pages = retry::read_pages(queue, offset, len).await?;
     let mut replay = replay.borrow_mut();
     replay.bytes_read += pages.bytes.len() as u64;
+    let (page, payload) = pages.bytes.split_at(PAGE);
+    let header = replay.header_at(page, place.segment, place.position);
+    let Some(header) = header.filter(|header| header.number.0 == number) else {
+        replay.drop_record(number);
+        return Ok(());
+    };
+    let Body::Data(entries) = &header.body else { return Ok(()) };
     // An unreadable cell was not torn by a crash; reading it later reports the error.
     let readable = |number: usize| {
-        let cell = number * block / PAGE..((number + 1) * block).div_ceil(PAGE);
+        let cell = 1 + number * block / PAGE..1 + ((number + 1) * block).div_ceil(PAGE);
         pages.readable.get(cell).is_some_and(|pages| pages.iter().all(|readable| *readable))
     };
     let good = |entry: &DataEntry, payload: &[u8]| {
@@ -576,11 +575,13 @@ async fn verify(
             forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload);
         entry.void || check == entry.check || planted::has(PlantedBug::TornPayloadTaken)
     };
-    let cells = entries.iter().zip(pages.bytes.chunks_exact(block)).enumerate();
-    Ok(cells
+    let cells = entries.iter().zip(payload.chunks_exact(block)).enumerate();
+    let bad: Vec<usize> = cells
         .filter(|(number, (entry, payload))| readable(*number) && !good(entry, payload))
         .map(|(number, _)| number)
-        .collect())
+        .collect();
+    replay.drop_cells(&header, &bad);
+    Ok(())
 }
 
 #[cfg(all(test, not(feature = "loom")))]

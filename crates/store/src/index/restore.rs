@@ -80,7 +80,11 @@ impl Index {
     ///
     /// # Errors
     /// The entries do not fit, or belong to another shard.
-    pub(crate) fn load_shard(&self, number: u32, content: ShardContent) -> Result<(), StoreError> {
+    pub(crate) fn load_shard(
+        &self,
+        number: u32,
+        content: &mut ShardContent,
+    ) -> Result<(), StoreError> {
         let mut shard = self.shards[number as usize].shard.lock();
         for address in &content.superseded {
             shard.masks.remove(address.0);
@@ -96,7 +100,7 @@ impl Index {
                 return Err(StoreError::Refused("the checkpoint has a block twice".into()));
             }
         }
-        for (address, NewVersion { entry, mask }) in content.versions {
+        for (address, NewVersion { entry, mask }) in content.versions.drain(..) {
             let placed = self.geometry.place(address.0);
             shard.table.insert(placed.key, entry).map_err(|_| Unfit::Blocks.of("the log"))?;
             match mask {

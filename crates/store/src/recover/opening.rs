@@ -193,7 +193,7 @@ impl<'a> Opening<'a> {
         for segment in segments.iter_mut().filter(|it| !it.walked) {
             segment.in_use &= !replay.is_free(segment.segment);
         }
-        let mut changes = replay.changes(&index);
+        let mut changes = replay.changes();
         if changes.partial_count() as u64 > image::MOST_MASKS {
             return Ok(Err("the log has too many blocks that are valid in part"));
         }
@@ -274,8 +274,9 @@ impl<'a> Opening<'a> {
     fn empty(&self) -> (Index, Rc<RefCell<Replay>>) {
         let (geometry, memory) = (&self.superblock.geometry, &self.options.memory);
         let held = MemoryHold::none(memory, MemoryUse::Background);
-        let replay = Replay::new(geometry.clone(), self.superblock.cache, &self.spaces, held);
         let index = Index::within(self.table, self.shards, geometry.block, memory);
+        let (cache, spaces) = (self.superblock.cache, &self.spaces);
+        let replay = Replay::new(geometry.clone(), cache, spaces, &index, held);
         (index, Rc::new(RefCell::new(replay)))
     }
 
@@ -286,7 +287,7 @@ impl<'a> Opening<'a> {
         let mut replay = self.walk(replay).await?;
         let next = self.next(&replay, &segments, &image);
         self.report.damage = replay.lost();
-        let applied = replay.changes(&index).apply_to(&index);
+        let applied = replay.changes().apply_to(&index);
         applied.map_err(|error| named(&self.device, error))?;
         self.report_log(&replay, &image);
         Ok(Replayed { index, replay, image, segments, next, accepted: None })

@@ -7,7 +7,6 @@ use forebay_format::{Head, Mark, MarkKind};
 use forebay_testkit::{Disk, LaneWorld};
 
 use super::*;
-use crate::index::Address;
 use crate::table::Geometry as TableGeometry;
 
 fn unlimited() -> MemoryHold {
@@ -29,8 +28,8 @@ fn space(volume: u16, base: u64, blocks: u64) -> VolumeSpace {
 }
 
 fn replay(block: u64) -> Replay {
-    let mut replay =
-        Replay::new(geometry(block), CACHE, &[space(1, 0, 100), space(2, 100, 50)], unlimited());
+    let spaces = [space(1, 0, 100), space(2, 100, 50)];
+    let mut replay = Replay::new(geometry(block), CACHE, &spaces, &index(), unlimited());
     replay.begin(RecordNumber(10), 1000);
     replay
 }
@@ -78,13 +77,13 @@ fn headers_are_read_as_far_as_memory_goes() {
     // Half of the minimum is left to clients, so 16 MiB remain for this.
     let memory = Arc::new(forebay_lane::MemoryBudget::new(64 << 20));
     let held = MemoryHold::none(&memory, forebay_lane::MemoryUse::Background);
-    let mut replay = Replay::new(geometry(4096), CACHE, &[], held);
+    let mut replay = Replay::new(geometry(4096), CACHE, &[], &index(), held);
     let refused = (1..1 << 20).find_map(|number| {
         let header = data(0, 8, number, vec![entry(1, number, number); 100]);
-        replay.add(header).err().map(|error| (number, error))
+        replay.add(&header).err().map(|error| (number, error))
     });
     let (number, error) = refused.expect("there is no end");
-    assert!((1000..3000).contains(&number), "{number}");
+    assert!((4000..5000).contains(&number), "{number}");
     assert!(matches!(error, StoreError::Memory(_)) && error.to_string().contains("--memory-limit"));
     assert!(memory.total() <= 16 << 20);
     drop(replay);
@@ -95,11 +94,11 @@ fn headers_are_read_as_far_as_memory_goes() {
 fn the_memory_of_a_header_covers_its_content_and_what_applying_it_takes() {
     let of_data = |count| memory_of(&data(0, 8, 1, vec![entry(1, 1, 1); count])) as usize;
     // Nodes of a tree are half full.
-    let header = size_of::<(u64, RecordHeader)>();
-    assert_eq!(of_data(0), 2 * header);
+    let place = size_of::<(u64, Place)>();
+    assert_eq!(of_data(0), 2 * place);
     let each = of_data(9) - of_data(8);
     assert_eq!(of_data(9), of_data(0) + 9 * each);
-    assert_eq!(each, size_of::<DataEntry>() + 36, "a version takes 32 bytes, and shards differ");
+    assert_eq!(each, 36, "a version takes 32 bytes, and shards differ");
     let whole = memory_of(&data(0, 8, 1, vec![entry(1, 1, 1)]));
     let part = DataEntry { mask: SectorMask::of(8, 2..5), ..entry(1, 1, 1) };
     let part = memory_of(&data(0, 8, 1, vec![part])) as usize;
@@ -109,7 +108,7 @@ fn the_memory_of_a_header_covers_its_content_and_what_applying_it_takes() {
     let each = of_marks(9) - of_marks(8);
     assert_eq!(of_marks(9), of_data(0) + 9 * each);
     // A list of their effects is at least half full.
-    assert_eq!(each, size_of::<Mark>() + 2 * size_of::<(Address, Option<Entry>)>());
+    assert_eq!(each, 2 * size_of::<(Address, Option<Entry>)>());
 }
 
 #[test]
@@ -118,7 +117,7 @@ fn records_that_had_been_durable_and_are_missing_are_lost() {
         let mut replay = replay(4096);
         records
             .iter()
-            .for_each(|(number, durable)| replay.add(record(*number, *durable)).expect("memory"));
+            .for_each(|(number, durable)| replay.add(&record(*number, *durable)).expect("memory"));
         replay.unreadable = unreadable;
         replay.lost().map(|it| (it.first, it.count))
     };
@@ -143,10 +142,10 @@ fn a_record_counts_if_it_is_newer_than_the_checkpoint() {
     let mut replay = replay(4096);
     assert!(replay.end_of(SegmentId(3)).is_none());
     for (position, number) in [(9, 10), (5, 11), (1, 9)] {
-        replay.add(data(3, position, number, vec![entry(1, number, 1); 2])).expect("memory");
+        replay.add(&data(3, position, number, vec![entry(1, number, 1); 2])).expect("memory");
     }
     replay
-        .add(RecordHeader { body: Body::Opening(Vec::new()), ..data(2, 0, 12, Vec::new()) })
+        .add(&RecordHeader { body: Body::Opening(Vec::new()), ..data(2, 0, 12, Vec::new()) })
         .expect("memory");
     assert_eq!(replay.found.keys().copied().collect::<Vec<_>>(), [11]);
     assert_eq!(replay.highest_number, RecordNumber(12));
@@ -159,18 +158,19 @@ fn a_record_counts_if_it_is_newer_than_the_checkpoint() {
 fn a_torn_block_is_dropped_and_its_sequence_stays_taken() {
     let mut replay = replay(4096);
     let header = data(1, 3, 11, vec![entry(1, 0, 1001), entry(1, 1, 2000), entry(1, 2, 1002)]);
-    replay.add(header.clone()).expect("memory");
+    replay.add(&header).expect("memory");
     replay.drop_cells(&header, &[1]);
     replay.drop_cells(&header, &[2]);
     assert_eq!((replay.torn, replay.highest_sequence), (2, 2000));
     let slots = [1, 2].map(|number| header.cell(&replay.geometry, number));
     assert_eq!(replay.torn_slots, HashSet::from(slots));
-    let Body::Data(entries) = &replay.found[&11].body else { panic!("it was data") };
-    assert_eq!(entries.iter().map(|it| it.void).collect::<Vec<_>>(), [false, true, true]);
+    let index = index();
+    replay.changes().apply_to(&index).expect("there is room");
+    assert_eq!(content(&index), BTreeMap::from([(0, (header.cell(&replay.geometry, 0), true))]));
 }
 
 fn index() -> Index {
-    Index::new(TableGeometry::new(1000, 1, 20, 13).expect("small"), 1)
+    Index::new(TableGeometry::new(1000, 1, 20, 14).expect("small"), 1)
 }
 
 /// Applies these records to an empty index; returns it and the replay.
@@ -179,8 +179,8 @@ fn applied(records: impl IntoIterator<Item = RecordHeader>) -> (Index, Replay) {
     for segment in 0..4 {
         replay.set_generation(SegmentId(segment), Some(LIFE));
     }
-    records.into_iter().for_each(|it| replay.add(it).expect("memory"));
-    replay.changes(&index).apply_to(&index).expect("there is room");
+    records.into_iter().for_each(|it| replay.add(&it).expect("memory"));
+    replay.changes().apply_to(&index).expect("there is room");
     (index, replay)
 }
 
@@ -351,7 +351,9 @@ impl World {
     }
 
     fn replay(&self) -> Rc<RefCell<Replay>> {
-        Rc::new(RefCell::new(Replay::new(self.geometry.clone(), CACHE, &[], unlimited())))
+        let spaces = [space(1, 0, 100)];
+        let replay = Replay::new(self.geometry.clone(), CACHE, &spaces, &index(), unlimited());
+        Rc::new(RefCell::new(replay))
     }
 }
 
@@ -421,20 +423,51 @@ fn the_newest_life_of_a_segment_is_found_in_any_of_its_pages() {
     }
 }
 
-/// Returns the blocks of a record whose content does not match, after damage to the disk.
-fn bad_blocks(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Vec<usize> {
+/// Replays a segment with one record; `damage` comes between the reading of its header and of its blocks.
+fn verified(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Replay {
     let world = World::new(block);
     world.put_data(3, 11, blocks);
-    damage(&world);
-    let mut header = None;
     let (page, geometry) = (world.page(3), &world.geometry);
+    let mut header = None;
     world.disk.edit(page, |content| header = record::decode(content, geometry, &CACHE).ok());
-    let (queue, replay, header) = (world.queue(), world.replay(), header.expect("intact"));
-    let inner = replay.clone();
-    let bad = world.lane.block_on(async move { verify(&queue, &inner, &header).await });
-    let pages = (u64::from(blocks) * block).next_multiple_of(PAGE as u64);
-    assert_eq!(replay.borrow().bytes_read, pages);
-    bad.expect("the disk works")
+    let (queue, replay) = (world.queue(), world.replay());
+    replay.borrow_mut().add(&header.expect("intact")).expect("memory");
+    damage(&world);
+    let (inner, lane) = (replay.clone(), world.lane.lane.clone());
+    world
+        .lane
+        .block_on(async move { Replay::run(&lane, &queue, &inner, 4).await })
+        .expect("the disk works");
+    Rc::into_inner(replay).expect("nothing runs").into_inner()
+}
+
+/// Returns the blocks of a record whose content does not match, after damage to the disk.
+fn bad_blocks(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Vec<u64> {
+    let mut replay = verified(block, blocks, damage);
+    let pages = PAGE as u64 + (u64::from(blocks) * block).next_multiple_of(PAGE as u64);
+    assert_eq!(replay.bytes_read, pages);
+    assert_eq!((replay.has_read_all(), replay.lost()), (true, None));
+    let index = index();
+    replay.changes().apply_to(&index).expect("there is room");
+    let left = content(&index);
+    let bad: Vec<u64> = (0..u64::from(blocks)).filter(|block| !left.contains_key(block)).collect();
+    assert_eq!(replay.torn_slots.len(), bad.len());
+    bad
+}
+
+#[test]
+fn a_header_that_can_be_read_only_once_counts_as_unreadable() {
+    for damage in [
+        |world: &World| world.disk.make_unreadable(world.page(3)),
+        |world: &World| flip(world, 3, 70),
+    ] {
+        let mut replay = verified(4096, 5, damage);
+        assert!(!replay.has_read_all());
+        assert_eq!(replay.lost().map(|it| (it.first, it.count)), Some((1, 12)));
+        let index = index();
+        replay.changes().apply_to(&index).expect("there is room");
+        assert_eq!((content(&index), replay.records), (BTreeMap::new(), 0));
+    }
 }
 
 fn flip(world: &World, page: u64, at: usize) {
@@ -443,7 +476,7 @@ fn flip(world: &World, page: u64, at: usize) {
 
 #[test]
 fn a_block_is_torn_if_its_content_can_be_read_and_is_another() {
-    let none: [usize; 0] = [];
+    let none: [u64; 0] = [];
     for block in [2048, 4096, 8192] {
         assert_eq!(bad_blocks(block, 5, |_| ()), none);
     }

@@ -1,0 +1,223 @@
+//! Versions of blocks in the log, by shard of the index.
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::mem::size_of;
+
+use forebay_core::{RecordNumber, Slot};
+use forebay_device::Area;
+use forebay_device::hint::{Spot, fetch_to_write};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::index::Address;
+use crate::table::{Check, Entry, RANK_UNKNOWN};
+
+/// A version of a block in the log. Packed, because a log has many of them.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub(crate) struct Version {
+    address: u64,
+    sequence: u64,
+    record: u64,
+    slot: u32,
+    /// The payload's check in 28 bits, and the flags below.
+    state: u32,
+}
+
+const DIRTY: u32 = 1 << 31;
+const PARTIAL: u32 = 1 << 30;
+const DROPPED: u32 = 1 << 29;
+
+const _: () = assert!(size_of::<Version>() == 32);
+
+impl Version {
+    /// Packs a version with its sequence and the number of its record. Its rank is not kept.
+    pub(super) fn new(
+        address: Address,
+        (sequence, record): (u64, RecordNumber),
+        entry: &Entry,
+    ) -> Self {
+        let flag = |flag, is_set| if is_set { flag } else { 0 };
+        let state = entry.check.to_28() | flag(DIRTY, entry.dirty) | flag(PARTIAL, entry.partial);
+        Version { address: address.0, sequence, record: record.0, slot: entry.slot.0, state }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        Address(self.address)
+    }
+
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    pub(super) fn record(&self) -> RecordNumber {
+        RecordNumber(self.record)
+    }
+
+    pub(super) fn slot(&self) -> Slot {
+        Slot(self.slot)
+    }
+
+    pub(super) fn is_partial(&self) -> bool {
+        self.state & PARTIAL != 0
+    }
+
+    pub(super) fn entry(&self) -> Entry {
+        Entry {
+            slot: self.slot(),
+            dirty: self.state & DIRTY != 0,
+            partial: self.is_partial(),
+            rank: RANK_UNKNOWN,
+            check: Check::from_28(self.state),
+        }
+    }
+}
+
+/// Versions in a chunk: a page of them.
+const CHUNK: usize = 4096 / size_of::<Version>();
+/// Chunks in an area. Less than a huge page, which may take longer to be found and zeroed than the log to
+/// be read: 2 ns a byte in a virtual machine that gives unused memory back to its host.
+const IN_AREA: usize = 256;
+
+/// A list of versions for each shard, in memory that is taken as it is needed.
+#[derive(Default)]
+pub(super) struct Versions {
+    /// Memory for chunks.
+    areas: Vec<Area>,
+    /// Chunks in use.
+    used: usize,
+    shards: Box<[List]>,
+}
+
+#[derive(Clone, Default)]
+struct List {
+    len: usize,
+    /// The last chunk.
+    tail: usize,
+    chunks: Vec<u32>,
+}
+
+/// Returns the area of a chunk, and the first of its versions there.
+fn place(chunk: usize) -> (usize, usize) {
+    (chunk / IN_AREA, chunk % IN_AREA * CHUNK)
+}
+
+impl Versions {
+    pub(super) fn new(shards: u32) -> Self {
+        let shards = vec![List::default(); shards as usize].into();
+        Versions { shards, ..Default::default() }
+    }
+
+    pub(super) fn shard_count(&self) -> u32 {
+        self.shards.len() as u32
+    }
+
+    /// A hint: a version will be added to this shard soon.
+    pub(super) fn expect(&self, shard: u32) {
+        let list = &self.shards[shard as usize];
+        let within = list.len % CHUNK;
+        if within > 0 {
+            let (area, first) = place(list.tail);
+            let bytes = (first + within) * size_of::<Version>();
+            fetch_to_write(Spot::of(&self.areas[area][..]).plus(bytes));
+        }
+    }
+
+    /// Adds a version. Without the memory for it, the process ends as for any allocation.
+    pub(super) fn push(&mut self, shard: u32, version: Version) {
+        let list = &mut self.shards[shard as usize];
+        let within = list.len % CHUNK;
+        if within == 0 {
+            list.tail = self.used;
+            list.chunks.push(self.used as u32);
+            self.used += 1;
+        }
+        list.len += 1;
+        let (area, first) = place(list.tail);
+        if area == self.areas.len() {
+            let area = Area::new(IN_AREA * CHUNK * size_of::<Version>());
+            let failed = |_| handle_alloc_error(Layout::new::<[Version; CHUNK]>());
+            self.areas.push(area.unwrap_or_else(failed));
+        }
+        versions_in(&mut self.areas[area])[first + within] = version;
+    }
+
+    /// Returns the versions of a shard, in the order in which they were added.
+    pub(super) fn of_shard(&self, shard: u32) -> impl Iterator<Item = &Version> {
+        let list = &self.shards[shard as usize];
+        let chunks = list.chunks.iter().flat_map(|chunk| {
+            let (area, first) = place(*chunk as usize);
+            // An area begins with a page, so this cannot fail.
+            let all = <[Version]>::ref_from_bytes(&self.areas[area]).unwrap_or_default();
+            &all[first..first + CHUNK]
+        });
+        chunks.take(list.len).filter(|version| version.state & DROPPED == 0)
+    }
+
+    /// Drops the versions of a shard that `unwanted` returns `true` for.
+    pub(super) fn drop_from(&mut self, shard: u32, unwanted: impl Fn(&Version) -> bool) {
+        let list = &self.shards[shard as usize];
+        let mut left = list.len;
+        for chunk in &list.chunks {
+            let (area, first) = place(*chunk as usize);
+            let chunk = &mut versions_in(&mut self.areas[area])[first..first + CHUNK.min(left)];
+            let unwanted = chunk.iter_mut().filter(|version| unwanted(version));
+            unwanted.for_each(|version| version.state |= DROPPED);
+            left -= chunk.len();
+        }
+    }
+
+    /// Returns the bytes of memory that they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.used * CHUNK * size_of::<Version>()
+    }
+}
+
+fn versions_in(area: &mut Area) -> &mut [Version] {
+    // An area begins with a page, so this cannot fail.
+    <[Version]>::mut_from_bytes(area).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_keep_what_was_added_in_order_and_without_what_was_dropped() {
+        let mut versions = Versions::new(3);
+        let entry = |slot: u32| Entry {
+            slot: Slot(slot),
+            dirty: slot.is_multiple_of(2),
+            partial: slot.is_multiple_of(3),
+            rank: RANK_UNKNOWN,
+            check: Check::new(slot << 4),
+        };
+        let count = (3 * IN_AREA * CHUNK) as u32;
+        for slot in 0..count {
+            versions.expect(slot % 2);
+            let version =
+                Version::new(Address(7), (u64::from(slot), RecordNumber(9)), &entry(slot));
+            versions.push(slot % 2, version);
+        }
+        assert_eq!(versions.areas.len(), 3);
+        assert_eq!(versions.bytes(), count as usize * size_of::<Version>());
+        let of_shard = |versions: &Versions, shard| {
+            let all = versions.of_shard(shard);
+            all.map(|version| {
+                assert_eq!((version.address(), version.record()), (Address(7), RecordNumber(9)));
+                assert_eq!(version.entry(), entry(version.slot().0));
+                version.sequence()
+            })
+            .collect::<Vec<_>>()
+        };
+        for shard in 0..3 {
+            let wanted = (0..u64::from(count)).filter(|slot| slot % 2 == u64::from(shard));
+            assert!(of_shard(&versions, shard).into_iter().eq(wanted), "{shard}");
+        }
+        versions.push(2, Version::new(Address(7), (5, RecordNumber(9)), &entry(5)));
+        let last = u64::from(count) - 1;
+        for shard in 0..3 {
+            versions.drop_from(shard, |version| version.sequence() != last);
+        }
+        assert_eq!([0, 1, 2].map(|shard| of_shard(&versions, shard)), [vec![], vec![last], vec![]]);
+    }
+}
