@@ -310,6 +310,32 @@ pub fn decode(
     geometry: &Geometry,
     cache: &Uuid,
 ) -> Result<RecordHeader, RecordError> {
+    let (head, raw, body) = intact(bytes, geometry, cache)?;
+    let count = usize::from(raw.count.get());
+    let body = match raw.kind {
+        KIND_DATA => Body::Data(entry::decode_all(body, geometry.block, count)?),
+        KIND_MARKS => Body::Marks(mark::decode_all(body, geometry, count)?),
+        _ => Body::Opening(decode_free(body, geometry)?),
+    };
+    let Head { segment, generation, position, number, durable_through, .. } = head;
+    let payload_bytes = raw.payload_length.get();
+    Ok(RecordHeader { segment, generation, position, number, durable_through, payload_bytes, body })
+}
+
+/// As [`decode`], without the content of the record.
+///
+/// # Errors
+/// The bytes are not a header that this cache wrote.
+pub fn decode_head(bytes: &[u8], geometry: &Geometry, cache: &Uuid) -> Result<Head, RecordError> {
+    intact(bytes, geometry, cache).map(|(head, ..)| head)
+}
+
+/// Checks a header. Returns what all have, its fixed part, and the rest, which is not checked.
+fn intact<'a>(
+    bytes: &'a [u8],
+    geometry: &Geometry,
+    cache: &Uuid,
+) -> Result<(Head, &'a OnDiskHead, &'a [u8]), RecordError> {
     let magic = MAGIC.to_le_bytes();
     let seen = &bytes[..bytes.len().min(magic.len())];
     if seen != &magic[..seen.len()] {
@@ -343,20 +369,15 @@ pub fn decode(
     let start = u64::from(head.position.get()) * geometry.granule();
     let end = start + HEADER_BYTES as u64 + payload;
     check(end <= geometry.segment_bytes, "position")?;
-    let body = match head.kind {
-        KIND_DATA => Body::Data(entry::decode_all(body, geometry.block, count)?),
-        KIND_MARKS => Body::Marks(mark::decode_all(body, geometry, count)?),
-        _ => Body::Opening(decode_free(body, geometry)?),
-    };
-    Ok(RecordHeader {
+    let shared = Head {
+        cache: *cache,
         segment: SegmentId(head.segment.get()),
         generation,
         position: head.position.get(),
         number: RecordNumber(head.number.get()),
         durable_through: RecordNumber(head.durable_through.get()),
-        payload_bytes: head.payload_length.get(),
-        body,
-    })
+    };
+    Ok((shared, head, body))
 }
 
 #[cfg(test)]

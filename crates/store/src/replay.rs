@@ -194,14 +194,15 @@ impl Replay {
         AcceptedLog { through, sequence, next_generation, left_out, torn }
     }
 
-    /// Decodes the header in `page`, if it is valid for this place.
-    pub(crate) fn header_at(
+    /// Returns the generation of the header in `page`, if it is valid for this place.
+    pub(crate) fn generation_at(
         &self,
         page: &[u8],
         segment: SegmentId,
         position: u32,
-    ) -> Option<RecordHeader> {
-        header_in(page, &self.geometry, &self.cache, segment, position)
+    ) -> Option<Generation> {
+        let head = record::decode_head(page, &self.geometry, &self.cache).ok()?;
+        (head.segment == segment && head.position == position).then_some(head.generation)
     }
 
     /// Walks through all registered segments, and verifies the records that are not known to have
@@ -526,8 +527,7 @@ pub(crate) async fn newest_generation(
         replay.bytes_read += len;
         for (number, page) in pages.bytes.chunks_exact(PAGE).enumerate() {
             let position = ((at + (number * PAGE) as u64) / granule) as u32;
-            let header = replay.header_at(page, segment, position);
-            newest = newest.max(header.map(|header| header.generation));
+            newest = newest.max(replay.generation_at(page, segment, position));
         }
         at += len;
     }
@@ -559,7 +559,7 @@ async fn verify(
     let mut replay = replay.borrow_mut();
     replay.bytes_read += pages.bytes.len() as u64;
     let (page, payload) = pages.bytes.split_at(PAGE);
-    let header = replay.header_at(page, place.segment, place.position);
+    let header = header_in(page, &replay.geometry, &replay.cache, place.segment, place.position);
     let Some(header) = header.filter(|header| header.number.0 == number) else {
         replay.drop_record(number);
         return Ok(());

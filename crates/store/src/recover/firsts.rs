@@ -92,10 +92,9 @@ async fn reopening(
         replay.bytes_read += 2 * PAGE as u64;
         replay.firsts_readable &= pages.all_readable();
         let (first, second) = pages.bytes.split_at(PAGE);
-        let opening = replay.header_at(first, segment, 0);
-        let record = replay.header_at(second, segment, granules);
-        let known = [&opening, &record].into_iter().flatten().map(|header| header.generation);
-        let newest = known.filter(is_new).max();
+        let opening = replay.generation_at(first, segment, 0);
+        let record = replay.generation_at(second, segment, granules);
+        let newest = [opening, record].into_iter().flatten().filter(is_new).max();
         // Zeroes in both: never written. A damaged opening alone may also be zeroes.
         if newest.is_some() || opening.is_some() || (pages.all_readable() && is_zero(&pages.bytes))
         {
