@@ -66,7 +66,7 @@ impl LocalLane {
             if let Some(result) = done() {
                 return Ok(result);
             }
-            if self.turn() {
+            if self.lane().run_ready() {
                 idle = 0;
                 continue;
             }

@@ -251,6 +251,14 @@ impl SparseDevice {
         pages.free.reserve(count);
     }
 
+    /// Writes whole pages at once, past any queue.
+    pub(crate) fn put(&self, offset: u64, data: &[u8]) {
+        let mut pages = self.pages.write();
+        for (page, data) in data.chunks_exact(PAGE).enumerate() {
+            pages.write(offset as usize / PAGE + page, 0, data);
+        }
+    }
+
     /// Bytes of memory that it takes.
     pub(crate) fn memory(&self) -> u64 {
         let pages = self.pages.read();

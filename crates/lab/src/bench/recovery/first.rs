@@ -2,15 +2,17 @@
 //! size of the cache, after an orderly stop or after a crash.
 //!
 //! The cache is made without writing all of its blocks: the entries are put into the index, and the
-//! checkpoint has them. Their payload is zeroes, as everything that was never written to the device
-//! in RAM, and verified when it is read. Before a crash random blocks are written.
+//! checkpoint has them. Of a segment only the pages exist that recovery examines: its opening and its
+//! first header. The payload is zeroes, as everything that was never written to the device in RAM, and
+//! verified when it is read. Before a crash random blocks are written.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Op, OriginBlock, Slot};
+use forebay_core::{Op, OriginBlock, RecordNumber, SectorMask, Slot};
 use forebay_device::Device;
-use forebay_format::CheckSeed;
+use forebay_format::record::{EncodeError, HEADER_BYTES, encode_data, encode_opening, max_entries};
+use forebay_format::{CheckSeed, DataEntry, Head};
 use forebay_lane::MonotonicClock;
 use forebay_store::segments::Live;
 use forebay_store::{Check, Entry, Store, StoreOptions, VolumeSpace};
@@ -87,7 +89,7 @@ fn fill(
     let progress = Progress::new(segments * store.cells_per_segment(), "filling");
     let mut next = 0;
     for _ in 0..segments {
-        next = fill_segment(&store, &space, next)?;
+        next = fill_segment(cache, &store, &space, next)?;
         progress.advance(store.cells_per_segment());
     }
     drop(progress);
@@ -125,14 +127,19 @@ fn write(rig: &Rig, end: u64, count: u64) -> LabResult<()> {
 }
 
 /// Fills a segment with blocks from `next` on. Returns the block after the last.
-fn fill_segment(store: &Store, space: &VolumeSpace, next: u64) -> LabResult<u64> {
+fn fill_segment(
+    cache: &SparseDevice,
+    store: &Store,
+    space: &VolumeSpace,
+    next: u64,
+) -> LabResult<u64> {
     let (payload, seed) = ([0; BLOCK as usize], CheckSeed::new(&store.uuid(), space.id));
     let full = || other("the cache has no room");
-    let (segment, _) = store.segments.open(0, (0, 1), false).ok_or_else(full)?;
+    let (segment, generation) = store.segments.open(0, (0, 1), false).ok_or_else(full)?;
     let geometry = store.geometry();
     let positions = 0..geometry.granules_per_segment() as u32;
     let slots = positions.map(|position| geometry.slot_at(segment, position));
-    let mut next = next;
+    let (mut next, mut first) = (next, Vec::new());
     let places: Vec<Slot> = slots.filter(|slot| geometry.holds_block(*slot)).collect();
     // Where the headers of full records would be.
     let cells = places.into_iter().enumerate().filter(|(at, _)| at % 127 != 0);
@@ -146,8 +153,28 @@ fn fill_segment(store: &Store, space: &VolumeSpace, next: u64) -> LabResult<u64>
         let entry = Entry { slot, dirty, partial: false, rank: 1, check };
         store.index.restore(space.address(block), entry).map_err(|_| full())?;
         store.segments.add_live(segment, Live::one(dirty, 1));
+        if first.len() < max_entries(geometry.block) {
+            let (volume, check, sequence) = (space.id, seed.check(block, &payload), next + 1);
+            let mask = SectorMask::all(geometry.block.sectors());
+            first.push(DataEntry { volume, block, sequence, dirty, void: false, mask, check });
+        }
         next += 1;
     }
+    let head = |position: u64| Head {
+        cache: store.uuid(),
+        segment,
+        generation,
+        position: position as u32,
+        number: RecordNumber(1),
+        durable_through: RecordNumber(0),
+    };
+    let mut pages = [0; 2 * HEADER_BYTES];
+    let (opening, record) = pages.split_at_mut(HEADER_BYTES);
+    let unfit = |error: EncodeError| other(error.to_string());
+    encode_opening(opening, &head(0), &[]).map_err(unfit)?;
+    encode_data(record, &head(geometry.granules_per_header()), geometry.block, &first)
+        .map_err(unfit)?;
+    cache.put(geometry.segment_offset(segment), &pages);
     store.segments.close(segment);
     Ok(next)
 }
