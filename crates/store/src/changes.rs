@@ -129,15 +129,15 @@ impl Changes {
 
     /// Drops the version in a slot, which is one of this block.
     pub(crate) fn drop_version(&mut self, address: Address, slot: Slot) {
-        let shard = self.table.place(address.0).shard;
-        self.versions.drop_from(shard, |version| version.slot() == slot);
+        let list = self.versions.list_of(self.table.place(address.0).shard);
+        self.versions.drop_from(list, |version| version.slot() == slot);
         self.masks.remove(&slot);
     }
 
     /// Drops the versions in a record.
     pub(crate) fn drop_record(&mut self, number: RecordNumber) {
-        for shard in 0..self.versions.shard_count() {
-            self.versions.drop_from(shard, |version| version.record() == number);
+        for list in 0..self.versions.count() {
+            self.versions.drop_from(list, |version| version.record() == number);
         }
     }
 
@@ -188,8 +188,8 @@ impl Changes {
         if self.masks.is_empty() {
             return;
         }
-        for shard in 0..self.versions.shard_count() {
-            for version in self.versions.of_shard(shard).filter(|version| version.is_partial()) {
+        for list in 0..self.versions.count() {
+            for version in self.versions.of_list(list).filter(|version| version.is_partial()) {
                 if let Some(mask) = self.masks.get(&version.slot()) {
                     visit(version.address(), mask);
                 }
@@ -199,7 +199,9 @@ impl Changes {
 
     /// Returns the newest version of each block of a shard.
     pub(crate) fn newest(&self, shard: u32) -> Vec<Version> {
-        let mut versions: Vec<Version> = self.versions.of_shard(shard).copied().collect();
+        let own = |it: &&Version| self.table.place(it.address().0).shard == shard;
+        let list = self.versions.of_list(self.versions.list_of(shard));
+        let mut versions: Vec<Version> = list.filter(own).copied().collect();
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
         versions.sort_unstable_by_key(|it| {
             let any = planted::has(PlantedBug::ReplayAnyOrder);

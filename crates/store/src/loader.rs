@@ -284,6 +284,8 @@ impl StoreLane {
                 }
             }
             chunk += 1;
+            // Requests that need nothing of this come first.
+            forebay_lane::yield_now().await;
         }
         if let Some(changes) = &changes {
             for version in &newest.versions {

@@ -78,14 +78,19 @@ const CHUNK: usize = 4096 / size_of::<Version>();
 /// be read: 2 ns a byte in a virtual machine that gives unused memory back to its host.
 const IN_AREA: usize = 256;
 
-/// A list of versions for each shard, in memory that is taken as it is needed.
+/// Most lists: with more of them the CPU would wait for the translation of addresses.
+const MOST_LISTS: u32 = 1024;
+
+/// Lists of versions, each of one shard or of a few, in memory that is taken as it is needed.
 #[derive(Default)]
 pub(super) struct Versions {
     /// Memory for chunks.
     areas: Vec<Area>,
     /// Chunks in use.
     used: usize,
-    shards: Box<[List]>,
+    lists: Box<[List]>,
+    /// Bits of a shard's number that its list does not depend on.
+    shift: u32,
 }
 
 #[derive(Clone, Default)]
@@ -103,17 +108,25 @@ fn place(chunk: usize) -> (usize, usize) {
 
 impl Versions {
     pub(super) fn new(shards: u32) -> Self {
-        let shards = vec![List::default(); shards as usize].into();
-        Versions { shards, ..Default::default() }
+        let last = shards.saturating_sub(1);
+        let shift = (0..32).find(|shift| last >> shift < MOST_LISTS).unwrap_or_default();
+        let lists = vec![List::default(); (last >> shift) as usize + 1].into();
+        Versions { lists, shift, ..Default::default() }
     }
 
-    pub(super) fn shard_count(&self) -> u32 {
-        self.shards.len() as u32
+    /// Returns the number of lists.
+    pub(super) fn count(&self) -> usize {
+        self.lists.len()
+    }
+
+    /// Returns the list that the versions of a shard are in.
+    pub(super) fn list_of(&self, shard: u32) -> usize {
+        (shard >> self.shift) as usize
     }
 
     /// A hint: a version will be added to this shard soon.
     pub(super) fn expect(&self, shard: u32) {
-        let list = &self.shards[shard as usize];
+        let list = &self.lists[self.list_of(shard)];
         let within = list.len % CHUNK;
         if within > 0 {
             let (area, first) = place(list.tail);
@@ -124,7 +137,8 @@ impl Versions {
 
     /// Adds a version. Without the memory for it, the process ends as for any allocation.
     pub(super) fn push(&mut self, shard: u32, version: Version) {
-        let list = &mut self.shards[shard as usize];
+        let list = self.list_of(shard);
+        let list = &mut self.lists[list];
         let within = list.len % CHUNK;
         if within == 0 {
             list.tail = self.used;
@@ -141,9 +155,9 @@ impl Versions {
         versions_in(&mut self.areas[area])[first + within] = version;
     }
 
-    /// Returns the versions of a shard, in the order in which they were added.
-    pub(super) fn of_shard(&self, shard: u32) -> impl Iterator<Item = &Version> {
-        let list = &self.shards[shard as usize];
+    /// Returns the versions in a list, in the order in which they were added.
+    pub(super) fn of_list(&self, list: usize) -> impl Iterator<Item = &Version> {
+        let list = &self.lists[list];
         let chunks = list.chunks.iter().flat_map(|chunk| {
             let (area, first) = place(*chunk as usize);
             // An area begins with a page, so this cannot fail.
@@ -153,9 +167,9 @@ impl Versions {
         chunks.take(list.len).filter(|version| version.state & DROPPED == 0)
     }
 
-    /// Drops the versions of a shard that `unwanted` returns `true` for.
-    pub(super) fn drop_from(&mut self, shard: u32, unwanted: impl Fn(&Version) -> bool) {
-        let list = &self.shards[shard as usize];
+    /// Drops the versions in a list that `unwanted` returns `true` for.
+    pub(super) fn drop_from(&mut self, list: usize, unwanted: impl Fn(&Version) -> bool) {
+        let list = &self.lists[list];
         let mut left = list.len;
         for chunk in &list.chunks {
             let (area, first) = place(*chunk as usize);
@@ -182,6 +196,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn shards_have_lists_of_their_own_if_they_are_few() {
+        for (shards, lists, last) in [(1, 1, 0), (3, 3, 2), (1024, 1024, 1023), (1025, 513, 512)] {
+            let versions = Versions::new(shards);
+            assert_eq!((versions.count(), versions.list_of(shards - 1)), (lists, last));
+        }
+    }
+
+    #[test]
     fn lists_keep_what_was_added_in_order_and_without_what_was_dropped() {
         let mut versions = Versions::new(3);
         let entry = |slot: u32| Entry {
@@ -200,8 +222,8 @@ mod tests {
         }
         assert_eq!(versions.areas.len(), 3);
         assert_eq!(versions.bytes(), count as usize * size_of::<Version>());
-        let of_shard = |versions: &Versions, shard| {
-            let all = versions.of_shard(shard);
+        let of_list = |versions: &Versions, list| {
+            let all = versions.of_list(list);
             all.map(|version| {
                 assert_eq!((version.address(), version.record()), (Address(7), RecordNumber(9)));
                 assert_eq!(version.entry(), entry(version.slot().0));
@@ -210,14 +232,14 @@ mod tests {
             .collect::<Vec<_>>()
         };
         for shard in 0..3 {
-            let wanted = (0..u64::from(count)).filter(|slot| slot % 2 == u64::from(shard));
-            assert!(of_shard(&versions, shard).into_iter().eq(wanted), "{shard}");
+            let wanted = (0..u64::from(count)).filter(|slot| slot % 2 == shard as u64);
+            assert!(of_list(&versions, shard).into_iter().eq(wanted), "{shard}");
         }
         versions.push(2, Version::new(Address(7), (5, RecordNumber(9)), &entry(5)));
         let last = u64::from(count) - 1;
         for shard in 0..3 {
             versions.drop_from(shard, |version| version.sequence() != last);
         }
-        assert_eq!([0, 1, 2].map(|shard| of_shard(&versions, shard)), [vec![], vec![last], vec![]]);
+        assert_eq!([0, 1, 2].map(|shard| of_list(&versions, shard)), [vec![], vec![last], vec![]]);
     }
 }

@@ -24,8 +24,11 @@ pub(super) fn table_geometry(
     // Every cell holds at most one version, so this is always sufficient, even while recovery
     // replays versions that a later record removes.
     let capacity = cells * u64::from(geometry.segment_count);
-    let by_capacity = (capacity >> 14).next_power_of_two().clamp(1, 1024) as u32;
-    let shards = shards.unwrap_or(by_capacity);
+    // The entries of a shard become visible at one go, and meanwhile its lane serves nobody: some
+    // milliseconds for 2^15 of them.
+    let of = |bits: u32| (capacity >> bits).next_power_of_two();
+    let by_capacity = of(14).min(1024).max(of(15).min(8192));
+    let shards = shards.unwrap_or(by_capacity as u32);
     let addresses = (blocks * 2).max(capacity * 32).max(1 << 20).next_power_of_two();
     let key_bits = addresses.trailing_zeros();
     let slot_bits = geometry.slot_count().next_power_of_two().trailing_zeros().max(1);
@@ -88,6 +91,9 @@ mod tests {
             (5 << 20, (1 << 30) - 5, 1, 31, 11),
             (4 << 30, 100, 64, 25, 20),
             (64 << 30, 100, 1024, 29, 24),
+            (128 << 30, 100, 1024, 30, 25),
+            (1 << 40, 100, 8192, 33, 28),
+            (4 << 40, 100, 8192, 35, 30),
         ] {
             let geometry = geometry(bytes);
             let cells = SegmentLayout::new(&geometry).cells_per_segment()
