@@ -115,6 +115,8 @@ def a_reader_that_is_gone_or_slow_holds_nothing_up(box):
     # Nobody reads it: the client goes on, whatever is left out.
     for at in range(0, 32 * MIB, 4 * KIB):
         client.pread(4 * KIB, at % (1 * MIB))
+    # Both: the answer has the connection.
+    answer.close()
     connection.close()
     # Its end is noticed with the next requests, and another recording can begin.
     def again():
