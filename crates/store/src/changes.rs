@@ -82,12 +82,17 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Bytes of memory for a version; shards differ a little in their numbers.
+    /// Bytes of memory for a version. The last chunks of lists are not full.
     pub(crate) const VERSION: usize = size_of::<Version>() * 9 / 8;
     /// Further bytes for the mask of one. A map is at least a quarter full.
     pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
     /// Bytes for the effect of a mark in an index.
     pub(crate) const MARK: usize = 2 * size_of::<(Address, Option<Entry>)>();
+
+    /// Returns the bytes that the first versions take.
+    pub(crate) fn first_bytes(&self) -> u64 {
+        self.versions.first_bytes()
+    }
 
     /// Returns the most bytes that all marks take.
     pub(crate) fn marks_bytes(geometry: &Geometry) -> u64 {
@@ -134,11 +139,10 @@ impl Changes {
         self.masks.remove(&slot);
     }
 
-    /// Drops the versions in a record.
-    pub(crate) fn drop_record(&mut self, number: RecordNumber) {
-        for list in 0..self.versions.count() {
-            self.versions.drop_from(list, |version| version.record() == number);
-        }
+    /// Returns the versions in a record. Examines all.
+    pub(crate) fn of_record(&self, number: RecordNumber) -> Vec<Version> {
+        let lists = (0..self.versions.count()).flat_map(|list| self.versions.of_list(list));
+        lists.filter(|version| version.record() == number).copied().collect()
     }
 
     /// Adds a mark. Gone prevails over clean.
@@ -205,7 +209,7 @@ impl Changes {
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
         versions.sort_unstable_by_key(|it| {
             let any = planted::has(PlantedBug::ReplayAnyOrder);
-            (it.address(), if any { 0 } else { it.sequence() }, it.record())
+            (it.address(), if any { 0 } else { it.sequence() }, it.record(), it.slot())
         });
         let last_of_each = versions.chunk_by(|one, next| one.address() == next.address());
         last_of_each.filter_map(|versions| versions.last().copied()).collect()

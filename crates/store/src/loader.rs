@@ -307,6 +307,13 @@ impl StoreLane {
         shard: u32,
         kept: &mut Kept,
     ) -> Result<u32, StoreError> {
+        let own = kept.chunk.zip(kept.decoded.first().zip(kept.decoded.last()));
+        if let Some((chunk, (first, last))) = own
+            && first.shard < shard
+            && shard <= last.shard
+        {
+            return Ok(chunk);
+        }
         let all = source.checkpoint.chunks_of_entries();
         let (mut low, mut high) = (all.start, all.end);
         {

@@ -237,7 +237,7 @@ impl Replay {
             unproven.into_iter().map(move |(number, place)| {
                 let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
                 async move {
-                    if let Err(error) = verify(&queue, &replay, number, place).await {
+                    if let Err(error) = verify::verify(&queue, &replay, number, place).await {
                         failure.borrow_mut().get_or_insert(error);
                     }
                 }
@@ -248,26 +248,6 @@ impl Replay {
             Some(error) => Err(error),
             None => Ok(()),
         }
-    }
-
-    /// Drops the blocks of a record whose payload did not reach the device.
-    fn drop_cells(&mut self, header: &RecordHeader, bad: &[usize]) {
-        let Body::Data(entries) = &header.body else { return };
-        self.torn += u64::from(!bad.is_empty());
-        for number in bad {
-            let (entry, slot) = (&entries[*number], header.cell(&self.geometry, *number));
-            self.torn_slots.insert(slot);
-            if let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) {
-                self.changes.drop_version(address, slot);
-            }
-        }
-    }
-
-    /// Drops a record whose header can be read no more.
-    fn drop_record(&mut self, number: u64) {
-        self.unreadable += 1;
-        self.found.remove(&number);
-        self.changes.drop_record(RecordNumber(number));
     }
 
     /// Adds what a header says.
@@ -289,10 +269,18 @@ impl Replay {
         if header.number <= self.base || header.body.is_opening() {
             return Ok(());
         }
-        let first_marks = matches!(header.body, Body::Marks(_)) && !self.has_marks;
-        self.has_marks |= first_marks;
-        let more = if first_marks { Changes::marks_bytes(&self.geometry) } else { 0 };
-        self.changes.grow(memory_of(header) + more)?;
+        if self.found.contains_key(&header.number.0) {
+            return Ok(());
+        }
+        let mut bytes = memory_of(header);
+        if self.found.is_empty() {
+            bytes += self.changes.first_bytes();
+        }
+        if matches!(header.body, Body::Marks(_)) && !self.has_marks {
+            self.has_marks = true;
+            bytes += Changes::marks_bytes(&self.geometry);
+        }
+        self.changes.grow(bytes)?;
         let RecordHeader { segment, position, payload_bytes, .. } = *header;
         self.found.insert(header.number.0, Place { segment, position, payload_bytes });
         match &header.body {
@@ -538,51 +526,7 @@ fn page_u64() -> u64 {
     PAGE as u64
 }
 
-/// Reads a record again, and drops the blocks whose payload does not match the header.
-async fn verify(
-    queue: &Queue,
-    replay: &Rc<RefCell<Replay>>,
-    number: u64,
-    place: Place,
-) -> Result<(), StoreError> {
-    if place.payload_bytes == 0 {
-        return Ok(());
-    }
-    let (offset, block) = {
-        let geometry = &replay.borrow().geometry;
-        let position = u64::from(place.position) * geometry.granule();
-        (geometry.segment_offset(place.segment) + position, geometry.block.as_usize())
-    };
-    // Whole pages, though a block may be half a page.
-    let len = PAGE + (place.payload_bytes as usize).next_multiple_of(PAGE);
-    let pages = retry::read_pages(queue, offset, len).await?;
-    let mut replay = replay.borrow_mut();
-    replay.bytes_read += pages.bytes.len() as u64;
-    let (page, payload) = pages.bytes.split_at(PAGE);
-    let header = header_in(page, &replay.geometry, &replay.cache, place.segment, place.position);
-    let Some(header) = header.filter(|header| header.number.0 == number) else {
-        replay.drop_record(number);
-        return Ok(());
-    };
-    let Body::Data(entries) = &header.body else { return Ok(()) };
-    // An unreadable cell was not torn by a crash; reading it later reports the error.
-    let readable = |number: usize| {
-        let cell = 1 + number * block / PAGE..1 + ((number + 1) * block).div_ceil(PAGE);
-        pages.readable.get(cell).is_some_and(|pages| pages.iter().all(|readable| *readable))
-    };
-    let good = |entry: &DataEntry, payload: &[u8]| {
-        let check =
-            forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload);
-        entry.void || check == entry.check || planted::has(PlantedBug::TornPayloadTaken)
-    };
-    let cells = entries.iter().zip(payload.chunks_exact(block)).enumerate();
-    let bad: Vec<usize> = cells
-        .filter(|(number, (entry, payload))| readable(*number) && !good(entry, payload))
-        .map(|(number, _)| number)
-        .collect();
-    replay.drop_cells(&header, &bad);
-    Ok(())
-}
+mod verify;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;

@@ -30,6 +30,9 @@ const DROPPED: u32 = 1 << 29;
 const _: () = assert!(size_of::<Version>() == 32);
 
 impl Version {
+    /// Bits of a payload's check that are kept.
+    pub(crate) const CHECK_BITS: u32 = 28;
+
     /// Packs a version with its sequence and the number of its record. Its rank is not kept.
     pub(super) fn new(
         address: Address,
@@ -53,7 +56,7 @@ impl Version {
         RecordNumber(self.record)
     }
 
-    pub(super) fn slot(&self) -> Slot {
+    pub(crate) fn slot(&self) -> Slot {
         Slot(self.slot)
     }
 
@@ -61,7 +64,7 @@ impl Version {
         self.state & PARTIAL != 0
     }
 
-    pub(super) fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         Entry {
             slot: self.slot(),
             dirty: self.state & DIRTY != 0,
@@ -178,6 +181,11 @@ impl Versions {
             unwanted.for_each(|version| version.state |= DROPPED);
             left -= chunk.len();
         }
+    }
+
+    /// Returns the bytes of memory for one version in each list.
+    pub(super) fn first_bytes(&self) -> u64 {
+        (self.lists.len() * CHUNK * size_of::<Version>()) as u64
     }
 
     /// Returns the bytes of memory that they take.

@@ -12,7 +12,7 @@ use forebay_format::checkpoint::PartialMask;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
 /// Masks for which memory is requested at a time.
-const STEP: usize = 64;
+const STEP: usize = 8;
 
 /// The masks of one shard.
 pub(super) struct Masks {

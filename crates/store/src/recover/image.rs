@@ -215,7 +215,7 @@ pub(super) async fn load_later(
     })
 }
 
-/// The most blocks of a cache whose headers fit into memory when all of them are replayed.
+/// The most blocks of a cache whose versions fit into memory when all of them are replayed.
 const MOST_REBUILT: u64 = 1 << 27;
 
 /// As [`load`] without a checkpoint: the whole log is replayed. Superseded versions come back where

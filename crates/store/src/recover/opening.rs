@@ -13,7 +13,7 @@ use forebay_lane::{Lane, MemoryHold, MemoryUse};
 use parking_lot::Mutex;
 
 use super::image::{self, Image};
-use super::size::{hold_memory, named, table_geometry};
+use super::size::{hold_memory, named, shards_of, table_geometry};
 use super::{READS, RecoveryReport};
 use crate::checkpoint::source::CheckpointSource;
 use crate::chunks::Chunks;
@@ -110,13 +110,15 @@ impl<'a> Opening<'a> {
         let geometry = &superblock.geometry;
         let (spaces, blocks) = spaces_of(&superblock, &volumes, &options);
         let blocks = blocks.saturating_add(options.room_for_blocks);
-        let (table, shards) = table_geometry(geometry, blocks, options.shards)
-            .map_err(|error| refused(&device, error))?;
         let checkpoint = match CheckpointSource::open(&queue, &superblock).await {
             Ok(None) => Err(refused(&device, "there is no checkpoint")),
             Ok(Some(source)) => Ok(source),
             Err(error) => Err(error),
         };
+        let order = checkpoint.as_ref().ok().and_then(|it| it.header().arrangement);
+        let shards = options.shards.or(order.as_ref().and_then(shards_of));
+        let (table, shards) =
+            table_geometry(geometry, blocks, shards).map_err(|error| refused(&device, error))?;
         let kept_bits = checkpoint.as_ref().map_or(28, |it| u32::from(it.header().check_bits));
         let table = table
             .with_check_bits(table.check_bits().min(kept_bits))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_device::Device;
-use forebay_format::Geometry;
+use forebay_format::{Arrangement, Geometry};
 use forebay_lane::{MemoryHold, MemoryUse};
 
 use crate::error::StoreError;
@@ -13,6 +13,15 @@ use crate::options::StoreOptions;
 use crate::roots::refused;
 use crate::segments::Segments;
 use crate::table::Geometry as TableGeometry;
+
+/// Most shards of an index.
+const MOST_SHARDS: u32 = 8192;
+
+/// Returns the number of shards in the order of a checkpoint's entries, if an index can have so many: with
+/// the same number it is loaded while requests are served.
+pub(super) fn shards_of(order: &Arrangement) -> Option<u32> {
+    (order.shards.is_power_of_two() && order.shards <= MOST_SHARDS).then_some(order.shards)
+}
 
 /// Returns the shape of a cache's index, and its number of shards.
 pub(super) fn table_geometry(
@@ -27,7 +36,7 @@ pub(super) fn table_geometry(
     // The entries of a shard become visible at one go, and meanwhile its lane serves nobody: some
     // milliseconds for 2^15 of them.
     let of = |bits: u32| (capacity >> bits).next_power_of_two();
-    let by_capacity = of(14).min(1024).max(of(15).min(8192));
+    let by_capacity = of(14).min(1024).max(of(15).min(MOST_SHARDS.into()));
     let shards = shards.unwrap_or(by_capacity as u32);
     let addresses = (blocks * 2).max(capacity * 32).max(1 << 20).next_power_of_two();
     let key_bits = addresses.trailing_zeros();
@@ -105,6 +114,15 @@ mod tests {
                 assert_eq!(format!("{table:?}"), format!("{wanted:?}"), "{bytes} {blocks}");
             }
         }
+    }
+
+    #[test]
+    fn an_index_has_as_many_shards_as_its_checkpoint_if_it_can() {
+        let of = |shards| shards_of(&Arrangement { shards, key_bits: 20, spaces: 0, dirty: 0 });
+        assert_eq!(
+            [1, 1024, 8192, 0, 3, 16384].map(of),
+            [Some(1), Some(1024), Some(8192), None, None, None]
+        );
     }
 
     #[test]
