@@ -23,6 +23,7 @@ use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::meta::{CLEAN_DISTRUSTED, LOAD_AT_ONCE};
 use crate::planted::{self, PlantedBug};
+use crate::spaces;
 
 impl StoreLane {
     /// Writes a checkpoint, once the index is loaded. `clean`: nothing is appended any more, because the device is being
@@ -44,6 +45,7 @@ impl StoreLane {
         self.wait_written(base).await?;
         let sequence = store.index.highest_sequence();
         store.index.raise_sequence(sequence);
+        let spaces = spaces::checksum(store.spaces().all());
         let mut image = ImageWriter::begin(self)?;
         let (segments, next_generation) = store.segments.snapshot(base);
         image.segments(segments).await?;
@@ -78,6 +80,7 @@ impl StoreLane {
         .await?;
         store.resting.lock().retain(|id| !rested.contains(id));
         store.appended_at_checkpoint.store(appended, Ordering::Relaxed);
+        store.spaces_at_checkpoint.store(spaces, Ordering::Relaxed);
         store.log.forget_marks(marks);
         store.segments.checkpoint_durable(base);
         self.free_drained();

@@ -27,6 +27,7 @@ use crate::options::StoreOptions;
 use crate::ordered::Ordered;
 use crate::planted::{self, PlantedBug};
 use crate::segments::{Live, Segments};
+use crate::spaces;
 pub use crate::spaces::{Spaces, VolumeSpace};
 use crate::table::Entry;
 
@@ -149,6 +150,8 @@ pub struct Store {
     pub(crate) checkpoint_gate: Gate,
     pub(crate) loading: Loading,
     pub(crate) appended_at_checkpoint: AtomicU64,
+    /// Checksum of the volumes' address ranges in the last checkpoint.
+    pub(crate) spaces_at_checkpoint: AtomicU64,
     /// Memory held for all of this.
     pub(crate) _memory: Vec<MemoryHold>,
     pub(crate) distrust: AtomicBool,
@@ -446,6 +449,16 @@ impl Store {
     /// Returns the number of appended bytes after which a checkpoint is due.
     pub fn checkpoint_due(&self) -> u64 {
         self.options.checkpoint_due(&self.geometry)
+    }
+
+    /// Returns whether a checkpoint is due: after that many bytes, or because volumes were created, deleted or
+    /// have grown since the last one, so that after a crash a large index could not be loaded while
+    /// requests are served.
+    pub fn checkpoint_is_due(&self) -> bool {
+        let at_checkpoint = self.spaces_at_checkpoint.load(Ordering::Relaxed);
+        let is_large = || self.index.len() >= self.options.load_later_from;
+        self.appended_since_checkpoint() >= self.checkpoint_due()
+            || (spaces::checksum(self.spaces().all()) != at_checkpoint && is_large())
     }
 
     /// Returns whether everything that was appended or marked is durable.

@@ -58,7 +58,7 @@ pub(crate) async fn checkpoints(engine: Rc<EngineLane>) {
         if !cache.is_stopping()
             && !store.health.failed()
             && store.is_loaded()
-            && store.appended_since_checkpoint() >= store.checkpoint_due()
+            && store.checkpoint_is_due()
             && let Err(error) = engine.store.checkpoint(false).await
         {
             tracing::warn!(%error, "a checkpoint failed");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, Mode, Op};
 use forebay_engine::{BlockService, LaneVolume, Settings};
+use forebay_store::StoreOptions;
 use forebay_testkit::{peek, ram};
 
 use crate::world::{World, settings};
@@ -182,4 +183,27 @@ fn switching_modes_keeps_every_byte() {
     drop(target);
     world.advance(Duration::from_secs(1));
     assert_eq!(Arc::strong_count(&origin), 1, "it is still open");
+}
+
+#[test]
+fn a_checkpoint_names_the_volumes_of_a_large_index() {
+    let (world, cache) = (World::new(), ram(64));
+    world.format(&cache, BlockSize::DEFAULT);
+    let options = StoreOptions { load_later_from: 2, ..StoreOptions::default() };
+    let (engine, _) = world.open_with(&cache, options);
+    let create = |name| world.create_as(&engine, name, &ram(4), settings(Mode::Writeback), 0);
+    let is_due = || engine.cache.store.checkpoint_is_due();
+    let pass = || world.advance(Duration::from_secs(3));
+    let first = create("a");
+    world.write(&first, 0, &[1; 4096]);
+    pass();
+    assert!(!is_due(), "a small index is loaded first in any case");
+    world.write(&first, 4096, &[2; 4096]);
+    assert!(is_due());
+    pass();
+    assert!(!is_due());
+    create("b");
+    assert!(is_due());
+    pass();
+    assert!(!is_due());
 }

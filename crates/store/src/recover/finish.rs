@@ -136,6 +136,7 @@ impl Opening<'_> {
             checkpoint_gate: Default::default(),
             loading: parts.loading,
             appended_at_checkpoint: AtomicU64::new(0),
+            spaces_at_checkpoint: AtomicU64::new(self.spaces_at_checkpoint.unwrap_or_default()),
             resting: parking_lot::Mutex::new(parts.resting),
             _memory: self.memory,
             distrust: AtomicBool::new(false),

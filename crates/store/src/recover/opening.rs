@@ -49,6 +49,7 @@ pub(super) struct Opening<'a> {
     pub(super) spaces: Vec<VolumeSpace>,
     /// Copies of the roots that must be rewritten, with their offsets.
     pub(super) mend: Vec<(u64, Vec<u8>)>,
+    pub(super) spaces_at_checkpoint: Option<u64>,
     table: TableGeometry,
     shards: u32,
     /// The memory of the open cache.
@@ -135,6 +136,7 @@ impl<'a> Opening<'a> {
             volumes,
             spaces,
             mend,
+            spaces_at_checkpoint: order.map(|order| order.spaces),
             table,
             shards,
             memory,
