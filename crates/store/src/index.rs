@@ -170,11 +170,12 @@ impl Index {
         block: BlockSize,
         memory: &Arc<MemoryBudget>,
     ) -> Self {
+        let masks = || Masks::new(memory, block.sectors(), shards);
         let shards = (0..shards)
             .map(|_| {
                 let table = Table::new(&geometry);
                 let buckets = table.spot();
-                let (fills, masks) = (Vec::new(), Masks::new(memory, block.sectors()));
+                let (fills, masks) = (Vec::new(), masks());
                 let shard = Shard { table, sequence: 0, fills, masks, loaded: true };
                 Padded { shard: Mutex::new(shard), buckets }
             })

@@ -11,8 +11,10 @@ use forebay_core::SectorMask;
 use forebay_format::checkpoint::PartialMask;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
-/// Masks for which memory is requested at a time.
-const STEP: usize = 8;
+/// Masks for which memory is requested at a time; less where there are more shards than [`FEW_SHARDS`], each
+/// of which may hold so much that it does not use.
+const STEP: usize = 64;
+const FEW_SHARDS: usize = 1024;
 
 /// The masks of one shard.
 pub(super) struct Masks {
@@ -20,6 +22,7 @@ pub(super) struct Masks {
     map: BTreeMap<u64, SectorMask>,
     /// Masks for which memory is held.
     room: usize,
+    step: usize,
     held: MemoryHold,
     each: u64,
 }
@@ -37,10 +40,11 @@ impl Masks {
         (NODE + size_of::<PartialMask>()) as u64 + 2 * u64::from(heap)
     }
 
-    /// Makes an empty set; memory for masks is taken from `memory`.
-    pub(super) fn new(memory: &Arc<MemoryBudget>, sectors: u32) -> Self {
+    /// Makes an empty set for one of so many shards; memory for masks is taken from `memory`.
+    pub(super) fn new(memory: &Arc<MemoryBudget>, sectors: u32, shards: u32) -> Self {
         let (map, each) = (BTreeMap::new(), Self::bytes_of_each(sectors));
-        Masks { map, room: 0, held: MemoryHold::none(memory, MemoryUse::Index), each }
+        let step = (STEP * FEW_SHARDS / FEW_SHARDS.max(shards as usize)).max(1);
+        Masks { map, room: 0, step, held: MemoryHold::none(memory, MemoryUse::Index), each }
     }
 
     /// Returns whether there is room for one more mask. Leaves some memory for other uses.
@@ -48,16 +52,16 @@ impl Masks {
         if self.map.len() < self.room {
             return true;
         }
-        let more = self.held.grow_spare(STEP as u64 * self.each);
-        self.room += if more { STEP } else { 0 };
+        let more = self.held.grow_spare(self.step as u64 * self.each);
+        self.room += if more { self.step } else { 0 };
         more
     }
 
     /// Adds a recovered mask.
     pub(super) fn restore(&mut self, address: u64, mask: SectorMask) -> Result<(), OverLimit> {
         if self.map.len() >= self.room {
-            self.held.grow(STEP as u64 * self.each, "sector masks")?;
-            self.room += STEP;
+            self.held.grow(self.step as u64 * self.each, "sector masks")?;
+            self.room += self.step;
         }
         self.map.insert(address, mask);
         Ok(())
@@ -73,9 +77,9 @@ impl Masks {
 
     pub(super) fn remove(&mut self, address: u64) {
         self.map.remove(&address);
-        if self.map.len() + 2 * STEP <= self.room {
-            self.held.shrink(STEP as u64 * self.each);
-            self.room -= STEP;
+        if self.map.len() + 2 * self.step <= self.room {
+            self.held.shrink(self.step as u64 * self.each);
+            self.room -= self.step;
         }
     }
 
