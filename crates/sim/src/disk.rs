@@ -84,6 +84,8 @@ pub(crate) struct State {
     pub(crate) away_until: Nanos,
     /// A connection was lost when changes were not synced: the next sync fails.
     pub(crate) doubtful: bool,
+    /// Queues of the client.
+    pub(crate) queues: usize,
 }
 
 /// A simulated disk, shared by all lanes of one world.
@@ -137,6 +139,7 @@ impl SimDisk {
                 hung_until: Nanos(0),
                 away_until: Nanos(0),
                 doubtful: false,
+                queues: 0,
             }),
         })
     }

@@ -218,6 +218,13 @@ impl SimDisk {
 
 struct SimQueue(Arc<SimDisk>);
 
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        let queues = &mut self.0.state.lock().queues;
+        *queues = queues.saturating_sub(1);
+    }
+}
+
 impl DeviceQueue for SimQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         self.0.start(op)
@@ -277,8 +284,10 @@ impl Device for DiskHandle {
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        // A new client knows nothing of earlier connections.
-        self.disk.state.lock().doubtful = false;
+        let mut state = self.disk.state.lock();
+        // A new client knows nothing of earlier connections; another lane of the same one does.
+        state.doubtful &= state.queues > 0;
+        state.queues += 1;
         Ok(Rc::new(SimQueue(self.disk.clone())))
     }
 }
