@@ -49,6 +49,7 @@ pub(super) struct Opening<'a> {
     pub(super) spaces: Vec<VolumeSpace>,
     /// Copies of the roots that must be rewritten, with their offsets.
     pub(super) mend: Vec<(u64, Vec<u8>)>,
+    /// Checksum of the volumes' address ranges in the checkpoint.
     pub(super) spaces_at_checkpoint: Option<u64>,
     table: TableGeometry,
     shards: u32,
