@@ -202,9 +202,14 @@ impl Export {
             tracing::warn!(volume = self.volume, device = %device.display(), "the device is removed although it is {users}: they get I/O errors");
             sync(&users);
         }
+        // Another daemon may get the device, and link to it, as soon as it is detached.
+        if let Some(link) = &self.link {
+            link::remove(link, &device);
+        }
         let task = Task::Detach { number: self.number, force };
         match task.run(LETTING_GO) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+                link::make(&self.volume, &device);
                 let elsewhere = "mounted or held where the daemon cannot see it";
                 return Err(busy(&self.volume, &device, elsewhere));
             }
@@ -226,9 +231,6 @@ impl Export {
                 volume = self.volume,
                 "its file is unmounted, but requests are still in flight"
             );
-        }
-        if let Some(link) = &self.link {
-            link::remove(link, &device);
         }
         Ok(())
     }

@@ -24,10 +24,11 @@ pub(crate) fn clean(dir: &Path, kept: impl Fn(&Path) -> bool) {
             let device = number.path();
             tracing::warn!(device = %device.display(), "a device of the previous daemon is still {users}: they get I/O errors until they let go of it, and the volume gets another device");
         }
+        // Another daemon may get the device, and link to it, as soon as it is detached.
+        link::remove_all(&number.path());
         if let Err(error) = loop_device::detach(number) {
             tracing::warn!(device = %number.path().display(), %error, "a loop device of the previous daemon cannot be detached");
         }
-        link::remove_all(&number.path());
     }
     for mount in mounts() {
         let ours =
