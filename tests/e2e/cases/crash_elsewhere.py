@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 from harness import *
+from harness.faults import wait_for
 
 SIZE = 16 * MIB
 # Within the first 256 KiB and at one of 64 places over the whole: both are samples.
@@ -24,9 +25,9 @@ def killed(box, dirty):
         client.pread(MIB, at)
     if dirty:
         client.pwrite(DIRTY, DIRTY_AT)
-    # What was read is cached for good as well.
+    # Blocks are filled after their reads are answered; with the flush they are cached for good.
+    wait_for(lambda: daemon.show("v")["cache"]["used"] > 12 * MIB, "most of it is cached")
     client.flush()
-    check(daemon.show("v")["cache"]["used"] > 12 * MIB, "too little is cached")
     daemon.kill()
     return daemon, cache, origin
 
