@@ -6,7 +6,6 @@ import pathlib
 import shutil
 
 from harness import *
-from harness.faults import wait_for
 
 SIZE = 16 * MIB
 # Within the first 256 KiB and at one of 64 places over the whole: both are samples.
@@ -21,12 +20,10 @@ def killed(box, dirty):
     cache, origin = box.file("cache", 64 * MIB), box.file("origin", SIZE, random_bytes(1, SIZE))
     client = connect(daemon.create("v", cache, origin))
     daemon.cli("set", "v", "writeback_running=off", "sequential_cutoff=0")
-    for at in range(0, SIZE, MIB):
-        client.pread(MIB, at)
+    read_until(client, 0, SIZE, lambda: daemon.show("v")["cache"]["used"] > 12 * MIB, "most of it is cached")
     if dirty:
         client.pwrite(DIRTY, DIRTY_AT)
-    # Blocks are filled after their reads are answered; with the flush they are cached for good.
-    wait_for(lambda: daemon.show("v")["cache"]["used"] > 12 * MIB, "most of it is cached")
+    # What was read is cached for good as well.
     client.flush()
     daemon.kill()
     return daemon, cache, origin

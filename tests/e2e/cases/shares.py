@@ -30,10 +30,9 @@ def share(daemon, name):
 @test
 def a_volume_keeps_to_its_largest_share(box):
     daemon, (one, _) = two(box, ["--set", "sequential_cutoff=0", "--set", "share_max=25"], [])
-    read(one, 0, 100 * MIB)
+    read_until(one, 0, 100 * MIB, lambda: daemon.show("one")["why"]["evicted"]["share"] > 0, "its share is full")
     # The count of show is some seconds old.
     wait_for(lambda: 20 < share(daemon, "one") <= 25, "the volume comes down to its share")
-    check(daemon.show("one")["why"]["evicted"]["share"] > 0, "no reason is given")
     shown = daemon.cli("show", "one").stdout
     check("% of the cache; at most 25 %" in shown, shown)
 
@@ -42,8 +41,7 @@ def a_volume_keeps_to_its_largest_share(box):
 def a_volume_keeps_its_least_share(box):
     cutoff = ["--set", "sequential_cutoff=0"]
     daemon, (one, other) = two(box, [*cutoff, "--set", "share_min=40"], cutoff)
-    read(one, 0, 60 * MIB)
-    wait_for(lambda: share(daemon, "one") > 40, "the volume fills its share")
+    read_until(one, 0, 60 * MIB, lambda: share(daemon, "one") > 40, "the volume fills its share")
     for _ in range(2):
         read(other, 0, SIZE)
     check(share(daemon, "one") >= 39, f"{share(daemon, 'one')} % are left")

@@ -6,6 +6,7 @@ import time
 
 from .cases import Failure, check
 from .data import BLOCK, Recorder, connect, read_stamp, stamp
+from .sandbox import MIB
 
 # A guard against hangs; what is promised takes a tenth of it.
 PATIENCE = 30
@@ -195,6 +196,20 @@ def wait_for(condition, what, patience=PATIENCE):
         if time.monotonic() > end:
             raise Failure(f"after {patience} s still not so: {what}")
         time.sleep(0.1)
+
+
+def read_until(client, start, end, condition, what):
+    """
+    Reads a range again and again until a condition holds. One time may not be enough to have it cached: blocks are filled
+    after their reads are answered, and those for which a busy cache device leaves no room in the log are not.
+    """
+
+    def read():
+        for offset in range(start, end, MIB):
+            client.pread(MIB, offset)
+        return condition()
+
+    wait_for(read, what)
 
 
 def verb(daemon, *arguments, patience=2 * PATIENCE):
