@@ -49,6 +49,11 @@ def stored(path):
     return os.stat(path).st_blocks * 512
 
 
+def ended(daemon, *command):
+    """Takes a device away as soon as no case beside this one has a copy of its mount, in a namespace of its own."""
+    wait_for(lambda: daemon.cli(*command, expect=None).returncode == 0, f"nothing is in the way of {command}")
+
+
 def filesystem(box, kind):
     make, repair = FILESYSTEMS[kind]
     need(make[0], repair[0], "fio", "fstrim")
@@ -81,7 +86,7 @@ def filesystem(box, kind):
     check(daemon.show("v")["requests"]["flushes"] > 0, "no flush has reached the volume")
     box.run("umount", point)
     box.run(*repair, device)
-    daemon.cli("stop", "v")
+    ended(daemon, "stop", "v")
     # Programs that look at all devices, as those of other tests, hold it for a moment longer.
     wait_for(lambda: let_go(box, device), "the device of a stopped volume has no file")
     daemon.cli("start", "v")
@@ -90,7 +95,7 @@ def filesystem(box, kind):
     compare(point, written)
     box.run("umount", point)
     daemon.cli("flush", "v")
-    daemon.cli("delete", "v")
+    ended(daemon, "delete", "v")
     # Without the cache the origin is a whole filesystem as well.
     origin = box.run("losetup", "--find", "--show", box.path("origin-v")).stdout.strip()
     box.at_end(box.run, "losetup", "-d", origin)
