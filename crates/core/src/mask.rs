@@ -37,6 +37,11 @@ impl SectorMask {
 
     /// Builds a mask from its words, lowest sectors first; bits beyond `sectors` are dropped.
     pub fn from_words(sectors: u32, words: impl IntoIterator<Item = u64>) -> Self {
+        if (1..=64).contains(&sectors) {
+            // Called for every entry in a log that is replayed: no loop.
+            let first = words.into_iter().next().unwrap_or_default();
+            return SectorMask { first: first & Self::all(sectors).first, ..Self::all(sectors) };
+        }
         let mut mask = Self::none(sectors);
         for (index, word) in words.into_iter().enumerate() {
             let used = sectors.saturating_sub(index as u32 * 64).min(64);

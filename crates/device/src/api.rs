@@ -345,6 +345,11 @@ impl Queue {
         self
     }
 
+    /// Returns the meter that counts its operations.
+    pub fn meter(&self) -> Option<&Arc<Meter>> {
+        self.meter.as_ref().map(|own| &own.meter)
+    }
+
     /// Returns the wrapped queue.
     pub fn inner(&self) -> &Rc<dyn DeviceQueue> {
         &self.inner

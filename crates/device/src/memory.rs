@@ -84,6 +84,21 @@ impl Pages {
         Ok(unsafe { rustix::mm::mlock(self.memory.as_ptr().cast(), self.len) }?)
     }
 
+    /// Takes the RAM for all pages now.
+    #[cfg(not(miri))]
+    fn populate(&self) {
+        use rustix::mm::{Advice, madvise};
+
+        // SAFETY: the range is this mapping; its content stays. Where the kernel cannot, each page is taken when it is
+        // accessed.
+        let _ =
+            unsafe { madvise(self.memory.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
+    }
+
+    /// The interpreter has taken it.
+    #[cfg(miri)]
+    fn populate(&self) {}
+
     /// The interpreter never swaps.
     #[cfg(miri)]
     fn lock(&self) -> io::Result<()> {
@@ -156,6 +171,13 @@ impl Area {
         }
         let whole = len.checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Area(Some(Pages::new(whole)?)))
+    }
+
+    /// Takes the RAM for all of the area now: at once, which takes less time than page by page.
+    pub fn populate(&mut self) {
+        if let Some(pages) = &self.0 {
+            pages.populate();
+        }
     }
 
     /// Takes the RAM for all of the area now, and keeps it from being swapped out. Nothing of it can be
@@ -240,6 +262,7 @@ mod tests {
     fn an_area_is_zero_and_keeps_what_is_written() {
         for len in [0, 1, 4096, 5000, (2 << 20) + 1] {
             let mut area = Area::new(len).expect("memory");
+            area.populate();
             assert!(area.len() >= len && area.len() < len + PAGE);
             assert!(area.iter().all(|byte| *byte == 0));
             area.fill(7);

@@ -373,6 +373,12 @@ impl MemoryHold {
         MemoryHold { budget: self.budget.clone(), by: self.by, bytes }
     }
 
+    /// Adds everything that another hold of the same use and budget holds.
+    pub fn merge(&mut self, mut other: MemoryHold) {
+        debug_assert!(self.by == other.by && Arc::ptr_eq(&self.budget, &other.budget));
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Returns the bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -390,6 +396,17 @@ mod tests {
     use super::*;
 
     const LIMIT: u64 = 512 * MIB;
+
+    #[test]
+    fn holds_are_merged_and_returned_once() {
+        let budget = Arc::new(MemoryBudget::new(LIMIT));
+        let hold = |bytes| budget.hold(MemoryUse::Index, bytes, "a part").expect("fits");
+        let mut whole = hold(3 * MIB);
+        whole.merge(hold(4 * MIB));
+        assert_eq!((whole.bytes(), budget.used(MemoryUse::Index)), (7 * MIB, 7 * MIB));
+        drop(whole);
+        assert_eq!((budget.total(), budget.used(MemoryUse::Index)), (0, 0));
+    }
 
     #[test]
     fn what_is_held_leaves_room_for_clients_and_says_what_would_do() {

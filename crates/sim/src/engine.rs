@@ -17,7 +17,7 @@ use forebay_engine::{
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roots};
+use forebay_store::{Damage, FormatOptions, Helper, Store, StoreOptions, format, read_roots};
 
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
@@ -203,6 +203,7 @@ fn store_options(machine: &Machine) -> StoreOptions {
         shards: machine.setup.shards,
         load_later_from: if machine.setup.loads_slowly { 1 } else { u64::MAX },
         load_pause: Duration::from_millis(machine.setup.seed % 64),
+        helpers: machine.lanes[1..].iter().map(|it| Helper::without_ring(it.remote())).collect(),
         memory: Arc::new(MemoryBudget::new(MEMORY)),
         ..StoreOptions::default()
     }

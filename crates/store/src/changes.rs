@@ -1,11 +1,13 @@
 //! What the log changes of the checkpoint, by shard of the index.
 
 use std::collections::HashMap;
+use std::collections::hash_map;
 use std::mem::{size_of, take};
+use std::sync::Arc;
 
-use forebay_core::{RecordNumber, SectorMask, Slot};
+use forebay_core::{RecordNumber, SectorMask, SegmentId, Slot};
 use forebay_format::{Geometry, MarkKind};
-use forebay_lane::{MemoryHold, OverLimit};
+use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
 use crate::error::StoreError;
 use crate::index::{Address, Index, NewVersion};
@@ -55,11 +57,18 @@ impl Newest {
 }
 
 /// The marks for the cells of one segment.
-#[derive(Clone)]
 struct Marks {
     /// A bit for each granule.
     clean: Box<[u64]>,
     gone: Box<[u64]>,
+}
+
+impl Marks {
+    fn add(&mut self, more: &Marks) {
+        for (words, more) in [(&mut self.clean, &more.clean), (&mut self.gone, &more.gone)] {
+            words.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
+        }
+    }
 }
 
 fn bit(position: u32) -> (usize, u64) {
@@ -72,10 +81,11 @@ pub(crate) struct Changes {
     geometry: Geometry,
     table: TableGeometry,
     versions: Versions,
+    /// Versions that other lanes have added.
+    others: Vec<Versions>,
     /// The valid sectors of versions that have not all of them.
     masks: HashMap<Slot, SectorMask>,
-    /// The marks, by segment.
-    marks: Vec<Option<Marks>>,
+    marks: HashMap<SegmentId, Marks>,
     /// A bit for each segment with marks.
     marked: Vec<u64>,
     held: MemoryHold,
@@ -99,12 +109,47 @@ impl Changes {
         u64::from(geometry.segment_count) * geometry.granules_per_segment().div_ceil(64) * 16
     }
 
-    /// Makes an empty set for an index; `held` is its memory.
-    pub(crate) fn new(geometry: Geometry, index: &Index, held: MemoryHold) -> Self {
-        let marks = vec![None; geometry.segment_count as usize];
-        let marked = vec![0; marks.len().div_ceil(64)];
-        let (table, versions) = (*index.geometry(), Versions::new(index.shard_count()));
-        Changes { geometry, table, versions, masks: HashMap::new(), marks, marked, held }
+    /// Makes an empty set for an index of this shape, with its number of shards.
+    pub(crate) fn new(
+        geometry: Geometry,
+        (table, shards): (TableGeometry, u32),
+        memory: &Arc<MemoryBudget>,
+    ) -> Self {
+        Changes {
+            marked: vec![0; (geometry.segment_count as usize).div_ceil(64)],
+            geometry,
+            table,
+            versions: Versions::new(shards),
+            others: Vec::new(),
+            masks: HashMap::new(),
+            marks: HashMap::new(),
+            held: MemoryHold::none(memory, MemoryUse::Background),
+        }
+    }
+
+    /// Adds those of another set, for the same index, and takes over its memory.
+    pub(crate) fn absorb(&mut self, other: Self) {
+        self.others.push(other.versions);
+        self.others.extend(other.others);
+        self.masks.extend(other.masks);
+        for (segment, marks) in other.marks {
+            match self.marks.entry(segment) {
+                hash_map::Entry::Vacant(none) => _ = none.insert(marks),
+                hash_map::Entry::Occupied(mut known) => known.get_mut().add(&marks),
+            }
+        }
+        self.marked.iter_mut().zip(&other.marked).for_each(|(word, more)| *word |= more);
+        self.held.merge(other.held);
+    }
+
+    /// Returns what each lane has added.
+    fn parts(&self) -> impl Iterator<Item = &Versions> {
+        std::iter::once(&self.versions).chain(&self.others)
+    }
+
+    /// Returns the versions in a list.
+    fn of_list(&self, list: usize) -> impl Iterator<Item = &Version> {
+        self.parts().flat_map(move |part| part.of_list(list))
     }
 
     /// Holds `bytes` more for what will be added.
@@ -135,13 +180,15 @@ impl Changes {
     /// Drops the version in a slot, which is one of this block.
     pub(crate) fn drop_version(&mut self, address: Address, slot: Slot) {
         let list = self.versions.list_of(self.table.place(address.0).shard);
-        self.versions.drop_from(list, |version| version.slot() == slot);
+        for part in std::iter::once(&mut self.versions).chain(&mut self.others) {
+            part.drop_from(list, |version| version.slot() == slot);
+        }
         self.masks.remove(&slot);
     }
 
     /// Returns the versions in a record. Examines all.
     pub(crate) fn of_record(&self, number: RecordNumber) -> Vec<Version> {
-        let lists = (0..self.versions.count()).flat_map(|list| self.versions.of_list(list));
+        let lists = (0..self.versions.count()).flat_map(|list| self.of_list(list));
         lists.filter(|version| version.record() == number).copied().collect()
     }
 
@@ -150,8 +197,8 @@ impl Changes {
         let (segment, position) = self.geometry.place_of(slot);
         let words = self.geometry.granules_per_segment().div_ceil(64) as usize;
         let none = || vec![0; words].into_boxed_slice();
-        let marks = self.marks[segment.0 as usize]
-            .get_or_insert_with(|| Marks { clean: none(), gone: none() });
+        let marks =
+            self.marks.entry(segment).or_insert_with(|| Marks { clean: none(), gone: none() });
         let (word, mark) = bit(position);
         match kind {
             MarkKind::Clean => marks.clean[word] |= mark,
@@ -163,13 +210,15 @@ impl Changes {
 
     /// Takes all of them, and gives back the memory that was needed only to collect them.
     pub(crate) fn collected(&mut self) -> Self {
-        let marks = self.marks.iter().flatten().map(|marks| 16 * marks.gone.len()).sum::<usize>();
-        let bytes = self.versions.bytes() + self.masks.len() * Self::MASK + marks;
+        let marks = self.marks.values().map(|marks| 16 * marks.gone.len()).sum::<usize>();
+        let versions = self.parts().map(Versions::bytes).sum::<usize>();
+        let bytes = versions + self.masks.len() * Self::MASK + marks;
         self.held.shrink(self.held.bytes().saturating_sub(bytes as u64));
         Changes {
             geometry: self.geometry.clone(),
             table: self.table,
             versions: take(&mut self.versions),
+            others: take(&mut self.others),
             masks: take(&mut self.masks),
             marks: take(&mut self.marks),
             marked: take(&mut self.marked),
@@ -193,7 +242,7 @@ impl Changes {
             return;
         }
         for list in 0..self.versions.count() {
-            for version in self.versions.of_list(list).filter(|version| version.is_partial()) {
+            for version in self.of_list(list).filter(|version| version.is_partial()) {
                 if let Some(mask) = self.masks.get(&version.slot()) {
                     visit(version.address(), mask);
                 }
@@ -204,7 +253,7 @@ impl Changes {
     /// Returns the newest version of each block of a shard.
     pub(crate) fn newest(&self, shard: u32) -> Vec<Version> {
         let own = |it: &&Version| self.table.place(it.address().0).shard == shard;
-        let list = self.versions.of_list(self.versions.list_of(shard));
+        let list = self.of_list(self.versions.list_of(shard));
         let mut versions: Vec<Version> = list.filter(own).copied().collect();
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
         versions.sort_unstable_by_key(|it| {
@@ -222,7 +271,7 @@ impl Changes {
         if self.marked.get(word).is_none_or(|marked| marked & mark == 0) {
             return Some(*entry);
         }
-        let Some(Some(marks)) = self.marks.get(segment.0 as usize) else { return Some(*entry) };
+        let Some(marks) = self.marks.get(&segment) else { return Some(*entry) };
         let (word, bit) = bit(position);
         let is_gone = marks.gone[word] & bit != 0;
         if is_gone && !planted::has(PlantedBug::GoneNotReplayed) {
@@ -256,7 +305,7 @@ impl Changes {
                 }
             }
         }
-        if self.marks.iter().all(Option::is_none) {
+        if self.marks.is_empty() {
             return Ok(());
         }
         let mut marked = Vec::new();

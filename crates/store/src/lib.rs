@@ -51,6 +51,7 @@ pub mod segments;
 mod spaces;
 pub mod store;
 pub mod table;
+pub mod team;
 
 pub use checkpoint::source::CheckpointSource;
 pub use damage::Damage;
@@ -70,3 +71,4 @@ pub use store::{
     VolumeSpace,
 };
 pub use table::{Check, Entry, RANK_UNKNOWN};
+pub use team::Helper;

@@ -7,6 +7,8 @@ use forebay_core::VolumeId;
 use forebay_format::Geometry;
 use forebay_lane::MemoryBudget;
 
+use crate::team::Helper;
+
 /// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -29,6 +31,8 @@ pub struct StoreOptions {
     pub load_later_from: u64,
     /// Pause between two shards of the index that a lane loads in the background, for tests.
     pub load_pause: Duration,
+    /// Other lanes, which take part in recovering the cache. They are let go of when it is open.
+    pub helpers: Vec<Helper>,
     /// The budget from which the open cache takes its memory.
     pub memory: Arc<MemoryBudget>,
     /// Seed of all random decisions.
@@ -64,6 +68,7 @@ impl Default for StoreOptions {
             shards: None,
             load_later_from: 1 << 20,
             load_pause: Duration::ZERO,
+            helpers: Vec::new(),
             memory: Arc::default(),
             seed: 0,
         }

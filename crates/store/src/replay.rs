@@ -1,47 +1,52 @@
 //! Replaying the records after a checkpoint.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot, VolumeId};
-use forebay_device::Queue;
-use forebay_format::{
-    AcceptedLog, Body, DataEntry, Geometry, Mark, PAGE, RecordHeader, Uuid, record,
-};
-use forebay_lane::{Lane, MemoryHold, concurrently};
+use forebay_format::{AcceptedLog, Body, DataEntry, Geometry, Mark, RecordHeader, Uuid, record};
+use forebay_lane::MemoryBudget;
 
 use crate::changes::Changes;
 use crate::damage::Damage;
 use crate::error::StoreError;
-use crate::index::{Address, Index, NewVersion};
+use crate::index::{Address, NewVersion};
 use crate::planted::{self, PlantedBug};
 use crate::recover::address_in;
-use crate::retry;
 use crate::store::VolumeSpace;
-use crate::table::{Check, Entry, RANK_UNKNOWN};
+use crate::table::{Check, Entry, Geometry as TableGeometry, RANK_UNKNOWN};
+use crate::team::{Shared, Team};
 
-/// The state of one replay.
-pub(crate) struct Replay {
+/// What a replay goes by, on all lanes that take part in it.
+#[derive(Clone)]
+pub(crate) struct Basis {
     pub(crate) geometry: Geometry,
-    cache: Uuid,
+    pub(crate) cache: Uuid,
     spaces: Vec<VolumeSpace>,
+    /// The shape of the index.
+    table: (TableGeometry, u32),
+    memory: Arc<MemoryBudget>,
     base: RecordNumber,
     /// Versions up to this sequence are contained in the checkpoint, even if their records are
     /// later than the base.
     sequence: u64,
-    walks: Vec<(SegmentId, Generation)>,
     /// The current generation of each segment in use.
     generations: Vec<Option<Generation>>,
-    /// The segments with records that count.
-    ends: HashMap<SegmentId, End>,
     /// Segments that were free after this generation had become the next one; see
     /// [`Replay::trust_free`].
     free_from: Option<Generation>,
-    /// By segment.
-    free: Vec<bool>,
     /// What earlier recoveries have accepted.
     accepted: AcceptedLog,
+}
+
+/// The state of one replay, or of one lane's part in it.
+pub(crate) struct Replay {
+    pub(crate) basis: Arc<Basis>,
+    walks: Vec<(SegmentId, Generation)>,
+    /// The segments with records that count.
+    ends: HashMap<SegmentId, End>,
+    /// By segment.
+    free: Vec<bool>,
     /// All data and marks records after the base, by number.
     found: BTreeMap<u64, Place>,
     /// What they change. Holds the memory for both.
@@ -94,64 +99,81 @@ pub(crate) struct End {
     pub(crate) number: RecordNumber,
 }
 
+impl Basis {
+    /// Returns the generation of the header in `page`, if it is valid for this place.
+    pub(crate) fn generation_at(
+        &self,
+        page: &[u8],
+        segment: SegmentId,
+        position: u32,
+    ) -> Option<Generation> {
+        let head = record::decode_head(page, &self.geometry, &self.cache).ok()?;
+        (head.segment == segment && head.position == position).then_some(head.generation)
+    }
+}
+
 impl Replay {
+    /// Makes one for an index of this shape, with its number of shards.
     pub(crate) fn new(
         geometry: Geometry,
         cache: Uuid,
         spaces: &[VolumeSpace],
-        index: &Index,
-        held: MemoryHold,
+        table: (TableGeometry, u32),
+        memory: &Arc<MemoryBudget>,
     ) -> Self {
-        let count = geometry.segment_count as usize;
-        Replay {
-            changes: Changes::new(geometry.clone(), index, held),
+        Self::on(Arc::new(Basis {
+            generations: vec![None; geometry.segment_count as usize],
             geometry,
             cache,
             spaces: spaces.to_vec(),
+            table,
+            memory: memory.clone(),
             base: RecordNumber(0),
             sequence: 0,
-            walks: Vec::new(),
-            generations: vec![None; count],
-            ends: HashMap::new(),
             free_from: None,
-            free: vec![false; count],
             accepted: AcceptedLog::default(),
+        }))
+    }
+
+    /// Makes one that has found nothing yet.
+    fn on(basis: Arc<Basis>) -> Self {
+        let accepted = &basis.accepted;
+        Replay {
+            walks: Vec::new(),
+            ends: HashMap::new(),
+            free: vec![false; basis.geometry.segment_count as usize],
             found: BTreeMap::new(),
+            changes: Changes::new(basis.geometry.clone(), basis.table, &basis.memory),
             blocks: Vec::new(),
             has_marks: false,
             deleted: HashSet::new(),
-            durable: 0,
+            durable: basis.base.max(accepted.through).0,
             unreadable: 0,
             firsts_readable: true,
-            torn_slots: HashSet::new(),
-            highest_number: RecordNumber(0),
-            highest_sequence: 0,
+            torn_slots: accepted.torn.iter().copied().collect(),
+            highest_number: basis.base.max(accepted.through),
+            highest_sequence: basis.sequence.max(accepted.sequence),
             records: 0,
             torn: 0,
             bytes_read: 0,
+            basis,
         }
     }
 
-    pub(crate) fn begin(&mut self, base: RecordNumber, sequence: u64) {
-        self.base = base;
-        self.durable = base.0;
-        self.sequence = sequence;
-        self.highest_sequence = sequence;
-        self.highest_number = base;
-    }
-
-    /// Decides about records as earlier recoveries did.
-    pub(crate) fn accept(&mut self, accepted: &AcceptedLog) {
-        self.durable = self.durable.max(accepted.through.0);
-        self.highest_number = self.highest_number.max(accepted.through);
-        self.highest_sequence = self.highest_sequence.max(accepted.sequence);
-        self.torn_slots.extend(&accepted.torn);
-        self.accepted = accepted.clone();
+    /// Begins anew, after this record and sequence. Decides about records as earlier recoveries did.
+    pub(crate) fn begin(
+        &mut self,
+        base: RecordNumber,
+        sequence: u64,
+        accepted: Option<&AcceptedLog>,
+    ) {
+        let accepted = accepted.cloned().unwrap_or_default();
+        *self = Self::on(Arc::new(Basis { base, sequence, accepted, ..(*self.basis).clone() }));
     }
 
     /// Collects the segments that openings with this generation or a higher one call free.
     pub(crate) fn trust_free(&mut self, from: Generation) {
-        self.free_from = Some(from);
+        Arc::make_mut(&mut self.basis).free_from = Some(from);
     }
 
     pub(crate) fn walk_later(&mut self, segment: SegmentId, generation: Generation) {
@@ -159,7 +181,7 @@ impl Replay {
     }
 
     pub(crate) fn set_generation(&mut self, segment: SegmentId, generation: Option<Generation>) {
-        self.generations[segment.0 as usize] = generation;
+        Arc::make_mut(&mut self.basis).generations[segment.0 as usize] = generation;
     }
 
     /// Returns the last record that was found in a segment.
@@ -181,7 +203,7 @@ impl Replay {
     /// none that may turn up later.
     pub(crate) fn accepted(&self, next: &Next) -> AcceptedLog {
         let Next { record, sequence, generation: next_generation } = *next;
-        let (mut left_out, mut expected) = (Vec::new(), self.base.0 + 1);
+        let (mut left_out, mut expected) = (Vec::new(), self.basis.base.0 + 1);
         for number in self.found.keys().copied().chain([record.0]) {
             if number > expected {
                 left_out.push(expected..=number - 1);
@@ -194,79 +216,51 @@ impl Replay {
         AcceptedLog { through, sequence, next_generation, left_out, torn }
     }
 
-    /// Returns the generation of the header in `page`, if it is valid for this place.
-    pub(crate) fn generation_at(
-        &self,
-        page: &[u8],
-        segment: SegmentId,
-        position: u32,
-    ) -> Option<Generation> {
-        let head = record::decode_head(page, &self.geometry, &self.cache).ok()?;
-        (head.segment == segment && head.position == position).then_some(head.generation)
-    }
-
     /// Walks through all registered segments, and verifies the records that are not known to have
     /// been durable.
-    pub(crate) async fn run(
-        lane: &Rc<Lane>,
-        queue: &Queue,
-        replay: &Rc<RefCell<Replay>>,
-        reads: usize,
-    ) -> Result<(), StoreError> {
-        let walks = std::mem::take(&mut replay.borrow_mut().walks);
-        let failure = Rc::new(RefCell::new(None));
-        let work = {
-            let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
-            walks.into_iter().map(move |(segment, generation)| {
-                let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
-                async move {
-                    if let Err(error) = walk(&queue, &replay, segment, generation).await {
-                        failure.borrow_mut().get_or_insert(error);
-                    }
-                }
-            })
-        };
-        concurrently(lane, reads, work).await;
-        let unproven: Vec<(u64, Place)> = {
-            let replay = replay.borrow();
-            let found = replay.found.range(replay.durable + 1..);
-            found.map(|(number, place)| (*number, *place)).collect()
-        };
-        let work = {
-            let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
-            unproven.into_iter().map(move |(number, place)| {
-                let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
-                async move {
-                    if let Err(error) = verify::verify(&queue, &replay, number, place).await {
-                        failure.borrow_mut().get_or_insert(error);
-                    }
-                }
-            })
-        };
-        concurrently(lane, reads, work).await;
-        match failure.take() {
-            Some(error) => Err(error),
-            None => Ok(()),
+    pub(crate) async fn run(mut self, team: &Team, reads: usize) -> Result<Self, StoreError> {
+        let (basis, walks) = (self.basis.clone(), Shared::new(std::mem::take(&mut self.walks)));
+        let parts = team.run(move |lane, queue| {
+            let (part, walks) = (Self::on(basis.clone()), walks.clone());
+            async move { walk::walk_all(&lane, &queue, part, walks, reads).await }
+        });
+        for part in parts.await? {
+            self.absorb(part?);
         }
+        verify::verify_all(team, self, reads).await
+    }
+
+    /// Adds what another lane has found in other segments.
+    fn absorb(&mut self, mut part: Self) {
+        self.ends.extend(part.ends);
+        self.free.iter_mut().zip(part.free).for_each(|(free, also)| *free |= also);
+        self.found.append(&mut part.found);
+        self.changes.absorb(part.changes);
+        self.deleted.extend(part.deleted);
+        self.durable = self.durable.max(part.durable);
+        self.unreadable += part.unreadable;
+        self.highest_number = self.highest_number.max(part.highest_number);
+        self.highest_sequence = self.highest_sequence.max(part.highest_sequence);
+        self.bytes_read += part.bytes_read;
     }
 
     /// Adds what a header says.
     fn add(&mut self, header: &RecordHeader) -> Result<(), StoreError> {
-        if header.number > self.base && self.accepted.leaves_out(header.number.0) {
+        if header.number > self.basis.base && self.basis.accepted.leaves_out(header.number.0) {
             return Ok(());
         }
         if let Body::Opening(free) = &header.body
-            && self.free_from.is_some_and(|from| header.generation >= from)
+            && self.basis.free_from.is_some_and(|from| header.generation >= from)
         {
             free.iter().for_each(|segment| self.free[segment.0 as usize] = true);
         }
         self.durable = self.durable.max(header.durable_through.0);
         self.highest_number = self.highest_number.max(header.number);
-        let position = header.position + header.granules(&self.geometry);
+        let position = header.position + header.granules(&self.basis.geometry);
         let end = self.ends.entry(header.segment).or_default();
         end.position = end.position.max(position);
         end.number = end.number.max(header.number);
-        if header.number <= self.base || header.body.is_opening() {
+        if header.number <= self.basis.base || header.body.is_opening() {
             return Ok(());
         }
         if self.found.contains_key(&header.number.0) {
@@ -278,7 +272,7 @@ impl Replay {
         }
         if matches!(header.body, Body::Marks(_)) && !self.has_marks {
             self.has_marks = true;
-            bytes += Changes::marks_bytes(&self.geometry);
+            bytes += Changes::marks_bytes(&self.basis.geometry);
         }
         self.changes.grow(bytes)?;
         let RecordHeader { segment, position, payload_bytes, .. } = *header;
@@ -298,10 +292,10 @@ impl Replay {
             return None;
         }
         let (mut first, mut end) = (None, 0);
-        let mut expected = self.base.0 + 1;
+        let mut expected = self.basis.base.0 + 1;
         let found = self.found.range(..=self.durable).map(|(number, _)| *number);
         for number in found.chain([self.durable + 1]) {
-            expected = self.accepted.counting_from(expected);
+            expected = self.basis.accepted.counting_from(expected);
             if number > expected {
                 first = first.or(Some(expected));
                 end = number;
@@ -326,8 +320,8 @@ impl Replay {
     /// Adds the marks for the current life of their segment.
     fn add_marks(&mut self, all: &[Mark]) {
         for mark in all {
-            let segment = self.geometry.place_of(mark.slot).0;
-            let present = self.generations[segment.0 as usize];
+            let segment = self.basis.geometry.place_of(mark.slot).0;
+            let present = self.basis.generations[segment.0 as usize];
             let means = |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
             if present.is_some_and(means) {
                 self.changes.mark(mark.slot, mark.kind);
@@ -341,9 +335,10 @@ impl Replay {
         blocks.clear();
         // All of them first: adding mostly waits for memory.
         blocks.extend(entries.iter().map(|entry| self.block_of(entry)));
-        let drops_torn = header.number <= self.accepted.through && !self.torn_slots.is_empty();
+        let drops_torn =
+            header.number <= self.basis.accepted.through && !self.torn_slots.is_empty();
         for (number, (entry, block)) in entries.iter().zip(&blocks).enumerate() {
-            let (Some(block), slot) = (block, header.cell(&self.geometry, number)) else {
+            let (Some(block), slot) = (block, header.cell(&self.basis.geometry, number)) else {
                 continue;
             };
             // A block that an earlier recovery has found torn.
@@ -368,11 +363,11 @@ impl Replay {
         // Of torn blocks as well: the header stays in the log, so their sequences must not be assigned
         // again.
         self.highest_sequence = self.highest_sequence.max(entry.sequence);
-        if entry.sequence <= self.sequence {
+        if entry.sequence <= self.basis.sequence {
             return None;
         }
-        let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
-            if self.spaces.iter().all(|space| space.id != entry.volume) {
+        let Some((_, address)) = address_in(&self.basis.spaces, entry.volume, entry.block) else {
+            if self.basis.spaces.iter().all(|space| space.id != entry.volume) {
                 self.deleted.insert(entry.volume);
             }
             return None;
@@ -380,9 +375,6 @@ impl Replay {
         Some((self.changes.expect(address), address))
     }
 }
-
-/// Bytes read at a time while searching for a header.
-const LOOK_AHEAD: u64 = 256 << 10;
 
 /// Returns the bytes of memory for the place of a record and for the changes in it.
 fn memory_of(header: &RecordHeader) -> u64 {
@@ -398,135 +390,10 @@ fn memory_of(header: &RecordHeader) -> u64 {
     (IN_TREE + content) as u64
 }
 
-/// Collects the records of one segment's life.
-async fn walk(
-    queue: &Queue,
-    replay: &Rc<RefCell<Replay>>,
-    segment: SegmentId,
-    generation: Generation,
-) -> Result<(), StoreError> {
-    let (geometry, cache) = {
-        let replay = replay.borrow();
-        (replay.geometry.clone(), replay.cache)
-    };
-    let mut added = Ok(());
-    let walked = walk_headers(queue, &geometry, &cache, (segment, generation), |header| {
-        if added.is_ok() {
-            added = replay.borrow_mut().add(&header);
-        }
-    });
-    let walked = walked.await?;
-    added?;
-    let mut replay = replay.borrow_mut();
-    replay.bytes_read += walked.bytes;
-    replay.unreadable += walked.unreadable;
-    Ok(())
-}
-
-/// The cost of a walk through a segment, and the places that it could not read.
-pub(crate) struct Walked {
-    pub(crate) bytes: u64,
-    /// Number of possible header positions that cannot be read.
-    pub(crate) unreadable: u64,
-}
-
-/// Visits the headers of one segment's life. After a page without one, the search continues page by
-/// page: a record may be damaged or torn and the next one intact.
-pub(crate) async fn walk_headers(
-    queue: &Queue,
-    geometry: &Geometry,
-    cache: &Uuid,
-    (segment, generation): (SegmentId, Generation),
-    mut visit: impl FnMut(RecordHeader),
-) -> Result<Walked, StoreError> {
-    let (start, bytes, granule) =
-        (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule());
-    let page = PAGE as u64;
-    let mut take = |at: u64, page: &[u8]| {
-        let header = header_in(page, geometry, cache, segment, (at / granule) as u32)?;
-        if header.generation != generation {
-            return None;
-        }
-        let end = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
-        visit(header);
-        Some(end)
-    };
-    let (mut at, mut walked) = (0, Walked { bytes: 0, unreadable: 0 });
-    while at + page <= bytes {
-        let here = retry::read_pages(queue, start + at, PAGE).await?;
-        walked.bytes += page;
-        if let Some(end) = take(at, &here.bytes) {
-            at = end;
-            continue;
-        }
-        // An opening adds nothing to the header behind it, so its loss does not count.
-        walked.unreadable += u64::from(!here.all_readable() && at > 0);
-        at += page;
-        while at + page <= bytes {
-            let len = LOOK_AHEAD.min(bytes - at);
-            let ahead = retry::read_pages(queue, start + at, len as usize).await?;
-            walked.bytes += len;
-            let next = ahead
-                .bytes
-                .chunks_exact(PAGE)
-                .enumerate()
-                .find_map(|(number, buf)| take(at + number as u64 * page, buf));
-            match next {
-                Some(end) => {
-                    at = end;
-                    break;
-                }
-                None => at += len,
-            }
-        }
-    }
-    Ok(walked)
-}
-
-/// Decodes the header in `page`, if it is valid for this place.
-fn header_in(
-    page: &[u8],
-    geometry: &Geometry,
-    cache: &Uuid,
-    segment: SegmentId,
-    position: u32,
-) -> Option<RecordHeader> {
-    let header = record::decode(page, geometry, cache).ok()?;
-    (header.segment == segment && header.position == position).then_some(header)
-}
-
-/// Returns the highest generation in any header of a segment.
-pub(crate) async fn newest_generation(
-    queue: &Queue,
-    replay: &Rc<RefCell<Replay>>,
-    segment: SegmentId,
-) -> Result<Option<Generation>, StoreError> {
-    let (start, bytes, granule) = {
-        let replay = replay.borrow();
-        let geometry = &replay.geometry;
-        (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule())
-    };
-    let mut newest = None;
-    let mut at = 0;
-    while at < bytes {
-        let len = LOOK_AHEAD.min(bytes - at);
-        let pages = retry::read_pages(queue, start + at, len as usize).await?;
-        let mut replay = replay.borrow_mut();
-        replay.bytes_read += len;
-        for (number, page) in pages.bytes.chunks_exact(PAGE).enumerate() {
-            let position = ((at + (number * PAGE) as u64) / granule) as u32;
-            newest = newest.max(replay.generation_at(page, segment, position));
-        }
-        at += len;
-    }
-    Ok(newest)
-}
-
-fn page_u64() -> u64 {
-    PAGE as u64
-}
-
 mod verify;
+mod walk;
+
+pub(crate) use walk::{newest_generation, walk_headers};
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;

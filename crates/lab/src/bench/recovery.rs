@@ -6,6 +6,7 @@
 //! are in it. With `--size`, the time until the first request of a cache of any size.
 
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use forebay_core::parse_size;
 use forebay_device::Device;
@@ -49,6 +50,9 @@ pub(crate) struct Args {
     /// With --size, after a crash that left a log of so many bytes behind the checkpoint
     #[arg(long, requires = "size")]
     log: Option<String>,
+    /// With --size, lanes that take part in reading the log; by default one for each CPU, as in the daemon
+    #[arg(long, requires = "size")]
+    lanes: Option<usize>,
 }
 
 /// What the last checkpoint before the crash has.
@@ -84,16 +88,21 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if args.rounds == 0 {
+        return Err(usage("choose a round or more"));
+    }
     if let Some(size) = &args.size {
         let parsed = |size: &str| parse_size(size).map_err(|error| usage(error.to_string()));
-        let log = args.log.as_deref().map(parsed).transpose()?;
-        return first::run(parsed(size)?.next_multiple_of(4 << 20).max(64 << 20), log, json);
+        let run = first::Run {
+            cache_bytes: parsed(size)?.next_multiple_of(4 << 20).max(64 << 20),
+            log_bytes: args.log.as_deref().map(parsed).transpose()?,
+            lanes: args.lanes.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
+            rounds: args.rounds,
+        };
+        return first::run(&run, json);
     }
-    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 || args.commit_every == 0
-    {
-        return Err(usage(
-            "choose 16384 blocks or more, below 2^31, with a round and a commit or more",
-        ));
+    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.commit_every == 0 {
+        return Err(usage("choose 16384 blocks or more, below 2^31, with a commit or more"));
     }
     let cache_bytes = cache_size(args.blocks, 90);
     let progress = Progress::new(4 * args.blocks, "filling");

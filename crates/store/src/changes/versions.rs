@@ -75,11 +75,12 @@ impl Version {
     }
 }
 
-/// Versions in a chunk: a page of them.
+/// Versions in a chunk. A lane adds to all lists at a time: with small chunks the ends of the lists lie in few
+/// pages, whose addresses the CPU has at hand.
 const CHUNK: usize = 4096 / size_of::<Version>();
-/// Chunks in an area. Less than a huge page, which may take longer to be found and zeroed than the log to
+/// Chunks in an area of 1 MiB. Less than a huge page, which may take longer to be found and zeroed than the log to
 /// be read: 2 ns a byte in a virtual machine that gives unused memory back to its host.
-const IN_AREA: usize = 256;
+const IN_AREA: usize = (1 << 20) / (CHUNK * size_of::<Version>());
 
 /// Most lists: with more of them the CPU would wait for the translation of addresses.
 const MOST_LISTS: u32 = 1024;
@@ -153,7 +154,9 @@ impl Versions {
         if area == self.areas.len() {
             let area = Area::new(IN_AREA * CHUNK * size_of::<Version>());
             let failed = |_| handle_alloc_error(Layout::new::<[Version; CHUNK]>());
-            self.areas.push(area.unwrap_or_else(failed));
+            let mut area = area.unwrap_or_else(failed);
+            area.populate();
+            self.areas.push(area);
         }
         versions_in(&mut self.areas[area])[first + within] = version;
     }

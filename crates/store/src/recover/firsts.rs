@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_core::{Generation, SegmentId};
 use forebay_device::Queue;
@@ -10,8 +11,9 @@ use forebay_lane::{Lane, concurrently};
 
 use super::READS;
 use crate::error::StoreError;
-use crate::replay::{Replay, newest_generation};
+use crate::replay::{Basis, Replay, newest_generation};
 use crate::retry;
+use crate::team::{Shared, Team, still_running};
 
 /// The generations of a segment that are possible in addition to the one in the checkpoint.
 pub(super) struct Bounds {
@@ -30,76 +32,117 @@ impl Bounds {
     }
 }
 
-/// Returns the generations with which segments were opened since the checkpoint. `search`: examine
+/// A search for segments that were opened again.
+struct Search {
+    basis: Arc<Basis>,
+    bounds: Bounds,
+    /// Whether all headers of every segment are examined.
+    all: bool,
+}
+
+/// What one lane has found.
+struct Firsts {
+    reopened: Vec<(SegmentId, Generation)>,
+    bytes_read: u64,
+    /// Whether the first pages could be read.
+    readable: bool,
+    failure: Option<StoreError>,
+}
+
+/// Returns the generations with which segments were opened since the checkpoint. `all`: examine
 /// all headers of every segment.
 pub(super) async fn reopened(
-    lane: &Rc<Lane>,
-    queue: &Queue,
-    replay: &Rc<RefCell<Replay>>,
+    team: &Team,
+    replay: &mut Replay,
     bounds: Bounds,
-    search: bool,
+    all: bool,
 ) -> Result<Vec<Option<Generation>>, StoreError> {
-    let count = bounds.lines.len();
-    let found = Rc::new(RefCell::new(vec![None; count]));
-    let failure = Rc::new(RefCell::new(None));
-    let work = {
-        let (queue, replay, bounds) = (queue.clone(), replay.clone(), Rc::new(bounds));
-        let (found, failure) = (found.clone(), failure.clone());
-        (0..count).map(move |number| {
-            let (queue, replay, bounds) = (queue.clone(), replay.clone(), bounds.clone());
-            let (found, failure) = (found.clone(), failure.clone());
+    let count = bounds.lines.len() as u32;
+    let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all });
+    let segments = Shared::new((0..count).map(SegmentId).collect::<Vec<_>>());
+    let parts = team.run(move |lane, queue| {
+        let (search, segments) = (search.clone(), segments.clone());
+        async move { search.part(&lane, &queue, segments).await }
+    });
+    let mut generations = vec![None; count as usize];
+    for part in parts.await? {
+        let Firsts { reopened, bytes_read, readable, failure } = part?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        for (segment, generation) in reopened {
+            generations[segment.0 as usize] = Some(generation);
+        }
+        replay.bytes_read += bytes_read;
+        replay.firsts_readable &= readable;
+    }
+    Ok(generations)
+}
+
+impl Search {
+    /// Examines as many segments as other lanes leave to this one.
+    async fn part(
+        self: Arc<Self>,
+        lane: &Rc<Lane>,
+        queue: &Queue,
+        segments: Shared<SegmentId>,
+    ) -> Result<Firsts, StoreError> {
+        let firsts = Firsts { reopened: Vec::new(), bytes_read: 0, readable: true, failure: None };
+        let firsts = Rc::new(RefCell::new(firsts));
+        let (queue, into) = (queue.clone(), firsts.clone());
+        let work = segments.map(move |segment| {
+            let (search, queue, into) = (self.clone(), queue.clone(), into.clone());
             async move {
-                let segment = SegmentId(number as u32);
-                match reopening(&queue, &replay, &bounds, segment, search).await {
-                    Ok(generation) => found.borrow_mut()[number] = generation,
-                    Err(error) => {
-                        failure.borrow_mut().get_or_insert(error);
-                    }
+                match search.reopening(&queue, &into, segment).await {
+                    Ok(Some(generation)) => into.borrow_mut().reopened.push((segment, generation)),
+                    Ok(None) => (),
+                    Err(error) => into.borrow_mut().failure = Some(error),
                 }
             }
-        })
-    };
-    concurrently(lane, READS, work).await;
-    match failure.take() {
-        Some(error) => Err(error),
-        None => Ok(found.take()),
+        });
+        concurrently(lane, READS, work).await;
+        Rc::try_unwrap(firsts).map(RefCell::into_inner).map_err(|_| still_running())
+    }
+
+    /// Returns the generation with which a segment was opened since the checkpoint. The opening and the
+    /// first header both have it; one of them may be damaged, or not yet overwritten. If neither is
+    /// readable, the headers behind them are searched.
+    async fn reopening(
+        &self,
+        queue: &Queue,
+        into: &RefCell<Firsts>,
+        segment: SegmentId,
+    ) -> Result<Option<Generation>, StoreError> {
+        let geometry = &self.basis.geometry;
+        let is_new = |generation: &Generation| self.bounds.is_new(segment, *generation);
+        if !self.all {
+            let offset = geometry.segment_offset(segment);
+            let pages = retry::read_pages(queue, offset, 2 * PAGE).await?;
+            {
+                let mut firsts = into.borrow_mut();
+                firsts.bytes_read += 2 * PAGE as u64;
+                firsts.readable &= pages.all_readable();
+            }
+            let (first, second) = pages.bytes.split_at(PAGE);
+            let second_at = geometry.granules_per_header() as u32;
+            let opening = self.basis.generation_at(first, segment, 0);
+            let record = self.basis.generation_at(second, segment, second_at);
+            let newest = [opening, record].into_iter().flatten().filter(is_new).max();
+            // Zeroes in both: never written. A damaged opening alone may also be zeroes.
+            if newest.is_some()
+                || opening.is_some()
+                || (pages.all_readable() && is_zero(&pages.bytes))
+            {
+                return Ok(newest);
+            }
+        }
+        let (newest, bytes) = newest_generation(queue, &self.basis, segment).await?;
+        into.borrow_mut().bytes_read += bytes;
+        Ok(newest.filter(is_new))
     }
 }
 
 /// Returns whether all bytes are zero. By line, which takes a tenth of the time of byte by byte.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
-}
-
-/// Returns the generation with which a segment was opened since the checkpoint. The opening and the
-/// first header both have it; one of them may be damaged, or not yet overwritten. If neither is
-/// readable, the headers behind them are searched.
-async fn reopening(
-    queue: &Queue,
-    replay: &Rc<RefCell<Replay>>,
-    bounds: &Bounds,
-    segment: SegmentId,
-    search: bool,
-) -> Result<Option<Generation>, StoreError> {
-    let (offset, granules) = {
-        let geometry = &replay.borrow().geometry;
-        (geometry.segment_offset(segment), geometry.granules_per_header() as u32)
-    };
-    let is_new = |generation: &Generation| bounds.is_new(segment, *generation);
-    if !search {
-        let pages = retry::read_pages(queue, offset, 2 * PAGE).await?;
-        let mut replay = replay.borrow_mut();
-        replay.bytes_read += 2 * PAGE as u64;
-        replay.firsts_readable &= pages.all_readable();
-        let (first, second) = pages.bytes.split_at(PAGE);
-        let opening = replay.generation_at(first, segment, 0);
-        let record = replay.generation_at(second, segment, granules);
-        let newest = [opening, record].into_iter().flatten().filter(is_new).max();
-        // Zeroes in both: never written. A damaged opening alone may also be zeroes.
-        if newest.is_some() || opening.is_some() || (pages.all_readable() && is_zero(&pages.bytes))
-        {
-            return Ok(newest);
-        }
-    }
-    Ok(newest_generation(queue, replay, segment).await?.filter(is_new))
 }

@@ -1,13 +1,9 @@
 //! Loading the index from the checkpoint.
 
-use std::cell::RefCell;
 use std::collections::HashSet;
-use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, VolumeId};
-use forebay_device::Queue;
 use forebay_format::{AcceptedLog, Arrangement, Geometry, SegmentState as SegmentLine};
-use forebay_lane::Lane;
 use parking_lot::Mutex;
 
 use super::address_in;
@@ -20,6 +16,7 @@ use crate::loading;
 use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
 use crate::store::VolumeSpace;
+use crate::team::Team;
 
 /// The content of the checkpoint, except for the blocks.
 pub(super) struct Image {
@@ -38,25 +35,13 @@ pub(super) struct Image {
     pub(super) later: Option<loading::Source>,
 }
 
-/// The cache to recover, and the lane that does it.
+/// The cache to recover, and the lanes that do it.
 pub(super) struct Source<'a> {
-    pub(super) lane: &'a Rc<Lane>,
-    pub(super) queue: &'a Queue,
+    pub(super) team: &'a Team,
     pub(super) geometry: &'a Geometry,
     pub(super) spaces: &'a [VolumeSpace],
     /// What earlier recoveries have accepted of the log.
     pub(super) accepted: Option<&'a AcceptedLog>,
-}
-
-impl Source<'_> {
-    /// Begins a replay of the records after `base`.
-    fn begin(&self, replay: &RefCell<Replay>, base: RecordNumber, sequence: u64) {
-        let mut replay = replay.borrow_mut();
-        replay.begin(base, sequence);
-        if let Some(accepted) = self.accepted {
-            replay.accept(accepted);
-        }
-    }
 }
 
 /// Loads the checkpoint's blocks into the index, except those in segments that were opened again:
@@ -71,14 +56,14 @@ pub(super) async fn load(
     mut source: CheckpointSource,
     clean: bool,
     index: &Index,
-    replay: &Rc<RefCell<Replay>>,
+    replay: &mut Replay,
 ) -> Result<Image, StoreError> {
-    let Source { lane, queue, geometry, spaces, .. } = from;
+    let Source { team, geometry, spaces, accepted } = from;
     let unfit = |unfit: Unfit| unfit.of("the checkpoint");
     let header = *source.header();
     let count = geometry.segment_count as usize;
     let bits = u32::from(header.check_bits);
-    from.begin(replay, header.base, header.highest_sequence);
+    replay.begin(header.base, header.highest_sequence, *accepted);
     let (mut lines, mut firsts) = (Vec::with_capacity(count), None);
     let (mut dirty, mut last_dirty) = (HashSet::new(), None);
     while let Some(chunk) = source.read().await? {
@@ -89,7 +74,7 @@ pub(super) async fn load(
             let bounds = Bounds { lowest, lines: lines.clone() };
             firsts = Some(match clean || planted::has(PlantedBug::ReopenedNotSeen) {
                 true => vec![None; count],
-                false => reopened(lane, queue, replay, bounds, false).await?,
+                false => reopened(team, replay, bounds, false).await?,
             });
         }
         let gone = |segment: usize| {
@@ -152,17 +137,17 @@ pub(super) async fn load_later(
     source: Chunks,
     clean: bool,
     index: &Index,
-    replay: &Rc<RefCell<Replay>>,
+    replay: &mut Replay,
 ) -> Result<Image, StoreError> {
-    let Source { lane, queue, geometry, spaces, .. } = from;
+    let Source { team, geometry, spaces, accepted } = from;
     let header = *source.header();
     let count = geometry.segment_count as usize;
-    from.begin(replay, header.base, header.highest_sequence);
+    replay.begin(header.base, header.highest_sequence, *accepted);
     let (mut lines, mut bytes_read) = (Vec::with_capacity(count), 0);
     let damaged = || StoreError::Refused("the checkpoint is damaged".into());
     let mut chunk = 0;
     while lines.len() < count {
-        let (read, mut reader) = source.read_at(queue, chunk).await?;
+        let (read, mut reader) = source.read_at(team.queue(), chunk).await?;
         lines.extend(items_in(&mut reader, &read.chunk)?.segments());
         if read.mended {
             return Err(damaged());
@@ -173,7 +158,7 @@ pub(super) async fn load_later(
     if header.mask_count > 0 {
         let (mut masks, mut chunk) = (0, source.first_chunk_of_masks());
         while masks < header.mask_count {
-            let (read, mut reader) = source.read_at(queue, chunk).await?;
+            let (read, mut reader) = source.read_at(team.queue(), chunk).await?;
             for mask in items_in(&mut reader, &read.chunk)?.masks() {
                 masks += 1;
                 if let Some((_, address)) = address_in(spaces, mask.volume, mask.block) {
@@ -192,9 +177,9 @@ pub(super) async fn load_later(
     let reopened = if clean || planted::has(PlantedBug::ReopenedNotSeen) {
         vec![None; count]
     } else {
-        replay.borrow_mut().trust_free(header.next_generation);
+        replay.trust_free(header.next_generation);
         let bounds = Bounds { lowest: header.next_generation, lines: lines.clone() };
-        reopened(lane, queue, replay, bounds, false).await?
+        reopened(team, replay, bounds, false).await?
     };
     Ok(Image {
         lines,
@@ -225,19 +210,19 @@ const MOST_REBUILT: u64 = 1 << 27;
 /// The cache is too large for that, or the device fails.
 pub(super) async fn rebuild(
     from: &Source<'_>,
-    replay: &Rc<RefCell<Replay>>,
+    replay: &mut Replay,
     why: StoreError,
 ) -> Result<Image, StoreError> {
-    let Source { lane, queue, geometry, .. } = from;
+    let Source { team, geometry, accepted, .. } = from;
     let count = geometry.segment_count as usize;
     if u64::from(geometry.segment_count) * geometry.blocks_per_segment() > MOST_REBUILT {
         return Err(why);
     }
     tracing::error!(%why, "the checkpoint cannot be used: the index is rebuilt from the log");
-    from.begin(replay, RecordNumber(0), 0);
+    replay.begin(RecordNumber(0), 0, *accepted);
     let lines = vec![SegmentLine::default(); count];
     let bounds = Bounds { lowest: Generation(0), lines: lines.clone() };
-    let reopened = reopened(lane, queue, replay, bounds, true).await?;
+    let reopened = reopened(team, replay, bounds, true).await?;
     Ok(Image {
         lines,
         reopened,

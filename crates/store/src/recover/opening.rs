@@ -1,6 +1,5 @@
 //! The phases of opening a cache that write nothing: roots, checkpoint and log are read.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{AcceptedLog, Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
-use forebay_lane::{Lane, MemoryHold, MemoryUse};
+use forebay_lane::{Lane, MemoryHold};
 use parking_lot::Mutex;
 
 use super::image::{self, Image};
@@ -29,6 +28,7 @@ use crate::replay::{Next, Replay};
 use crate::roots::{Roots, read_roots, refused};
 use crate::spaces::{self, VolumeSpace};
 use crate::table::{Entry, Geometry as TableGeometry};
+use crate::team::Team;
 
 /// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
 /// assigned, but fewer than this: their records were in memory.
@@ -43,6 +43,7 @@ pub(super) struct Opening<'a> {
     pub(super) lane: &'a Rc<Lane>,
     pub(super) device: Arc<dyn Device>,
     pub(super) queue: Queue,
+    team: Team,
     pub(super) options: StoreOptions,
     pub(super) superblock: Superblock,
     pub(super) volumes: Vec<VolumeRecord>,
@@ -64,7 +65,7 @@ pub(super) type Checkpoint = Result<CheckpointSource, StoreError>;
 /// The index as of the checkpoint, before the log is replayed.
 pub(super) struct Loaded {
     index: Index,
-    replay: Rc<RefCell<Replay>>,
+    replay: Replay,
     image: Image,
 }
 
@@ -97,8 +98,9 @@ impl<'a> Opening<'a> {
         lane: &'a Rc<Lane>,
         device: Arc<dyn Device>,
         queue: Queue,
-        options: StoreOptions,
+        mut options: StoreOptions,
     ) -> Result<(Self, Checkpoint), StoreError> {
+        let team = Team::new(lane, &queue, &device, std::mem::take(&mut options.helpers));
         // Barrier for invariant 7: after a process was killed, the roots just read may still be in
         // the device's write cache; the areas that they do not refer to will be overwritten.
         queue.sync().await?;
@@ -132,6 +134,7 @@ impl<'a> Opening<'a> {
             lane,
             device,
             queue,
+            team,
             options,
             superblock,
             volumes,
@@ -175,10 +178,11 @@ impl<'a> Opening<'a> {
         &mut self,
         chunks: Chunks,
     ) -> Result<Result<Replayed, &'static str>, StoreError> {
-        let (index, replay) = self.empty();
+        let (index, mut replay) = self.empty();
         let clean = self.report.clean;
-        let mut image = image::load_later(&self.source(), chunks, clean, &index, &replay).await?;
-        let mut segments = self.choose_walks(&image, &mut replay.borrow_mut());
+        let mut image =
+            image::load_later(&self.source(), chunks, clean, &index, &mut replay).await?;
+        let mut segments = self.choose_walks(&image, &mut replay);
         // Another recovery must be able to hold what is written meanwhile.
         let geometry = &self.superblock.geometry;
         let most = 2 * self.options.checkpoint_due(geometry) / geometry.segment_bytes;
@@ -225,8 +229,7 @@ impl<'a> Opening<'a> {
     /// The cache, for reading the checkpoint.
     fn source(&self) -> image::Source<'_> {
         image::Source {
-            lane: self.lane,
-            queue: &self.queue,
+            team: &self.team,
             geometry: &self.superblock.geometry,
             spaces: &self.spaces,
             accepted: self.superblock.accepted.as_ref(),
@@ -239,7 +242,7 @@ impl<'a> Opening<'a> {
         let (mut index, mut replay) = self.empty();
         let from = self.source();
         let loaded = match checkpoint {
-            Ok(source) => image::load(&from, source, self.report.clean, &index, &replay).await,
+            Ok(source) => image::load(&from, source, self.report.clean, &index, &mut replay).await,
             Err(error) => Err(error),
         };
         let image = match loaded {
@@ -247,7 +250,7 @@ impl<'a> Opening<'a> {
             Err(StoreError::Memory(over)) => return Err(refused(&self.device, over)),
             Err(error) => {
                 (index, replay) = self.empty();
-                let image = image::rebuild(&from, &replay, error).await?;
+                let image = image::rebuild(&from, &mut replay, error).await?;
                 self.report.clean = false;
                 image
             }
@@ -276,19 +279,18 @@ impl<'a> Opening<'a> {
     }
 
     /// Returns an empty index and the replay for it.
-    fn empty(&self) -> (Index, Rc<RefCell<Replay>>) {
+    fn empty(&self) -> (Index, Replay) {
         let (geometry, memory) = (&self.superblock.geometry, &self.options.memory);
-        let held = MemoryHold::none(memory, MemoryUse::Background);
         let index = Index::within(self.table, self.shards, geometry.block, memory);
+        let table = (*index.geometry(), index.shard_count());
         let (cache, spaces) = (self.superblock.cache, &self.spaces);
-        let replay = Replay::new(geometry.clone(), cache, spaces, &index, held);
-        (index, Rc::new(RefCell::new(replay)))
+        (index, Replay::new(geometry.clone(), cache, spaces, table, memory))
     }
 
     /// Phase 4: applies the records after the checkpoint's base.
     async fn replay(&mut self, loaded: Loaded) -> Result<Replayed, StoreError> {
-        let Loaded { index, replay, image } = loaded;
-        let segments = self.choose_walks(&image, &mut replay.borrow_mut());
+        let Loaded { index, mut replay, image } = loaded;
+        let segments = self.choose_walks(&image, &mut replay);
         let mut replay = self.walk(replay).await?;
         let next = self.next(&replay, &segments, &image);
         self.report.damage = replay.lost();
@@ -299,12 +301,9 @@ impl<'a> Opening<'a> {
     }
 
     /// Walks through the segments that are registered with a replay.
-    async fn walk(&self, replay: Rc<RefCell<Replay>>) -> Result<Replay, StoreError> {
-        let walked = Replay::run(self.lane, &self.queue, &replay, READS).await;
-        walked.map_err(|error| named(&self.device, error))?;
-        Rc::try_unwrap(replay)
-            .map(RefCell::into_inner)
-            .map_err(|_| refused(&self.device, "recovery is still running"))
+    async fn walk(&self, replay: Replay) -> Result<Replay, StoreError> {
+        let walked = replay.run(&self.team, READS).await;
+        walked.map_err(|error| named(&self.device, error))
     }
 
     fn report_log(&mut self, replay: &Replay, image: &Image) {

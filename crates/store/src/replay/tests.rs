@@ -1,16 +1,20 @@
-use std::sync::Arc;
-
 use forebay_core::{BlockSize, OriginBlock, SectorMask, VolumeId};
+use forebay_device::Queue;
+use forebay_format::PAGE;
 use forebay_format::record::{encode_data, encode_marks, encode_opening};
 use forebay_format::{CheckSeed, payload_check};
 use forebay_format::{Head, Mark, MarkKind};
+use forebay_lane::MemoryUse;
 use forebay_testkit::{Disk, LaneWorld};
 
+use super::walk::{LOOK_AHEAD, Walked};
 use super::*;
+use crate::index::Index;
 use crate::table::Geometry as TableGeometry;
 
-fn unlimited() -> MemoryHold {
-    MemoryHold::none(&Arc::default(), forebay_lane::MemoryUse::Background)
+fn replay_in(memory: &Arc<MemoryBudget>, geometry: Geometry, spaces: &[VolumeSpace]) -> Replay {
+    let table = (*index().geometry(), 1);
+    Replay::new(geometry, CACHE, spaces, table, memory)
 }
 
 const CACHE: Uuid = Uuid::from_u128(7);
@@ -29,8 +33,8 @@ fn space(volume: u16, base: u64, blocks: u64) -> VolumeSpace {
 
 fn replay(block: u64) -> Replay {
     let spaces = [space(1, 0, 100), space(2, 100, 50)];
-    let mut replay = Replay::new(geometry(block), CACHE, &spaces, &index(), unlimited());
-    replay.begin(RecordNumber(10), 1000);
+    let mut replay = replay_in(&Arc::default(), geometry(block), &spaces);
+    replay.begin(RecordNumber(10), 1000, None);
     replay
 }
 
@@ -75,9 +79,8 @@ fn record(number: u64, durable_through: u64) -> RecordHeader {
 #[test]
 fn headers_are_read_as_far_as_memory_goes() {
     // Half of the minimum is left to clients, so 16 MiB remain for this.
-    let memory = Arc::new(forebay_lane::MemoryBudget::new(64 << 20));
-    let held = MemoryHold::none(&memory, forebay_lane::MemoryUse::Background);
-    let mut replay = Replay::new(geometry(4096), CACHE, &[], &index(), held);
+    let memory = Arc::new(MemoryBudget::new(64 << 20));
+    let mut replay = replay_in(&memory, geometry(4096), &[]);
     let refused = (1..1 << 20).find_map(|number| {
         let header = data(0, 8, number, vec![entry(1, number, number); 100]);
         replay.add(&header).err().map(|error| (number, error))
@@ -164,11 +167,14 @@ fn a_torn_block_is_dropped_and_its_sequence_stays_taken() {
         replay.drop_cells(&cells[number..=number]);
     }
     assert_eq!((replay.torn, replay.highest_sequence), (2, 2000));
-    let slots = [1, 2].map(|number| header.cell(&replay.geometry, number));
+    let slots = [1, 2].map(|number| header.cell(&replay.basis.geometry, number));
     assert_eq!(replay.torn_slots, HashSet::from(slots));
     let index = index();
     replay.changes().apply_to(&index).expect("there is room");
-    assert_eq!(content(&index), BTreeMap::from([(0, (header.cell(&replay.geometry, 0), true))]));
+    assert_eq!(
+        content(&index),
+        BTreeMap::from([(0, (header.cell(&replay.basis.geometry, 0), true))])
+    );
 }
 
 fn index() -> Index {
@@ -230,7 +236,7 @@ fn what_the_checkpoint_has_and_what_belongs_nowhere_is_left_out() {
     ];
     let record = data(1, 3, 11, entries);
     let (index, replay) = applied([record.clone()]);
-    let slots = [5, 6].map(|number| record.cell(&replay.geometry, number));
+    let slots = [5, 6].map(|number| record.cell(&replay.basis.geometry, number));
     let wanted = BTreeMap::from([(6, (slots[1], true)), (149, (slots[0], false))]);
     assert_eq!(content(&index), wanted);
     assert_eq!(replay.highest_sequence, 1005, "sequences of others are taken, void ones are not");
@@ -352,10 +358,8 @@ impl World {
         })
     }
 
-    fn replay(&self) -> Rc<RefCell<Replay>> {
-        let spaces = [space(1, 0, 100)];
-        let replay = Replay::new(self.geometry.clone(), CACHE, &spaces, &index(), unlimited());
-        Rc::new(RefCell::new(replay))
+    fn replay(&self) -> Replay {
+        replay_in(&Arc::default(), self.geometry.clone(), &[space(1, 0, 100)])
     }
 }
 
@@ -413,13 +417,11 @@ fn the_newest_life_of_a_segment_is_found_in_any_of_its_pages() {
             world.put_marks(page, 5, LIFE);
             world.put_marks(90, 9, Generation(4));
             let (queue, replay, segment) = (world.queue(), world.replay(), world.segment);
-            let inner = replay.clone();
             let found = world
                 .lane
-                .block_on(async move { newest_generation(&queue, &inner, segment).await })
+                .block_on(async move { newest_generation(&queue, &replay.basis, segment).await })
                 .expect("the disk works");
-            assert_eq!(found, Some(LIFE), "in page {page}");
-            assert_eq!(replay.borrow().bytes_read, world.disk.faults.bytes_read());
+            assert_eq!(found, (Some(LIFE), SEGMENT_BYTES), "in page {page}");
             assert_eq!(world.disk.faults.bytes_read(), SEGMENT_BYTES);
         }
     }
@@ -432,15 +434,11 @@ fn verified(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Replay {
     let (page, geometry) = (world.page(3), &world.geometry);
     let mut header = None;
     world.disk.edit(page, |content| header = record::decode(content, geometry, &CACHE).ok());
-    let (queue, replay) = (world.queue(), world.replay());
-    replay.borrow_mut().add(&header.expect("intact")).expect("memory");
+    let (queue, mut replay) = (world.queue(), world.replay());
+    replay.add(&header.expect("intact")).expect("memory");
     damage(&world);
-    let (inner, lane) = (replay.clone(), world.lane.lane.clone());
-    world
-        .lane
-        .block_on(async move { Replay::run(&lane, &queue, &inner, 4).await })
-        .expect("the disk works");
-    Rc::into_inner(replay).expect("nothing runs").into_inner()
+    let team = Team::new(&world.lane.lane, &queue, &world.disk.device, Vec::new());
+    world.lane.block_on(async move { replay.run(&team, 4).await }).expect("the disk works")
 }
 
 /// Returns the blocks of a record whose content does not match, after damage to the disk.
@@ -503,4 +501,58 @@ fn a_block_is_torn_if_its_content_can_be_read_and_is_another() {
         world.disk.make_unreadable(world.page(5));
     };
     assert_eq!(bad_blocks(2048, 6, both), [0, 4]);
+}
+
+/// Two halves of a log, each as one lane finds it.
+fn halves() -> [Vec<RecordHeader>; 2] {
+    let part =
+        |sequence| DataEntry { mask: SectorMask::of(8, 2..5), ..entry(2, sequence % 50, sequence) };
+    let slot = |record: &RecordHeader, cell| record.cell(&geometry(4096), cell);
+    let mark = |slot, kind| Mark { slot, generation: LIFE, kind };
+    let one = data(1, 8, 11, vec![entry(1, 1, 1001), entry(1, 2, 1002), part(1003)]);
+    let two = data(2, 8, 12, vec![entry(1, 1, 1004), entry(9, 0, 1005), part(1006)]);
+    let clean = marks(13, vec![mark(slot(&one, 1), MarkKind::Clean)]);
+    let gone = marks(14, vec![mark(slot(&one, 2), MarkKind::Gone)]);
+    let proof = RecordHeader {
+        durable_through: RecordNumber(14),
+        ..data(3, 8, 15, vec![entry(1, 2, 900), entry(1, 7, 1007)])
+    };
+    [vec![one, gone, proof], vec![two, clean]]
+}
+
+#[test]
+fn parts_of_lanes_add_up_to_the_replay_of_one() {
+    let with = |parts: &[&[RecordHeader]]| {
+        let mut whole = replay(4096);
+        (1..4).for_each(|segment| whole.set_generation(SegmentId(segment), Some(LIFE)));
+        for records in parts {
+            let mut part = Replay::on(whole.basis.clone());
+            records.iter().for_each(|record| part.add(record).expect("memory"));
+            (part.bytes_read, part.unreadable) = (10, 1);
+            whole.absorb(part);
+        }
+        let held = whole.basis.memory.used(MemoryUse::Background);
+        assert!(held > 0);
+        let (found, lost) = (whole.found.len(), whole.lost());
+        let numbers = (whole.durable, whole.highest_number, whole.highest_sequence);
+        let ends: BTreeMap<u32, u32> =
+            whole.ends.iter().map(|(segment, end)| (segment.0, end.position)).collect();
+        let deleted = whole.deleted.clone();
+        let reads = (whole.bytes_read, whole.unreadable);
+        let (index, changes) = (index(), whole.changes());
+        assert!(whole.basis.memory.used(MemoryUse::Background) < held);
+        assert_eq!((changes.partial_count(), changes.of_record(RecordNumber(12)).len()), (2, 2));
+        changes.apply_to(&index).expect("there is room");
+        drop((whole, changes));
+        (content(&index), found, lost.map(|it| it.first), numbers, ends, deleted, reads)
+    };
+    let [one, two] = halves();
+    let all = [&one[..], &two[..]].concat();
+    let (single, mut several) = (with(&[&all]), with(&[&two, &one]));
+    assert_eq!(several.6, (20, 2));
+    several.6 = single.6;
+    assert_eq!(several, single);
+    let dirty: Vec<(u64, bool)> =
+        single.0.iter().map(|(block, (_, dirty))| (*block, *dirty)).collect();
+    assert_eq!(dirty, [(1, true), (2, false), (7, true), (106, true)]);
 }

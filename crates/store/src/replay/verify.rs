@@ -6,8 +6,10 @@ use std::rc::Rc;
 use forebay_core::{OriginBlock, RecordNumber, Slot, VolumeId};
 use forebay_device::Queue;
 use forebay_format::{Body, DataEntry, PAGE, RecordHeader};
+use forebay_lane::concurrently;
 
-use super::{Place, Replay, header_in};
+use super::walk::header_in;
+use super::{Place, Replay};
 use crate::changes::Version;
 use crate::error::StoreError;
 use crate::planted::{self, PlantedBug};
@@ -15,6 +17,7 @@ use crate::recover::address_in;
 use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::Check;
+use crate::team::{Team, still_running};
 
 /// A block in a record, and how many bits of its payload's check are known.
 pub(super) struct Cell {
@@ -32,14 +35,14 @@ impl Replay {
         header: Option<&RecordHeader>,
     ) -> Vec<Cell> {
         let known = |(number, entry): (usize, &DataEntry)| {
-            let slot = header?.cell(&self.geometry, number);
+            let slot = header?.cell(&self.basis.geometry, number);
             let DataEntry { volume, block, .. } = *entry;
             let check = (Check::new(entry.check), u32::BITS);
             (!entry.void).then_some(Cell { slot, volume, block, check })
         };
         let added = |version: &Version| {
             let of = |space: &VolumeSpace| Some((space.id, space.block(version.address())?));
-            let (volume, block) = self.spaces.iter().find_map(of)?;
+            let (volume, block) = self.basis.spaces.iter().find_map(of)?;
             let check = (version.entry().check, Version::CHECK_BITS);
             Some(Cell { slot: version.slot(), volume, block, check })
         };
@@ -55,15 +58,45 @@ impl Replay {
         self.torn += u64::from(!bad.is_empty());
         for Cell { slot, volume, block, .. } in bad {
             self.torn_slots.insert(*slot);
-            if let Some((_, address)) = address_in(&self.spaces, *volume, *block) {
+            if let Some((_, address)) = address_in(&self.basis.spaces, *volume, *block) {
                 self.changes.drop_version(address, *slot);
             }
         }
     }
 }
 
+/// Verifies the records of a replay that no record proves to be durable.
+pub(super) async fn verify_all(
+    team: &Team,
+    replay: Replay,
+    reads: usize,
+) -> Result<Replay, StoreError> {
+    let unproven: Vec<(u64, Place)> = {
+        let found = replay.found.range(replay.durable + 1..);
+        found.map(|(number, place)| (*number, *place)).collect()
+    };
+    let failure = Rc::new(RefCell::new(None));
+    let replay = Rc::new(RefCell::new(replay));
+    let work = {
+        let (queue, replay, failure) = (team.queue().clone(), replay.clone(), failure.clone());
+        unproven.into_iter().map(move |(number, place)| {
+            let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
+            async move {
+                if let Err(error) = verify(&queue, &replay, number, place).await {
+                    failure.borrow_mut().get_or_insert(error);
+                }
+            }
+        })
+    };
+    concurrently(team.lane(), reads, work).await;
+    if let Some(error) = failure.take() {
+        return Err(error);
+    }
+    Rc::try_unwrap(replay).map(RefCell::into_inner).map_err(|_| still_running())
+}
+
 /// Reads a record again, and drops the blocks whose payload does not match the header.
-pub(super) async fn verify(
+async fn verify(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
     number: u64,
@@ -73,7 +106,7 @@ pub(super) async fn verify(
         return Ok(());
     }
     let (offset, block) = {
-        let geometry = &replay.borrow().geometry;
+        let geometry = &replay.borrow().basis.geometry;
         let position = u64::from(place.position) * geometry.granule();
         (geometry.segment_offset(place.segment) + position, geometry.block.as_usize())
     };
@@ -83,17 +116,19 @@ pub(super) async fn verify(
     let mut replay = replay.borrow_mut();
     replay.bytes_read += pages.bytes.len() as u64;
     let Place { segment, position, .. } = place;
-    let header = header_in(&pages.bytes, &replay.geometry, &replay.cache, segment, position);
+    let header =
+        header_in(&pages.bytes, &replay.basis.geometry, &replay.basis.cache, segment, position);
     // Even if it has become unreadable since the walk, its blocks count.
     let header = header.filter(|header| header.number.0 == number);
     let mut bad = replay.cells_of(RecordNumber(number), header.as_ref());
     bad.retain(|cell| {
-        let at = (replay.geometry.slot_offset(cell.slot) - offset) as usize;
+        let at = (replay.basis.geometry.slot_offset(cell.slot) - offset) as usize;
         let (range, touched) = (at..at + block, at / PAGE..(at + block).div_ceil(PAGE));
         // An unreadable cell was not torn by a crash; reading it later reports the error.
         let readable = pages.readable.get(touched);
         let Some(payload) = pages.bytes.get(range) else { return false };
-        let check = forebay_format::payload_check(&replay.cache, cell.volume, cell.block, payload);
+        let check =
+            forebay_format::payload_check(&replay.basis.cache, cell.volume, cell.block, payload);
         readable.is_some_and(|pages| pages.iter().all(|readable| *readable))
             && !cell.check.0.matches(check, cell.check.1)
             && !planted::has(PlantedBug::TornPayloadTaken)

@@ -184,6 +184,7 @@ pub(super) fn open(
         lanes: lanes.count() as usize,
         room_for_blocks: room,
         grown,
+        helpers: lanes.helpers(),
         memory: lanes.memory().clone(),
         seed: Uuid::new_v4().as_u64_pair().0,
         ..StoreOptions::default()

@@ -17,9 +17,11 @@ use forebay_engine::{
     LimitedVolume,
 };
 use forebay_lane::{
-    LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
+    Lane, LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock,
+    join_all,
 };
 use forebay_ram::RamVolume;
+use forebay_store::Helper;
 
 use super::ram::RamTiers;
 use super::raw::RawTarget;
@@ -265,6 +267,15 @@ impl Lanes {
     /// Returns the numbers of all lanes.
     pub(super) fn all(&self) -> std::ops::Range<usize> {
         0..self.remotes.len()
+    }
+
+    /// Returns all lanes but the first, to help it recover a cache.
+    pub(super) fn helpers(&self) -> Vec<Helper> {
+        let open = |_: &Rc<Lane>, device: &Arc<dyn Device>| {
+            // Should it fail, joining the cache says why.
+            HERE.with(|here| here.borrow().clone())?.context.open(device).ok()
+        };
+        self.remotes.iter().skip(1).map(|remote| Helper::new(remote.clone(), open)).collect()
     }
 
     /// Starts `job` on a lane; its result arrives through the channel. If the job panics or its

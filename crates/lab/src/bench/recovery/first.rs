@@ -9,23 +9,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::units::format_size;
 use forebay_core::{Op, OriginBlock, RecordNumber, SectorMask, Slot};
-use forebay_device::Device;
 use forebay_format::record::{EncodeError, HEADER_BYTES, encode_data, encode_opening, max_entries};
 use forebay_format::{CheckSeed, DataEntry, Head};
-use forebay_lane::MonotonicClock;
+use forebay_lane::{LaneId, LaneOptions, LaneThread, MonotonicClock};
 use forebay_store::segments::Live;
-use forebay_store::{Check, Entry, Store, StoreOptions, VolumeSpace};
+use forebay_store::{Check, Entry, Helper, RecoveryReport, Store, StoreOptions, VolumeSpace};
 use serde::Serialize;
 
 use crate::bench::device::SparseDevice;
 use crate::bench::driver::{Driver, fill_dirty};
 use crate::bench::measure::Stopwatch;
 use crate::bench::pattern::Step;
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
+use crate::statistics::Estimate;
 
 /// Until the first request is answered.
 const GOAL: Duration = Duration::from_secs(1);
@@ -45,16 +46,22 @@ const COMMIT_EVERY: usize = 1 << 14;
 #[derive(Serialize)]
 struct Report {
     cache_bytes: u64,
+    /// Lanes that read the log.
+    lanes: usize,
     /// Bytes of blocks written after the checkpoint and before the crash; none: an orderly stop.
     log_bytes: Option<u64>,
     records_replayed: u64,
     /// As of the checkpoint.
     blocks: u64,
     dirty: u64,
+    /// How often the cache was opened, from the same state.
+    rounds: usize,
     /// From opening the cache until the volume takes requests.
-    open_ms: f64,
+    open_ms: Estimate,
     /// From opening the cache until the first request is answered: a read of a cached block.
-    first_ms: f64,
+    first_ms: Estimate,
+    /// CPU time of that on the lane that opens the cache.
+    first_cpu_ms: Estimate,
     /// Longest of the requests that follow, each of a random block, cached or not.
     slowest_ms: f64,
     /// From opening the cache until the whole index is loaded.
@@ -65,11 +72,27 @@ struct Report {
     goal: Goal,
 }
 
-pub(super) fn run(cache_bytes: u64, log_bytes: Option<u64>, json: bool) -> LabResult<()> {
+/// What is measured.
+pub(super) struct Run {
+    pub(super) cache_bytes: u64,
+    /// Written after the checkpoint and before a crash; none: the cache was closed in order.
+    pub(super) log_bytes: Option<u64>,
+    pub(super) lanes: usize,
+    pub(super) rounds: usize,
+}
+
+pub(super) fn run(run: &Run, json: bool) -> LabResult<()> {
+    let Run { cache_bytes, log_bytes, .. } = *run;
+    // With less free space, reclaim would have to find headers that are not there.
+    let most = cache_bytes * (100 - FULL) / 100 * 3 / 4;
+    if log_bytes.is_some_and(|log| log > most) {
+        let most = format_size(most);
+        return Err(usage(format!("--log: at most {most} with a cache of this size")));
+    }
     let cache = SparseDevice::untouched("cache", cache_bytes);
     let origin = SparseDevice::untouched("origin", cache_bytes / 2 * 3);
     let blocks = fill(&cache, &origin, log_bytes)?;
-    let report = measure(cache_bytes, log_bytes, cache, origin, blocks)?;
+    let report = measure(run, cache, &origin, blocks)?;
     if json { print_json(&report) } else { print(&report) }
 }
 
@@ -179,23 +202,65 @@ fn fill_segment(
     Ok(next)
 }
 
-fn measure(
-    cache_bytes: u64,
-    log_bytes: Option<u64>,
+/// A cache that has answered a request.
+struct Answered {
+    rig: Rig,
+    opened: RecoveryReport,
+    driver: Driver,
+    watch: Stopwatch,
+    open_ms: f64,
+    first_ms: f64,
+    cpu_ms: f64,
+}
+
+/// Opens a cache, and reads a cached block.
+fn answer(
     cache: Arc<SparseDevice>,
-    origin: Arc<SparseDevice>,
-    blocks: u64,
-) -> LabResult<Report> {
-    let local = LocalLane::new(0, Arc::new(MonotonicClock::new()));
-    let (watch, cache): (_, Arc<dyn Device>) = (Stopwatch::start(), cache);
-    let ms = || watch.wall().as_secs_f64() * 1e3;
-    let (rig, opened) = Rig::open(local, cache, StoreOptions::default())?;
-    rig.attach(origin)?;
+    origin: &Arc<SparseDevice>,
+    lanes: usize,
+) -> LabResult<Answered> {
+    let clock = Arc::new(MonotonicClock::new());
+    let local = LocalLane::new(0, clock.clone());
+    let others = (1..lanes as u16).map(|number| {
+        let (name, clock) = (format!("lane-{number}"), clock.clone());
+        LaneThread::spawn(&name, LaneId(number), clock, LaneOptions::default(), |_| ())
+    });
+    let others: Vec<LaneThread> = others.collect::<Result<_, _>>()?;
+    let helper = |lane: &LaneThread| Helper::without_ring(lane.remote().clone());
+    let helpers = others.iter().map(helper).collect();
+    let watch = Stopwatch::start();
+    let (rig, opened) =
+        Rig::open(local, cache, StoreOptions { helpers, ..StoreOptions::default() })?;
+    rig.attach(origin.clone())?;
     let target = rig.target()?;
-    let open_ms = ms();
+    let open_ms = watch.wall().as_secs_f64() * 1e3;
     let driver = Driver::new(rig.local.clone(), target);
     driver.plain(Op::Read, BLOCK, BLOCK)?;
-    let first_ms = ms();
+    let sample = watch.sample(1);
+    let (first_ms, cpu_ms) = (sample.wall.as_secs_f64() * 1e3, sample.cpu.as_secs_f64() * 1e3);
+    Ok(Answered { rig, opened, driver, watch, open_ms, first_ms, cpu_ms })
+}
+
+fn measure(
+    run: &Run,
+    cache: Arc<SparseDevice>,
+    origin: &Arc<SparseDevice>,
+    blocks: u64,
+) -> LabResult<Report> {
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut note = |answered: &Answered| {
+        let Answered { open_ms, first_ms, cpu_ms, .. } = *answered;
+        times.iter_mut().zip([open_ms, first_ms, cpu_ms]).for_each(|(all, ms)| all.push(ms));
+    };
+    for _ in 1..run.rounds {
+        let answered = answer(cache.fork(), origin, run.lanes)?;
+        note(&answered);
+        answered.rig.crash();
+    }
+    let answered = answer(cache, origin, run.lanes)?;
+    note(&answered);
+    let Answered { rig, opened, driver, watch, .. } = answered;
+    let ms = || watch.wall().as_secs_f64() * 1e3;
     let mut random = fastrand::Rng::with_seed(7);
     let mut slowest_ms = 0f64;
     for _ in 0..REQUESTS {
@@ -208,44 +273,49 @@ fn measure(
     let loaded = store.clone();
     let whole = rig.local.block_on("loading", async move { loaded.loaded().await })?;
     let sample = watch.sample(blocks);
-    let as_left = opened.clean == log_bytes.is_none() && opened.blocks == blocks;
+    let as_left = opened.clean == run.log_bytes.is_none() && opened.blocks == blocks;
     if !as_left || !whole || store.index.len() < blocks {
         return Err(other(format!("this is not what was there before: {opened:?}")));
     }
+    let [open_ms, first_ms, first_cpu_ms] = times.map(|all| Estimate::of(&all));
     Ok(Report {
-        cache_bytes,
-        log_bytes,
+        cache_bytes: run.cache_bytes,
+        lanes: run.lanes,
+        rounds: run.rounds,
+        log_bytes: run.log_bytes,
         records_replayed: opened.records,
         blocks,
         dirty: opened.dirty,
         open_ms,
         first_ms,
+        first_cpu_ms,
         slowest_ms,
         loaded_ms: sample.wall.as_secs_f64() * 1e3,
         loaded_cpu_ns: sample.cpu.as_nanos() as f64 / blocks as f64,
         bytes_read: opened.bytes_read,
-        goal: Goal::at_most(GOAL.as_secs_f64() * 1e3, first_ms),
+        goal: Goal::at_most(GOAL.as_secs_f64() * 1e3, first_ms.median),
     })
 }
 
 fn print(report: &Report) -> LabResult<()> {
-    use forebay_core::units::format_size;
     let end = match report.log_bytes {
         Some(bytes) => format!("a crash {} later", format_size(bytes)),
         None => "an orderly stop".to_owned(),
     };
     println!(
-        "cache of {}, {} blocks in the checkpoint, {} of them dirty, and {end}",
+        "cache of {}, {} blocks in the checkpoint, {} of them dirty, and {end}; lanes: {}",
         format_size(report.cache_bytes),
         report.blocks,
-        report.dirty
+        report.dirty,
+        report.lanes
     );
     let mut table = Table::new(
-        "OPEN ms | FIRST REQUEST ms | SLOWEST OF 64 ms | LOADED ms | CPU ns/BLOCK | READ TO OPEN | GOAL",
+        "OPEN ms | FIRST REQUEST ms | CPU ms | SLOWEST OF 64 ms | LOADED ms | CPU ns/BLOCK | READ TO OPEN | GOAL",
     );
     table.row([
-        format!("{:.0}", report.open_ms),
-        format!("{:.0}", report.first_ms),
+        format!("{:.0}", report.open_ms.median),
+        report.first_ms.to_string(),
+        format!("{:.0}", report.first_cpu_ms.median),
         format!("{:.1}", report.slowest_ms),
         format!("{:.0}", report.loaded_ms),
         format!("{:.0}", report.loaded_cpu_ns),

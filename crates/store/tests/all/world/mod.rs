@@ -11,8 +11,8 @@ use forebay_core::{BlockSize, Durability, Mode, OriginBlock, ReplacementKind, Se
 use forebay_device::IoBuf;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_store::{
-    Appended, Class, Condition, FormatOptions, ReadFailure, RecoveryReport, Store, StoreError,
-    StoreLane, StoreOptions, Version, VolumeSpace, format,
+    Appended, Class, Condition, FormatOptions, Helper, ReadFailure, RecoveryReport, Store,
+    StoreError, StoreLane, StoreOptions, Version, VolumeSpace, format,
 };
 use forebay_testkit::{Disk, LaneWorld};
 
@@ -72,6 +72,7 @@ impl World {
         let loads = self.loads_later && options.load_later_from != u64::MAX;
         if loads {
             options.load_later_from = 1;
+            options.helpers = vec![Helper::without_ring(lane.remote()); 2];
         }
         let opened =
             self.block_on(async move { Store::open(&lane, device, queue, options).await })?;

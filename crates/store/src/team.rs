@@ -1,0 +1,308 @@
+//! The lanes that recover a cache together.
+//!
+//! One lane opens a cache. What takes long before anything can be served is reading the first pages of all
+//! segments and the headers of the log; other lanes take part in that. Each has a queue to the device and a
+//! result of its own, and takes as much of the work as it can do: a lane that cannot take part is not waited
+//! for.
+
+use std::fmt::{self, Debug, Formatter};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use forebay_device::{Device, Queue, QueueContext};
+use forebay_lane::{Lane, LaneRemote, Notify};
+use parking_lot::Mutex;
+
+use crate::error::StoreError;
+
+/// Opens a device for a lane; called on that lane.
+type Open = dyn Fn(&Rc<Lane>, &Arc<dyn Device>) -> Option<Queue> + Send + Sync;
+
+/// Another lane, which takes part in a recovery.
+#[derive(Clone)]
+pub struct Helper {
+    remote: LaneRemote,
+    open: Arc<Open>,
+}
+
+impl Debug for Helper {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Helper").finish_non_exhaustive()
+    }
+}
+
+impl Helper {
+    /// Makes one of a lane and the way in which it opens devices. If the cache device cannot be opened there, the
+    /// other lanes do all of the work.
+    pub fn new(
+        remote: LaneRemote,
+        open: impl Fn(&Rc<Lane>, &Arc<dyn Device>) -> Option<Queue> + Send + Sync + 'static,
+    ) -> Self {
+        Helper { remote, open: Arc::new(open) }
+    }
+
+    /// Makes one of a lane that opens devices which need no ring.
+    pub fn without_ring(remote: LaneRemote) -> Self {
+        Self::new(remote, |lane, device| {
+            let context = QueueContext { clock: lane.clock().clone(), ring: None, tasks: None };
+            device.open_queue(&context).ok().map(Queue::new)
+        })
+    }
+}
+
+/// Most lanes that help: more would wait for the device or for the memory of this machine.
+const MOST_HELPERS: usize = 7;
+
+/// The lane that opens a cache, and those that help it.
+pub(crate) struct Team {
+    lane: Rc<Lane>,
+    queue: Queue,
+    device: Arc<dyn Device>,
+    helpers: Vec<Helper>,
+}
+
+impl Team {
+    pub(crate) fn new(
+        lane: &Rc<Lane>,
+        queue: &Queue,
+        device: &Arc<dyn Device>,
+        helpers: Vec<Helper>,
+    ) -> Self {
+        Team { lane: lane.clone(), queue: queue.clone(), device: device.clone(), helpers }
+    }
+
+    /// Returns the lane that opens the cache.
+    pub(crate) fn lane(&self) -> &Rc<Lane> {
+        &self.lane
+    }
+
+    /// Returns the queue of that lane.
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Runs `part` on every lane at once, and returns the results of those that took part.
+    ///
+    /// # Errors
+    /// One of them has panicked, or its lane has ended.
+    pub(crate) async fn run<T, F>(
+        &self,
+        part: impl Fn(Rc<Lane>, Queue) -> F + Clone + Send + 'static,
+    ) -> Result<Vec<T>, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let helped = Arc::new(Helped { state: Mutex::default(), ended: Notify::default() });
+        for Helper { remote, open } in self.helpers.iter().take(MOST_HELPERS) {
+            let (mut share, part) = (Share::of(&helped), part.clone());
+            let (open, device) = (open.clone(), self.device.clone());
+            let meter = self.queue.meter().cloned();
+            remote.run(move |lane| {
+                let Some(mut queue) = open(lane, &device) else { return };
+                if let Some(meter) = meter {
+                    queue = queue.metered(meter, usize::from(lane.id().0), lane.clock().clone());
+                }
+                share.begun = true;
+                let work = part(lane.clone(), queue);
+                lane.spawn(async move { share.end(work.await) });
+            });
+        }
+        let own = part(self.lane.clone(), self.queue.clone()).await;
+        let mut results = helped.results().await?;
+        results.push(own);
+        Ok(results)
+    }
+}
+
+/// What has become of the shares of helpers.
+struct Helped<T> {
+    state: Mutex<State<T>>,
+    ended: Notify,
+}
+
+struct State<T> {
+    /// Shares that have not ended.
+    left: usize,
+    results: Vec<T>,
+    /// Whether one ended without a result after it had begun.
+    failed: bool,
+}
+
+impl<T> Default for State<T> {
+    fn default() -> Self {
+        State { left: 0, results: Vec::new(), failed: false }
+    }
+}
+
+impl<T> Helped<T> {
+    /// Waits until all shares have ended.
+    async fn results(&self) -> Result<Vec<T>, StoreError> {
+        loop {
+            let ended = self.ended.listen();
+            {
+                let mut state = self.state.lock();
+                if state.left == 0 && state.failed {
+                    return Err(StoreError::Refused("a lane that took part has failed".into()));
+                }
+                if state.left == 0 {
+                    return Ok(std::mem::take(&mut state.results));
+                }
+            }
+            ended.await;
+        }
+    }
+}
+
+/// The share of one helper. Dropping it reports its end.
+struct Share<T> {
+    helped: Arc<Helped<T>>,
+    begun: bool,
+}
+
+impl<T> Share<T> {
+    fn of(helped: &Arc<Helped<T>>) -> Self {
+        helped.state.lock().left += 1;
+        Share { helped: helped.clone(), begun: false }
+    }
+
+    fn end(mut self, result: T) {
+        self.begun = false;
+        self.helped.state.lock().results.push(result);
+    }
+}
+
+impl<T> Drop for Share<T> {
+    fn drop(&mut self) {
+        {
+            let mut state = self.helped.state.lock();
+            state.left -= 1;
+            state.failed |= self.begun;
+        }
+        self.helped.ended.notify_all();
+    }
+}
+
+/// Items that a lane takes from a list at a time.
+const RUN: usize = 16;
+
+/// A list of work that lanes share: each item goes to one of them.
+pub(crate) struct Shared<W> {
+    items: Arc<[W]>,
+    next: Arc<AtomicUsize>,
+    /// Those that this lane has taken.
+    taken: std::ops::Range<usize>,
+}
+
+impl<W> Shared<W> {
+    pub(crate) fn new(items: impl Into<Arc<[W]>>) -> Self {
+        Shared { items: items.into(), next: Arc::default(), taken: 0..0 }
+    }
+}
+
+impl<W> Clone for Shared<W> {
+    /// Nothing of what a lane has taken is in the copy.
+    fn clone(&self) -> Self {
+        Shared { items: self.items.clone(), next: self.next.clone(), taken: 0..0 }
+    }
+}
+
+impl<W: Copy> Iterator for Shared<W> {
+    type Item = W;
+
+    fn next(&mut self) -> Option<W> {
+        if self.taken.is_empty() {
+            let first = self.next.fetch_add(RUN, Ordering::Relaxed).min(self.items.len());
+            self.taken = first..(first + RUN).min(self.items.len());
+        }
+        self.items.get(self.taken.next()?).copied()
+    }
+}
+
+/// The error for work that has not ended although it was waited for.
+pub(crate) fn still_running() -> StoreError {
+    StoreError::Refused("recovery is still running".into())
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::cell::Cell;
+
+    use forebay_device::RamDevice;
+    use forebay_testkit::LaneWorld;
+
+    use super::*;
+
+    fn helper(world: &LaneWorld) -> Helper {
+        Helper::without_ring(world.lane.remote())
+    }
+
+    fn no_queue(world: &LaneWorld) -> Helper {
+        Helper::new(world.lane.remote(), |_, _| None)
+    }
+
+    /// Runs a part on a lane and on its helpers.
+    fn run<T, F>(
+        world: &LaneWorld,
+        helpers: Vec<Helper>,
+        part: impl Fn(Rc<Lane>, Queue) -> F + Clone + Send + 'static,
+    ) -> Result<Vec<T>, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let device: Arc<dyn Device> = RamDevice::new("ram", 1 << 20).expect("memory");
+        let team = Team::new(&world.lane, &world.queue(&device), &device, helpers);
+        world.block_on(async move { team.run(part).await })
+    }
+
+    #[test]
+    fn each_item_goes_to_one_lane_whoever_takes_part() {
+        let world = LaneWorld::new();
+        let cases = [
+            (vec![], 1),
+            (vec![helper(&world); 2], 3),
+            (vec![no_queue(&world), helper(&world)], 2),
+            (vec![no_queue(&world)], 1),
+            (vec![helper(&world); 20], 1 + MOST_HELPERS),
+        ];
+        for (helpers, lanes) in cases {
+            for count in [0, 1, RUN, 10 * RUN + 1] {
+                let items = Shared::new((0..count).collect::<Vec<_>>());
+                let parts = run(&world, helpers.clone(), move |_, _| {
+                    let items = items.clone();
+                    async move {
+                        let mut own = Vec::new();
+                        for item in items {
+                            own.push(item);
+                            forebay_lane::yield_now().await;
+                        }
+                        own
+                    }
+                });
+                let parts = parts.expect("nobody fails");
+                assert_eq!(parts.len(), lanes);
+                let shared = lanes.min(count.div_ceil(RUN));
+                assert_eq!(parts.iter().filter(|own| !own.is_empty()).count(), shared);
+                let mut all: Vec<usize> = parts.into_iter().flatten().collect();
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..count), "{count} items, {lanes} lanes");
+            }
+        }
+    }
+
+    #[test]
+    fn work_that_a_lane_has_begun_and_not_ended_is_an_error() {
+        thread_local!(static TURN: Cell<u32> = const { Cell::new(0) });
+        let world = LaneWorld::new();
+        let panics = |_, _| async {
+            forebay_lane::yield_now().await;
+            // The lane that opens the cache comes first.
+            assert_ne!(TURN.replace(TURN.get() + 1), 1, "as this test wants it");
+        };
+        let failed = run(&world, vec![helper(&world); 2], panics);
+        assert!(matches!(failed, Err(StoreError::Refused(_))), "{failed:?}");
+        assert_eq!(TURN.get(), 3, "the others have ended before");
+    }
+}
