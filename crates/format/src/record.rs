@@ -330,6 +330,15 @@ pub fn decode_head(bytes: &[u8], geometry: &Geometry, cache: &Uuid) -> Result<He
     intact(bytes, geometry, cache).map(|(head, ..)| head)
 }
 
+/// Returns segment, position and generation as the first 64 bytes of a header give them. Its checksum is not
+/// verified, so this may rule out what [`decode_head`] would find, and prove nothing.
+pub fn claimed(bytes: &[u8], cache: &Uuid) -> Option<(SegmentId, u32, Generation)> {
+    let (head, _) = OnDiskHead::ref_from_prefix(bytes).ok()?;
+    let is_ours = head.magic.get() == MAGIC && head.cache == *cache.as_bytes();
+    let generation = generation::join(head.generation.get(), head.generation_high.get() ^ NARROW)?;
+    is_ours.then_some((SegmentId(head.segment.get()), head.position.get(), generation))
+}
+
 /// Checks a header. Returns what all have, its fixed part, and the rest, which is not checked.
 fn intact<'a>(
     bytes: &'a [u8],

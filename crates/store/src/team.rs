@@ -82,6 +82,11 @@ impl Team {
         &self.queue
     }
 
+    /// Returns the logical block of the cache device, in bytes.
+    pub(crate) fn logical_block(&self) -> usize {
+        self.device.logical_block() as usize
+    }
+
     /// Runs `part` on every lane at once, and returns the results of those that took part.
     ///
     /// # Errors

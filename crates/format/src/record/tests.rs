@@ -196,6 +196,31 @@ fn impossible_values_with_a_valid_checksum_are_refused_by_name() {
 }
 
 #[test]
+fn the_first_bytes_of_a_header_tell_what_it_claims() {
+    let bytes = data(BlockSize::DEFAULT, 3);
+    let Head { segment, position, generation, .. } = head();
+    let wanted = Some((segment, position, generation));
+    for len in [64, 512, HEADER_BYTES, bytes.len()] {
+        assert_eq!(claimed(&bytes[..len], &cache()), wanted);
+    }
+    assert_eq!(claimed(&bytes[..63], &cache()), None);
+    assert_eq!(claimed(&bytes, &Uuid::from_u128(8)), None);
+    let mut other = bytes.clone();
+    other[0] ^= 1;
+    assert_eq!(claimed(&other, &cache()), None);
+    // Whether the rest is intact is not known.
+    other = bytes;
+    other[100] ^= 1;
+    assert_eq!(
+        (
+            claimed(&other, &cache()),
+            decode_head(&other, &geometry(BlockSize::DEFAULT), &cache()).ok()
+        ),
+        (wanted, None)
+    );
+}
+
+#[test]
 fn records_of_other_caches_are_refused() {
     let decoded = decode(&data(BlockSize::DEFAULT, 1), &geometry(BlockSize::DEFAULT), &Uuid::nil());
     assert_eq!(decoded, Err(RecordError::OtherCache));

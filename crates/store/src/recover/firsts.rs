@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use forebay_core::{Generation, SegmentId};
 use forebay_device::Queue;
-use forebay_format::{PAGE, SegmentState as SegmentLine};
+use forebay_format::checkpoint::SegmentUse;
+use forebay_format::{PAGE, SegmentState as SegmentLine, record};
 use forebay_lane::{Lane, concurrently};
 
 use super::READS;
 use crate::error::StoreError;
 use crate::replay::{Basis, Replay, newest_generation};
-use crate::retry;
+use crate::retry::{self, Pages};
 use crate::team::{Shared, Team, still_running};
 
 /// The generations of a segment that are possible in addition to the one in the checkpoint.
@@ -25,6 +26,12 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
+    /// Returns whether a segment had never been opened at the checkpoint.
+    fn was_never_used(&self, segment: SegmentId) -> bool {
+        let line = self.lines.get(segment.0 as usize);
+        line.is_none_or(|line| line.usage == SegmentUse::NeverUsed)
+    }
+
     /// Returns whether a segment can have been opened with this generation since the checkpoint.
     fn is_new(&self, segment: SegmentId, generation: Generation) -> bool {
         let line = self.lines.get(segment.0 as usize);
@@ -38,6 +45,8 @@ struct Search {
     bounds: Bounds,
     /// Whether all headers of every segment are examined.
     all: bool,
+    /// Bytes of the second page that are read at first: a logical block of the device.
+    part: usize,
 }
 
 /// What one lane has found.
@@ -58,7 +67,8 @@ pub(super) async fn reopened(
     all: bool,
 ) -> Result<Vec<Option<Generation>>, StoreError> {
     let count = bounds.lines.len() as u32;
-    let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all });
+    let part = team.logical_block();
+    let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all, part });
     let segments = Shared::new((0..count).map(SegmentId).collect::<Vec<_>>());
     let parts = team.run(move |lane, queue| {
         let (search, segments) = (search.clone(), segments.clone());
@@ -113,20 +123,24 @@ impl Search {
         into: &RefCell<Firsts>,
         segment: SegmentId,
     ) -> Result<Option<Generation>, StoreError> {
-        let geometry = &self.basis.geometry;
         let is_new = |generation: &Generation| self.bounds.is_new(segment, *generation);
-        if !self.all {
-            let offset = geometry.segment_offset(segment);
-            let pages = retry::read_pages(queue, offset, 2 * PAGE).await?;
+        if !self.all && !self.bounds.was_never_used(segment) {
+            let pages = self.read(queue, into, segment, PAGE + self.part).await?;
+            let opening = self.opening(&pages.bytes, segment);
+            // Most headers behind an opening are as old as that, and then none of them is needed.
+            if opening.is_some()
+                && self.claimed(&pages.bytes, segment) <= opening
+                && pages.all_readable()
             {
-                let mut firsts = into.borrow_mut();
-                firsts.bytes_read += 2 * PAGE as u64;
-                firsts.readable &= pages.all_readable();
+                return Ok(opening.filter(is_new));
             }
-            let (first, second) = pages.bytes.split_at(PAGE);
-            let second_at = geometry.granules_per_header() as u32;
-            let opening = self.basis.generation_at(first, segment, 0);
-            let record = self.basis.generation_at(second, segment, second_at);
+        }
+        if !self.all {
+            let pages = self.read(queue, into, segment, 2 * PAGE).await?;
+            into.borrow_mut().readable &= pages.all_readable();
+            let opening = self.opening(&pages.bytes, segment);
+            let record =
+                self.basis.generation_at(&pages.bytes[PAGE..], segment, self.second_position());
             let newest = [opening, record].into_iter().flatten().filter(is_new).max();
             // Zeroes in both: never written. A damaged opening alone may also be zeroes.
             if newest.is_some()
@@ -139,6 +153,39 @@ impl Search {
         let (newest, bytes) = newest_generation(queue, &self.basis, segment).await?;
         into.borrow_mut().bytes_read += bytes;
         Ok(newest.filter(is_new))
+    }
+
+    /// Reads the start of a segment.
+    async fn read(
+        &self,
+        queue: &Queue,
+        into: &RefCell<Firsts>,
+        segment: SegmentId,
+        len: usize,
+    ) -> Result<Pages, StoreError> {
+        let offset = self.basis.geometry.segment_offset(segment);
+        let pages = retry::read_pages(queue, offset, len).await?;
+        into.borrow_mut().bytes_read += len as u64;
+        Ok(pages)
+    }
+
+    /// Returns the generation in the first page of a segment.
+    fn opening(&self, start: &[u8], segment: SegmentId) -> Option<Generation> {
+        self.basis.generation_at(&start[..PAGE], segment, 0)
+    }
+
+    /// Returns the position of the second page.
+    fn second_position(&self) -> u32 {
+        self.basis.geometry.granules_per_header() as u32
+    }
+
+    /// Returns the generation that the second page claims to have. A page that is no header, or is in the wrong place, claims
+    /// to have the highest: it has to be examined.
+    fn claimed(&self, start: &[u8], segment: SegmentId) -> Option<Generation> {
+        let claimed = record::claimed(&start[PAGE..], &self.basis.cache);
+        let here = claimed
+            .filter(|(at, position, _)| *at == segment && *position == self.second_position());
+        Some(here.map_or(Generation(u64::MAX), |(.., generation)| generation))
     }
 }
 
