@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use forebay_core::{BlockSize, Mode, OriginBlock};
+use forebay_core::{BlockSize, Generation, Mode, OriginBlock, RecordNumber};
+use forebay_format::record::encode_data;
 use forebay_format::superblock::{self, COPY_A, COPY_B};
 use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE};
-use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
+use forebay_format::{Body, Geometry, Head, PAGE, RecordHeader, Superblock, Uuid, record};
 use forebay_store::segments::SegmentUse;
 use forebay_store::{Class, StoreLane, StoreOptions, VolumeSpace};
 
@@ -303,6 +304,41 @@ fn a_segment_whose_beginning_is_lost_is_found_by_what_lies_behind() {
     let (_, report) = world.open(StoreOptions::default()).expect("it opens");
     assert_eq!(report.damage.expect("the first record is missed").count, 1, "{report:?}");
     assert_eq!(report.dirty, 2, "{report:?}");
+}
+
+/// The opening and the record behind it are written together, but a crash may have kept only the record.
+#[test]
+fn a_segment_is_opened_again_if_only_its_first_record_says_so() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
+    append(&store, &space, 1, 1, true, None);
+    world.commit(&store);
+    world.checkpoint(&store, false);
+    let generation = store.store().segments.next_generation();
+    drop(store);
+    let content = world.disk.content();
+    let (first, header) = records(&world).into_iter().next().expect("one");
+    let Body::Data(mut entries) = header.body else { panic!("of data") };
+    entries[0].sequence += 1;
+    let head = |generation| Head {
+        cache: Uuid::from_u128(7),
+        segment: header.segment,
+        generation,
+        position: header.position,
+        number: RecordNumber(header.number.0 + 1),
+        durable_through: header.number,
+    };
+    // Of a life before that in the checkpoint, and of one after it.
+    for (generation, replayed) in [(Generation(0), 0), (generation, 1)] {
+        let world = World::on(&content);
+        world.disk.edit(first, |page| {
+            page.fill(0);
+            encode_data(page, &head(generation), BlockSize::DEFAULT, &entries).expect("it fits");
+        });
+        let (_, report) = world.open(StoreOptions::default()).expect("it opens");
+        assert_eq!((report.records, report.torn, report.dirty), (replayed, 0, 1), "{report:?}");
+    }
 }
 
 #[test]
