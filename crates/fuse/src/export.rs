@@ -209,7 +209,9 @@ impl Export {
         let task = Task::Detach { number: self.number, force };
         match task.run(LETTING_GO) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
-                link::make(&self.volume, &device);
+                if self.link.is_some() {
+                    link::make(&self.volume, &device);
+                }
                 let elsewhere = "mounted or held where the daemon cannot see it";
                 return Err(busy(&self.volume, &device, elsewhere));
             }

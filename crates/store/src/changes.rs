@@ -64,6 +64,18 @@ struct Marks {
 }
 
 impl Marks {
+    fn none(geometry: &Geometry) -> Self {
+        let words = geometry.granules_per_segment().div_ceil(64) as usize;
+        let none = || vec![0; words].into_boxed_slice();
+        Marks { clean: none(), gone: none() }
+    }
+
+    /// Returns the bytes of memory for the marks of a segment. A map is at least a quarter full.
+    fn bytes(geometry: &Geometry) -> u64 {
+        16 * geometry.granules_per_segment().div_ceil(64)
+            + 5 * size_of::<(SegmentId, Marks)>() as u64
+    }
+
     fn add(&mut self, more: &Marks) {
         for (words, more) in [(&mut self.clean, &more.clean), (&mut self.gone, &more.gone)] {
             words.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
@@ -81,12 +93,12 @@ pub(crate) struct Changes {
     geometry: Geometry,
     table: TableGeometry,
     versions: Versions,
-    /// Versions that other lanes have added.
-    others: Vec<Versions>,
     /// The valid sectors of versions that have not all of them.
     masks: HashMap<Slot, SectorMask>,
     marks: HashMap<SegmentId, Marks>,
-    /// A bit for each segment with marks.
+    /// The same by segment, and a bit for each segment with marks, as soon as all are collected: they are asked for each
+    /// entry of a checkpoint.
+    by_segment: Vec<Option<Marks>>,
     marked: Vec<u64>,
     held: MemoryHold,
 }
@@ -104,11 +116,6 @@ impl Changes {
         self.versions.first_bytes()
     }
 
-    /// Returns the most bytes that all marks take.
-    pub(crate) fn marks_bytes(geometry: &Geometry) -> u64 {
-        u64::from(geometry.segment_count) * geometry.granules_per_segment().div_ceil(64) * 16
-    }
-
     /// Makes an empty set for an index of this shape, with its number of shards.
     pub(crate) fn new(
         geometry: Geometry,
@@ -116,21 +123,20 @@ impl Changes {
         memory: &Arc<MemoryBudget>,
     ) -> Self {
         Changes {
-            marked: vec![0; (geometry.segment_count as usize).div_ceil(64)],
             geometry,
             table,
             versions: Versions::new(shards),
-            others: Vec::new(),
             masks: HashMap::new(),
             marks: HashMap::new(),
+            by_segment: Vec::new(),
+            marked: Vec::new(),
             held: MemoryHold::none(memory, MemoryUse::Background),
         }
     }
 
     /// Adds those of another set, for the same index, and takes over its memory.
     pub(crate) fn absorb(&mut self, other: Self) {
-        self.others.push(other.versions);
-        self.others.extend(other.others);
+        self.versions.absorb(other.versions);
         self.masks.extend(other.masks);
         for (segment, marks) in other.marks {
             match self.marks.entry(segment) {
@@ -138,18 +144,7 @@ impl Changes {
                 hash_map::Entry::Occupied(mut known) => known.get_mut().add(&marks),
             }
         }
-        self.marked.iter_mut().zip(&other.marked).for_each(|(word, more)| *word |= more);
         self.held.merge(other.held);
-    }
-
-    /// Returns what each lane has added.
-    fn parts(&self) -> impl Iterator<Item = &Versions> {
-        std::iter::once(&self.versions).chain(&self.others)
-    }
-
-    /// Returns the versions in a list.
-    fn of_list(&self, list: usize) -> impl Iterator<Item = &Version> {
-        self.parts().flat_map(move |part| part.of_list(list))
     }
 
     /// Holds `bytes` more for what will be added.
@@ -180,48 +175,58 @@ impl Changes {
     /// Drops the version in a slot, which is one of this block.
     pub(crate) fn drop_version(&mut self, address: Address, slot: Slot) {
         let list = self.versions.list_of(self.table.place(address.0).shard);
-        for part in std::iter::once(&mut self.versions).chain(&mut self.others) {
-            part.drop_from(list, |version| version.slot() == slot);
-        }
+        self.versions.drop_from(list, |version| version.slot() == slot);
         self.masks.remove(&slot);
     }
 
     /// Returns the versions in a record. Examines all.
     pub(crate) fn of_record(&self, number: RecordNumber) -> Vec<Version> {
-        let lists = (0..self.versions.count()).flat_map(|list| self.of_list(list));
+        let lists = (0..self.versions.count()).flat_map(|list| self.versions.of_list(list));
         lists.filter(|version| version.record() == number).copied().collect()
     }
 
     /// Adds a mark. Gone prevails over clean.
-    pub(crate) fn mark(&mut self, slot: Slot, kind: MarkKind) {
+    ///
+    /// # Errors
+    /// There is no memory for the marks of another segment.
+    pub(crate) fn mark(&mut self, slot: Slot, kind: MarkKind) -> Result<(), OverLimit> {
         let (segment, position) = self.geometry.place_of(slot);
-        let words = self.geometry.granules_per_segment().div_ceil(64) as usize;
-        let none = || vec![0; words].into_boxed_slice();
-        let marks =
-            self.marks.entry(segment).or_insert_with(|| Marks { clean: none(), gone: none() });
+        if !self.marks.contains_key(&segment) {
+            self.grow(Marks::bytes(&self.geometry))?;
+        }
+        let none = || Marks::none(&self.geometry);
+        let marks = self.marks.entry(segment).or_insert_with(none);
         let (word, mark) = bit(position);
         match kind {
             MarkKind::Clean => marks.clean[word] |= mark,
             MarkKind::Gone => marks.gone[word] |= mark,
         }
-        let (word, mark) = bit(segment.0);
-        self.marked[word] |= mark;
+        Ok(())
     }
 
     /// Takes all of them, and gives back the memory that was needed only to collect them.
     pub(crate) fn collected(&mut self) -> Self {
-        let marks = self.marks.values().map(|marks| 16 * marks.gone.len()).sum::<usize>();
-        let versions = self.parts().map(Versions::bytes).sum::<usize>();
-        let bytes = versions + self.masks.len() * Self::MASK + marks;
-        self.held.shrink(self.held.bytes().saturating_sub(bytes as u64));
+        let mut versions = take(&mut self.versions);
+        versions.release_unused();
+        let marks = self.marks.len() as u64 * Marks::bytes(&self.geometry);
+        let bytes = (versions.bytes() + self.masks.len() * Self::MASK) as u64 + marks;
+        self.held.shrink(self.held.bytes().saturating_sub(bytes));
+        let count = self.geometry.segment_count as usize;
+        let mut by_segment: Vec<_> = (0..count).map(|_| None).collect();
+        let mut marked = vec![0; count.div_ceil(64)];
+        for (segment, marks) in take(&mut self.marks) {
+            by_segment[segment.0 as usize] = Some(marks);
+            let (word, mark) = bit(segment.0);
+            marked[word] |= mark;
+        }
         Changes {
             geometry: self.geometry.clone(),
             table: self.table,
-            versions: take(&mut self.versions),
-            others: take(&mut self.others),
+            versions,
             masks: take(&mut self.masks),
-            marks: take(&mut self.marks),
-            marked: take(&mut self.marked),
+            marks: HashMap::new(),
+            by_segment,
+            marked,
             held: self.held.take(),
         }
     }
@@ -242,7 +247,7 @@ impl Changes {
             return;
         }
         for list in 0..self.versions.count() {
-            for version in self.of_list(list).filter(|version| version.is_partial()) {
+            for version in self.versions.of_list(list).filter(|version| version.is_partial()) {
                 if let Some(mask) = self.masks.get(&version.slot()) {
                     visit(version.address(), mask);
                 }
@@ -253,7 +258,7 @@ impl Changes {
     /// Returns the newest version of each block of a shard.
     pub(crate) fn newest(&self, shard: u32) -> Vec<Version> {
         let own = |it: &&Version| self.table.place(it.address().0).shard == shard;
-        let list = self.of_list(self.versions.list_of(shard));
+        let list = self.versions.of_list(self.versions.list_of(shard));
         let mut versions: Vec<Version> = list.filter(own).copied().collect();
         // Of two with the same sequence, one is a copy of the other: that in the later record counts.
         versions.sort_unstable_by_key(|it| {
@@ -271,7 +276,9 @@ impl Changes {
         if self.marked.get(word).is_none_or(|marked| marked & mark == 0) {
             return Some(*entry);
         }
-        let Some(marks) = self.marks.get(&segment) else { return Some(*entry) };
+        let Some(Some(marks)) = self.by_segment.get(segment.0 as usize) else {
+            return Some(*entry);
+        };
         let (word, bit) = bit(position);
         let is_gone = marks.gone[word] & bit != 0;
         if is_gone && !planted::has(PlantedBug::GoneNotReplayed) {
@@ -305,7 +312,7 @@ impl Changes {
                 }
             }
         }
-        if self.marks.is_empty() {
+        if self.by_segment.iter().all(Option::is_none) {
             return Ok(());
         }
         let mut marked = Vec::new();

@@ -53,8 +53,6 @@ pub(crate) struct Replay {
     changes: Changes,
     /// The shards and addresses of the blocks in a record, while it is added.
     blocks: Vec<Option<(u32, Address)>>,
-    /// Whether there are marks.
-    has_marks: bool,
     /// Volumes of replayed versions that do not exist any more.
     pub(crate) deleted: HashSet<VolumeId>,
     durable: u64,
@@ -145,7 +143,6 @@ impl Replay {
             found: BTreeMap::new(),
             changes: Changes::new(basis.geometry.clone(), basis.table, &basis.memory),
             blocks: Vec::new(),
-            has_marks: false,
             deleted: HashSet::new(),
             durable: basis.base.max(accepted.through).0,
             unreadable: 0,
@@ -220,18 +217,27 @@ impl Replay {
     /// been durable.
     pub(crate) async fn run(mut self, team: &Team, reads: usize) -> Result<Self, StoreError> {
         let (basis, walks) = (self.basis.clone(), Shared::new(std::mem::take(&mut self.walks)));
+        let of_each = reads.div_ceil(team.lanes());
         let parts = team.run(move |lane, queue| {
             let (part, walks) = (Self::on(basis.clone()), walks.clone());
-            async move { walk::walk_all(&lane, &queue, part, walks, reads).await }
+            async move { walk::walk_all(&lane, &queue, part, walks, of_each).await }
         });
-        for part in parts.await? {
+        for part in parts.await {
             self.absorb(part?);
         }
         verify::verify_all(team, self, reads).await
     }
 
-    /// Adds what another lane has found in other segments.
+    /// Adds what a lane has found in other segments.
     fn absorb(&mut self, mut part: Self) {
+        // As in `add`: only programs that have not bounded generations can have left two records with a number.
+        let twice = part.found.keys().filter(|number| self.found.contains_key(number));
+        for number in twice.copied().collect::<Vec<_>>() {
+            part.found.remove(&number);
+            for version in part.changes.of_record(RecordNumber(number)) {
+                part.changes.drop_version(version.address(), version.slot());
+            }
+        }
         self.ends.extend(part.ends);
         self.free.iter_mut().zip(part.free).for_each(|(free, also)| *free |= also);
         self.found.append(&mut part.found);
@@ -270,16 +276,12 @@ impl Replay {
         if self.found.is_empty() {
             bytes += self.changes.first_bytes();
         }
-        if matches!(header.body, Body::Marks(_)) && !self.has_marks {
-            self.has_marks = true;
-            bytes += Changes::marks_bytes(&self.basis.geometry);
-        }
         self.changes.grow(bytes)?;
         let RecordHeader { segment, position, payload_bytes, .. } = *header;
         self.found.insert(header.number.0, Place { segment, position, payload_bytes });
         match &header.body {
             Body::Data(entries) => self.add_data(header, entries),
-            Body::Marks(all) => self.add_marks(all),
+            Body::Marks(all) => return self.add_marks(all),
             Body::Opening(_) => (),
         }
         Ok(())
@@ -318,15 +320,16 @@ impl Replay {
     }
 
     /// Adds the marks for the current life of their segment.
-    fn add_marks(&mut self, all: &[Mark]) {
+    fn add_marks(&mut self, all: &[Mark]) -> Result<(), StoreError> {
         for mark in all {
             let segment = self.basis.geometry.place_of(mark.slot).0;
             let present = self.basis.generations[segment.0 as usize];
             let means = |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
             if present.is_some_and(means) {
-                self.changes.mark(mark.slot, mark.kind);
+                self.changes.mark(mark.slot, mark.kind)?;
             }
         }
+        Ok(())
     }
 
     /// Adds the versions of one record that the checkpoint does not contain.

@@ -2,8 +2,8 @@
 //!
 //! One lane opens a cache. What takes long before anything can be served is reading the first pages of all
 //! segments and the headers of the log; other lanes take part in that. Each has a queue to the device and a
-//! result of its own, and takes as much of the work as it can do: a lane that cannot take part is not waited
-//! for.
+//! result of its own, and takes as much of the work as it can do: a lane that cannot take part, or is busy
+//! with something else until the others are done, is not waited for.
 
 use std::fmt::{self, Debug, Formatter};
 use std::rc::Rc;
@@ -87,37 +87,43 @@ impl Team {
         self.device.logical_block() as usize
     }
 
-    /// Runs `part` on every lane at once, and returns the results of those that took part.
+    /// Returns the most lanes that take part.
+    pub(crate) fn lanes(&self) -> usize {
+        1 + self.helpers.len().min(MOST_HELPERS)
+    }
+
+    /// Runs `part` on every lane at once, and returns the results of those that had begun before the lane that opens the
+    /// cache was done.
     ///
-    /// # Errors
-    /// One of them has panicked, or its lane has ended.
+    /// # Panics
+    /// One of them has panicked, or its lane has ended: its part of the work would otherwise be taken for done.
     pub(crate) async fn run<T, F>(
         &self,
         part: impl Fn(Rc<Lane>, Queue) -> F + Clone + Send + 'static,
-    ) -> Result<Vec<T>, StoreError>
+    ) -> Vec<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + 'static,
     {
-        let helped = Arc::new(Helped { state: Mutex::default(), ended: Notify::default() });
+        let helped = Arc::new(Helped::default());
         for Helper { remote, open } in self.helpers.iter().take(MOST_HELPERS) {
-            let (mut share, part) = (Share::of(&helped), part.clone());
+            let (helped, part) = (helped.clone(), part.clone());
             let (open, device) = (open.clone(), self.device.clone());
             let meter = self.queue.meter().cloned();
             remote.run(move |lane| {
-                let Some(mut queue) = open(lane, &device) else { return };
+                let Some(share) = Share::begin(&helped) else { return };
+                let Some(mut queue) = open(lane, &device) else { return share.leave() };
                 if let Some(meter) = meter {
                     queue = queue.metered(meter, usize::from(lane.id().0), lane.clock().clone());
                 }
-                share.begun = true;
                 let work = part(lane.clone(), queue);
                 lane.spawn(async move { share.end(work.await) });
             });
         }
         let own = part(self.lane.clone(), self.queue.clone()).await;
-        let mut results = helped.results().await?;
+        let mut results = helped.results().await;
         results.push(own);
-        Ok(results)
+        results
     }
 }
 
@@ -128,31 +134,33 @@ struct Helped<T> {
 }
 
 struct State<T> {
-    /// Shares that have not ended.
-    left: usize,
+    /// Whether nobody may begin any more.
+    closed: bool,
+    /// Shares that have begun and not ended.
+    running: usize,
     results: Vec<T>,
-    /// Whether one ended without a result after it had begun.
+    /// Whether one ended without a result.
     failed: bool,
 }
 
-impl<T> Default for State<T> {
+impl<T> Default for Helped<T> {
     fn default() -> Self {
-        State { left: 0, results: Vec::new(), failed: false }
+        let state = State { closed: false, running: 0, results: Vec::new(), failed: false };
+        Helped { state: Mutex::new(state), ended: Notify::default() }
     }
 }
 
 impl<T> Helped<T> {
-    /// Waits until all shares have ended.
-    async fn results(&self) -> Result<Vec<T>, StoreError> {
+    /// Waits for all shares that have begun.
+    async fn results(&self) -> Vec<T> {
         loop {
             let ended = self.ended.listen();
             {
                 let mut state = self.state.lock();
-                if state.left == 0 && state.failed {
-                    return Err(StoreError::Refused("a lane that took part has failed".into()));
-                }
-                if state.left == 0 {
-                    return Ok(std::mem::take(&mut state.results));
+                state.closed = true;
+                if state.running == 0 {
+                    assert!(!state.failed, "a lane that took part has panicked or ended");
+                    return std::mem::take(&mut state.results);
                 }
             }
             ended.await;
@@ -163,18 +171,28 @@ impl<T> Helped<T> {
 /// The share of one helper. Dropping it reports its end.
 struct Share<T> {
     helped: Arc<Helped<T>>,
-    begun: bool,
+    failed: bool,
 }
 
 impl<T> Share<T> {
-    fn of(helped: &Arc<Helped<T>>) -> Self {
-        helped.state.lock().left += 1;
-        Share { helped: helped.clone(), begun: false }
+    /// `None`: it is too late.
+    fn begin(helped: &Arc<Helped<T>>) -> Option<Self> {
+        let mut state = helped.state.lock();
+        if state.closed {
+            return None;
+        }
+        state.running += 1;
+        Some(Share { helped: helped.clone(), failed: true })
     }
 
-    fn end(mut self, result: T) {
-        self.begun = false;
+    fn end(self, result: T) {
         self.helped.state.lock().results.push(result);
+        self.leave();
+    }
+
+    /// Takes no part after all.
+    fn leave(mut self) {
+        self.failed = false;
     }
 }
 
@@ -182,8 +200,8 @@ impl<T> Drop for Share<T> {
     fn drop(&mut self) {
         {
             let mut state = self.helped.state.lock();
-            state.left -= 1;
-            state.failed |= self.begun;
+            state.running -= 1;
+            state.failed |= self.failed;
         }
         self.helped.ended.notify_all();
     }
@@ -203,6 +221,11 @@ pub(crate) struct Shared<W> {
 impl<W> Shared<W> {
     pub(crate) fn new(items: impl Into<Arc<[W]>>) -> Self {
         Shared { items: items.into(), next: Arc::default(), taken: 0..0 }
+    }
+
+    /// Leaves what no lane has taken yet: one of them has failed.
+    pub(crate) fn cancel(&self) {
+        self.next.fetch_max(self.items.len(), Ordering::Relaxed);
     }
 }
 
@@ -252,7 +275,7 @@ mod tests {
         world: &LaneWorld,
         helpers: Vec<Helper>,
         part: impl Fn(Rc<Lane>, Queue) -> F + Clone + Send + 'static,
-    ) -> Result<Vec<T>, StoreError>
+    ) -> Vec<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + 'static,
@@ -278,6 +301,8 @@ mod tests {
                 let parts = run(&world, helpers.clone(), move |_, _| {
                     let items = items.clone();
                     async move {
+                        // The others begin meanwhile.
+                        forebay_lane::yield_now().await;
                         let mut own = Vec::new();
                         for item in items {
                             own.push(item);
@@ -286,7 +311,6 @@ mod tests {
                         own
                     }
                 });
-                let parts = parts.expect("nobody fails");
                 assert_eq!(parts.len(), lanes);
                 let shared = lanes.min(count.div_ceil(RUN));
                 assert_eq!(parts.iter().filter(|own| !own.is_empty()).count(), shared);
@@ -298,16 +322,36 @@ mod tests {
     }
 
     #[test]
-    fn work_that_a_lane_has_begun_and_not_ended_is_an_error() {
+    #[should_panic(expected = "the future has panicked")]
+    fn work_that_a_lane_has_begun_and_not_ended_is_not_taken_for_done() {
         thread_local!(static TURN: Cell<u32> = const { Cell::new(0) });
         let world = LaneWorld::new();
-        let panics = |_, _| async {
+        run(&world, vec![helper(&world); 2], |_, _| async {
+            // The lane that opens the cache comes first, and lets the others begin.
+            let turn = TURN.replace(TURN.get() + 1);
             forebay_lane::yield_now().await;
-            // The lane that opens the cache comes first.
-            assert_ne!(TURN.replace(TURN.get() + 1), 1, "as this test wants it");
-        };
-        let failed = run(&world, vec![helper(&world); 2], panics);
-        assert!(matches!(failed, Err(StoreError::Refused(_))), "{failed:?}");
-        assert_eq!(TURN.get(), 3, "the others have ended before");
+            assert_ne!(turn, 1, "as this test wants it");
+        });
+    }
+
+    #[test]
+    fn a_lane_that_comes_too_late_is_not_waited_for() {
+        let (world, busy) = (LaneWorld::new(), LaneWorld::new());
+        let helpers = vec![Helper::without_ring(busy.lane.remote())];
+        assert_eq!(run(&world, helpers, |lane, _| async move { lane.live_tasks() }), [1]);
+        assert!(
+            busy.lane.run_ready() && busy.lane.live_tasks() == 0,
+            "the job finds that it is late"
+        );
+    }
+
+    #[test]
+    fn what_is_left_of_a_list_can_be_left() {
+        let mut items = Shared::new((0..3 * RUN).collect::<Vec<_>>());
+        let other = items.clone();
+        assert_eq!(items.next(), Some(0));
+        other.cancel();
+        assert_eq!(items.count(), RUN - 1, "those that were taken");
+        assert_eq!(other.count(), 0);
     }
 }

@@ -90,8 +90,10 @@ const MOST_LISTS: u32 = 1024;
 pub(super) struct Versions {
     /// Memory for chunks.
     areas: Vec<Area>,
-    /// Chunks in use.
+    /// Chunks that were in use at any time: the others are behind them.
     used: usize,
+    /// Those of them that are in use no more, or not yet.
+    free: Vec<u32>,
     lists: Box<[List]>,
     /// Bits of a shard's number that its list does not depend on.
     shift: u32,
@@ -141,24 +143,78 @@ impl Versions {
 
     /// Adds a version. Without the memory for it, the process ends as for any allocation.
     pub(super) fn push(&mut self, shard: u32, version: Version) {
-        let list = self.list_of(shard);
-        let list = &mut self.lists[list];
-        let within = list.len % CHUNK;
+        self.push_to(self.list_of(shard), version);
+    }
+
+    fn push_to(&mut self, list: usize, version: Version) {
+        let within = self.lists[list].len % CHUNK;
         if within == 0 {
-            list.tail = self.used;
-            list.chunks.push(self.used as u32);
-            self.used += 1;
+            let chunk = self.chunk();
+            self.lists[list].tail = chunk as usize;
+            self.lists[list].chunks.push(chunk);
         }
-        list.len += 1;
-        let (area, first) = place(list.tail);
-        if area == self.areas.len() {
+        self.lists[list].len += 1;
+        let (area, first) = place(self.lists[list].tail);
+        versions_in(&mut self.areas[area])[first + within] = version;
+    }
+
+    /// Returns a chunk to use.
+    fn chunk(&mut self) -> u32 {
+        if let Some(chunk) = self.free.pop() {
+            return chunk;
+        }
+        if self.used == self.areas.len() * IN_AREA {
             let area = Area::new(IN_AREA * CHUNK * size_of::<Version>());
             let failed = |_| handle_alloc_error(Layout::new::<[Version; CHUNK]>());
             let mut area = area.unwrap_or_else(failed);
             area.populate();
             self.areas.push(area);
         }
-        versions_in(&mut self.areas[area])[first + within] = version;
+        self.used += 1;
+        (self.used - 1) as u32
+    }
+
+    /// Adds all versions in the lists of another set, which is for the same shards. Only chunks that are not full are
+    /// copied.
+    pub(super) fn absorb(&mut self, mut other: Self) {
+        let end = self.areas.len() * IN_AREA;
+        self.free.extend(self.used as u32..end as u32);
+        let here = |chunk: u32| chunk + end as u32;
+        self.free.extend(other.free.drain(..).map(here));
+        self.used = end + other.used;
+        self.areas.append(&mut other.areas);
+        for (number, more) in other.lists.iter().enumerate() {
+            let list = &mut self.lists[number];
+            // Behind the chunks that are full.
+            let at = list.len / CHUNK;
+            let full = more.len / CHUNK;
+            list.chunks.splice(at..at, more.chunks[..full].iter().copied().map(here));
+            list.len += full * CHUNK;
+            if let Some(tail) = more.chunks.get(full).copied().map(here) {
+                let (area, first) = place(tail as usize);
+                for within in 0..more.len % CHUNK {
+                    let version = versions_in(&mut self.areas[area])[first + within];
+                    self.push_to(number, version);
+                }
+                self.free.push(tail);
+            }
+        }
+    }
+
+    /// Returns the memory of chunks that are not in use to the system.
+    pub(super) fn release_unused(&mut self) {
+        let end = self.areas.len() * IN_AREA;
+        self.free.extend(self.used as u32..end as u32);
+        self.used = end;
+        self.free.sort_unstable();
+        let adjoin =
+            |one: &u32, next: &u32| one + 1 == *next && !(*next as usize).is_multiple_of(IN_AREA);
+        for run in self.free.chunk_by(adjoin) {
+            let (area, first) = place(run[0] as usize);
+            let first = first * size_of::<Version>();
+            let bytes = run.len() * CHUNK * size_of::<Version>();
+            self.areas[area].release(first..first + bytes);
+        }
     }
 
     /// Returns the versions in a list, in the order in which they were added.
@@ -193,7 +249,7 @@ impl Versions {
 
     /// Returns the bytes of memory that they take.
     pub(super) fn bytes(&self) -> usize {
-        self.used * CHUNK * size_of::<Version>()
+        (self.used - self.free.len()) * CHUNK * size_of::<Version>()
     }
 }
 
@@ -246,11 +302,62 @@ mod tests {
             let wanted = (0..u64::from(count)).filter(|slot| slot % 2 == shard as u64);
             assert!(of_list(&versions, shard).into_iter().eq(wanted), "{shard}");
         }
+        assert_eq!(versions.bytes(), count as usize * size_of::<Version>());
         versions.push(2, Version::new(Address(7), (5, RecordNumber(9)), &entry(5)));
         let last = u64::from(count) - 1;
         for shard in 0..3 {
             versions.drop_from(shard, |version| version.sequence() != last);
         }
         assert_eq!([0, 1, 2].map(|shard| of_list(&versions, shard)), [vec![], vec![last], vec![]]);
+    }
+
+    #[test]
+    fn the_lists_of_another_set_are_added_to_these() {
+        let entry = Entry {
+            slot: Slot(1),
+            dirty: true,
+            partial: false,
+            rank: RANK_UNKNOWN,
+            check: Check::new(0),
+        };
+        let of = |numbers: [std::ops::Range<usize>; 3]| {
+            let mut versions = Versions::new(3);
+            for (shard, numbers) in numbers.into_iter().enumerate() {
+                for number in numbers {
+                    let order = (number as u64, RecordNumber(1));
+                    versions.push(shard as u32, Version::new(Address(7), order, &entry));
+                }
+            }
+            versions
+        };
+        let mut whole = Versions::new(3);
+        // Nothing, full chunks, chunks that are not full, and more than an area.
+        let (all, half) = (2 * IN_AREA * CHUNK + 3, CHUNK / 2);
+        whole.absorb(of([0..0, 0..CHUNK, 0..half]));
+        whole.absorb(of([0..1, CHUNK..all, half..CHUNK + 1]));
+        whole.absorb(of([1..half, 0..0, CHUNK + 1..all]));
+        whole.absorb(Versions::new(3));
+        let sequences = |versions: &Versions, list| {
+            let mut found: Vec<u64> = versions.of_list(list).map(Version::sequence).collect();
+            found.sort_unstable();
+            found
+        };
+        let wanted = [half, all, all].map(|end| (0..end as u64).collect::<Vec<_>>());
+        assert_eq!([0, 1, 2].map(|list| sequences(&whole, list)), wanted);
+        let chunks = [half, all, all].map(|count| count.div_ceil(CHUNK)).iter().sum::<usize>();
+        assert_eq!(whole.bytes(), chunks * CHUNK * size_of::<Version>());
+        whole.release_unused();
+        assert_eq!(whole.bytes(), chunks * CHUNK * size_of::<Version>());
+        assert_eq!([0, 1, 2].map(|list| sequences(&whole, list)), wanted);
+        let kept: Vec<&[u8]> = whole
+            .free
+            .iter()
+            .map(|chunk| {
+                let (area, first) = place(*chunk as usize);
+                let first = first * size_of::<Version>();
+                &whole.areas[area][first..first + CHUNK * size_of::<Version>()]
+            })
+            .collect();
+        assert!(!kept.is_empty() && kept.iter().all(|bytes| bytes.iter().all(|byte| *byte == 0)));
     }
 }

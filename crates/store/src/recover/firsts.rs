@@ -26,10 +26,10 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Returns whether a segment had never been opened at the checkpoint.
-    fn was_never_used(&self, segment: SegmentId) -> bool {
+    /// Returns whether a segment had been opened before the checkpoint.
+    fn was_used(&self, segment: SegmentId) -> bool {
         let line = self.lines.get(segment.0 as usize);
-        line.is_none_or(|line| line.usage == SegmentUse::NeverUsed)
+        line.is_some_and(|line| line.usage != SegmentUse::NeverUsed)
     }
 
     /// Returns whether a segment can have been opened with this generation since the checkpoint.
@@ -47,6 +47,8 @@ struct Search {
     all: bool,
     /// Bytes of the second page that are read at first: a logical block of the device.
     part: usize,
+    /// Reads in flight on a lane.
+    reads: usize,
 }
 
 /// What one lane has found.
@@ -67,15 +69,15 @@ pub(super) async fn reopened(
     all: bool,
 ) -> Result<Vec<Option<Generation>>, StoreError> {
     let count = bounds.lines.len() as u32;
-    let part = team.logical_block();
-    let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all, part });
+    let (part, reads) = (team.logical_block(), READS.div_ceil(team.lanes()));
+    let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all, part, reads });
     let segments = Shared::new((0..count).map(SegmentId).collect::<Vec<_>>());
     let parts = team.run(move |lane, queue| {
         let (search, segments) = (search.clone(), segments.clone());
         async move { search.part(&lane, &queue, segments).await }
     });
     let mut generations = vec![None; count as usize];
-    for part in parts.await? {
+    for part in parts.await {
         let Firsts { reopened, bytes_read, readable, failure } = part?;
         if let Some(error) = failure {
             return Err(error);
@@ -99,18 +101,23 @@ impl Search {
     ) -> Result<Firsts, StoreError> {
         let firsts = Firsts { reopened: Vec::new(), bytes_read: 0, readable: true, failure: None };
         let firsts = Rc::new(RefCell::new(firsts));
-        let (queue, into) = (queue.clone(), firsts.clone());
+        let (queue, into, reads) = (queue.clone(), firsts.clone(), self.reads);
+        let rest = segments.clone();
         let work = segments.map(move |segment| {
             let (search, queue, into) = (self.clone(), queue.clone(), into.clone());
+            let rest = rest.clone();
             async move {
                 match search.reopening(&queue, &into, segment).await {
                     Ok(Some(generation)) => into.borrow_mut().reopened.push((segment, generation)),
                     Ok(None) => (),
-                    Err(error) => into.borrow_mut().failure = Some(error),
+                    Err(error) => {
+                        into.borrow_mut().failure = Some(error);
+                        rest.cancel();
+                    }
                 }
             }
         });
-        concurrently(lane, READS, work).await;
+        concurrently(lane, reads, work).await;
         Rc::try_unwrap(firsts).map(RefCell::into_inner).map_err(|_| still_running())
     }
 
@@ -124,9 +131,11 @@ impl Search {
         segment: SegmentId,
     ) -> Result<Option<Generation>, StoreError> {
         let is_new = |generation: &Generation| self.bounds.is_new(segment, *generation);
-        if !self.all && !self.bounds.was_never_used(segment) {
-            let pages = self.read(queue, into, segment, PAGE + self.part).await?;
-            let opening = self.opening(&pages.bytes, segment);
+        if !self.all {
+            let is_used = self.bounds.was_used(segment);
+            let len = if is_used { PAGE + self.part } else { 2 * PAGE };
+            let mut pages = self.read(queue, into, segment, len).await?;
+            let mut opening = self.opening(&pages.bytes, segment);
             // Most headers behind an opening are as old as that, and then none of them is needed.
             if opening.is_some()
                 && self.claimed(&pages.bytes, segment) <= opening
@@ -134,11 +143,11 @@ impl Search {
             {
                 return Ok(opening.filter(is_new));
             }
-        }
-        if !self.all {
-            let pages = self.read(queue, into, segment, 2 * PAGE).await?;
+            if len < 2 * PAGE {
+                pages = self.read(queue, into, segment, 2 * PAGE).await?;
+                opening = self.opening(&pages.bytes, segment);
+            }
             into.borrow_mut().readable &= pages.all_readable();
-            let opening = self.opening(&pages.bytes, segment);
             let record =
                 self.basis.generation_at(&pages.bytes[PAGE..], segment, self.second_position());
             let newest = [opening, record].into_iter().flatten().filter(is_new).max();

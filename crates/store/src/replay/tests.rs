@@ -520,6 +520,24 @@ fn halves() -> [Vec<RecordHeader>; 2] {
     [vec![one, gone, proof], vec![two, clean]]
 }
 
+/// Programs that did not bound generations have used numbers twice.
+#[test]
+fn of_two_records_with_a_number_one_counts_whichever_lanes_find_them() {
+    let records =
+        [1, 2].map(|segment| data(segment, 8, 11, vec![entry(1, u64::from(segment), 1001)]));
+    for lanes in [1, 2] {
+        let mut whole = replay(4096);
+        for records in records.chunks(2 / lanes) {
+            let mut part = Replay::on(whole.basis.clone());
+            records.iter().for_each(|record| part.add(record).expect("memory"));
+            whole.absorb(part);
+        }
+        let index = index();
+        whole.changes().apply_to(&index).expect("there is room");
+        assert_eq!(content(&index).into_keys().collect::<Vec<_>>(), [1], "{lanes} lanes");
+    }
+}
+
 #[test]
 fn parts_of_lanes_add_up_to_the_replay_of_one() {
     let with = |parts: &[&[RecordHeader]]| {

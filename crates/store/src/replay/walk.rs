@@ -25,12 +25,13 @@ pub(super) async fn walk_all(
     reads: usize,
 ) -> Result<Replay, StoreError> {
     let found = Rc::new(RefCell::new((part, Ok(()))));
-    let (queue, into) = (queue.clone(), found.clone());
+    let (queue, into, rest) = (queue.clone(), found.clone(), walks.clone());
     let work = walks.map(move |segment| {
-        let (queue, into) = (queue.clone(), into.clone());
+        let (queue, into, rest) = (queue.clone(), into.clone(), rest.clone());
         async move {
             if let Err(error) = walk(&queue, &into, segment).await {
                 into.borrow_mut().1 = Err(error);
+                rest.cancel();
             }
         }
     });
