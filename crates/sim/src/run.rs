@@ -227,6 +227,11 @@ impl World<'_> {
         if self.profile.features.has(Feature::Loading) && self.rng.bool() {
             return Ending::Stop { drain: false };
         }
+        if self.profile.features.has(Feature::Shards) && self.rng.bool() {
+            // While records are open that the copy of an index in a new checkpoint may refer to.
+            let (roots, changes) = (self.rng.u64(1..=6), self.rng.u64(2..=8));
+            return Ending::CrashAtRoot { roots, changes };
+        }
         match self.rng.u32(0..10) {
             0..7 => match self.rng.u64(1..=requests * 2) {
                 change if change % 5 < 2 => Ending::CrashAtRoot {
