@@ -75,8 +75,7 @@ impl Version {
     }
 }
 
-/// Versions in a chunk. A lane adds to all lists at a time: with small chunks the ends of the lists lie in few
-/// pages, whose addresses the CPU has at hand.
+/// Versions in a chunk: a page of them, because only whole pages can be given back to the system.
 const CHUNK: usize = 4096 / size_of::<Version>();
 /// Chunks in an area of 1 MiB. Less than a huge page, which may take longer to be found and zeroed than the log to
 /// be read: 2 ns a byte in a virtual machine that gives unused memory back to its host.
