@@ -7,6 +7,7 @@
 //! - [`sequential`]: length of sequential streams, for the sequential cut-off
 //! - [`admission`]: whether a block may enter, one file per rule
 //! - [`replacement`]: S3-FIFO for a log, in four bits per block
+//! - [`GhostGroups`]: ghosts of what it demotes
 //! - [`auto`]: shadow caches that choose the rules of that policy
 //! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
 //! - [`whatif`]: shadow caches that tell what other settings would do
@@ -19,8 +20,11 @@
 
 pub mod admission;
 pub mod auto;
+mod chunked;
 pub mod curve;
 pub mod exact;
+mod ghost_groups;
+mod hash;
 pub mod rate;
 pub mod replacement;
 pub mod sequential;
@@ -32,6 +36,7 @@ pub mod writeback;
 
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};
 pub use auto::{Auto, Rule};
+pub use ghost_groups::GhostGroups;
 pub use rate::{Bucket, Load, RateControl};
 pub use replacement::{Rank, Shares};
 pub use sequential::{Route, SequentialCutoff, SharedStreams, StreamRoute};

@@ -133,8 +133,8 @@ pub struct Shares {
     /// Most blocks kept. Fewer than the log holds, so that some segments always have few kept
     /// blocks.
     pub kept: u64,
-    /// Demoted blocks that ghosts remember.
-    pub ghosts: u64,
+    /// Blocks that fit in the log; at least 1.
+    pub room: u64,
 }
 
 impl Shares {
@@ -144,8 +144,7 @@ impl Shares {
     }
 
     fn with(room: u64, percent: u64) -> Self {
-        let kept = (room * percent / 100).max(1);
-        Shares { kept, ghosts: room.max(1) }
+        Shares { kept: (room * percent / 100).max(1), room: room.max(1) }
     }
 
     /// Returns the share of the small queue, one in `part` of the kept blocks: while it has more
@@ -200,9 +199,9 @@ mod tests {
 
     #[test]
     fn even_the_smallest_cache_keeps_something() {
-        assert_eq!(Shares::with(0, 75), Shares { kept: 1, ghosts: 1 });
+        assert_eq!(Shares::with(0, 75), Shares { kept: 1, room: 1 });
         let shares = Shares::with(1000, 80);
-        assert_eq!(shares, Shares { kept: 800, ghosts: 1000 });
+        assert_eq!(shares, Shares { kept: 800, room: 1000 });
         assert_eq!((shares.small(32), shares.small(0), shares.small(10_000)), (25, 800, 1));
     }
 }

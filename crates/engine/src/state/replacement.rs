@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::ReplacementKind;
 use forebay_policy::replacement::kept_percent;
-use forebay_policy::{Ghost, Past, Recall, Rule, Shares};
+use forebay_policy::{GhostGroups, Rule, Shares};
 use forebay_store::Store;
 
 pub(crate) use auto_policy::AutoPolicy;
@@ -37,7 +37,7 @@ pub(crate) fn room(store: &Store) -> u64 {
 /// How a policy tracks which blocks are worth keeping.
 pub(crate) enum How {
     /// By ranks in the index, and ghosts.
-    Ranks(Ghost),
+    Ranks(GhostGroups),
     /// By lists.
     Lists(ListPolicy),
 }
@@ -61,7 +61,7 @@ impl Replacement {
         let shares = Shares::of(room, kind);
         let kept = Kept::new(shares);
         if matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto) {
-            let how = How::Ranks(Ghost::new(shares.ghosts));
+            let how = How::Ranks(GhostGroups::new(shares.room));
             let auto = kind == ReplacementKind::Auto;
             let auto = auto.then(|| AutoPolicy::new(room, kept_percent(kind)));
             return Replacement { kind, shares, kept, how, auto, given_up };
@@ -77,16 +77,18 @@ impl Replacement {
 
     /// Returns the rule that ranks follow at the moment.
     pub(crate) fn rule(&self) -> &'static Rule {
-        self.auto.as_ref().map_or(&Rule::S3_FIFO, AutoPolicy::rule)
+        match (&self.auto, &self.how) {
+            (Some(auto), _) => auto.rule(),
+            (None, How::Ranks(ghosts)) if ghosts.are_single() => &Rule::S3_FIFO_OF_SINGLE_BLOCKS,
+            _ => &Rule::S3_FIFO,
+        }
     }
 
     /// Adds a ghost for a block that has left the small queue, if the rule remembers it.
     pub(crate) fn remember(&self, address: u64) {
         let How::Ranks(ghosts) = &self.how else { return };
-        if self.auto.is_none() {
-            ghosts.note(address, Past::Evicted);
-        } else if self.rule().remembers(self.given_up.fetch_add(1, Ordering::Relaxed)) {
-            ghosts.note_in_order(address, Past::Evicted);
+        if self.rule().remembers(self.given_up.fetch_add(1, Ordering::Relaxed)) {
+            ghosts.note(address);
         }
     }
 
@@ -94,11 +96,7 @@ impl Replacement {
     /// ghost then.
     pub(crate) fn comes_back(&self, address: u64) -> bool {
         let How::Ranks(ghosts) = &self.how else { return false };
-        let recall = match self.auto {
-            None => ghosts.recall(address),
-            Some(_) => ghosts.recall_within(address, self.rule().reach),
-        };
-        let comes_back = recall != Recall::Nothing;
+        let comes_back = ghosts.recall_within(address, self.rule().reach);
         if comes_back {
             ghosts.forget(address);
         }

@@ -16,8 +16,10 @@
 //! address in [`Ghost::kept_of`], chosen by the hash, like the sampled caches of "Efficient MRC
 //! Construction with SHARDS" (FAST 2015), and reports all others as not kept.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::chunked::Chunked;
+use crate::hash::mix;
 
 /// Why a block is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,8 +64,6 @@ const LANES: usize = 4;
 const WORDS: usize = 8;
 /// Entries in a line; the last position holds the cursor.
 const ENTRIES: u64 = (WORDS * LANES - 1) as u64;
-/// Bytes per entry, including the cursors.
-const ENTRY_BYTES: u64 = 2;
 /// A memory for statistics has at least this many entries (128 KiB) before it samples.
 const LEAST_ENTRIES: u64 = 1 << 16;
 /// The sparsest sampling: one address in this many.
@@ -71,9 +71,6 @@ const SPARSEST: u64 = 32;
 
 /// The same 16 bits four times.
 const ONES: u64 = 0x0001_0001_0001_0001;
-/// Lines per allocation. A chunk is allocated when its first line is needed: the memory may be
-/// large, and zeroing all of it at once would stall a request.
-const CHUNK: u64 = 4096;
 /// Bit position of the cursor in its word.
 const CURSOR_SHIFT: u32 = 48;
 
@@ -130,22 +127,6 @@ impl Line {
     }
 }
 
-impl Line {
-    /// Returns the entries, without the cursor.
-    fn entries(&self) -> [u64; ENTRIES as usize] {
-        let words = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
-        std::array::from_fn(|n| words[n / LANES] >> (n % LANES * 16) & 0xffff)
-    }
-
-    /// Replaces the entries; clears the cursor, which lines in order do not need.
-    fn set_entries(&self, entries: &[u64; ENTRIES as usize]) {
-        for (cell, entries) in self.0.iter().zip(entries.chunks(LANES)) {
-            let word = entries.iter().rev().fold(0, |word, entry| word << 16 | entry);
-            cell.store(word, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Replaces the 16 bits at `shift`.
 fn put(cell: &AtomicU64, shift: u32, entry: u64) {
     let word = cell.load(Ordering::Relaxed);
@@ -154,8 +135,7 @@ fn put(cell: &AtomicU64, shift: u32, entry: u64) {
 
 /// See the module.
 pub struct Ghost {
-    chunks: Box<[OnceLock<Box<[Line]>>]>,
-    lines: u64,
+    lines: Chunked<Line>,
     /// Only addresses whose hash has these bits zero are kept.
     sparse: u64,
 }
@@ -183,14 +163,12 @@ impl Ghost {
     }
 
     fn sparse(entries: u64, kept_of: u64) -> Self {
-        let lines = entries.div_ceil(ENTRIES + 1).clamp(1, u64::from(u32::MAX));
-        let chunks = (0..lines.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Ghost { chunks, lines, sparse: (kept_of - 1) << 13 }
+        Ghost { lines: Chunked::new(entries.div_ceil(ENTRIES + 1)), sparse: (kept_of - 1) << 13 }
     }
 
     /// Returns the number of entries the memory can hold.
     pub fn entries(&self) -> u64 {
-        self.lines * (ENTRIES + 1)
+        self.lines.len() * (ENTRIES + 1)
     }
 
     /// Returns the sampling ratio: one address in this many is kept; 1 keeps all.
@@ -200,34 +178,19 @@ impl Ghost {
 
     /// Returns the memory in bytes once every chunk is allocated.
     pub fn bytes(&self) -> u64 {
-        self.entries() * ENTRY_BYTES
+        self.lines.bytes()
     }
 
     fn place(&self, address: u64) -> Option<Place> {
         let hash = mix(address);
-        // The line index is below `lines`, which fits in 32 bits.
-        let place = Place { line: ((hash >> 32) * self.lines) >> 32, print: hash & 0x1fff };
+        let place = Place { line: self.lines.of_hash(hash), print: hash & 0x1fff };
         (hash & self.sparse == 0).then_some(place)
-    }
-
-    /// Returns the line if its chunk is allocated.
-    fn line(&self, place: Place) -> Option<&Line> {
-        let chunk = self.chunks.get((place.line / CHUNK) as usize)?.get()?;
-        chunk.get((place.line % CHUNK) as usize)
-    }
-
-    fn line_to_write(&self, place: Place) -> Option<&Line> {
-        let number = place.line / CHUNK;
-        let lines = (self.lines - number * CHUNK).min(CHUNK);
-        let chunk = self.chunks.get(number as usize)?;
-        let chunk = chunk.get_or_init(|| (0..lines).map(|_| Line::default()).collect());
-        chunk.get((place.line % CHUNK) as usize)
     }
 
     /// Returns why a block is absent, if that is remembered.
     pub fn recall(&self, address: u64) -> Recall {
         let Some(place) = self.place(address) else { return Recall::NotKept };
-        let found = self.line(place).and_then(|line| line.find(place.print));
+        let found = self.lines.get(place.line).and_then(|line| line.find(place.print));
         let past =
             found.and_then(|(cell, shift)| Past::from_bits(cell.load(Ordering::Relaxed) >> shift));
         past.map_or(Recall::Nothing, Recall::Past)
@@ -236,52 +199,20 @@ impl Ghost {
     /// Records why a block is absent; replaces an earlier record.
     pub fn note(&self, address: u64, past: Past) {
         let Some(place) = self.place(address) else { return };
-        let Some(line) = self.line_to_write(place) else { return };
+        let Some(line) = self.lines.get_or_init(place.line) else { return };
         let (cell, shift) = line.find(place.print).unwrap_or_else(|| line.room());
         put(cell, shift, (place.print << 3) | past as u64);
-    }
-
-    /// As [`Ghost::note`], and keeps the entries of a line in order of age, for
-    /// [`Ghost::recall_within`]. All notes of a memory must be of the same kind.
-    pub fn note_in_order(&self, address: u64, past: Past) {
-        let Some(place) = self.place(address) else { return };
-        let Some(line) = self.line_to_write(place) else { return };
-        let mut entries = line.entries();
-        let same = entries.iter().position(|entry| entry >> 3 == place.print && entry & PAST != 0);
-        let empty = || entries.iter().position(|entry| entry & PAST == 0);
-        // The entry of this block, an empty one, or the oldest.
-        let gone = same.or_else(empty).unwrap_or(0);
-        entries.copy_within(gone + 1.., gone);
-        entries[ENTRIES as usize - 1] = (place.print << 3) | past as u64;
-        line.set_entries(&entries);
-    }
-
-    /// Returns why a block is absent, if its entry is among the youngest `parts` of 31 equal parts
-    /// of the memory. For entries of [`Ghost::note_in_order`].
-    pub fn recall_within(&self, address: u64, parts: u8) -> Recall {
-        let Some(place) = self.place(address) else { return Recall::NotKept };
-        let Some(line) = self.line(place) else { return Recall::Nothing };
-        let entries = line.entries();
-        let youngest = entries.iter().rev().filter(|entry| **entry & PAST != 0);
-        let found = youngest.take(parts.into()).find(|entry| **entry >> 3 == place.print);
-        found.and_then(|entry| Past::from_bits(*entry)).map_or(Recall::Nothing, Recall::Past)
     }
 
     /// Forgets a block, because it is cached now.
     pub fn forget(&self, address: u64) {
         let Some(place) = self.place(address) else { return };
-        if let Some((cell, shift)) = self.line(place).and_then(|line| line.find(place.print)) {
+        if let Some((cell, shift)) =
+            self.lines.get(place.line).and_then(|line| line.find(place.print))
+        {
             put(cell, shift, 0);
         }
     }
-}
-
-/// Spreads addresses over all 64 bits (the finalizer of SplitMix64).
-fn mix(address: u64) -> u64 {
-    let mut z = address.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
@@ -452,33 +383,5 @@ mod tests {
         });
         ghost.note(1, Past::Invalidated);
         assert_eq!(ghost.recall(1), Recall::Past(Past::Invalidated));
-    }
-
-    /// Against a vector: the youngest first to be found, the oldest first to go.
-    #[test]
-    fn entries_in_order_have_an_age() {
-        let ghost = Ghost::new(1);
-        let mut random = fastrand::Rng::with_seed(4);
-        let mut model: Vec<u64> = Vec::new();
-        for _ in 0..20_000 {
-            let address = random.u64(0..60);
-            if random.u32(0..4) == 0 {
-                ghost.forget(address);
-                model.retain(|other| *other != address);
-            } else {
-                ghost.note_in_order(address, Past::Evicted);
-                model.retain(|other| *other != address);
-                model.push(address);
-                if model.len() > ENTRIES as usize {
-                    model.remove(0);
-                }
-            }
-            let parts = random.u8(0..=31);
-            let other = random.u64(0..60);
-            let expected = model.iter().rev().take(parts.into()).any(|known| *known == other);
-            let found = ghost.recall_within(other, parts);
-            assert_eq!(found == Recall::Past(Past::Evicted), expected, "{other} {parts} {model:?}");
-            assert_eq!(ghost.recall(other) != Recall::Nothing, model.contains(&other));
-        }
     }
 }

@@ -1,10 +1,12 @@
 //! The rules that shadow caches compare.
 
+use crate::hash::mix;
+
 /// [`Rule::promoting_uses`] that no block reaches.
 pub const NEVER: u8 = u8::MAX;
 
 /// [`Rule::reach`] of a rule for which all ghosts count.
-pub const REACHES: u8 = 31;
+pub use crate::ghost_groups::REACHES;
 
 /// Parameters of the rank policy.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,6 +29,12 @@ impl Rule {
     pub const S3_FIFO: Rule =
         Rule { name: "s3-fifo", small: 32, promoting_uses: 2, ghost_of: 1, reach: REACHES };
 
+    /// The rule of the policy `s3-fifo` while demoted blocks have few neighbours among the ghosts. Those then reach
+    /// back over fewer blocks, so blocks get more time in the small queue; and where each use is a request of its own, one is
+    /// as good as two.
+    pub const S3_FIFO_OF_SINGLE_BLOCKS: Rule =
+        Rule { small: 4, promoting_uses: 1, ..Rule::S3_FIFO };
+
     /// Whether the demoted block with this consecutive number becomes a ghost. Numbers are hashed,
     /// so that no loop meets the same ones in every round.
     #[inline]
@@ -48,13 +56,5 @@ pub const RULES: [Rule; 9] = [
     Rule { name: "sparse-8", small: 32, promoting_uses: NEVER, ghost_of: 8, reach: REACHES },
     Rule { name: "near", small: 32, promoting_uses: NEVER, ghost_of: 1, reach: 16 },
     Rule { name: "sparse-2", small: 32, promoting_uses: NEVER, ghost_of: 2, reach: REACHES },
-    Rule { name: "eager", small: 32, promoting_uses: 1, ghost_of: 1, reach: 23 },
+    Rule { name: "eager", small: 32, promoting_uses: 1, ghost_of: 1, reach: 24 },
 ];
-
-/// The finalizer of SplitMix64.
-fn mix(number: u64) -> u64 {
-    let z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}

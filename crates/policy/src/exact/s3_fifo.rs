@@ -55,7 +55,7 @@ impl S3Fifo {
     pub(super) fn in_log(shares: Shares, nodes: u32) -> Self {
         let number = |blocks: u64| blocks.min(u64::from(nodes)) as u32;
         let small = number(shares.small(Rule::S3_FIFO.small));
-        let policy = S3Fifo::with(number(shares.kept), small, number(shares.ghosts), nodes);
+        let policy = S3Fifo::with(number(shares.kept), small, number(shares.room), nodes);
         S3Fifo { in_log: true, ..policy }
     }
 

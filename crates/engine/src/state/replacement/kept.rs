@@ -31,7 +31,7 @@ impl Kept {
 
     /// Learns from a segment that reclaim took as the cheapest. Only one task reclaims.
     pub(crate) fn found(&self, too_full: bool) {
-        let part = |parts: u64| (self.shares.ghosts / parts).max(1);
+        let part = |parts: u64| (self.shares.room / parts).max(1);
         let yielded = self.yielded.load(Ordering::Relaxed);
         let next = match too_full {
             true => (yielded + part(YIELDED_AT_ONCE)).min(self.shares.kept / 2),
