@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_device::{Device, Meter};
 use forebay_lane::either;
-use forebay_store::{RecoveryReport, Store, StoreLane, StoreOptions};
+use forebay_store::{Entry, RecoveryReport, Store, StoreLane, StoreOptions};
 
 use crate::background;
 use crate::error::{EngineError, EngineErrorKind};
@@ -37,10 +37,17 @@ impl EngineLane {
             store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
         let clock = context.lane.clock().clone();
         let cache = Cache::new(store.store().clone(), policy, clock, meter);
-        for (by, bytes, what) in cache.memory_needed() {
-            cache.hold_memory(store.store().options().memory.hold(by, bytes, what)?);
-        }
+        let held = cache.hold_needed();
         (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
+        if let Err(over) = held {
+            // What recovery has kept of the log may be in the way. It is not needed any more once the index is loaded.
+            if store.store().is_loaded() || !store.store().checkpoint_is_outdated() {
+                return Err(over.into());
+            }
+            let on_load = |address, entry: &Entry| cache.on_load(&context.lane, address, entry);
+            store.load_rest(&on_load).await?;
+            cache.hold_needed()?;
+        }
         let engine = Self::with_store(cache, context, store, requests());
         engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), true));
         engine.start_loading();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{Clock, Nanos, ReplacementKind, VolumeId};
 use forebay_device::Meter;
-use forebay_lane::{Lane, MemoryHold, MemoryUse, Notify};
+use forebay_lane::{Lane, MemoryHold, MemoryUse, Notify, OverLimit};
 use forebay_policy::Ghost;
 use forebay_policy::exact::Key;
 use forebay_store::{Address, Entry, Store};
@@ -146,6 +146,15 @@ impl Cache {
             (MemoryUse::Policy, blocks + ghosts + self.memory_bytes(), "the replacement policy"),
             (MemoryUse::Background, TRANSFERS + copied * COPIED, "background work"),
         ]
+    }
+
+    /// Holds what [`Cache::memory_needed`] says.
+    pub(crate) fn hold_needed(&self) -> Result<(), OverLimit> {
+        let budget = &self.store.options().memory;
+        let held = self.memory_needed().map(|(by, bytes, what)| budget.hold(by, bytes, what));
+        held.into_iter()
+            .collect::<Result<Vec<_>, _>>()
+            .map(|held| self.memory_held.lock().extend(held))
     }
 
     /// Returns the volumes in the order of their creation.

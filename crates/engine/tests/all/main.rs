@@ -8,6 +8,7 @@ mod held;
 mod lazy;
 mod life;
 mod limits;
+mod little_memory;
 mod masks;
 mod neighbours;
 mod notes;
