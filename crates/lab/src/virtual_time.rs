@@ -3,6 +3,7 @@
 //!
 //! - `access`, `clients`, `cpu`: what clients ask for, when, and what software costs
 //! - `timing`, `device`: how long devices take, and what they hold
+//! - `flushed`: clients that flush after each write
 //! - `world`, `raw`: a cache, and a bare device, that clients can ask
 //! - `tally`: what is counted
 
@@ -10,6 +11,7 @@ pub(crate) mod access;
 pub(crate) mod clients;
 pub(crate) mod cpu;
 pub(crate) mod device;
+pub(crate) mod flushed;
 pub(crate) mod raw;
 pub(crate) mod tally;
 pub(crate) mod timing;

@@ -197,7 +197,8 @@ impl Log {
             numbers.in_flight.insert(number);
             // Under the same lock: a checkpoint that takes its base must see this record in its
             // segment.
-            segments.record_closed(record.segment, RecordNumber(number), end);
+            let granules = record.position..end;
+            segments.record_closed(record.segment, RecordNumber(number), granules);
             RecordNumber(number)
         };
         record.close(Closing { number, reserved, durably })

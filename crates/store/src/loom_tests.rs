@@ -176,7 +176,7 @@ fn a_sync_of_an_earlier_life_makes_nothing_durable() {
     loom::model(|| {
         let segments = Arc::new(Segments::new(1, 2, Generation(1)));
         let (segment, _) = segments.open(0, (0, 1), false).expect("free");
-        segments.record_closed(segment, RecordNumber(1), 5);
+        segments.record_closed(segment, RecordNumber(1), 0..5);
         segments.close(segment);
         let records = segments.take_undurable(RecordNumber(1));
         assert!(segments.begin_reclaim(segment) && segments.end_reclaim(segment, || (0, 0)));

@@ -9,6 +9,7 @@
 //!   record that the checkpoint does not contain.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_core::sync::Mutex;
@@ -20,8 +21,10 @@ use crate::planted::{self, PlantedBug};
 pub use live::Live;
 use live::LiveCounts;
 pub(crate) use live::counts_as;
+use starts::RecordStarts;
 
 mod live;
+mod starts;
 
 /// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +90,7 @@ struct State {
     free: VecDeque<SegmentId>,
     draining: Vec<Draining>,
     undurable: Vec<Undurable>,
+    starts: RecordStarts,
     opened: u64,
     next_generation: u64,
 }
@@ -150,6 +154,7 @@ impl Segments {
                 free: (0..count).map(SegmentId).collect(),
                 draining: Vec::new(),
                 undurable: Vec::new(),
+                starts: RecordStarts::new(count),
                 opened: 0,
                 next_generation: next_generation.0,
             }),
@@ -273,18 +278,26 @@ impl Segments {
             last_record: RecordNumber(0),
             position: 0,
         };
+        state.starts.clear(segment);
         self.counters[segment.0 as usize].durable.store(0, Ordering::SeqCst);
         Some((segment, generation))
     }
 
-    /// Notes that a record was closed in an open segment.
-    pub fn record_closed(&self, segment: SegmentId, number: RecordNumber, position: u32) {
+    /// Notes that a record was closed in an open segment, with the granules that it takes.
+    pub fn record_closed(&self, segment: SegmentId, number: RecordNumber, granules: Range<u32>) {
         let mut state = self.state.lock();
         let life = &mut state.lives[segment.0 as usize];
         life.last_record = life.last_record.max(number);
-        life.position = position;
+        life.position = granules.end;
         let generation = life.generation;
-        state.undurable.push(Undurable { segment, generation, number, end: position });
+        state.starts.add(segment, granules.start);
+        state.undurable.push(Undurable { segment, generation, number, end: granules.end });
+    }
+
+    /// Returns where some records of a segment start, in granules and in ascending order; nothing if it was opened before
+    /// the cache was.
+    pub fn record_starts(&self, segment: SegmentId) -> Vec<u32> {
+        self.state.lock().starts.of(segment)
     }
 
     /// Takes the records up to `through` that a commit is about to make durable.
@@ -559,7 +572,8 @@ impl Segments {
     pub(crate) fn bytes_for(count: u32, lanes: usize) -> u64 {
         let each =
             size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
-        u64::from(count) * each as u64 + LiveCounts::bytes_for(count, lanes)
+        let shared = u64::from(count) * each as u64 + RecordStarts::bytes_for(count);
+        shared + LiveCounts::bytes_for(count, lanes)
     }
 }
 

@@ -5,13 +5,15 @@
 //! here: the end of the small queue is the oldest segment that new blocks went to, and the clock of
 //! the main queue goes round the other segments (see `forebay_policy::replacement`).
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use forebay_core::SegmentId;
+use forebay_core::{SegmentId, VolumeId};
 use forebay_policy::{Rank, Rule};
 use forebay_store::segments::SegmentUse;
 
+use crate::background::reclaim::live::Live;
 use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
@@ -91,8 +93,18 @@ impl EngineLane {
     /// Ends a segment's time in the small queue: blocks in it that were not used enough are
     /// demoted.
     pub(crate) async fn end_probation(self: &Rc<Self>, segment: SegmentId, rule: &Rule) {
-        let uses = rule.promoting_uses;
-        self.pass(segment, |rank| rank.leaves_small(uses), true).await;
+        let mut blocks = self.live_blocks(segment).await;
+        self.end_probation_of(segment, &mut blocks, rule);
+    }
+
+    /// As [`EngineLane::end_probation`], with the segment's live blocks, which learn whether they are kept.
+    pub(crate) fn end_probation_of(
+        &self,
+        segment: SegmentId,
+        blocks: &mut BTreeMap<VolumeId, Vec<Live>>,
+        rule: &Rule,
+    ) {
+        self.pass(blocks, |rank| rank.leaves_small(rule.promoting_uses), true);
         self.cache.store.segments.end_probation(segment);
     }
 
@@ -109,22 +121,23 @@ impl EngineLane {
         let next = kept.find(|segment| segment.id.0 >= hand.0).or(first);
         let next = next?.id;
         *hand = ClockHand(next.0 + 1);
-        Some(self.pass(next, Rank::passed, false).await)
+        let mut blocks = self.live_blocks(next).await;
+        Some(self.pass(&mut blocks, Rank::passed, false))
     }
 
-    /// Changes the ranks of a segment's blocks, and returns whether any has changed. `remember`: adds ghosts for
+    /// Changes the ranks of blocks, and returns whether any has changed. `remember`: adds ghosts for
     /// the blocks that this demotes.
-    async fn pass(
-        self: &Rc<Self>,
-        segment: SegmentId,
+    fn pass(
+        &self,
+        blocks: &mut BTreeMap<VolumeId, Vec<Live>>,
         passed: impl Fn(Rank) -> Rank,
         remember: bool,
     ) -> bool {
         let store = &self.cache.store;
         let mut some = false;
-        for (id, blocks) in self.live_blocks(segment).await {
-            let Some(space) = store.space_of(id) else { continue };
-            let volume = self.lane_volume(id);
+        for (id, blocks) in blocks {
+            let Some(space) = store.space_of(*id) else { continue };
+            let volume = self.lane_volume(*id);
             let stays = |block| {
                 let volume = volume.as_ref().map(|view| &view.volume);
                 volume.is_some_and(|it| !it.share.may_demote() || it.pins.contain(block))
@@ -134,9 +147,12 @@ impl EngineLane {
                     continue;
                 }
                 let change = |rank| passed(Rank::from_bits(rank)).bits();
-                let ranks = store.rerank(&space, live.block, live.slot, change);
-                some |= ranks.is_some_and(|(before, after)| before != after);
-                if let (Some((1.., 0)), Some(view)) = (ranks, &volume) {
+                let Some(ranks) = store.rerank(&space, live.block, live.slot, change) else {
+                    continue;
+                };
+                some |= ranks.0 != ranks.1;
+                live.kept = ranks.1 > 0;
+                if let ((1.., 0), Some(view)) = (ranks, &volume) {
                     view.volume.share.demoted();
                     if remember {
                         Policy(view).remember_given_up(live.block);

@@ -253,16 +253,17 @@ impl EngineLane {
         if !store.segments.begin_reclaim(victim.id) {
             return false;
         }
-        if victim.on_probation && replacement.goes_by_ranks() && store.segments.live(victim.id) > 0
-        {
-            // Its blocks leave the order of the log now, so their time in the small queue ends.
-            self.end_probation(victim.id, replacement.rule()).await;
-        }
-        for _ in 0..4 {
+        let ends_probation = victim.on_probation && replacement.goes_by_ranks();
+        for round in 0..4 {
             if store.segments.live(victim.id) == 0 {
                 break;
             }
-            if self.empty(victim.id, &replacement, waits).await == Emptied::Packed {
+            let mut blocks = self.live_blocks(victim.id).await;
+            if ends_probation && round == 0 {
+                // Its blocks leave the order of the log now, so their time in the small queue ends.
+                self.end_probation_of(victim.id, &mut blocks, replacement.rule());
+            }
+            if self.empty(blocks, &replacement, waits).await == Emptied::Packed {
                 state.packed.insert(victim.id, (victim.opened, victim.live));
                 store.end_reclaim(victim.id);
                 return true;

@@ -3,6 +3,7 @@
 //!
 //! - `deferred`: random writes to a RAM tier in front of the disk, beside a cache on an SSD
 //! - `density`: blocks per second when a share of the blocks in a range is dirty
+//! - `flushes`: writes with a flush after each, beside the bare SSD
 //! - `lazy`: how long the disk of a small office's server sleeps
 //! - `pressure`: latency of writes when a full, dirty cache is written to faster than the disk can take
 //!
@@ -10,6 +11,7 @@
 
 mod deferred;
 mod density;
+mod flushes;
 mod lazy;
 mod pressure;
 
@@ -23,7 +25,7 @@ use crate::virtual_time::cpu::CpuCosts;
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only this part: density, pressure, deferred or lazy
+    /// Only this part: density, pressure, deferred, flushes or lazy
     #[arg(long, value_name = "PART")]
     only: Option<String>,
     /// Shares of the blocks that are dirty
@@ -45,7 +47,7 @@ pub(crate) struct Args {
     costs: CpuCosts,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Report {
     seed: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -54,6 +56,8 @@ struct Report {
     pressure: Vec<pressure::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     deferred: Vec<deferred::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    flushes: Vec<flushes::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     lazy: Vec<lazy::Row>,
 }
@@ -66,19 +70,19 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         return Err(other("1000 to 1000000 dirty blocks, and depths of 1 or more, please"));
     }
     let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
-    if !["density", "pressure", "deferred", "lazy"].into_iter().any(wanted) {
-        return Err(other("a part is density, pressure, deferred or lazy"));
+    if !["density", "pressure", "deferred", "flushes", "lazy"].into_iter().any(wanted) {
+        return Err(other("a part is density, pressure, deferred, flushes or lazy"));
     }
     let cells: Vec<density::Cell> =
         if wanted("density") { density::cells(&args.densities, args.blocks) } else { Vec::new() };
     let jobs: Vec<pressure::Job> =
         if wanted("pressure") { pressure::jobs(&args.depths) } else { Vec::new() };
     let stacks = if wanted("deferred") { deferred::jobs() } else { Vec::new() };
+    let flushers = if wanted("flushes") { flushes::jobs() } else { Vec::new() };
     let offices = if wanted("lazy") { lazy::jobs() } else { Vec::new() };
-    let steps = cells.len() + jobs.len() + stacks.len() + offices.len();
+    let steps = cells.len() + jobs.len() + stacks.len() + flushers.len() + offices.len();
     let progress = Progress::new(steps as u64, "in virtual time");
-    let (densities, pressure, deferred, lazy) = Default::default();
-    let mut report = Report { seed: args.seed, densities, pressure, deferred, lazy };
+    let mut report = Report { seed: args.seed, ..Report::default() };
     for cell in &cells {
         progress.label(format!("density {}", cell.share));
         report.densities.push(density::measure(cell, args.seed)?);
@@ -95,6 +99,12 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         progress.advance(1);
     }
     deferred::Row::relate(&mut report.deferred);
+    for job in &flushers {
+        progress.label(format!("a flush after each write, {} under way", job.depth));
+        report.flushes.push(flushes::measure(job, args.costs, flushes::SECONDS, args.seed)?);
+        progress.advance(1);
+    }
+    flushes::Row::relate(&mut report.flushes);
     for writeback in offices {
         progress.label(format!("an office for two weeks, {writeback} writeback"));
         report.lazy.push(lazy::measure(writeback, 1, args.seed)?);
@@ -142,6 +152,14 @@ fn print(report: &Report) {
             "STACK | UNDER WAY | WRITES/s | x DISK | UNTIL DURABLE | x DISK | MEAN us | p99 us | MAX us",
         );
         report.deferred.iter().for_each(|row| table.row(row.cells()));
+        print!("{}", table.render());
+    }
+    if !report.flushes.is_empty() {
+        println!("\nRandom writes of 4K within 1G, a flush after each");
+        let mut table = Table::new(
+            "SSD | WITH | UNDER WAY | WRITES/s | OF BARE | FLUSH us | p99 us | OF BARE | BOTH us | p99 us | SSD B/B",
+        );
+        report.flushes.iter().for_each(|row| table.row(row.cells()));
         print!("{}", table.render());
     }
     if !report.lazy.is_empty() {

@@ -7,6 +7,7 @@ use crate::error::LabResult;
 
 use super::access::Access;
 use super::clients::Server;
+use super::flushed::Flush;
 use super::tally::Gauges;
 use super::timing::Timing;
 
@@ -57,6 +58,12 @@ impl Server for Raw {
             disk_read_busy: Nanos(counters.read_busy.as_nanos() as u64),
             ..Gauges::default()
         }
+    }
+}
+
+impl Flush for Raw {
+    fn start_flush(&mut self, client: u32) {
+        self.timing.submit(self.now, ModelOp::sync(), client);
     }
 }
 

@@ -26,6 +26,7 @@ use crate::rig::{self, LocalLane, VOLUME, build, request};
 use super::access::Access;
 use super::clients::Server;
 use super::device::{VirtualDevice, fill_payload};
+use super::flushed::Flush;
 use super::tally::Gauges;
 use super::timing::Timing;
 
@@ -347,6 +348,12 @@ impl World {
         let op = if access.write { Op::Write } else { Op::Read };
         let request = request(client.into(), op, access.offset, access.len, Some(data));
         self.top.submit(request, &self.as_sink);
+    }
+}
+
+impl Flush for World {
+    fn start_flush(&mut self, client: u32) {
+        self.top.submit(request(client.into(), Op::Flush, 0, 0, None), &self.as_sink);
     }
 }
 

@@ -13,7 +13,7 @@ fn open(segments: &Segments) -> SegmentId {
 /// A segment that is open and has records up to `number`, which end at granule `end`.
 fn with_record(segments: &Segments, number: u64, end: u32) -> SegmentId {
     let segment = open(segments);
-    segments.record_closed(segment, RecordNumber(number), end);
+    segments.record_closed(segment, RecordNumber(number), 0..end);
     segment
 }
 
@@ -101,7 +101,7 @@ fn closed_segments_are_listed_with_their_age_and_use() {
     let (first, second, third) = (open(&segments), open(&segments), open(&segments));
     assert!(closed(&segments).is_empty());
     let (generation, _) =
-        (segments.generation(second), segments.record_closed(second, RecordNumber(3), 9));
+        (segments.generation(second), segments.record_closed(second, RecordNumber(3), 0..9));
     assert_eq!((generation, segments.position(second)), (Generation(11), 9));
     for segment in [second, third] {
         segments.add_live(segment, Live::one(true, 1));
@@ -132,8 +132,8 @@ fn closed_segments_are_listed_with_their_age_and_use() {
 fn a_record_is_durable_to_its_end_and_in_its_own_life_only() {
     let segments = eight();
     let segment = with_record(&segments, 4, 10);
-    segments.record_closed(segment, RecordNumber(5), 20);
-    segments.record_closed(segment, RecordNumber(6), 30);
+    segments.record_closed(segment, RecordNumber(5), 0..20);
+    segments.record_closed(segment, RecordNumber(6), 20..30);
     assert!(!segments.is_durable(segment, 0));
     let taken = segments.take_undurable(RecordNumber(5));
     assert_eq!(taken.iter().map(|it| it.number.0).collect::<Vec<_>>(), [4, 5]);
@@ -309,6 +309,6 @@ fn memory_is_told_for_every_segment() {
     let one = Segments::bytes_for(1, 2);
     let parts =
         [size_of::<Counters>(), size_of::<Mutex<Option<Arc<LogBuffer>>>>(), size_of::<Life>()];
-    assert_eq!(one, parts.iter().sum::<usize>() as u64 + 2 * 8);
+    assert_eq!(one, parts.iter().sum::<usize>() as u64 + RecordStarts::bytes_for(1) + 2 * 8);
     assert_eq!(eight().bytes(), 8 * one);
 }

@@ -1,12 +1,13 @@
 //! Empties one segment: evicts, reinserts and writes back its blocks.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::why::{EvictionReason, WritebackReason};
-use forebay_core::{OriginBlock, SegmentId, Slot};
+use forebay_core::{OriginBlock, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_lane::{Notify, either, join_all};
 use forebay_store::Class;
@@ -74,16 +75,16 @@ impl Worth {
 }
 
 impl EngineLane {
-    /// Empties a segment. `waits`: clients wait for space.
+    /// Empties a segment, of which these are the live blocks. `waits`: clients wait for space.
     pub(super) async fn empty(
         self: &Rc<Self>,
-        segment: SegmentId,
+        blocks: BTreeMap<VolumeId, Vec<Live>>,
         replacement: &Replacement,
         waits: bool,
     ) -> Emptied {
         let store = self.cache.store.clone();
         let capacity = store.cells_per_segment() as u32;
-        let live = self.owned_blocks(segment, replacement).await;
+        let live = self.owned_blocks(blocks, replacement);
         let count = |of: fn(&Owner<'_>, &Live) -> bool| {
             let each = live
                 .iter()
@@ -163,14 +164,14 @@ impl EngineLane {
         Emptied::AsFarAsPossible
     }
 
-    /// Returns the live blocks of a segment by owner. Those that stay count as kept.
-    async fn owned_blocks<'a>(
+    /// Returns live blocks by owner. Those that stay count as kept.
+    fn owned_blocks<'a>(
         &'a self,
-        segment: SegmentId,
+        blocks: BTreeMap<VolumeId, Vec<Live>>,
         replacement: &'a Replacement,
     ) -> Vec<(Owner<'a>, Vec<Live>)> {
         let mut all = Vec::new();
-        for (id, mut blocks) in self.live_blocks(segment).await {
+        for (id, mut blocks) in blocks {
             let Some(owner) = Owner::of(self, replacement, id) else { continue };
             for live in &mut blocks {
                 if let How::Lists(lists) = &replacement.how {

@@ -1,10 +1,12 @@
 //! Finds the live blocks of a segment.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, RecordHeader, record};
+use forebay_lane::join_all;
 use forebay_store::VolumeSpace;
 
 use crate::lane::engine::EngineLane;
@@ -21,7 +23,7 @@ pub(crate) struct Live {
     pub(crate) slot: Slot,
     pub(super) dirty: bool,
     /// The replacement policy wants to keep it.
-    pub(super) kept: bool,
+    pub(crate) kept: bool,
     /// It is clean and pinned, or guarded by its volume's share: it can leave its segment only by being
     /// reinserted.
     pub(super) stays: bool,
@@ -32,18 +34,40 @@ impl EngineLane {
     /// read, from the index.
     pub(crate) async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
+        let granule = store.geometry().granule();
+        let end = u64::from(store.segments.position(segment)) * granule;
+        // From several places at once: otherwise each header waits for the one before.
+        let starts = store.segments.record_starts(segment).into_iter();
+        let mut starts: Vec<u64> = starts.map(|start| u64::from(start) * granule).collect();
+        if starts.first() != Some(&0) {
+            starts.insert(0, 0);
+        }
+        let ends = starts.iter().skip(1).copied().chain([end]);
+        let parts = starts.iter().zip(ends).map(|(start, end)| self.headers(segment, *start..end));
         let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
         let mut count = 0;
+        for header in join_all(parts).await.into_iter().flatten() {
+            count += self.add_live(&header, &mut live);
+        }
+        if count >= store.segments.live(segment) as usize {
+            return live;
+        }
+        self.live_by_index(segment)
+    }
+
+    /// Reads the headers of the records in a part of a segment, which begins with one, up to one that cannot be read.
+    async fn headers(&self, segment: SegmentId, part: Range<u64>) -> Vec<RecordHeader> {
+        let store = &self.cache.store;
         let geometry = store.geometry();
-        let end = u64::from(store.segments.position(segment)) * geometry.granule();
-        let mut at = 0;
+        let mut headers = Vec::new();
+        let mut at = part.start;
         let mut image = IoBuf::zeroed(0);
-        let mut image_at = 0;
+        let mut image_at = at;
         let mut short = false;
-        while at < end {
+        while at < part.end {
             if at + PAGE as u64 > image_at + image.len() as u64 {
                 // If records are short, read several headers at once.
-                let bytes = (if short { SHORT_RECORDS } else { PAGE as u64 }).min(end - at);
+                let bytes = (if short { SHORT_RECORDS } else { PAGE as u64 }).min(part.end - at);
                 let buf = IoBuf::for_overwrite(bytes as usize);
                 let offset = geometry.segment_offset(segment) + at;
                 let Ok(read) = self.store.queue().read(offset, buf).await else { break };
@@ -56,15 +80,12 @@ impl EngineLane {
             if header.segment != segment || header.position != position {
                 break;
             }
-            count += self.add_live(&header, &mut live);
             let bytes = PAGE as u64 + u64::from(header.payload_bytes);
             short = bytes <= SHORT_RECORDS / 4;
             at = (at + bytes).next_multiple_of(PAGE as u64);
+            headers.push(header);
         }
-        if count >= store.segments.live(segment) as usize {
-            return live;
-        }
-        self.live_by_index(segment)
+        headers
     }
 
     /// Adds the live blocks of a record, and returns their number.

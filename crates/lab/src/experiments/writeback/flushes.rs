@@ -1,0 +1,147 @@
+//! What a flush after each write costs on an SSD: random writes within a GiB, each followed by a flush, on the bare SSD and on
+//! a cache on it.
+
+use forebay_core::Mode;
+use forebay_device::model::ModelKind;
+use forebay_engine::Settings;
+use serde::Serialize;
+
+use crate::error::LabResult;
+use crate::virtual_time::access::{Shape, Workload};
+use crate::virtual_time::clients::{Span, run};
+use crate::virtual_time::cpu::{Cpu, CpuCosts};
+use crate::virtual_time::flushed::{Flush, Flushed};
+use crate::virtual_time::raw::Raw;
+use crate::virtual_time::timing::Timing;
+use crate::virtual_time::world::{Plan, World};
+
+const BLOCK: u64 = 4096;
+const DISK: u64 = 2_000_000_000_000 / BLOCK * BLOCK;
+const RANGE: u64 = 1 << 30;
+const SSD: u64 = 4 << 30;
+pub(super) const SECONDS: f64 = 40.0;
+const DEPTHS: [usize; 2] = [1, 32];
+const SSDS: [ModelKind; 2] = [ModelKind::SataSsd, ModelKind::PcieSsd];
+
+/// One row to measure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    ssd: ModelKind,
+    cached: bool,
+    pub(super) depth: usize,
+}
+
+pub(super) fn jobs() -> Vec<Job> {
+    let of = |ssd, depth| [false, true].map(|cached| Job { ssd, cached, depth });
+    let pairs = SSDS.into_iter().flat_map(|ssd| DEPTHS.map(|depth| (ssd, depth)));
+    pairs.flat_map(|(ssd, depth)| of(ssd, depth)).collect()
+}
+
+#[derive(Serialize)]
+pub(super) struct Row {
+    ssd: &'static str,
+    /// With the cache on the SSD; else the bare SSD.
+    cached: bool,
+    depth: usize,
+    /// Writes with their flushes.
+    per_second: f64,
+    /// By that of the bare SSD.
+    of_bare: f64,
+    /// Of the flushes alone.
+    flush_mean_us: f64,
+    flush_p99_us: f64,
+    flush_of_bare: f64,
+    /// Of a write with its flush.
+    mean_us: f64,
+    p99_us: f64,
+    ssd_bytes_per_byte: f64,
+}
+
+impl Row {
+    pub(super) fn cells(&self) -> Vec<String> {
+        vec![
+            self.ssd.into(),
+            if self.cached { "cache" } else { "bare" }.into(),
+            self.depth.to_string(),
+            format!("{:.0}", self.per_second),
+            format!("{:.2}", self.of_bare),
+            format!("{:.0}", self.flush_mean_us),
+            format!("{:.0}", self.flush_p99_us),
+            format!("{:.2}", self.flush_of_bare),
+            format!("{:.0}", self.mean_us),
+            format!("{:.0}", self.p99_us),
+            format!("{:.2}", self.ssd_bytes_per_byte),
+        ]
+    }
+
+    /// Relates each row to the one before, of the bare SSD, if it is not that itself.
+    pub(super) fn relate(rows: &mut [Row]) {
+        let (mut rate, mut flush) = (f64::NAN, f64::NAN);
+        for row in rows {
+            if !row.cached {
+                (rate, flush) = (row.per_second, row.flush_mean_us);
+            }
+            row.of_bare = row.per_second / rate;
+            row.flush_of_bare = row.flush_mean_us / flush;
+        }
+    }
+}
+
+/// One row, of so many seconds.
+pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Row> {
+    let timing = Timing::model(job.ssd, SSD);
+    if !job.cached {
+        return row(job, &mut Raw::new(timing), Cpu::none(), seconds, seed);
+    }
+    let settings = Settings { mode: Mode::Writeback, ..Settings::default() };
+    let disk = (DISK, Timing::model(ModelKind::Hdd7200, DISK));
+    let mut world = World::new(Plan::new((SSD, timing), disk, settings, seed))?;
+    row(job, &mut world, Cpu::new(costs), seconds, seed)
+}
+
+fn row<S: Flush>(job: &Job, server: &mut S, cpu: Cpu, seconds: f64, seed: u64) -> LabResult<Row> {
+    let (shape, depth) = (Shape::Random, job.depth);
+    let load = Workload { shape, start: 0, span: RANGE, len: BLOCK, writes: 100, depth };
+    let span = Span { warm_up: seconds / 10.0, ..Span::seconds(seconds) };
+    let mut flushed = Flushed::new(server, depth);
+    let found = run(&mut flushed, cpu, load, seed, span)?;
+    let flushes = flushed.flushes;
+    let written = if job.cached { found.gauges.ssd_written } else { found.gauges.disk_written };
+    Ok(Row {
+        ssd: job.ssd.as_str(),
+        cached: job.cached,
+        depth,
+        per_second: found.writes.requests as f64 / found.seconds,
+        of_bare: f64::NAN,
+        flush_mean_us: flushes.mean() / 1e3,
+        flush_p99_us: flushes.latencies.quantile(0.99) / 1e3,
+        flush_of_bare: f64::NAN,
+        mean_us: found.writes.mean() / 1e3,
+        p99_us: found.writes.latencies.quantile(0.99) / 1e3,
+        ssd_bytes_per_byte: written as f64 / found.writes.bytes.max(1) as f64,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The shape, not the times.
+    #[test]
+    fn flushes_of_many_clients_share_a_commit_and_that_of_one_client_has_a_header_of_its_own() {
+        let rows =
+            jobs().into_iter().map(|job| measure(&job, CpuCosts::default(), 0.2, 1).expect("runs"));
+        let mut rows: Vec<Row> = rows.collect();
+        Row::relate(&mut rows);
+        for row in &rows {
+            assert!(row.flush_mean_us > 0.0 && row.flush_mean_us < row.mean_us, "{}", row.ssd);
+            let (least, most) = match (row.cached, row.depth) {
+                (false, _) => (0.99, 1.01),
+                (true, 1) => (2.0, 2.2),
+                (true, _) => (1.0, 1.5),
+            };
+            let bytes = row.ssd_bytes_per_byte;
+            assert!((least..most).contains(&bytes), "{} {} {bytes}", row.ssd, row.depth);
+        }
+    }
+}
