@@ -185,8 +185,8 @@ SECTORS = 100_000
 def blocks_that_are_valid_in_part_do_not_take_it_all(box):
     limit = 256 * MIB
     daemon = box.daemon("--memory-limit", "256M", "--lanes", "2")
-    # The index and the buffers leave some 6 MiB for masks.
-    daemon.create("v", box.file("cache", 10 * GIB), box.file("origin", 8 * GIB))
+    # The index and the buffers leave some 5 MiB for masks.
+    daemon.create("v", box.file("cache", 12 * GIB), box.file("origin", 8 * GIB))
     wire = opened(daemon.nbd, "v")[0]
 
     def rss():
