@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use forebay_core::Mode;
+use forebay_core::{Durability, Mode};
 use forebay_engine::Settings;
 
 use crate::bench::engine::{Sizes, deferred};
@@ -37,6 +37,12 @@ pub(crate) enum Case {
     WriteDefault,
     /// Random writes with mode writethrough
     WriteThrough,
+    /// Random writes with mode writearound
+    WriteAround,
+    /// Random writes with mode writeback, each of them durable
+    WriteStrict,
+    /// Random writes with mode writethrough, each of them durable
+    WriteThroughStrict,
     /// Writes to blocks that are clean, each once, in random order
     WriteClean,
     /// Random writes to blocks whose last write is still deferred in the RAM tier
@@ -100,7 +106,10 @@ impl Case {
     pub(crate) fn settings(self) -> Settings {
         match self {
             Case::Zipf | Case::WriteDefault => Settings::default(),
-            Case::WriteThrough => Settings { mode: Mode::Writethrough, ..Settings::default() },
+            Case::WriteThrough => in_mode(Mode::Writethrough, Durability::Flush),
+            Case::WriteAround => in_mode(Mode::Writearound, Durability::Flush),
+            Case::WriteStrict => in_mode(Mode::Writeback, Durability::Strict),
+            Case::WriteThroughStrict => in_mode(Mode::Writethrough, Durability::Strict),
             // What is deferred is written down to the origin.
             Case::DeferDirty | Case::DeferClean | Case::DeferAbsent => {
                 Settings { mode: Mode::Passthrough, ..no_writeback() }
@@ -124,7 +133,12 @@ impl Case {
         let blocks = sizes.working_set_blocks;
         match self {
             Case::ReadHit => uniform(false, blocks),
-            Case::OverwriteDirty | Case::WriteDefault | Case::WriteThrough => uniform(true, blocks),
+            Case::OverwriteDirty
+            | Case::WriteDefault
+            | Case::WriteThrough
+            | Case::WriteAround
+            | Case::WriteStrict
+            | Case::WriteThroughStrict => uniform(true, blocks),
             Case::WriteClean => {
                 let all = permutation(7, blocks as u32, true);
                 all.into_iter().skip(stream).step_by(streams).collect()
@@ -137,6 +151,10 @@ impl Case {
             }
         }
     }
+}
+
+fn in_mode(mode: Mode, durability: Durability) -> Settings {
+    Settings { mode, durability, ..Settings::default() }
 }
 
 /// The same steps, so many blocks further on.

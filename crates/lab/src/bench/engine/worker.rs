@@ -277,7 +277,11 @@ impl Crew {
             let rig = worker.rig.as_ref().ok_or_else(gone)?;
             rig.set(case.settings())?;
             match case {
-                Case::ReadHit | Case::WriteClean | Case::WriteThrough => {
+                Case::ReadHit
+                | Case::WriteClean
+                | Case::WriteThrough
+                | Case::WriteAround
+                | Case::WriteThroughStrict => {
                     rig.drain()?;
                     let quiet = Progress::new(blocks, "filling");
                     fill_clean(&worker.driver, 0..blocks, &quiet)?;
@@ -286,7 +290,7 @@ impl Crew {
                     }
                     Ok(())
                 }
-                Case::OverwriteDirty | Case::WriteDefault => {
+                Case::OverwriteDirty | Case::WriteDefault | Case::WriteStrict => {
                     // Several times over, so that reclaim has found its pace.
                     for round in 0..4 {
                         worker.driver.steps(&random_order(round, blocks))?;
