@@ -134,11 +134,12 @@ pub(crate) fn request(tag: u64, op: Op, offset: u64, len: u64, data: Option<IoBu
 /// Formats the cache device, opens it and creates the volume.
 pub(crate) async fn build(context: LaneContext, plan: Plan) -> LabResult<Rc<EngineLane>> {
     let queue = context.open(&plan.cache)?;
+    forebay_store::format(&plan.cache, &queue, &plan.format).await?;
     if plan.touched {
+        // After formatting, which discards everything.
         touch(&context, &plan.cache).await?;
         touch(&context, &plan.origin).await?;
     }
-    forebay_store::format(&plan.cache, &queue, &plan.format).await?;
     let (engine, _) = EngineLane::open(context, plan.cache, plan.options).await?;
     let spec = VolumeSpec {
         name: VOLUME.into(),
@@ -229,18 +230,16 @@ impl Drop for Rig {
     }
 }
 
-/// Writes zeroes all over a device, so that its memory is there before the clock runs: the system
+/// Writes all of a device as it is, so that its memory is there before the clock runs: the system
 /// takes longer to find a page than the engine to fill it.
 pub(crate) async fn touch(context: &LaneContext, device: &Arc<dyn Device>) -> LabResult<()> {
     const CHUNK: u64 = 1 << 20;
     let queue = context.open(device)?;
     let mut buf = IoBuf::zeroed(CHUNK as usize);
-    let whole = device.size() / CHUNK * CHUNK;
-    for offset in (0..whole).step_by(CHUNK as usize) {
+    for offset in (0..device.size()).step_by(CHUNK as usize) {
+        buf.truncate((device.size() - offset).min(CHUNK) as usize);
+        buf = queue.read(offset, buf).await?;
         buf = queue.write(offset, buf).await?;
-    }
-    if whole < device.size() {
-        queue.write(whole, IoBuf::zeroed((device.size() - whole) as usize)).await?;
     }
     Ok(())
 }

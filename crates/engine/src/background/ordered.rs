@@ -196,10 +196,7 @@ impl Ordered {
         // From `begin_ordered` on, dirty and newly appended versions are held and keep their
         // segments from all volumes. So first make sure that the origin answers.
         drop(volume.ranges.exclusive(0..u64::MAX).await);
-        if let Err(error) = self.0.origin.sync(WakeReason::Other).await {
-            volume.origin_sync_fails();
-            return Err(error.into());
-        }
+        OriginIo(&self.0).sync_device(WakeReason::Other).await?;
         store.begin_ordered(volume.id);
         {
             // Every task that gets a range after this sees that the volume is ordered.
@@ -439,8 +436,7 @@ impl Ordered {
         if outcome.any && outcome.error.is_none() && !unsynced {
             // Barrier for invariants 9 and 28: the group is durable before the next one is written,
             // and before a block is marked clean.
-            if let Err(error) = self.0.origin.sync(WakeReason::Other).await {
-                self.0.volume.origin_sync_fails();
+            if let Err(error) = OriginIo(&self.0).sync_device(WakeReason::Other).await {
                 outcome.error = Some(error.into());
             } else if self.0.volume.sync_failures() != failures {
                 // Another task's sync failed, and may have lost these writes.

@@ -139,11 +139,11 @@ impl Writeback {
         // full log must not meet dirty copies.
         let failed = view.cache.store.health.failed() || view.cache.is_starved();
         let draining = asked || failed || !settings.keeps_dirty();
-        if draining && !volume.through.lock().is_empty() {
+        if draining && volume.through.unsynced() > 0 {
             // Invariant 9: blocks written through become clean only when the origin has been
             // synced.
-            let many = volume.through_many.listen();
-            if !asked && volume.through.lock().len() < OriginIo(&view).most_through() {
+            let many = volume.through.many.listen();
+            if !asked && volume.through.unsynced() < OriginIo(&view).most_through() {
                 either(many, view.lane().sleep(THROUGH_SYNC)).await;
             }
             // On failure the list is cleared, and its blocks are written back like others.
@@ -183,7 +183,7 @@ impl Writeback {
 
     fn state(&self, now: Nanos, draining: bool, settings: &Settings) -> DirtyState {
         let volume = &self.view.volume;
-        let pending = volume.through.lock().len() as u64 + self.flow.unmarked();
+        let pending = volume.through.count() + self.flow.unmarked();
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);
         DirtyState { draining, ..dirty_state(&self.view, now, settings, dirty, pending) }
     }

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_core::{IoError, OriginBlock};
 use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
+use forebay_lane::GateGuard;
 use forebay_store::VersionId;
 use forebay_store::planted::{self, PlantedBug};
 
@@ -131,36 +132,40 @@ impl OriginIo<'_> {
         self.0.volume.write_error.set(error);
     }
 
-    /// Syncs the origin, and marks blocks that were written through as clean.
+    /// Makes the clients' writes to the origin durable that ended before this call, and marks blocks
+    /// that were written through as clean. Callers share syncs: whoever comes while one is under way
+    /// waits for it, and the next one covers all that wait.
     pub(crate) async fn sync(self, cause: WakeReason) -> Result<(), IoError> {
         let volume = &self.0.volume;
         if volume.origin_sync_failed() {
             // No later sync proves that these are durable; writeback writes them again.
-            volume.through.lock().clear();
+            volume.through.clear();
             volume.writeback_wanted.notify_all();
             return Err(IoError::Io);
         }
-        let writes = volume.origin_unsynced();
-        // Taken before the sync starts: the sync covers these writes and no later ones.
-        let through = std::mem::take(&mut *volume.through.lock());
-        if writes.is_none() && through.is_empty() {
+        let last = volume.origin_unsynced();
+        let is_done = || match last {
+            Some(write) => volume.is_synced(write),
+            None => volume.through.unsynced() == 0,
+        };
+        if is_done() {
             return Ok(());
         }
         let failures = volume.sync_failures();
-        let mut synced = self.0.origin.sync(cause).await;
-        if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
-            synced = self.0.origin.sync(cause).await;
-        }
-        if let Err(error) = synced {
-            tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
-            volume.origin_sync_fails();
-            return Err(IoError::Io);
-        }
+        let turn = volume.sync_turn.enter().await;
         if volume.sync_failures() != failures {
             // Another task's sync failed, and may have lost these writes.
             return Err(IoError::Io);
         }
-        volume.origin_synced(writes.unwrap_or(0));
+        if is_done() {
+            return Ok(());
+        }
+        // Taken before the sync starts: the sync covers these writes and no later ones.
+        let (through, _under_way) = volume.through.sync();
+        if let Err(error) = self.sync_in_turn(&turn, cause).await {
+            tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
+            return Err(IoError::Io);
+        }
         // A removed volume's dirty blocks are counted by its next attachment; mark none here.
         volume.still_there()?;
         // Invariant 9: marked clean only after the sync.
@@ -173,14 +178,37 @@ impl OriginIo<'_> {
         Ok(())
     }
 
+    /// Syncs the origin, for writes that are not the clients'.
+    pub(crate) async fn sync_device(self, cause: WakeReason) -> Result<(), DeviceError> {
+        let turn = self.0.volume.sync_turn.enter().await;
+        self.sync_in_turn(&turn, cause).await
+    }
+
+    /// Syncs the origin. One sync at a time: the kernel reports a failure once, so the failure of one
+    /// has to be known before another, which may have lost the same writes, succeeds (invariant 18).
+    async fn sync_in_turn(
+        self,
+        _turn: &GateGuard<'_>,
+        cause: WakeReason,
+    ) -> Result<(), DeviceError> {
+        let volume = &self.0.volume;
+        // Read before the sync starts, as it covers no later writes.
+        let last = volume.origin_unsynced();
+        let mut synced = self.0.origin.sync(cause).await;
+        if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
+            synced = self.0.origin.sync(cause).await;
+        }
+        match synced {
+            Ok(()) => volume.origin_synced(last.unwrap_or(0)),
+            Err(_) => volume.origin_sync_fails(),
+        }
+        synced
+    }
+
     /// Records blocks that have been written through to the origin; the next sync makes them
     /// durable there.
     pub(crate) fn note_through(self, blocks: impl Iterator<Item = (OriginBlock, VersionId)>) {
-        let mut through = self.0.volume.through.lock();
-        through.extend(blocks);
-        if through.len() >= self.most_through() {
-            self.0.volume.through_many.notify_all();
-        }
+        self.0.volume.through.written(blocks, self.most_through());
     }
 
     /// Returns how many blocks written through trigger a sync. Until the sync they take log space

@@ -385,24 +385,29 @@ impl Writer<'_> {
             }
             Err(error) => return (WriteEnd::Done(Err(error)), data),
         }
-        let Progress { written, cached } = progress;
-        let replaced = cached > 0;
+        let Progress { mut written, cached } = progress;
+        let (replaced, blocks) = (cached > 0, written.len());
+        // Blocks that were dirty before will not be wholly on the origin: writeback completes them.
+        written.retain(|written| written.complete);
+        let under_way = volume.through.begin(written.len());
         // Barrier for invariant 6: no older copy may come back after a crash once the origin has
         // begun to change.
         if (replaced || !self.0.store.store().marks_durable())
             && let Err(error) = Commits(self.0).sync_forgotten(&(offset..offset + len), true).await
         {
+            volume.writeback_wanted.notify_all();
             return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
         if result.is_ok() {
-            // Blocks that were dirty before are not wholly on the origin yet: writeback completes
-            // them.
-            let complete = written.into_iter().filter(|written| written.complete);
-            let versions = complete.map(|written| (written.block, written.version));
+            let versions = written.iter().map(|written| (written.block, written.version));
             OriginIo(self.0).note_through(versions);
         }
-        volume.writeback_wanted.notify_all();
+        drop(under_way);
+        let syncs = result.is_ok() && self.promised(survives) == Survives::PowerLoss;
+        if !syncs || written.len() < blocks {
+            volume.writeback_wanted.notify_all();
+        }
         let range = offset..offset + len;
         (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }

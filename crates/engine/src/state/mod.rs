@@ -20,6 +20,7 @@ pub(crate) mod recording;
 pub(crate) mod replacement;
 pub(crate) mod share;
 pub(crate) mod streams;
+pub(crate) mod through;
 pub(crate) mod throttle;
 pub(crate) mod untouched;
 pub(crate) mod volume;

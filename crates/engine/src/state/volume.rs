@@ -19,10 +19,11 @@ use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_policy::whatif::{Prediction, Setup};
 use forebay_settings::Settings;
-use forebay_store::{Entry, Store, VersionId, VolumeSpace};
+use forebay_store::{Entry, Store, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::error::WritebackError;
+use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
@@ -40,6 +41,7 @@ use crate::state::recording::Recorder;
 use crate::state::replacement::room;
 use crate::state::share::Share;
 use crate::state::streams::Streams;
+use crate::state::through::Through;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
 
@@ -118,10 +120,10 @@ pub struct Volume {
     pub(crate) draining: AtomicU64,
     /// Only ordered writeback may write to the origin.
     ordered: AtomicBool,
-    /// Versions that have been written through to the origin and not yet synced there.
-    pub(crate) through: Mutex<Blocks<VersionId>>,
-    /// Notified when `through` is large enough to sync now.
-    pub(crate) through_many: Notify,
+    /// Blocks that are being written through.
+    pub(crate) through: Through,
+    /// Held by each sync of the origin.
+    pub(crate) sync_turn: Gate,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks changed on the origin since its last sync, and the number of the last write to each.
@@ -214,8 +216,8 @@ impl Volume {
             progress: Notify::default(),
             draining: AtomicU64::new(0),
             ordered: AtomicBool::new(false),
-            through: Mutex::default(),
-            through_many: Notify::default(),
+            through: Through::default(),
+            sync_turn: Gate::default(),
             unsynced: Mutex::default(),
             all_unsynced: AtomicU64::new(1),
             // Writes of an earlier run may not be durable: the first flush syncs.
@@ -395,7 +397,9 @@ impl Volume {
             (false, true) => {
                 self.dirty.add(block);
                 self.intent.dirtied(self.dirty.region_of(block));
-                if self.dirty_count.add(lane.id(), || lane.now()) {
+                // A block that is written through is not for writeback, unless that fails.
+                let first = self.dirty_count.add(lane.id(), || lane.now());
+                if first && (keeps_dirty(self.mode()) || self.is_ordered()) {
                     self.writeback_wanted.notify_all();
                 }
             }
@@ -483,6 +487,11 @@ impl Volume {
         (writes > self.origin_synced.load(Ordering::SeqCst)).then_some(writes)
     }
 
+    /// Returns whether the write with this number is durable on the origin.
+    pub(crate) fn is_synced(&self, write: u64) -> bool {
+        self.origin_synced.load(Ordering::SeqCst) >= write
+    }
+
     /// Records that the writes of an earlier run are durable on the origin.
     pub(crate) fn origin_is_durable(&self) {
         self.origin_synced(1);
@@ -499,10 +508,11 @@ impl Volume {
     /// sync proves that it is there.
     pub(crate) fn origin_sync_fails(&self) {
         self.sync_failures.fetch_add(1, Ordering::SeqCst);
-        self.through.lock().clear();
+        self.through.clear();
         if self.has_unsynced() {
             self.origin_sync_failed.store(true, Ordering::SeqCst);
         }
+        self.writeback_wanted.notify_all();
     }
 
     /// Returns the number of failed syncs of the origin. A task that marks blocks clean after a

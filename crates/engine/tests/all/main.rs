@@ -18,6 +18,7 @@ mod pins;
 mod ranks;
 mod shares;
 mod streams;
+mod through;
 mod trouble;
 mod unreadable;
 mod why;

@@ -157,7 +157,7 @@ fn print(report: &Report) {
     if !report.flushes.is_empty() {
         println!("\nRandom writes of 4K within 1G, a flush after each");
         let mut table = Table::new(
-            "SSD | WITH | UNDER WAY | WRITES/s | OF BARE | FLUSH us | p99 us | OF BARE | BOTH us | p99 us | SSD B/B",
+            "DEVICE | CACHE | UNDER WAY | WRITES/s | OF BARE | FLUSH us | p99 us | OF BARE | BOTH us | p99 us | SSD B/B",
         );
         report.flushes.iter().for_each(|row| table.row(row.cells()));
         print!("{}", table.render());

@@ -16,6 +16,7 @@ use super::read_turns::ReadTurns;
 use super::run::SpanWriter;
 use super::span::{Span, Spans, Written};
 use crate::error::WritebackError;
+use crate::io::origin::OriginIo;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
@@ -188,10 +189,7 @@ impl Flow {
             self.mark(written);
         }
         // Barrier for invariants 8 and 9: the origin is synced before a block is marked clean.
-        if let Err(error) = self.view.origin.sync(WakeReason::Other).await {
-            volume.origin_sync_fails();
-            return Err(error.into());
-        }
+        OriginIo(&self.view).sync_device(WakeReason::Other).await?;
         let mut stale = false;
         for some in written.chunks(MARKED_TOGETHER) {
             // Another task's sync may have failed and lost these writes.

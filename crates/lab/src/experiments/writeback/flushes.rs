@@ -1,5 +1,5 @@
-//! What a flush after each write costs on an SSD: random writes within a GiB, each followed by a flush, on the bare SSD and on
-//! a cache on it.
+//! What a flush after each write costs: random writes within a GiB, each followed by a flush, on a bare device, on a cache that
+//! writes back and is on such a device, and on a cache that writes through to such a device.
 
 use forebay_core::Mode;
 use forebay_device::model::ModelKind;
@@ -21,31 +21,40 @@ const RANGE: u64 = 1 << 30;
 const SSD: u64 = 4 << 30;
 pub(super) const SECONDS: f64 = 40.0;
 const DEPTHS: [usize; 2] = [1, 32];
-const SSDS: [ModelKind; 2] = [ModelKind::SataSsd, ModelKind::PcieSsd];
+
+/// A device, and what is in front of it: nothing, or a cache in one of these modes.
+const SERVED: [(ModelKind, &[Option<Mode>]); 3] = [
+    (ModelKind::SataSsd, &[None, Some(Mode::Writeback), Some(Mode::Writethrough)]),
+    (ModelKind::PcieSsd, &[None, Some(Mode::Writeback), Some(Mode::Writethrough)]),
+    (ModelKind::Hdd7200, &[None, Some(Mode::Writethrough)]),
+];
 
 /// One row to measure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    ssd: ModelKind,
-    cached: bool,
+    device: ModelKind,
+    mode: Option<Mode>,
     pub(super) depth: usize,
 }
 
 pub(super) fn jobs() -> Vec<Job> {
-    let of = |ssd, depth| [false, true].map(|cached| Job { ssd, cached, depth });
-    let pairs = SSDS.into_iter().flat_map(|ssd| DEPTHS.map(|depth| (ssd, depth)));
-    pairs.flat_map(|(ssd, depth)| of(ssd, depth)).collect()
+    let loads = SERVED.iter().flat_map(|served| DEPTHS.map(|depth| (served, depth)));
+    let of = |((device, modes), depth): (&(ModelKind, &'static [Option<Mode>]), usize)| {
+        let device = *device;
+        modes.iter().map(move |mode| Job { device, mode: *mode, depth })
+    };
+    loads.flat_map(of).collect()
 }
 
 #[derive(Serialize)]
 pub(super) struct Row {
-    ssd: &'static str,
-    /// With the cache on the SSD; else the bare SSD.
-    cached: bool,
+    device: &'static str,
+    /// Of the cache; none: the bare device.
+    mode: Option<&'static str>,
     depth: usize,
     /// Writes with their flushes.
     per_second: f64,
-    /// By that of the bare SSD.
+    /// By that of the bare device.
     of_bare: f64,
     /// Of the flushes alone.
     flush_mean_us: f64,
@@ -60,8 +69,8 @@ pub(super) struct Row {
 impl Row {
     pub(super) fn cells(&self) -> Vec<String> {
         vec![
-            self.ssd.into(),
-            if self.cached { "cache" } else { "bare" }.into(),
+            self.device.into(),
+            self.mode.unwrap_or("bare").into(),
             self.depth.to_string(),
             format!("{:.0}", self.per_second),
             format!("{:.2}", self.of_bare),
@@ -74,11 +83,11 @@ impl Row {
         ]
     }
 
-    /// Relates each row to the one before, of the bare SSD, if it is not that itself.
+    /// Relates each row to the last one of a bare device.
     pub(super) fn relate(rows: &mut [Row]) {
         let (mut rate, mut flush) = (f64::NAN, f64::NAN);
         for row in rows {
-            if !row.cached {
+            if row.mode.is_none() {
                 (rate, flush) = (row.per_second, row.flush_mean_us);
             }
             row.of_bare = row.per_second / rate;
@@ -89,13 +98,18 @@ impl Row {
 
 /// One row, of so many seconds.
 pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Row> {
-    let timing = Timing::model(job.ssd, SSD);
-    if !job.cached {
-        return row(job, &mut Raw::new(timing), Cpu::none(), seconds, seed);
-    }
-    let settings = Settings { mode: Mode::Writeback, ..Settings::default() };
-    let disk = (DISK, Timing::model(ModelKind::Hdd7200, DISK));
-    let mut world = World::new(Plan::new((SSD, timing), disk, settings, seed))?;
+    let of = |size, kind| (size, Timing::model(kind, size));
+    let Some(mode) = job.mode else {
+        let size = if job.device == ModelKind::Hdd7200 { DISK } else { SSD };
+        return row(job, &mut Raw::new(of(size, job.device).1), Cpu::none(), seconds, seed);
+    };
+    let settings = Settings { mode, ..Settings::default() };
+    let (cache, origin) = match (mode, job.device) {
+        (Mode::Writeback, ssd) => (of(SSD, ssd), of(DISK, ModelKind::Hdd7200)),
+        (_, ModelKind::Hdd7200) => (of(SSD, ModelKind::SataSsd), of(DISK, ModelKind::Hdd7200)),
+        (_, ssd) => (of(SSD, ssd), of(SSD, ssd)),
+    };
+    let mut world = World::new(Plan::new(cache, origin, settings, seed))?;
     row(job, &mut world, Cpu::new(costs), seconds, seed)
 }
 
@@ -106,10 +120,13 @@ fn row<S: Flush>(job: &Job, server: &mut S, cpu: Cpu, seconds: f64, seed: u64) -
     let mut flushed = Flushed::new(server, depth);
     let found = run(&mut flushed, cpu, load, seed, span)?;
     let flushes = flushed.flushes;
-    let written = if job.cached { found.gauges.ssd_written } else { found.gauges.disk_written };
+    let written = match job.mode {
+        Some(_) => found.gauges.ssd_written,
+        None => found.gauges.disk_written,
+    };
     Ok(Row {
-        ssd: job.ssd.as_str(),
-        cached: job.cached,
+        device: job.device.as_str(),
+        mode: job.mode.map(Mode::name),
         depth,
         per_second: found.writes.requests as f64 / found.seconds,
         of_bare: f64::NAN,
@@ -134,14 +151,14 @@ mod tests {
         let mut rows: Vec<Row> = rows.collect();
         Row::relate(&mut rows);
         for row in &rows {
-            assert!(row.flush_mean_us > 0.0 && row.flush_mean_us < row.mean_us, "{}", row.ssd);
-            let (least, most) = match (row.cached, row.depth) {
-                (false, _) => (0.99, 1.01),
-                (true, 1) => (2.0, 2.2),
-                (true, _) => (1.0, 1.5),
+            assert!(row.flush_mean_us > 0.0 && row.flush_mean_us < row.mean_us, "{}", row.device);
+            let (least, most) = match (row.mode, row.depth) {
+                (None, _) => (0.99, 1.01),
+                (Some(_), 1) => (2.0, 2.2),
+                (Some(_), _) => (1.0, 1.5),
             };
             let bytes = row.ssd_bytes_per_byte;
-            assert!((least..most).contains(&bytes), "{} {} {bytes}", row.ssd, row.depth);
+            assert!((least..most).contains(&bytes), "{} {} {bytes}", row.device, row.depth);
         }
     }
 }

@@ -1,0 +1,82 @@
+//! Blocks on their way through the cache: dirty in the log until the write that put them there has
+//! reached the origin and the origin has been synced. Writeback leaves them alone.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::OriginBlock;
+use forebay_lane::Notify;
+use forebay_store::VersionId;
+use parking_lot::Mutex;
+
+use crate::state::volume::Blocks;
+
+/// The blocks of one volume that are being written through.
+#[derive(Default)]
+pub(crate) struct Through {
+    /// Versions that are on the origin and not yet synced there.
+    unsynced: Mutex<Blocks<VersionId>>,
+    /// Blocks whose write to the origin, or the sync that covers it, has not ended.
+    under_way: AtomicU64,
+    /// Notified when it is time to sync what waits for that.
+    pub(crate) many: Notify,
+}
+
+/// Counts blocks as under way until it is dropped.
+pub(crate) struct UnderWay<'a> {
+    through: &'a Through,
+    blocks: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.through.under_way.fetch_sub(self.blocks, Ordering::Relaxed);
+    }
+}
+
+impl Through {
+    /// Counts blocks that are dirty and about to be written to the origin.
+    pub(crate) fn begin(&self, blocks: usize) -> UnderWay<'_> {
+        let blocks = blocks as u64;
+        self.under_way.fetch_add(blocks, Ordering::Relaxed);
+        UnderWay { through: self, blocks }
+    }
+
+    /// Records versions that are on the origin; the next sync makes them durable there. Once `most`
+    /// wait for it, that is notified.
+    pub(crate) fn written(
+        &self,
+        blocks: impl Iterator<Item = (OriginBlock, VersionId)>,
+        most: usize,
+    ) {
+        let mut unsynced = self.unsynced.lock();
+        unsynced.extend(blocks);
+        if unsynced.len() >= most {
+            self.many.notify_all();
+        }
+    }
+
+    /// Takes the versions that a sync starting now covers. They are under way until the guard is
+    /// dropped.
+    pub(crate) fn sync(&self) -> (Blocks<VersionId>, UnderWay<'_>) {
+        let mut unsynced = self.unsynced.lock();
+        let under_way = self.begin(unsynced.len());
+        (std::mem::take(&mut *unsynced), under_way)
+    }
+
+    /// Forgets the versions that wait for a sync: no sync will prove that the origin has them.
+    pub(crate) fn clear(&self) {
+        self.unsynced.lock().clear();
+    }
+
+    /// Returns the number of versions that wait for a sync.
+    pub(crate) fn unsynced(&self) -> usize {
+        self.unsynced.lock().len()
+    }
+
+    /// Returns the number of dirty blocks that are not for writeback to write. For a moment it may
+    /// be too high, if a block is overwritten while its last version is on its way.
+    pub(crate) fn count(&self) -> u64 {
+        let unsynced = self.unsynced.lock();
+        unsynced.len() as u64 + self.under_way.load(Ordering::Relaxed)
+    }
+}
