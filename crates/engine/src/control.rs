@@ -30,7 +30,7 @@ use forebay_store::planted::{self, PlantedBug};
 use crate::control::attach::usable;
 use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind};
-use crate::io::commit::Commits;
+use crate::io::commit::{Commits, Forgotten};
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
@@ -285,7 +285,9 @@ impl EngineLane {
         if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
             let view = self.lane_volume(volume.id);
             let settled = match &view {
-                Some(view) => Commits(view).sync_forgotten(&(0..volume.size()), false).await,
+                Some(view) => {
+                    Commits(view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
+                }
                 None => Err(IoError::Io),
             };
             if settled.is_err() {

@@ -100,6 +100,9 @@ pub(crate) struct LaneStats {
     pub(crate) quick: AtomicU64,
     /// End of the last request whose time was taken.
     last_foreground: AtomicU64,
+    /// Versions appended whose data a flush has to make durable on the cache device. Starts at 1,
+    /// so that the first flush of a run commits in any case.
+    pub(crate) logged: AtomicU64,
     /// Blocks read and written by clients; repeated accesses count each time.
     pub(crate) read_blocks: AtomicU64,
     pub(crate) written_blocks: AtomicU64,
@@ -118,6 +121,7 @@ impl LaneStats {
             in_flight: AtomicU64::new(0),
             quick: AtomicU64::new(0),
             last_foreground: AtomicU64::new(0),
+            logged: AtomicU64::new(1),
             read_blocks: AtomicU64::new(0),
             written_blocks: AtomicU64::new(0),
         }
@@ -189,6 +193,11 @@ impl Stats {
     pub(crate) fn cache_written(&self) -> u64 {
         let of = |lane: &LaneStats| lane.counters.cache_written_bytes.load(Ordering::Relaxed);
         self.lanes.iter().map(of).sum()
+    }
+
+    /// Returns, for each lane, how many versions have been appended that a flush has to commit.
+    pub(crate) fn logged(&self) -> impl Iterator<Item = u64> {
+        self.lanes.iter().map(|lane| lane.logged.load(Ordering::Relaxed))
     }
 
     /// Returns the blocks that clients have read and written.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_core::{RecordNumber, SegmentId};
 use forebay_device::LogBuffer;
-use forebay_format::Mark;
+use forebay_format::{Mark, MarkKind};
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
@@ -70,6 +70,8 @@ pub(crate) struct Log {
     durable_through: AtomicU64,
     marks: Mutex<Marks>,
     marks_pushed: AtomicU64,
+    /// The number of the last mark that a block is gone.
+    gone_pushed: AtomicU64,
     marks_durable: AtomicU64,
     /// Commits: what they cover is durable.
     pub(crate) commits: Rounds,
@@ -146,6 +148,7 @@ impl Log {
             durable_through: AtomicU64::new(next.0 - 1),
             marks: Mutex::new(Marks { pending: Vec::new(), pushed: 0 }),
             marks_pushed: AtomicU64::new(0),
+            gone_pushed: AtomicU64::new(0),
             marks_durable: AtomicU64::new(0),
             commits: Rounds::new("a commit", COMMITS_WITHOUT_SYNC),
             writes: Rounds::new("a write of what has to survive", WRITES),
@@ -236,9 +239,13 @@ impl Log {
 
     pub(crate) fn push_marks(&self, new: impl IntoIterator<Item = Mark>) {
         let mut marks = self.marks.lock();
-        let before = marks.pending.len();
-        marks.pending.extend(new);
-        marks.pushed += (marks.pending.len() - before) as u64;
+        for mark in new {
+            marks.pushed += 1;
+            marks.pending.push(mark);
+            if mark.kind == MarkKind::Gone {
+                self.gone_pushed.store(marks.pushed, Ordering::SeqCst);
+            }
+        }
         self.marks_pushed.store(marks.pushed, Ordering::SeqCst);
     }
 
@@ -258,6 +265,12 @@ impl Log {
     /// Returns the number of marks ever pushed.
     pub(crate) fn marks_pushed(&self) -> u64 {
         self.marks_pushed.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many marks have to be durable for every block that is gone to stay gone: marks
+    /// become durable in their order.
+    pub(crate) fn gone_pushed(&self) -> u64 {
+        self.gone_pushed.load(Ordering::SeqCst)
     }
 
     /// Returns how many of the pushed marks are in closed records.

@@ -105,6 +105,10 @@ planted_bugs! {
     FuaIgnored = "fua-ignored",
     /// A flush does not sync the origin.
     FlushWithoutOrigin = "flush-without-origin",
+    /// A flush is content with the sync of the origin that is under way.
+    FlushJoinsSync = "flush-joins-sync",
+    /// A flush takes the log for durable and does not commit it.
+    FlushUncommitted = "flush-uncommitted",
     /// A write around the cache does not lock its range.
     AroundUnlocked = "around-unlocked",
     /// A partial write of a block makes all of its sectors valid.

@@ -475,6 +475,12 @@ impl Store {
         self.log.marks_pushed() <= self.log.marks_durable()
     }
 
+    /// Returns whether every block that was taken out stays out after a crash. Blocks that were
+    /// written back may become dirty again.
+    pub fn gone_durable(&self) -> bool {
+        self.log.gone_pushed() <= self.log.marks_durable()
+    }
+
     /// Ends the reclaim of a segment. Returns whether it is empty: then it becomes free once
     /// everything that removed its blocks is durable.
     pub fn end_reclaim(&self, segment: SegmentId) -> bool {

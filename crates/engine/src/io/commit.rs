@@ -26,6 +26,17 @@ use crate::state::cache::hang::Work;
 /// How long a flush waits for the origin to make durable what was written through a failed cache.
 const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The changes that have to be durable before the origin gets ahead of the log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Forgotten {
+    /// Blocks that were taken out: they must not come back.
+    Removals,
+    /// Also blocks that were written back: they must not become dirty again.
+    Marks,
+    /// Also everything appended: newer versions replace what must not come back.
+    WithRecords,
+}
+
 /// Makes writes durable, on the cache device or without it.
 #[derive(Clone, Copy)]
 pub(crate) struct Commits<'a>(pub(crate) &'a LaneVolume);
@@ -58,7 +69,7 @@ impl Commits<'_> {
                     }
                     // Barrier for invariant 1: everything is durable on the origin, and nothing on
                     // the cache device may overwrite it later.
-                    return self.sync_forgotten(&(0..self.0.volume.size()), false).await;
+                    return self.sync_forgotten(&(0..self.0.volume.size()), Forgotten::Marks).await;
                 }
             }
         }
@@ -84,24 +95,28 @@ impl Commits<'_> {
     }
 
     /// Waits until nothing that was taken out of the log in a range can come back, because the
-    /// origin may have newer data from now on. `records`: also waits until everything appended is
-    /// durable.
+    /// origin may have newer data from now on.
     ///
     /// # Errors
     /// Neither the log nor the ledger could record it.
     pub(crate) async fn sync_forgotten(
         self,
         range: &Range<u64>,
-        records: bool,
+        what: Forgotten,
     ) -> Result<(), IoError> {
         let store = self.0.store.store();
-        if !records && store.marks_durable() {
+        let done = match what {
+            Forgotten::Removals => store.gone_durable(),
+            Forgotten::Marks => store.marks_durable(),
+            Forgotten::WithRecords => false,
+        };
+        if done {
             return Ok(());
         }
         if !store.health.failed() {
             let lane = self.0.store.clone();
             let settled = self.0.unless_hung(async move {
-                if records {
+                if what == Forgotten::WithRecords {
                     lane.commit().await?;
                 }
                 lane.sync_marks().await

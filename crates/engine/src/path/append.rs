@@ -88,6 +88,19 @@ impl Appender<'_> {
         data: &[u8],
         progress: &mut Progress,
     ) -> Result<Room, IoError> {
+        let before = progress.written.len();
+        let room = self.append_all(offset, data, progress).await;
+        // Even on failure: the part that the log has may be acknowledged.
+        bump(&self.0.stats().logged, (progress.written.len() - before) as u64);
+        room
+    }
+
+    async fn append_all(
+        self,
+        offset: u64,
+        data: &[u8],
+        progress: &mut Progress,
+    ) -> Result<Room, IoError> {
         loop {
             let space = self.0.store.store().space.listen();
             let obstacle = match self.append_rest(offset, data, progress).await? {

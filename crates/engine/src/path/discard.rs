@@ -15,7 +15,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Version};
 
 use crate::io::admission::AdmissionControl;
-use crate::io::commit::Commits;
+use crate::io::commit::{Commits, Forgotten};
 use crate::io::first_write::FirstWrite;
 use crate::io::origin::OriginIo;
 use crate::io::policy::Policy;
@@ -349,6 +349,7 @@ impl<'a> Discarder<'a> {
                 ) {
                     Appended::Done { old, .. } => {
                         bump(&self.0.stats().counters.cache_written_bytes, volume.block.bytes());
+                        bump(&self.0.stats().logged, 1);
                         if let Some(old) = &old {
                             Policy(self.0).gone(old);
                         }
@@ -374,7 +375,7 @@ impl<'a> Discarder<'a> {
         let volume = &self.0.volume;
         // Barrier for invariants 6 and 21: no clean copy and no older dirty one may come back over
         // the zeroes.
-        Commits(self.0).sync_forgotten(&range, true).await?;
+        Commits(self.0).sync_forgotten(&range, Forgotten::WithRecords).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
         let done =
             self.0.origin.run(op(range.start, range.end - range.start), WakeReason::Write).await;

@@ -1,5 +1,7 @@
 //! Flush: makes everything acknowledged before it durable, on all lanes.
 
+use std::sync::atomic::Ordering;
+
 use forebay_core::IoError;
 use forebay_core::why::WakeReason;
 use forebay_store::planted::{self, PlantedBug};
@@ -23,7 +25,20 @@ impl Flusher<'_> {
         if !planted::has(PlantedBug::FlushWithoutOrigin) {
             OriginIo(self.0).sync(WakeReason::Flush).await?;
         }
+        let volume = &self.0.volume;
+        let covered = volume.committed.wanted(&volume.stats);
+        let covered = covered.filter(|_| !planted::has(PlantedBug::FlushUncommitted));
+        // A flush of an ordered volume ends a group, and a volume that distrusts its cache device
+        // may trust it again.
+        let needed = volume.is_ordered() || volume.is_noted.load(Ordering::Relaxed);
+        if covered.is_none() && !needed {
+            return Ok(());
+        }
         // Barrier for invariant 1: the records of all lanes.
-        Commits(self.0).commit_or_outlive().await
+        Commits(self.0).commit_or_outlive().await?;
+        if let Some(covered) = covered {
+            volume.committed.ended(&covered);
+        }
+        Ok(())
     }
 }

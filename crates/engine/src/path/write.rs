@@ -11,7 +11,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Version};
 
 use crate::io::admission::AdmissionControl;
-use crate::io::commit::Commits;
+use crate::io::commit::{Commits, Forgotten};
 use crate::io::origin::OriginIo;
 use crate::io::policy::Policy;
 use crate::io::space::Space;
@@ -77,6 +77,7 @@ impl Writer<'_> {
             Appended::Done { old, .. } => {
                 Appender(self.0).note_appended(piece.block, old.as_ref());
                 Appender(self.0).count_write(old.is_some(), len, 1);
+                bump(&self.0.stats().logged, 1);
                 Some(Ok(()))
             }
             Appended::NoSpace | Appended::NoMask | Appended::Refused => None,
@@ -295,7 +296,7 @@ impl Writer<'_> {
         // Barrier for invariants 2 and 31: the data is durable on the origin, and nothing in the log may
         // overwrite it.
         self.until_written_back(offset..seam, || true).await?;
-        Commits(self.0).sync_forgotten(&(offset..seam), false).await
+        Commits(self.0).sync_forgotten(&(offset..seam), Forgotten::Marks).await
     }
 
     /// Waits until no block in a range is dirty, while that is `needed`: the cache device takes no
@@ -392,9 +393,9 @@ impl Writer<'_> {
         let under_way = volume.through.begin(written.len());
         // Barrier for invariant 6: no older copy may come back after a crash once the origin has
         // begun to change.
-        if (replaced || !self.0.store.store().marks_durable())
-            && let Err(error) = Commits(self.0).sync_forgotten(&(offset..offset + len), true).await
-        {
+        let what = if replaced { Forgotten::WithRecords } else { Forgotten::Removals };
+        let bytes = offset..offset + len;
+        if let Err(error) = Commits(self.0).sync_forgotten(&bytes, what).await {
             volume.writeback_wanted.notify_all();
             return (WriteEnd::Done(Err(error)), data);
         }
@@ -408,8 +409,7 @@ impl Writer<'_> {
         if !syncs || written.len() < blocks {
             volume.writeback_wanted.notify_all();
         }
-        let range = offset..offset + len;
-        (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
+        (WriteEnd::Done(self.end_on_origin(survives, &bytes, result).await), data)
     }
 
     /// Writes the blocks of a write that are in the log to the origin: used when the log was full
@@ -467,7 +467,7 @@ impl Writer<'_> {
         bump(&self.0.stats().counters.write_through, 1);
         // Barrier for invariants 5 and 6: copies that were forgotten stay forgotten, before the
         // origin has anything newer.
-        if let Err(error) = Commits(self.0).sync_forgotten(&range, false).await {
+        if let Err(error) = Commits(self.0).sync_forgotten(&range, Forgotten::Removals).await {
             return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
@@ -508,7 +508,7 @@ impl Writer<'_> {
         };
         match self.0.volume.blocks(range.clone()).any(dirty) {
             true => Commits(self.0).commit_or_outlive().await,
-            false => Commits(self.0).sync_forgotten(range, false).await,
+            false => Commits(self.0).sync_forgotten(range, Forgotten::Marks).await,
         }
     }
 

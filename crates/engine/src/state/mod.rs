@@ -4,6 +4,7 @@
 pub(crate) mod admission_rules;
 pub(crate) mod bad;
 pub(crate) mod cache;
+pub(crate) mod committed;
 pub(crate) mod curve;
 pub(crate) mod dirty;
 pub(crate) mod health;
@@ -20,7 +21,7 @@ pub(crate) mod recording;
 pub(crate) mod replacement;
 pub(crate) mod share;
 pub(crate) mod streams;
-pub(crate) mod through;
 pub(crate) mod throttle;
+pub(crate) mod through;
 pub(crate) mod untouched;
 pub(crate) mod volume;

@@ -27,6 +27,7 @@ use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
+use crate::state::committed::Committed;
 use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
 use crate::state::health::LastError;
@@ -101,6 +102,8 @@ pub struct Volume {
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
     pub(crate) intent: Intent,
+    /// Data in the log that no flush has to commit again.
+    pub(crate) committed: Committed,
     /// Latency of foreground requests on the origin.
     pub(crate) origin_latency: OriginLatency,
     /// How long operations on the origin have been under way.
@@ -204,6 +207,7 @@ impl Volume {
             ranges: Ranges::default(),
             untouched: Untouched::new(record.samples.as_ref(), record.origin_bytes),
             intent: Intent::new(dirty.regions()),
+            committed: Committed::new(lanes),
             dirty,
             dirty_count: DirtyCount::new(lanes),
             origin_latency: OriginLatency::default(),

@@ -66,3 +66,36 @@ fn a_failed_sync_fails_all_that_wait_for_the_next() {
     world.advance(Duration::from_secs(20));
     assert_eq!(target.volume().dirty_blocks(), 0);
 }
+
+/// A flush needs nothing of the cache device if the origin has all data: neither for writes through
+/// the cache nor for fills. The data of a write that ends in the log is committed once.
+#[test]
+fn a_flush_leaves_the_cache_device_alone_unless_the_log_alone_has_data() {
+    let world = World::new();
+    let (cache, faults) = faulty(ram(64));
+    let origin = ram(16);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    let target = world.create(&engine, &origin, settings(Mode::Writethrough), 0);
+    let flush = || {
+        let before = (faults.writes(), faults.syncs());
+        world.op(&target, Op::Flush, 0, 0);
+        (faults.writes(), faults.syncs()) != before
+    };
+    flush();
+    world.write(&target, 0, &[1; BLOCK]);
+    world.op(&target, Op::Prefetch, 8 * BLOCK as u64, BLOCK as u64);
+    assert!(!flush(), "the origin has everything");
+    assert_eq!(target.volume().dirty_blocks(), 0);
+
+    world.set(&engine, settings(Mode::Writeback)).expect("set");
+    for block in [0, 1, 8] {
+        // Quickly, then not.
+        world.write(&target, block * BLOCK as u64, &[2; BLOCK]);
+        assert!(flush(), "block {block} is in the log alone");
+        world.write(&target, block * BLOCK as u64, &[3; 512]);
+        assert!(flush(), "a part of block {block} is in the log alone");
+        assert!(!flush(), "it was committed");
+    }
+    world.op(&target, Op::WriteZeroes, 0, BLOCK as u64);
+    assert!(flush(), "the zeroes are in the log");
+}

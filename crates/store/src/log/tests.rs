@@ -147,6 +147,16 @@ fn marks_are_taken_in_their_order_and_counted() {
 }
 
 #[test]
+fn what_is_gone_waits_for_no_later_marks_of_clean_blocks() {
+    let log = log(1, 16);
+    let clean = |slot| Mark { kind: MarkKind::Clean, ..marks([slot])[0] };
+    log.push_marks([clean(0)]);
+    assert_eq!((log.marks_pushed(), log.gone_pushed()), (1, 0));
+    log.push_marks(marks(1..3).into_iter().chain([clean(3)]));
+    assert_eq!((log.marks_pushed(), log.gone_pushed()), (4, 3));
+}
+
+#[test]
 fn a_checkpoint_makes_the_marks_that_came_before_it_superfluous() {
     let log = log(1, 16);
     log.push_marks(marks(0..6));

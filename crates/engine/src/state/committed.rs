@@ -1,0 +1,58 @@
+//! Which data in the log is durable, so that a flush with nothing to commit leaves the cache device
+//! alone.
+//!
+//! Lanes count the versions that they append for writes that end in the log. Fills do not count, nor
+//! do writes through the cache: the origin has their data.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::stats::Stats;
+
+/// How many of the counted versions of each lane are durable.
+pub(crate) struct Committed(Box<[AtomicU64]>);
+
+/// What a commit that starts now covers.
+pub(crate) struct Covered(Vec<u64>);
+
+impl Committed {
+    /// Returns a state in which nothing is durable.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Committed((0..lanes).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Returns what a commit that starts now covers; `None`: all of that is durable already.
+    pub(crate) fn wanted(&self, stats: &Stats) -> Option<Covered> {
+        let covered: Vec<u64> = stats.logged().collect();
+        let mut lanes = self.0.iter().zip(&covered);
+        let is_missing = lanes.any(|(done, covered)| done.load(Ordering::Acquire) < *covered);
+        is_missing.then_some(Covered(covered))
+    }
+
+    /// Records that a commit has ended that started after `covered` was returned.
+    pub(crate) fn ended(&self, covered: &Covered) {
+        for (done, covered) in self.0.iter().zip(&covered.0) {
+            done.fetch_max(*covered, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::bump;
+
+    #[test]
+    fn a_commit_covers_what_was_appended_before_it_began() {
+        let (stats, committed) = (Stats::new(2), Committed::new(2));
+        let first = committed.wanted(&stats).expect("nothing is known yet");
+        bump(&stats.lane(1).logged, 1);
+        let second = committed.wanted(&stats).expect("more was appended");
+        committed.ended(&first);
+        assert!(committed.wanted(&stats).is_some());
+        committed.ended(&second);
+        committed.ended(&first);
+        assert!(committed.wanted(&stats).is_none());
+        bump(&stats.lane(0).logged, 1);
+        assert!(committed.wanted(&stats).is_some());
+    }
+}
