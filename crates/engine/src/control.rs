@@ -415,7 +415,7 @@ impl EngineLane {
             // Barrier for invariant 12: the fingerprint is taken of durable data only. Writeback
             // may have written after the sync above.
             let look = async {
-                view.origin.sync(WakeReason::Other).await.ok()?;
+                OriginIo(&view).sync_device(WakeReason::Other).await.ok()?;
                 let read = async |place, buf| view.origin.read(place, buf, WakeReason::Other).await;
                 Some(SampledOrigin::read(volume.size(), read).await)
             };

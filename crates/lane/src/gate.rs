@@ -30,6 +30,23 @@ impl Gate {
         }
     }
 
+    /// Waits for its turn, or until `over` returns something. It is asked first, and again when it
+    /// would be its turn and when another task has left: so what that task did is known.
+    ///
+    /// # Errors
+    /// What `over` returned.
+    pub async fn enter_unless<T>(&self, over: impl Fn() -> Option<T>) -> Result<GateGuard<'_>, T> {
+        loop {
+            let left = self.left.listen();
+            let guard = self.try_enter();
+            match (over(), guard) {
+                (Some(over), _) => return Err(over),
+                (None, Some(guard)) => return Ok(guard),
+                (None, None) => left.await,
+            }
+        }
+    }
+
     /// Enters if the gate is free.
     pub fn try_enter(&self) -> Option<GateGuard<'_>> {
         // The guard must not exist even briefly while another task is inside: dropping it opens the
@@ -172,6 +189,28 @@ mod tests {
         while lane.run_ready() {}
         assert_eq!((done.get(), ended.get()), (9, false));
         assert_eq!((lane.panics(), lane.live_tasks()), (2, 0));
+    }
+
+    #[test]
+    fn whoever_waits_for_a_turn_hears_that_it_is_over() {
+        let (gate, over) = (Rc::new(Gate::default()), Rc::new(Cell::new(None)));
+        let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
+        let ended = Rc::new(RefCell::new(Vec::new()));
+        let guard = gate.try_enter().expect("nobody is inside");
+        for _ in 0..2 {
+            let (gate, over, ended) = (gate.clone(), over.clone(), ended.clone());
+            lane.spawn(async move {
+                let end = gate.enter_unless(|| over.get()).await.map(|_| ());
+                ended.borrow_mut().push(end);
+            });
+        }
+        while lane.run_ready() {}
+        assert!(ended.borrow().is_empty());
+        over.set(Some(5));
+        drop(guard);
+        while lane.run_ready() {}
+        assert_eq!(*ended.borrow(), [Err(5), Err(5)]);
+        assert!(gate.try_enter().is_some(), "nobody is left inside");
     }
 
     #[test]

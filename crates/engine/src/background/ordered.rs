@@ -437,7 +437,7 @@ impl Ordered {
             // Barrier for invariants 9 and 28: the group is durable before the next one is written,
             // and before a block is marked clean.
             if let Err(error) = OriginIo(&self.0).sync_device(WakeReason::Other).await {
-                outcome.error = Some(error.into());
+                outcome.error = Some(error);
             } else if self.0.volume.sync_failures() != failures {
                 // Another task's sync failed, and may have lost these writes.
                 outcome.error = Some(WritebackError::SyncLost);

@@ -150,7 +150,7 @@ impl Writeback {
             let _ = OriginIo(&view).sync(WakeReason::Other).await;
         }
         let now = view.now();
-        let state = self.state(now, draining, &settings);
+        let state = self.state(now, draining, asked, &settings);
         self.pacer.set_settings(settings.clone());
         let decision = self.pacer.decide(now, &state);
         if self.control.is_due(now) {
@@ -181,9 +181,12 @@ impl Writeback {
         }
     }
 
-    fn state(&self, now: Nanos, draining: bool, settings: &Settings) -> DirtyState {
+    fn state(&self, now: Nanos, draining: bool, asked: bool, settings: &Settings) -> DirtyState {
         let volume = &self.view.volume;
-        let pending = volume.through.count() + self.flow.unmarked();
+        // A drain ends with sweeps that have passed everything, should writes through the cache never
+        // end: so it counts and passes their blocks as well.
+        let through = if asked { 0 } else { volume.through.count() };
+        let pending = through + self.flow.unmarked();
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);
         DirtyState { draining, ..dirty_state(&self.view, now, settings, dirty, pending) }
     }

@@ -24,12 +24,31 @@ impl OriginIo<'_> {
     /// exclusively.
     pub(crate) async fn write(self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.0.volume;
-        let len = data.len();
+        let failures = volume.sync_failures();
         let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
         let logical = volume.origin.logical_block();
-        if !offset.is_multiple_of(logical) || !(len as u64).is_multiple_of(logical) {
-            return (self.write_unaligned(offset, &data).await, data);
+        let is_aligned = |at: u64| at.is_multiple_of(logical);
+        let (result, data) = match is_aligned(offset) && is_aligned(data.len() as u64) {
+            true => self.write_aligned(offset, data).await,
+            false => (self.write_unaligned(offset, &data).await, data),
+        };
+        (result.and_then(|()| self.unless_lost(failures)), data)
+    }
+
+    /// Fails a change of the origin if a sync has failed since `failures` were counted, before it:
+    /// that may have lost the change, and nobody else will learn of it (invariant 18).
+    pub(crate) fn unless_lost(self, failures: u64) -> Result<(), IoError> {
+        if self.0.volume.sync_failures() == failures {
+            return Ok(());
         }
+        self.write_failed(&"a sync has failed that may have lost a write");
+        Err(IoError::Io)
+    }
+
+    /// As [`OriginIo::write`], for whole logical blocks of the origin.
+    async fn write_aligned(self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
+        let volume = &self.0.volume;
+        let len = data.len();
         FirstWrite(self.0).before_origin_write(offset..offset + len as u64).await;
         let done = self
             .0
@@ -154,18 +173,24 @@ impl OriginIo<'_> {
         let failures = volume.sync_failures();
         let joins =
             planted::has(PlantedBug::FlushJoinsSync) && volume.sync_turn.try_enter().is_none();
-        let turn = volume.sync_turn.enter().await;
-        if volume.sync_failures() != failures {
-            // Another task's sync failed, and may have lost these writes.
-            return Err(IoError::Io);
-        }
-        if is_done() || joins {
-            return Ok(());
-        }
+        let over = || {
+            if volume.sync_failures() != failures || volume.origin_sync_failed() {
+                // Another task's sync failed, and may have lost these writes.
+                return Some(Err(IoError::Io));
+            }
+            is_done().then_some(Ok(()))
+        };
+        let turn = match volume.sync_turn.enter_unless(over).await {
+            Ok(_) if joins => return Ok(()),
+            Ok(turn) => turn,
+            Err(over) => return over,
+        };
         // Taken before the sync starts: the sync covers these writes and no later ones.
-        let (through, _under_way) = volume.through.sync();
+        let (through, under_way) = volume.through.sync();
         if let Err(error) = self.sync_in_turn(&turn, cause).await {
             tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
+            drop(under_way);
+            volume.writeback_wanted.notify_all();
             return Err(IoError::Io);
         }
         // A removed volume's dirty blocks are counted by its next attachment; mark none here.
@@ -180,10 +205,23 @@ impl OriginIo<'_> {
         Ok(())
     }
 
-    /// Syncs the origin, for writes that are not the clients'.
-    pub(crate) async fn sync_device(self, cause: WakeReason) -> Result<(), DeviceError> {
-        let turn = self.0.volume.sync_turn.enter().await;
-        self.sync_in_turn(&turn, cause).await
+    /// Waits for a sync of the origin that begins after this call.
+    ///
+    /// # Errors
+    /// That sync failed, or one that ended meanwhile.
+    pub(crate) async fn sync_device(self, cause: WakeReason) -> Result<(), WritebackError> {
+        let volume = &self.0.volume;
+        let (failures, begun) = (volume.sync_failures(), volume.syncs.begun());
+        let over = || {
+            if volume.sync_failures() != failures {
+                return Some(Err(WritebackError::SyncLost));
+            }
+            volume.syncs.has_ended_since(begun).then_some(Ok(()))
+        };
+        match volume.sync_turn.enter_unless(over).await {
+            Ok(turn) => Ok(self.sync_in_turn(&turn, cause).await?),
+            Err(over) => over,
+        }
     }
 
     /// Syncs the origin. One sync at a time: the kernel reports a failure once, so the failure of one
@@ -194,6 +232,7 @@ impl OriginIo<'_> {
         cause: WakeReason,
     ) -> Result<(), DeviceError> {
         let volume = &self.0.volume;
+        let number = volume.syncs.begin();
         // Read before the sync starts, as it covers no later writes.
         let last = volume.origin_unsynced();
         let mut synced = self.0.origin.sync(cause).await;
@@ -201,7 +240,10 @@ impl OriginIo<'_> {
             synced = self.0.origin.sync(cause).await;
         }
         match synced {
-            Ok(()) => volume.origin_synced(last.unwrap_or(0)),
+            Ok(()) => {
+                volume.origin_synced(last.unwrap_or(0));
+                volume.syncs.end(number);
+            }
             Err(_) => volume.origin_sync_fails(),
         }
         synced

@@ -88,10 +88,9 @@ impl Appender<'_> {
         data: &[u8],
         progress: &mut Progress,
     ) -> Result<Room, IoError> {
-        let before = progress.written.len();
         let room = self.append_all(offset, data, progress).await;
         // Even on failure: the part that the log has may be acknowledged.
-        bump(&self.0.stats().logged, (progress.written.len() - before) as u64);
+        bump(&self.0.stats().logged, progress.written.len() as u64);
         room
     }
 

@@ -382,9 +382,13 @@ impl Writer<'_> {
                         other => other,
                     };
                 let result = self.end_in_log(result, offset, &data, survives, &progress).await;
+                volume.writeback_wanted.notify_all();
                 return (WriteEnd::Done(result), data);
             }
-            Err(error) => return (WriteEnd::Done(Err(error)), data),
+            Err(error) => {
+                self.left_in_log(progress.written.len());
+                return (WriteEnd::Done(Err(error)), data);
+            }
         }
         let Progress { mut written, cached } = progress;
         let (replaced, blocks) = (cached > 0, written.len());
@@ -396,7 +400,8 @@ impl Writer<'_> {
         let what = if replaced { Forgotten::WithRecords } else { Forgotten::Removals };
         let bytes = offset..offset + len;
         if let Err(error) = Commits(self.0).sync_forgotten(&bytes, what).await {
-            volume.writeback_wanted.notify_all();
+            drop(under_way);
+            self.left_in_log(blocks);
             return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
@@ -405,11 +410,19 @@ impl Writer<'_> {
             OriginIo(self.0).note_through(versions);
         }
         drop(under_way);
-        let syncs = result.is_ok() && self.promised(survives) == Survives::PowerLoss;
-        if !syncs || written.len() < blocks {
+        if result.is_err() {
+            self.left_in_log(blocks);
+        } else if self.promised(survives) != Survives::PowerLoss || written.len() < blocks {
             volume.writeback_wanted.notify_all();
         }
         (WriteEnd::Done(self.end_on_origin(survives, &bytes, result).await), data)
+    }
+
+    /// Leaves blocks to writeback whose write through the cache has failed. The log alone has them,
+    /// and they may be read.
+    fn left_in_log(self, blocks: usize) {
+        bump(&self.0.stats().logged, blocks as u64);
+        self.0.volume.writeback_wanted.notify_all();
     }
 
     /// Writes the blocks of a write that are in the log to the origin: used when the log was full

@@ -21,6 +21,7 @@ pub(crate) mod recording;
 pub(crate) mod replacement;
 pub(crate) mod share;
 pub(crate) mod streams;
+pub(crate) mod syncs;
 pub(crate) mod throttle;
 pub(crate) mod through;
 pub(crate) mod untouched;

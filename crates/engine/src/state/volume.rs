@@ -42,6 +42,7 @@ use crate::state::recording::Recorder;
 use crate::state::replacement::room;
 use crate::state::share::Share;
 use crate::state::streams::Streams;
+use crate::state::syncs::Syncs;
 use crate::state::through::Through;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
@@ -127,6 +128,7 @@ pub struct Volume {
     pub(crate) through: Through,
     /// Held by each sync of the origin.
     pub(crate) sync_turn: Gate,
+    pub(crate) syncs: Syncs,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks changed on the origin since its last sync, and the number of the last write to each.
@@ -222,6 +224,7 @@ impl Volume {
             ordered: AtomicBool::new(false),
             through: Through::default(),
             sync_turn: Gate::default(),
+            syncs: Syncs::default(),
             unsynced: Mutex::default(),
             all_unsynced: AtomicU64::new(1),
             // Writes of an earlier run may not be durable: the first flush syncs.
@@ -502,6 +505,10 @@ impl Volume {
     }
 
     pub(crate) fn origin_synced(&self, writes: u64) {
+        if self.origin_sync_failed() {
+            // A failed sync may have lost any of them.
+            return;
+        }
         self.origin_synced.fetch_max(writes, Ordering::SeqCst);
         self.unsynced.lock().retain(|_, write| *write > writes);
     }
@@ -516,7 +523,6 @@ impl Volume {
         if self.has_unsynced() {
             self.origin_sync_failed.store(true, Ordering::SeqCst);
         }
-        self.writeback_wanted.notify_all();
     }
 
     /// Returns the number of failed syncs of the origin. A task that marks blocks clean after a

@@ -1,9 +1,12 @@
-//! Writes through the cache that are durable on the origin before they are acknowledged.
+//! Writes through the cache, and what makes them durable.
 
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Durability, IoError, Mode, Op};
-use forebay_engine::Settings;
+use forebay_core::{BlockSize, Durability, IoError, Mode, Op, Survives};
+use forebay_device::IoBuf;
+use forebay_engine::{BlockService, Completion, CompletionSink, LaneVolume, Request, Settings};
 use forebay_testkit::{OpKind, faulty, ram};
 
 use crate::world::{World, settings};
@@ -98,4 +101,93 @@ fn a_flush_leaves_the_cache_device_alone_unless_the_log_alone_has_data() {
     }
     world.op(&target, Op::WriteZeroes, 0, BLOCK as u64);
     assert!(flush(), "the zeroes are in the log");
+}
+
+/// Writes the next block as soon as a write has ended.
+struct Again {
+    target: Weak<LaneVolume>,
+    own: Weak<Again>,
+    next: Cell<u64>,
+    stopped: Cell<bool>,
+}
+
+impl Again {
+    fn submit(self: &Rc<Self>) {
+        let Some(target) = self.target.upgrade().filter(|_| !self.stopped.get()) else { return };
+        let tag = self.next.get();
+        self.next.set(tag + 1);
+        let (op, survives, fast, no_hole) = (Op::Write, Survives::Nothing, false, false);
+        let (offset, len) = (tag % 512 * BLOCK as u64, BLOCK as u64);
+        let data = Some(IoBuf::copy_from(&[3; BLOCK]));
+        let sink: Rc<dyn CompletionSink> = self.clone();
+        target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, &sink);
+    }
+}
+
+impl CompletionSink for Again {
+    fn complete(&self, completion: Completion) {
+        assert_eq!(completion.result, Ok(()));
+        if let Some(own) = self.own.upgrade() {
+            own.submit();
+        }
+    }
+}
+
+/// Each sync covers the writes that came during the one before: there is always a dirty block on
+/// its way to the origin.
+#[test]
+fn a_drain_ends_while_writes_through_the_cache_never_do() {
+    let world = World::new();
+    let (origin, faults) = faulty(ram(16));
+    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
+    let target = world.create(&engine, &origin, strict(), 0);
+    let again = Rc::new_cyclic(|own| Again {
+        target: Rc::downgrade(&target),
+        own: own.clone(),
+        next: Cell::new(0),
+        stopped: Cell::new(false),
+    });
+    let (ends, disk, lane) = (again.clone(), faults.clone(), world.lane.clone());
+    faults.hang(&[OpKind::Sync]);
+    world.lane.spawn(async move {
+        while !ends.stopped.get() {
+            lane.sleep(Duration::from_millis(5)).await;
+            disk.heal();
+            // The sync that hung ends; the next one hangs.
+            forebay_lane::yield_now().await;
+            disk.hang(&[OpKind::Sync]);
+        }
+        disk.heal();
+    });
+    (0..8).for_each(|_| again.submit());
+    world.drain(&engine).expect("drained");
+    assert!(again.next.get() > 8 && target.volume().dirty_blocks() > 0, "writes go on");
+    again.stopped.set(true);
+    world.advance(Duration::from_secs(1));
+    assert_eq!(target.volume().dirty_blocks(), 0);
+}
+
+/// A later sync, of writeback, proves nothing about writes that a failed one may have lost: reads
+/// must not bring them into the cache, which would remember them when the origin does not
+/// (invariant 12).
+#[test]
+fn what_a_failed_sync_may_have_lost_does_not_enter_the_cache() {
+    let world = World::new();
+    let (origin, faults) = faulty(ram(16));
+    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
+    let target = world.create(&engine, &origin, settings(Mode::Writearound), 0);
+    world.write(&target, 0, &[1; BLOCK]);
+    faults.fail_next(OpKind::Sync, 0..u64::MAX, 1);
+    assert_eq!(world.outcome(&target, Op::Flush, 0, 0, None), Err(IoError::Io));
+
+    world.set(&engine, settings(Mode::Writeback)).expect("set");
+    world.write(&target, 8 * BLOCK as u64, &[2; BLOCK]);
+    let syncs = faults.syncs();
+    world.drain(&engine).expect_err("flushes fail until the volume is started again");
+    assert!(faults.syncs() > syncs && target.volume().dirty_blocks() == 0, "it was written back");
+
+    let misses = || target.volume().stats.totals().read_misses;
+    let before = misses();
+    (0..3).for_each(|_| assert_eq!(world.read(&target, 0, BLOCK), [1; BLOCK]));
+    assert_eq!(misses() - before, 3);
 }
