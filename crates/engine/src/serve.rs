@@ -351,7 +351,7 @@ impl BlockService for LaneVolume {
     }
 
     fn losses(&self) -> u64 {
-        self.volume.sync_failures()
+        self.volume.syncs.failures()
     }
 
     fn memory(&self, op: Op, offset: u64, len: u64) -> u64 {

@@ -414,7 +414,7 @@ impl Ordered {
         why: WritebackReason,
     ) -> Outcome {
         let settings = self.0.volume.settings();
-        let failures = self.0.volume.sync_failures();
+        let failures = self.0.volume.syncs.failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let merge = Merge::of(self.0.volume.block, settings.merge_bytes, 0);
         for mut batch in versions.chunks(BATCH_BLOCKS) {
@@ -438,7 +438,7 @@ impl Ordered {
             // and before a block is marked clean.
             if let Err(error) = OriginIo(&self.0).sync_device(WakeReason::Other).await {
                 outcome.error = Some(error);
-            } else if self.0.volume.sync_failures() != failures {
+            } else if self.0.volume.syncs.failures() != failures {
                 // Another task's sync failed, and may have lost these writes.
                 outcome.error = Some(WritebackError::SyncLost);
             }

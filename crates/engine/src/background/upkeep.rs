@@ -80,7 +80,7 @@ pub(crate) async fn origin_syncs(view: Rc<LaneVolume>) {
         };
         let stop = view.cache.background_changed.listen();
         either(stop, view.lane().sleep(interval)).await;
-        if volume.origin_unsynced().is_some() && volume.state() != VolumeState::Removed {
+        if volume.syncs.last_unsynced().is_some() && volume.state() != VolumeState::Removed {
             let _ = OriginIo(&view).sync(WakeReason::Other).await;
         }
     }

@@ -308,7 +308,7 @@ impl EngineLane {
         let space = store.space_of(record.id).ok_or_else(|| EngineError::no_volume(name))?;
         let volume = Arc::new(Volume::new(record, origin, space, self.lane.clock(), store));
         if settled {
-            volume.origin_is_durable();
+            volume.syncs.earlier_run_is_durable();
         }
         if store.has_order(volume.id) {
             // Also if the order is being switched off: that has to become durable first.

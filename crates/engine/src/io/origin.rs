@@ -24,7 +24,7 @@ impl OriginIo<'_> {
     /// exclusively.
     pub(crate) async fn write(self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.0.volume;
-        let failures = volume.sync_failures();
+        let failures = volume.syncs.failures();
         let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
         let logical = volume.origin.logical_block();
         let is_aligned = |at: u64| at.is_multiple_of(logical);
@@ -38,7 +38,7 @@ impl OriginIo<'_> {
     /// Fails a change of the origin if a sync has failed since `failures` were counted, before it:
     /// that may have lost the change, and nobody else will learn of it (invariant 18).
     pub(crate) fn unless_lost(self, failures: u64) -> Result<(), IoError> {
-        if self.0.volume.sync_failures() == failures {
+        if self.0.volume.syncs.failures() == failures {
             return Ok(());
         }
         self.write_failed(&"a sync has failed that may have lost a write");
@@ -162,25 +162,25 @@ impl OriginIo<'_> {
             volume.writeback_wanted.notify_all();
             return Err(IoError::Io);
         }
-        let last = volume.origin_unsynced();
+        let last = volume.syncs.last_unsynced();
         let is_done = || match last {
-            Some(write) => volume.is_synced(write),
+            Some(write) => volume.syncs.is_durable(write),
             None => volume.through.unsynced() == 0,
         };
         if is_done() {
             return Ok(());
         }
-        let failures = volume.sync_failures();
+        let failures = volume.syncs.failures();
         let joins =
-            planted::has(PlantedBug::FlushJoinsSync) && volume.sync_turn.try_enter().is_none();
+            planted::has(PlantedBug::FlushJoinsSync) && volume.syncs.turn.try_enter().is_none();
         let over = || {
-            if volume.sync_failures() != failures || volume.origin_sync_failed() {
+            if volume.syncs.failures() != failures || volume.origin_sync_failed() {
                 // Another task's sync failed, and may have lost these writes.
                 return Some(Err(IoError::Io));
             }
             is_done().then_some(Ok(()))
         };
-        let turn = match volume.sync_turn.enter_unless(over).await {
+        let turn = match volume.syncs.turn.enter_unless(over).await {
             Ok(_) if joins => return Ok(()),
             Ok(turn) => turn,
             Err(over) => return over,
@@ -211,14 +211,14 @@ impl OriginIo<'_> {
     /// That sync failed, or one that ended meanwhile.
     pub(crate) async fn sync_device(self, cause: WakeReason) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
-        let (failures, begun) = (volume.sync_failures(), volume.syncs.begun());
+        let (failures, begun) = (volume.syncs.failures(), volume.syncs.begun());
         let over = || {
-            if volume.sync_failures() != failures {
+            if volume.syncs.failures() != failures {
                 return Some(Err(WritebackError::SyncLost));
             }
             volume.syncs.has_ended_since(begun).then_some(Ok(()))
         };
-        match volume.sync_turn.enter_unless(over).await {
+        match volume.syncs.turn.enter_unless(over).await {
             Ok(turn) => Ok(self.sync_in_turn(&turn, cause).await?),
             Err(over) => over,
         }
@@ -232,18 +232,14 @@ impl OriginIo<'_> {
         cause: WakeReason,
     ) -> Result<(), DeviceError> {
         let volume = &self.0.volume;
-        let number = volume.syncs.begin();
-        // Read before the sync starts, as it covers no later writes.
-        let last = volume.origin_unsynced();
+        // Counted before the sync starts, as it covers no later changes.
+        let sync = volume.syncs.begin();
         let mut synced = self.0.origin.sync(cause).await;
         if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
             synced = self.0.origin.sync(cause).await;
         }
         match synced {
-            Ok(()) => {
-                volume.origin_synced(last.unwrap_or(0));
-                volume.syncs.end(number);
-            }
+            Ok(()) => volume.syncs.end(sync),
             Err(_) => volume.origin_sync_fails(),
         }
         synced

@@ -38,7 +38,7 @@ pub(crate) async fn put_on_origin(
         rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
         let (written, error) =
             SpanWriter(view).write_back_span(&span, WritebackReason::Mode, 0, &turns).await;
-        let failures = view.volume.sync_failures();
+        let failures = view.volume.syncs.failures();
         // A sync has failed since these were written, so their state on the origin is unknown: they
         // stay dirty and are written again.
         let known = written.into_iter().filter(|written| written.failures == failures);

@@ -377,7 +377,7 @@ impl<'a> Discarder<'a> {
         // the zeroes.
         Commits(self.0).sync_forgotten(&range, Forgotten::WithRecords).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
-        let failures = volume.sync_failures();
+        let failures = volume.syncs.failures();
         let done =
             self.0.origin.run(op(range.start, range.end - range.start), WakeReason::Write).await;
         volume.origin_changed(range);

@@ -304,7 +304,7 @@ impl<'a> Filler<'a> {
         let Some(condition) = condition.filter(|_| fills) else { return Ok(()) };
         // A clean copy of data that the origin could still lose would outlive it after a power cut
         // (invariant 12).
-        if !dirty && volume.is_unsynced(block) {
+        if !dirty && volume.syncs.is_unsynced(block) {
             AdmissionControl(self.0).refused(block, base.is_some(), RefusalReason::Unsynced);
             return Ok(());
         }

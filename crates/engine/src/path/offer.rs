@@ -48,7 +48,7 @@ impl Offers<'_> {
         for (piece, ticket) in tickets {
             // A clean copy of data that the origin could still lose would outlive it after a power
             // cut (invariant 12).
-            if current && volume.is_unsynced(piece.block) {
+            if current && volume.syncs.is_unsynced(piece.block) {
                 AdmissionControl(self.0).refused(piece.block, false, RefusalReason::Unsynced);
             } else if current {
                 self.append(&piece, data, Condition::Fill(&ticket));

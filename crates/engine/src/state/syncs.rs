@@ -1,16 +1,103 @@
-//! Syncs of an origin, numbered: one that began after a task came has covered all that the task did before.
+//! Syncs of an origin: which changes they make durable, and what their failure means.
+//!
+//! Syncs are made one after the other and numbered: one that began after a task came has covered all
+//! that the task did before. The kernel reports a failed sync once, to the first caller, and may have
+//! dropped everybody's writes (invariant 18).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The syncs of one origin. They are made one after the other.
-#[derive(Default)]
+use foldhash::fast::FixedState;
+use forebay_core::OriginBlock;
+use forebay_lane::Gate;
+use parking_lot::Mutex;
+
+/// Something about blocks of the origin. Every write through the cache inserts into two of these, so the
+/// hash is a fast one, and a fixed one, so that the simulator repeats its runs.
+pub(crate) type Blocks<T> = HashMap<OriginBlock, T, FixedState>;
+
+/// The most blocks whose changes on the origin are tracked one by one until the next sync.
+const MOST_UNSYNCED: usize = 1 << 16;
+
+/// The syncs of one origin.
 pub(crate) struct Syncs {
+    /// Held by each sync.
+    pub(crate) turn: Gate,
     begun: AtomicU64,
-    /// The last one that succeeded.
+    /// The last sync that succeeded.
     ended: AtomicU64,
+    /// The number of the last change by a client.
+    changes: AtomicU64,
+    /// The number of the last change that is durable.
+    durable: AtomicU64,
+    /// Blocks changed since the last sync, and the number of the last change of each.
+    unsynced: Mutex<Blocks<u64>>,
+    /// Until a sync covers the change with this number, any block may have been changed. Starts at
+    /// 1: the changes of an earlier run are unknown.
+    all_unsynced: AtomicU64,
+    failed: AtomicBool,
+    failures: AtomicU64,
+}
+
+impl Default for Syncs {
+    fn default() -> Self {
+        Syncs {
+            turn: Gate::default(),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            // Changes of an earlier run may not be durable: the first flush syncs.
+            changes: AtomicU64::new(1),
+            durable: AtomicU64::new(0),
+            unsynced: Mutex::default(),
+            all_unsynced: AtomicU64::new(1),
+            failed: AtomicBool::new(false),
+            failures: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Syncs {
+    /// Records that a client's operation has changed these blocks on the origin.
+    pub(crate) fn changed(&self, blocks: Range<u64>) {
+        // The number is taken under the lock: a sync on another lane that covers it finds its blocks.
+        let mut unsynced = self.unsynced.lock();
+        let number = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
+        if unsynced.len() > MOST_UNSYNCED {
+            // Too many to track: until the next sync every block counts as changed.
+            unsynced.clear();
+            self.all_unsynced.store(number, Ordering::SeqCst);
+        }
+        for block in blocks {
+            unsynced.insert(OriginBlock(block), number);
+        }
+    }
+
+    /// Returns whether the origin may still lose its version of a block: then a copy of it must not
+    /// outlive it in the cache (invariant 12).
+    pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
+        let durable = self.durable.load(Ordering::SeqCst);
+        self.all_unsynced.load(Ordering::SeqCst) > durable
+            || self.unsynced.lock().contains_key(&block)
+    }
+
+    /// Returns the number of the last change, which a sync starting now covers; `None` if
+    /// everything is durable already.
+    pub(crate) fn last_unsynced(&self) -> Option<u64> {
+        let changes = self.changes.load(Ordering::SeqCst);
+        (!self.is_durable(changes)).then_some(changes)
+    }
+
+    /// Returns whether the change with this number is durable.
+    pub(crate) fn is_durable(&self, change: u64) -> bool {
+        self.durable.load(Ordering::SeqCst) >= change
+    }
+
+    /// Records that the changes of an earlier run are durable.
+    pub(crate) fn earlier_run_is_durable(&self) {
+        self.covered(1);
+    }
+
     /// Returns the number of the last sync that has begun.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
@@ -21,13 +108,44 @@ impl Syncs {
         self.ended.load(Ordering::SeqCst) > begun
     }
 
-    /// Begins a sync and returns its number.
-    pub(crate) fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::SeqCst) + 1
+    /// Begins a sync. Returns its number, and the last change that it covers.
+    pub(crate) fn begin(&self) -> (u64, u64) {
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        (number, self.changes.load(Ordering::SeqCst))
     }
 
-    /// Records that a sync has succeeded.
-    pub(crate) fn end(&self, number: u64) {
+    /// Records that a sync has succeeded which [`Syncs::begin`] returned.
+    pub(crate) fn end(&self, (number, last): (u64, u64)) {
+        self.covered(last);
         self.ended.store(number, Ordering::SeqCst);
+    }
+
+    fn covered(&self, last: u64) {
+        if self.has_failed() {
+            // The sync that failed may have lost any of them.
+            return;
+        }
+        self.durable.fetch_max(last, Ordering::SeqCst);
+        self.unsynced.lock().retain(|_, change| *change > last);
+    }
+
+    /// Records that a sync has failed. If the origin may have lost a client's change, flushes fail
+    /// from now on, because no later sync proves that it is there.
+    pub(crate) fn fail(&self) {
+        self.failures.fetch_add(1, Ordering::SeqCst);
+        if self.last_unsynced().is_some() {
+            self.failed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns whether a failed sync may have lost a client's change.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of failed syncs. A task that relies on a sync reads this before its first
+    /// write, and does not if it has changed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
     }
 }

@@ -8,7 +8,7 @@ use forebay_lane::Notify;
 use forebay_store::VersionId;
 use parking_lot::Mutex;
 
-use crate::state::volume::Blocks;
+use crate::state::syncs::Blocks;
 
 /// The blocks of one volume that are being written through.
 #[derive(Default)]

@@ -5,12 +5,11 @@ pub(crate) mod layout;
 mod origin;
 pub(crate) mod recording;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use foldhash::fast::FixedState;
 use forebay_core::{BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, VolumeId};
 use forebay_device::{Device, Meter};
 use forebay_format::VolumeRecord;
@@ -47,15 +46,8 @@ use crate::state::through::Through;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
 
-/// Something about blocks of the origin. Every write through the cache inserts into two of these, so the
-/// hash is a fast one, and a fixed one, so that the simulator repeats its runs.
-pub(crate) type Blocks<T> = HashMap<OriginBlock, T, FixedState>;
-
 /// The number of regions of the origin for which dirty blocks are counted.
 const DIRTY_REGIONS: usize = 4096;
-
-/// The most blocks whose changes on the origin are tracked one by one until the next sync.
-const MOST_UNSYNCED: usize = 1 << 16;
 
 /// Whether a volume serves requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,18 +118,8 @@ pub struct Volume {
     ordered: AtomicBool,
     /// Blocks that are being written through.
     pub(crate) through: Through,
-    /// Held by each sync of the origin.
-    pub(crate) sync_turn: Gate,
+    /// What a sync of the origin makes durable.
     pub(crate) syncs: Syncs,
-    origin_writes: AtomicU64,
-    origin_synced: AtomicU64,
-    /// Blocks changed on the origin since its last sync, and the number of the last write to each.
-    unsynced: Mutex<Blocks<u64>>,
-    /// Until a sync covers the write with this number, any block may have been changed. Starts at
-    /// 1: the writes of an earlier run are unknown.
-    all_unsynced: AtomicU64,
-    origin_sync_failed: AtomicBool,
-    sync_failures: AtomicU64,
     /// Whether the origin can discard: 0 not tried yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
     pub(crate) bad: BadBlocks,
@@ -223,15 +205,7 @@ impl Volume {
             draining: AtomicU64::new(0),
             ordered: AtomicBool::new(false),
             through: Through::default(),
-            sync_turn: Gate::default(),
             syncs: Syncs::default(),
-            unsynced: Mutex::default(),
-            all_unsynced: AtomicU64::new(1),
-            // Writes of an earlier run may not be durable: the first flush syncs.
-            origin_writes: AtomicU64::new(1),
-            origin_synced: AtomicU64::new(0),
-            origin_sync_failed: AtomicBool::new(false),
-            sync_failures: AtomicU64::new(0),
             discards: AtomicU8::new(0),
             bad: BadBlocks::default(),
             read_error: LastError::default(),
@@ -460,80 +434,18 @@ impl Volume {
     /// Records that a client's operation has changed a range of the origin: a write around or
     /// through the cache, or a discard. Writeback is not recorded here.
     pub(crate) fn origin_changed(&self, range: Range<u64>) {
-        // The number is taken under the lock: a sync on another lane that covers it finds its blocks.
-        let mut unsynced = self.unsynced.lock();
-        let number = self.origin_writes.fetch_add(1, Ordering::SeqCst) + 1;
-        if unsynced.len() > MOST_UNSYNCED {
-            // Too many to track: until the next sync every block counts as changed.
-            unsynced.clear();
-            self.all_unsynced.store(number, Ordering::SeqCst);
-        }
-        for block in self.blocks(range) {
-            unsynced.insert(OriginBlock(block), number);
-        }
+        self.syncs.changed(self.blocks(range));
     }
 
-    /// Returns whether the origin may still lose a client's change.
-    fn has_unsynced(&self) -> bool {
-        let synced = self.origin_synced.load(Ordering::SeqCst);
-        self.all_unsynced.load(Ordering::SeqCst) > synced || !self.unsynced.lock().is_empty()
-    }
-
-    /// Returns whether the origin may still lose its version of a block: then a copy of it must not
-    /// outlive it in the cache (invariant 12).
-    pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
-        let synced = self.origin_synced.load(Ordering::SeqCst);
-        self.all_unsynced.load(Ordering::SeqCst) > synced
-            || self.unsynced.lock().contains_key(&block)
-    }
-
-    /// Returns the number of the last write that a sync starting now covers; `None` if everything
-    /// is durable already.
-    pub(crate) fn origin_unsynced(&self) -> Option<u64> {
-        let writes = self.origin_writes.load(Ordering::SeqCst);
-        (writes > self.origin_synced.load(Ordering::SeqCst)).then_some(writes)
-    }
-
-    /// Returns whether the write with this number is durable on the origin.
-    pub(crate) fn is_synced(&self, write: u64) -> bool {
-        self.origin_synced.load(Ordering::SeqCst) >= write
-    }
-
-    /// Records that the writes of an earlier run are durable on the origin.
-    pub(crate) fn origin_is_durable(&self) {
-        self.origin_synced(1);
-    }
-
-    pub(crate) fn origin_synced(&self, writes: u64) {
-        if self.origin_sync_failed() {
-            // A failed sync may have lost any of them.
-            return;
-        }
-        self.origin_synced.fetch_max(writes, Ordering::SeqCst);
-        self.unsynced.lock().retain(|_, write| *write > writes);
-    }
-
-    /// Records a failed sync of the origin. The kernel reports a failure once, to the first caller,
-    /// and may have dropped everybody's writes (invariant 18). Blocks written through stay dirty.
-    /// If the origin may have lost a client's change, flushes fail from now on, because no later
-    /// sync proves that it is there.
+    /// Records a failed sync of the origin. Blocks written through stay dirty.
     pub(crate) fn origin_sync_fails(&self) {
-        self.sync_failures.fetch_add(1, Ordering::SeqCst);
+        self.syncs.fail();
         self.through.clear();
-        if self.has_unsynced() {
-            self.origin_sync_failed.store(true, Ordering::SeqCst);
-        }
-    }
-
-    /// Returns the number of failed syncs of the origin. A task that marks blocks clean after a
-    /// sync reads this before its first write, and marks none if it has changed.
-    pub(crate) fn sync_failures(&self) -> u64 {
-        self.sync_failures.load(Ordering::SeqCst)
     }
 
     /// Returns whether a failed sync may have lost a client's change, so that flushes fail.
     pub fn origin_sync_failed(&self) -> bool {
-        self.origin_sync_failed.load(Ordering::SeqCst)
+        self.syncs.has_failed()
     }
 
     /// Returns whether the origin can discard; `None`: it has not been tried.

@@ -193,7 +193,7 @@ impl Flow {
         let mut stale = false;
         for some in written.chunks(MARKED_TOGETHER) {
             // Another task's sync may have failed and lost these writes.
-            let failures = volume.sync_failures();
+            let failures = volume.syncs.failures();
             stale |= some.iter().any(|written| written.failures != failures);
             // A removed volume keeps its dirty blocks: it may be attached again already, with new
             // counters.

@@ -54,7 +54,7 @@ impl<'a> SpanWriter<'a> {
     ) -> (Vec<Written>, Option<WritebackError>) {
         let volume = &self.0.volume;
         let mut written = Vec::new();
-        let failures = volume.sync_failures();
+        let failures = volume.syncs.failures();
         let blocks = span.blocks();
         if blocks.is_empty() {
             return (written, None);
