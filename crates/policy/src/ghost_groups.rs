@@ -118,9 +118,10 @@ impl GhostGroups {
         ghosts.copy_within(gone + 1.., gone);
         ghosts[IN_LINE - 1] = place.print << GROUP | blocks | place.bit;
         line.set_ghosts(&ghosts);
-        self.count(same.is_some());
+        self.count(blocks & !place.bit != 0);
     }
 
+    /// `joined`: the ghost has a neighbour as well.
     fn count(&self, joined: bool) {
         let share = self.joined.load(Ordering::Relaxed);
         let more = if joined { ALL / NOTES } else { 0 };

@@ -20,6 +20,9 @@ pub(crate) type Blocks<T> = HashMap<OriginBlock, T, FixedState>;
 /// The most blocks whose changes on the origin are tracked one by one until the next sync.
 const MOST_UNSYNCED: usize = 1 << 16;
 
+/// Blocks for which the table has room all the time.
+const KEPT: usize = 1 << 10;
+
 /// The syncs of one origin.
 pub(crate) struct Syncs {
     /// Held by each sync.
@@ -126,7 +129,10 @@ impl Syncs {
             return;
         }
         self.durable.fetch_max(last, Ordering::SeqCst);
-        self.unsynced.lock().retain(|_, change| *change > last);
+        let mut unsynced = self.unsynced.lock();
+        unsynced.retain(|_, change| *change > last);
+        // Each sync passes the whole table, also when a burst of changes has long been synced.
+        unsynced.shrink_to(KEPT);
     }
 
     /// Records that a sync has failed. If the origin may have lost a client's change, flushes fail
