@@ -22,10 +22,9 @@ impl Committed {
 
     /// Returns what a commit that starts now covers; `None`: all of that is durable already.
     pub(crate) fn wanted(&self, stats: &Stats) -> Option<Covered> {
-        let covered: Vec<u64> = stats.logged().collect();
-        let mut lanes = self.0.iter().zip(&covered);
-        let is_missing = lanes.any(|(done, covered)| done.load(Ordering::Acquire) < *covered);
-        is_missing.then_some(Covered(covered))
+        let mut lanes = self.0.iter().zip(stats.logged());
+        let is_missing = lanes.any(|(done, logged)| done.load(Ordering::Acquire) < logged);
+        is_missing.then(|| Covered(stats.logged().collect()))
     }
 
     /// Records that a commit has ended that started after `covered` was returned.

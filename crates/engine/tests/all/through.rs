@@ -2,12 +2,15 @@
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, IoError, Mode, Op, Survives};
 use forebay_device::IoBuf;
-use forebay_engine::{BlockService, Completion, CompletionSink, LaneVolume, Request, Settings};
-use forebay_testkit::{OpKind, faulty, ram};
+use forebay_engine::{
+    BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Request, Settings,
+};
+use forebay_testkit::{Faults, OpKind, faulty, ram};
 
 use crate::world::{World, settings};
 
@@ -18,23 +21,39 @@ fn strict() -> Settings {
     Settings { durability: Durability::Strict, ..settings(Mode::Writethrough) }
 }
 
+/// A volume whose origin has faults.
+struct Bench {
+    world: World,
+    faults: Arc<Faults>,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+}
+
+fn bench(settings: Settings) -> Bench {
+    let world = World::new();
+    let (origin, faults) = faulty(ram(16));
+    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
+    let target = world.create(&engine, &origin, settings, 0);
+    Bench { world, faults, engine, target }
+}
+
+/// Starts writes of the first blocks, and returns their tags.
+fn write_many(world: &World, target: &Rc<LaneVolume>) -> Vec<u64> {
+    let len = BLOCK as u64;
+    let submit = |block| world.submit(target, Op::Write, block * len, len, Some(&[2; BLOCK]));
+    (0..WRITES).map(submit).collect()
+}
+
 /// The first write's sync hangs until the others have come: the next sync covers all of them. None
 /// of them is written to the origin again by writeback.
 #[test]
 fn writes_that_come_during_a_sync_share_the_next_and_reach_the_origin_once() {
-    let world = World::new();
-    let (origin, faults) = faulty(ram(16));
-    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
-    let target = world.create(&engine, &origin, strict(), 0);
+    let Bench { world, faults, engine: _engine, target } = bench(strict());
     let totals = || target.volume().stats.totals();
     world.write(&target, 0, &[1; BLOCK]);
     let (before, syncs) = (totals(), faults.syncs());
     faults.hang(&[OpKind::Sync]);
-    let submit = |block: u64| {
-        let offset = block * BLOCK as u64;
-        world.submit(&target, Op::Write, offset, BLOCK as u64, Some(&[2; BLOCK]))
-    };
-    let tags: Vec<u64> = (0..WRITES).map(submit).collect();
+    let tags = write_many(&world, &target);
     world.advance(Duration::from_secs(3));
     assert!(tags.iter().all(|tag| world.done(*tag).is_none()), "they are not durable");
     assert_eq!(target.volume().dirty_blocks(), WRITES);
@@ -49,16 +68,9 @@ fn writes_that_come_during_a_sync_share_the_next_and_reach_the_origin_once() {
 /// A sync that fails may have lost the writes of all that wait for their turn.
 #[test]
 fn a_failed_sync_fails_all_that_wait_for_the_next() {
-    let world = World::new();
-    let (origin, faults) = faulty(ram(16));
-    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
-    let target = world.create(&engine, &origin, strict(), 0);
+    let Bench { world, faults, engine: _engine, target } = bench(strict());
     faults.hang(&[OpKind::Sync]);
-    let submit = |block: u64| {
-        let offset = block * BLOCK as u64;
-        world.submit(&target, Op::Write, offset, BLOCK as u64, Some(&[2; BLOCK]))
-    };
-    let tags: Vec<u64> = (0..WRITES).map(submit).collect();
+    let tags = write_many(&world, &target);
     world.advance(Duration::from_secs(1));
     faults.heal();
     faults.fail_next(OpKind::Sync, 0..u64::MAX, 1);
@@ -137,10 +149,7 @@ impl CompletionSink for Again {
 /// its way to the origin.
 #[test]
 fn a_drain_ends_while_writes_through_the_cache_never_do() {
-    let world = World::new();
-    let (origin, faults) = faulty(ram(16));
-    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
-    let target = world.create(&engine, &origin, strict(), 0);
+    let Bench { world, faults, engine, target } = bench(strict());
     let again = Rc::new_cyclic(|own| Again {
         target: Rc::downgrade(&target),
         own: own.clone(),
@@ -172,10 +181,7 @@ fn a_drain_ends_while_writes_through_the_cache_never_do() {
 /// (invariant 12).
 #[test]
 fn what_a_failed_sync_may_have_lost_does_not_enter_the_cache() {
-    let world = World::new();
-    let (origin, faults) = faulty(ram(16));
-    let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
-    let target = world.create(&engine, &origin, settings(Mode::Writearound), 0);
+    let Bench { world, faults, engine, target } = bench(settings(Mode::Writearound));
     world.write(&target, 0, &[1; BLOCK]);
     faults.fail_next(OpKind::Sync, 0..u64::MAX, 1);
     assert_eq!(world.outcome(&target, Op::Flush, 0, 0, None), Err(IoError::Io));
