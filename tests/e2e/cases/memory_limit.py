@@ -178,7 +178,7 @@ def the_limit_can_be_changed_while_volumes_are_served(box):
     check_equal(len(client.pread(MIB, 0)), MIB, "bytes read")
 
 
-SECTORS = 100_000
+SECTORS = 50_000
 
 
 @test
@@ -208,17 +208,20 @@ def blocks_that_are_valid_in_part_do_not_take_it_all(box):
     # The pages of the index and the buffers are in use before anything is measured.
     write(range(4 * GIB, 4 * GIB + 256 * MIB, 128 * KIB), 128 * KIB)
     sizes = [rss()]
-    for round in range(8):
+    for round in range(20):
         start = round * SECTORS * 4 * KIB
         write(range(start, start + SECTORS * 4 * KIB, 4 * KIB), 512)
         sizes.append(rss())
     memory = daemon.show("v")["memory"]
     used = sum(memory["used_bytes"].values())
     check(used <= limit, f"{used} bytes are counted, of {limit}: {memory}")
-    # Two rounds fill the part for masks; the six after them would take 3.8 MiB more each. A log buffer
-    # that is used for the first time takes its 4 MiB only once.
-    more = statistics.median(after - before for before, after in zip(sizes[2:], sizes[3:]))
-    check(more <= MIB, f"{more} bytes of RAM for {SECTORS} sectors more: {sizes}, {memory}")
+    # Four rounds fill the part for masks; the sixteen after them would take 1.9 MiB more each. A log
+    # buffer takes its 4 MiB when it is first used, and on a slow device the last of the ten is used late:
+    # at most eight in these rounds, as two or more are in use before. So eight rounds without show the rest.
+    check(memory["buffer_bytes"] <= 40 * MIB, f"more log buffers than the rounds allow for: {memory}")
+    growth = [after - before for before, after in zip(sizes[4:], sizes[5:])]
+    more = statistics.median_low(growth)
+    check(more <= MIB // 2, f"{more} bytes of RAM for {SECTORS} sectors more: {sizes}, {memory}")
     wire.request(READ, 4 * KIB, 4 * KIB)
     check_equal(wire.reply()[1], 0, "a read")
     data = wire.receive(4 * KIB)
