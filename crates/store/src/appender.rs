@@ -216,11 +216,11 @@ impl Appender {
     }
 
     fn open_segment(&self, log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {
-        let buffer = log.take_buffer()?;
+        let buffer = log.take_buffer(self.number)?;
         let Some((id, generation)) =
             segments.open(reserve, (self.number, self.of), self.on_probation)
         else {
-            log.return_buffer(buffer);
+            log.return_buffer(self.number, buffer);
             return None;
         };
         log.holders(id).add();

@@ -239,7 +239,8 @@ impl StoreLane {
         if store.log.holders(segment).remove()
             && let Some(buffer) = store.segments.detach_buffer(segment)
         {
-            store.log.return_buffer(buffer);
+            let (own, _) = store.log.roles().of_lane(self.lane.id().0);
+            store.log.return_buffer(own, buffer);
             store.space.notify_all();
         }
     }

@@ -14,8 +14,10 @@ use crate::layout::SegmentLayout;
 use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
 
+mod buffers;
 mod rounds;
 
+use buffers::Buffers;
 pub(crate) use rounds::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use rounds::{COMMITS_WITHOUT_SYNC, WRITES};
 
@@ -34,11 +36,6 @@ struct Numbers {
 struct Marks {
     pending: Vec<Mark>,
     pushed: u64,
-}
-
-struct Buffers {
-    free: Vec<Arc<LogBuffer>>,
-    existing: usize,
 }
 
 /// Counts the holders of a segment's RAM image: its appender and its unwritten records.
@@ -81,7 +78,6 @@ pub(crate) struct Log {
     /// taken are in records that it sees as closed.
     pub(crate) closing: Mutex<()>,
     buffers: Mutex<Buffers>,
-    buffer_limit: usize,
 }
 
 /// The assignment of appenders: one per lane for new blocks; one per lane for rewritten blocks and
@@ -114,6 +110,13 @@ impl Roles {
     pub(crate) fn of_lane(&self, lane: u16) -> (usize, Option<usize>) {
         let own = usize::from(lane) % self.lanes;
         (own, self.parted.then_some(self.lanes + own))
+    }
+
+    /// Returns the lane whose appender this is; the first one for those that lanes share, as it does most of the
+    /// background work.
+    fn lane_of(&self, appender: usize) -> usize {
+        let shared = Some(appender) == self.ordered() || appender == self.background();
+        if shared { 0 } else { appender % self.lanes }
     }
 
     /// Returns the appender that all lanes share for ordered volumes, if there is one.
@@ -153,8 +156,7 @@ impl Log {
             commits: Rounds::new("a commit", COMMITS_WITHOUT_SYNC),
             writes: Rounds::new("a write of what has to survive", WRITES),
             closing: Mutex::new(()),
-            buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
-            buffer_limit: Self::most_buffers(lanes, segments),
+            buffers: Mutex::new(Buffers::new(Self::most_buffers(lanes, segments))),
         }
     }
 
@@ -299,30 +301,20 @@ impl Log {
         self.set_marks_durable(count);
     }
 
-    pub(crate) fn take_buffer(&self) -> Option<Arc<LogBuffer>> {
-        let mut buffers = self.buffers.lock();
-        while let Some(mut buffer) = buffers.free.pop() {
-            // A reader may still hold the old image: then that buffer is left to the reader.
-            if let Some(image) = Arc::get_mut(&mut buffer) {
-                image.reset();
-                return Some(buffer);
-            }
-            buffers.existing -= 1;
-        }
-        if buffers.existing >= self.buffer_limit {
-            return None;
-        }
-        buffers.existing += 1;
-        Some(LogBuffer::new(self.layout.segment_bytes as usize))
+    /// Takes a RAM image for a segment that this appender opens. `None`: all are in use.
+    pub(crate) fn take_buffer(&self, appender: usize) -> Option<Arc<LogBuffer>> {
+        let lane = self.roles.lane_of(appender);
+        self.buffers.lock().take(lane, self.layout.segment_bytes)
     }
 
-    pub(crate) fn return_buffer(&self, buffer: Arc<LogBuffer>) {
-        self.buffers.lock().free.push(buffer);
+    /// Returns an image that the lane of this appender was the last to use.
+    pub(crate) fn return_buffer(&self, appender: usize, buffer: Arc<LogBuffer>) {
+        self.buffers.lock().give_back(self.roles.lane_of(appender), buffer);
     }
 
     /// Returns the bytes of RAM images of segments.
     pub(crate) fn buffer_bytes(&self) -> u64 {
-        self.buffers.lock().existing as u64 * self.layout.segment_bytes
+        self.buffers.lock().existing() as u64 * self.layout.segment_bytes
     }
 }
 

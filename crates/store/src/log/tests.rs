@@ -69,23 +69,42 @@ fn images_are_used_again_and_limited() {
     assert_eq!(Log::most_buffers(3, SEGMENTS - 1), 12);
 
     let log = log(1, 16);
-    let mut taken: Vec<_> = (0..6).map_while(|_| log.take_buffer()).collect();
+    let mut taken: Vec<_> = (0..6).map_while(|_| log.take_buffer(0)).collect();
     assert_eq!(taken.len(), 6);
-    assert!(log.take_buffer().is_none());
+    assert!(log.take_buffer(0).is_none());
     assert_eq!(log.buffer_bytes(), 6 * layout().segment_bytes);
 
     let buffer = taken.pop().expect("six");
     let (known, reader) = (Arc::as_ptr(&buffer), taken[0].clone());
-    log.return_buffer(buffer);
-    taken.extend(log.take_buffer());
+    log.return_buffer(0, buffer);
+    taken.extend(log.take_buffer(0));
     assert_eq!(taken.last().map(Arc::as_ptr), Some(known), "the same one again");
 
     // A reader keeps its image: another buffer replaces it.
-    log.return_buffer(taken.swap_remove(0));
-    let another = log.take_buffer().expect("its place is free");
+    log.return_buffer(0, taken.swap_remove(0));
+    let another = log.take_buffer(0).expect("its place is free");
     assert!(!Arc::ptr_eq(&another, &reader));
-    assert!(log.take_buffer().is_none());
+    assert!(log.take_buffer(0).is_none());
     assert_eq!(log.buffer_bytes(), 6 * layout().segment_bytes);
+}
+
+#[test]
+fn a_lane_gets_the_image_back_that_it_used_last() {
+    let log = log(2, SEGMENTS);
+    let [new, rewritten] = [1, 3];
+    assert_eq!(log.roles().of_lane(1), (new, Some(rewritten)));
+    let taken = [(); 4].map(|()| log.take_buffer(0).expect("one of ten"));
+    let at: Vec<_> = taken.iter().map(Arc::as_ptr).collect();
+    for (appender, buffer) in [new, 0, rewritten, 0].into_iter().zip(taken) {
+        log.return_buffer(appender, buffer);
+    }
+    // Those of the second lane first, the last one before the others; then what another lane used.
+    for (appender, expected) in [(rewritten, 2), (new, 0), (new, 3), (log.roles().background(), 1)]
+    {
+        let buffer = log.take_buffer(appender).expect("one is free");
+        assert_eq!(Arc::as_ptr(&buffer), at[expected]);
+    }
+    assert_eq!(log.buffer_bytes(), 4 * layout().segment_bytes);
 }
 
 #[test]
