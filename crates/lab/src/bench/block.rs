@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let mut report = Report { pairs: args.pairs, span_bytes: span, rows: Vec::new() };
     for &write in directions {
         for &depth in &args.depths {
-            let load = Load { write, depth, span, time };
+            let load = Load { write, sequential: false, depth, span, time };
             report.rows.extend(compare(&args.devices, &load, args.pairs, &progress)?);
         }
     }

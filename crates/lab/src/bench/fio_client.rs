@@ -11,9 +11,11 @@ use crate::error::{LabResult, other};
 use crate::fio;
 use crate::rig::BLOCK;
 
-/// Random requests of [`BLOCK`] bytes.
+/// Requests of [`BLOCK`] bytes.
 pub(crate) struct Load {
     pub(crate) write: bool,
+    /// One after the other, and not at random.
+    pub(crate) sequential: bool,
     pub(crate) depth: usize,
     /// Bytes from the beginning that they reach.
     pub(crate) span: u64,
@@ -41,6 +43,7 @@ pub(crate) fn device(path: &Path, load: &Load) -> LabResult<Sample> {
 
 fn run(target: &[&str], load: &Load) -> LabResult<Sample> {
     let direction = if load.write { "write" } else { "read" };
+    let order = if load.sequential { "" } else { "rand" };
     let mut command = Command::new("fio");
     command.args(["--name=lab", "--time_based", "--norandommap"]).args(target);
     if !load.write {
@@ -48,7 +51,7 @@ fn run(target: &[&str], load: &Load) -> LabResult<Sample> {
     }
     let output = command
         .args(["--output-format=json", "--randrepeat=0"])
-        .arg(format!("--rw=rand{direction}"))
+        .arg(format!("--rw={order}{direction}"))
         .arg(format!("--bs={BLOCK}"))
         .arg(format!("--size={}", load.span))
         .arg(format!("--iodepth={}", load.depth))

@@ -1,5 +1,6 @@
 //! `forebay-lab nbd`: the NBD front end with a cache behind it against other servers that keep
-//! nothing, or everything, in RAM. One client for all of them, one connection, a unix socket.
+//! nothing, or everything, in RAM, or writes through the cache against the origin alone. One client for all of them, one
+//! connection, a unix socket.
 
 pub(crate) mod client;
 mod peers;
@@ -11,17 +12,16 @@ use forebay_core::parse_size;
 use serde::Serialize;
 
 use crate::bench::measure::{Sample, in_turns};
-use crate::bench::pattern::uniform;
 use crate::error::{LabResult, other, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
 use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median_of};
-use client::{Client, Load};
-use peers::{Peer, Running};
+use client::{Client, Load, Operation};
+use peers::{Peer, Place, Running};
 
-/// Steps that are prepared; they are gone through again and again.
-const STEPS: usize = 1 << 18;
+/// Files there are in RAM.
+const RAM: &str = "/dev/shm";
 
 /// The client of all servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -61,14 +61,35 @@ pub(crate) struct Args {
     /// Bytes that are read and written
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     span: String,
-    /// The other servers
-    #[arg(long, value_delimiter = ',', default_value = "qemu-null,nbdkit-memory")]
-    peers: Vec<Peer>,
+    /// Write through the cache, at random and in sequence; cache and origin are files in RAM
+    #[arg(long)]
+    through: bool,
+    /// The other servers [default: qemu-null,nbdkit-memory, with --through qemu-file]
+    #[arg(long, value_delimiter = ',')]
+    peers: Option<Vec<Peer>>,
+}
+
+impl Args {
+    fn operations(&self) -> &'static [Operation] {
+        match self.through {
+            true => &[Operation::Write, Operation::SequentialWrite],
+            false => &[Operation::Read, Operation::Write],
+        }
+    }
+
+    /// Ours first.
+    fn servers(&self) -> Vec<Peer> {
+        let others = self.peers.clone().unwrap_or_else(|| match self.through {
+            true => vec![Peer::QemuFile],
+            false => vec![Peer::QemuNull, Peer::NbdkitMemory],
+        });
+        std::iter::once(Peer::Forebay).chain(others).collect()
+    }
 }
 
 #[derive(Serialize)]
 struct Row {
-    operation: &'static str,
+    operation: Operation,
     depth: usize,
     server: String,
     per_second: f64,
@@ -82,6 +103,7 @@ struct Row {
 #[derive(Serialize)]
 struct Report {
     client: ClientKind,
+    through: bool,
     pairs: usize,
     span_bytes: u64,
     rows: Vec<Row>,
@@ -95,22 +117,28 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if span < 1 << 20 || !span.is_multiple_of(1 << 20) || args.depths.contains(&0) {
         return Err(usage("a span of whole megabytes and depths of 1 or more, please"));
     }
-    let folder = tempfile::tempdir()?;
-    let steps = args.pairs * args.depths.len() * 2;
+    let folder = if args.through { tempfile::tempdir_in(RAM)? } else { tempfile::tempdir()? };
+    let place = Place { folder: folder.path().into(), size: span, through: args.through };
+    let steps = args.pairs * args.depths.len() * args.operations().len();
     let progress = Progress::new(steps as u64, "starting servers");
     let mut servers = Vec::new();
-    for peer in std::iter::once(Peer::Forebay).chain(args.peers.iter().copied()) {
-        let (running, mut client) = Running::start(peer, folder.path(), span)?;
+    for peer in args.servers() {
+        let (running, mut client) = Running::start(peer, &place)?;
         client.fill(span)?;
         servers.push((running, client));
     }
-    let mut report =
-        Report { client: args.client, pairs: args.pairs, span_bytes: span, rows: Vec::new() };
-    for write in [false, true] {
-        let steps = uniform(1, (span / BLOCK) as u32, write, STEPS);
+    let mut report = Report {
+        client: args.client,
+        through: args.through,
+        pairs: args.pairs,
+        span_bytes: span,
+        rows: Vec::new(),
+    };
+    for &operation in args.operations() {
+        let steps = operation.steps((span / BLOCK) as u32);
         for &depth in &args.depths {
-            progress.label(format!("{} at depth {depth}", if write { "writes" } else { "reads" }));
-            let load = Load { steps: &steps, depth, time };
+            progress.label(format!("{} at depth {depth}", operation.name()));
+            let load = Load { operation, steps: &steps, depth, time };
             let send = |(running, client): &mut (Running, Client)| match args.client {
                 ClientKind::Fio => running.run_fio(span, &load),
                 ClientKind::Own => client.run(&load),
@@ -150,7 +178,7 @@ fn compare(
         })
     })?;
     let ours = points[0].clone();
-    let write = load.is_write();
+    let write = load.operation.is_write();
     Ok(points
         .iter()
         .zip(servers)
@@ -162,7 +190,7 @@ fn compare(
             });
             let wanted = peer.goal(write, load.depth);
             Row {
-                operation: if write { "write" } else { "read" },
+                operation: load.operation,
                 depth: load.depth,
                 server: peer.name(),
                 per_second: median_of(points, |point| point.per_second),
@@ -182,7 +210,7 @@ fn print(report: &Report) -> LabResult<()> {
     );
     for row in &report.rows {
         table.row([
-            row.operation.to_owned(),
+            row.operation.name().to_owned(),
             row.depth.to_string(),
             row.server.clone(),
             rate(row.per_second),
@@ -197,6 +225,8 @@ fn print(report: &Report) -> LabResult<()> {
         ClientKind::Fio => "fio's nbd engine",
         ClientKind::Own => "a client of our own",
     };
-    println!("{} rounds; {client}, one connection; random blocks of 4K, all cached", report.pairs);
+    let how =
+        if report.through { "written through a cache that has all of them" } else { "all cached" };
+    println!("{} rounds; {client}, one connection; blocks of 4K, {how}", report.pairs);
     Ok(())
 }

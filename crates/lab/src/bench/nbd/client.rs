@@ -6,32 +6,68 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::bench::measure::{Sample, Stopwatch};
-use crate::bench::pattern::Step;
+use crate::bench::pattern::{Step, permutation, uniform};
 use crate::error::{LabResult, other};
 use crate::nbd::{self, FLUSH, READ, REPLY_BYTES, REQUEST_BYTES, WRITE, check_reply, header};
 use crate::rig::BLOCK;
 
 const INBOX: usize = 512 << 10;
 
+/// Random steps that are prepared; they are gone through again and again.
+const RANDOM_STEPS: usize = 1 << 18;
+
 /// How long a server may think about a request.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// And about a flush, which may have all of a cache to write to a disk.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(3600);
 
+/// What a load consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Operation {
+    /// Random reads.
+    Read,
+    /// Random writes.
+    Write,
+    SequentialWrite,
+}
+
+impl Operation {
+    pub(crate) fn is_write(self) -> bool {
+        self != Operation::Read
+    }
+
+    pub(crate) fn is_sequential(self) -> bool {
+        self == Operation::SequentialWrite
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Read => "read",
+            Operation::Write => "write",
+            Operation::SequentialWrite => "sequential write",
+        }
+    }
+
+    /// The blocks of a range in the order in which they are accessed, again and again.
+    pub(crate) fn steps(self, blocks: u32) -> Vec<Step> {
+        match self.is_sequential() {
+            true => (0..blocks).map(|block| Step::new(block, true)).collect(),
+            false => uniform(1, blocks, self.is_write(), RANDOM_STEPS),
+        }
+    }
+}
+
 /// What to do, and for how long.
 pub(crate) struct Load<'a> {
-    /// All reads, or all writes.
+    pub(crate) operation: Operation,
+    /// See [`Operation::steps`].
     pub(crate) steps: &'a [Step],
     pub(crate) depth: usize,
     pub(crate) time: Duration,
-}
-
-impl Load<'_> {
-    /// Returns whether it writes.
-    pub(crate) fn is_write(&self) -> bool {
-        self.steps.first().is_some_and(|step| step.write())
-    }
 }
 
 /// One connection.
@@ -53,11 +89,12 @@ impl Client {
         Ok(Client { stream, inbox: vec![0; INBOX], at: 0 })
     }
 
-    /// Writes the first `span` bytes once, in large requests.
+    /// Writes the first `span` bytes once, in large requests in random order: a stream would bypass a cache.
     pub(crate) fn fill(&mut self, span: u64) -> LabResult<()> {
         const LARGE: usize = 128 << 10;
         let mut request = vec![0x5a; REQUEST_BYTES + LARGE];
-        for offset in (0..span).step_by(LARGE) {
+        for piece in permutation(1, span.div_ceil(LARGE as u64) as u32, true) {
+            let offset = piece.block() * LARGE as u64;
             let len = (LARGE as u64).min(span - offset) as usize;
             header(&mut request, WRITE, offset, len as u32);
             self.stream.write_all(&request[..REQUEST_BYTES + len])?;
@@ -100,7 +137,7 @@ impl Client {
 
     /// Keeps the server busy until the time is over, and waits for the last replies.
     pub(crate) fn run(&mut self, load: &Load<'_>) -> LabResult<Sample> {
-        let write = load.is_write();
+        let write = load.operation.is_write();
         let kind = if write { WRITE } else { READ };
         let block = BLOCK as usize;
         let request_len = REQUEST_BYTES + if write { block } else { 0 };

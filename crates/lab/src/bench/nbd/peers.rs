@@ -1,5 +1,6 @@
 //! Servers: ours and others, each a process of its own.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -25,6 +26,16 @@ pub(crate) enum Peer {
     QemuNull,
     /// nbdkit's memory plugin
     NbdkitMemory,
+    /// qemu-storage-daemon with a file in RAM: the origin alone, for --through
+    QemuFile,
+}
+
+/// Where servers keep what they need, and what they serve.
+pub(crate) struct Place {
+    pub(crate) folder: PathBuf,
+    pub(crate) size: u64,
+    /// Ours writes through a cache, and cache and origin are files in the folder.
+    pub(crate) through: bool,
 }
 
 impl Peer {
@@ -38,6 +49,7 @@ impl Peer {
             Peer::Forebay => crate::rig::VOLUME,
             Peer::QemuNull => "null",
             Peer::NbdkitMemory => "",
+            Peer::QemuFile => "file",
         }
     }
 
@@ -48,24 +60,33 @@ impl Peer {
             Peer::QemuNull if write && depth >= 32 => Some(1.3),
             Peer::QemuNull => Some(1.0),
             Peer::NbdkitMemory => Some(1.3),
+            Peer::QemuFile => Some(0.95),
         }
     }
 
-    fn command(self, socket: &Path, size: u64) -> LabResult<Command> {
-        let path = socket.display();
+    fn command(self, place: &Place, socket: &Path) -> LabResult<Command> {
+        let (path, size, folder) = (socket.display(), place.size, place.folder.display());
+        let qemu = |blockdev: String| {
+            let server = format!("--nbd-server=addr.type=unix,addr.path={path}");
+            let name = self.export();
+            let export =
+                format!("--export=type=nbd,id=export,node-name=node,name={name},writable=on");
+            ("qemu-storage-daemon".into(), vec![format!("--blockdev={blockdev}"), server, export])
+        };
         let (program, arguments) = match self {
-            Peer::Forebay => (
-                std::env::current_exe()?,
-                vec!["nbd-server".into(), format!("--listen={path}"), format!("--size={size}")],
-            ),
-            Peer::QemuNull => (
-                "qemu-storage-daemon".into(),
-                vec![
-                    format!("--blockdev=driver=null-co,node-name=null,size={size}"),
-                    format!("--nbd-server=addr.type=unix,addr.path={path}"),
-                    "--export=type=nbd,id=export,node-name=null,name=null,writable=on".into(),
-                ],
-            ),
+            Peer::Forebay => {
+                let mut arguments =
+                    vec!["nbd-server".into(), format!("--listen={path}"), format!("--size={size}")];
+                arguments.extend(place.through.then(|| format!("--through={folder}")));
+                (std::env::current_exe()?, arguments)
+            }
+            Peer::QemuNull => qemu(format!("driver=null-co,node-name=node,size={size}")),
+            Peer::QemuFile => {
+                let file = place.folder.join("bare");
+                File::create(&file)?.set_len(size)?;
+                let file = file.display();
+                qemu(format!("driver=file,node-name=node,filename={file},aio=threads"))
+            }
             Peer::NbdkitMemory => (
                 "nbdkit".into(),
                 vec![
@@ -91,10 +112,10 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts a server and connects to it as soon as it takes clients.
-    pub(crate) fn start(peer: Peer, folder: &Path, size: u64) -> LabResult<(Self, Client)> {
-        let socket = folder.join(peer.name());
+    pub(crate) fn start(peer: Peer, place: &Place) -> LabResult<(Self, Client)> {
+        let socket = place.folder.join(peer.name());
         let child = peer
-            .command(&socket, size)?
+            .command(place, &socket)?
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
@@ -120,12 +141,10 @@ impl Running {
 
     /// Has fio send the requests of a load.
     pub(crate) fn run_fio(&self, span: u64, load: &Load<'_>) -> LabResult<Sample> {
-        let (write, depth, time) = (load.is_write(), load.depth, load.time);
-        fio_client::nbd(
-            &self.socket,
-            self.peer.export(),
-            &fio_client::Load { write, depth, span, time },
-        )
+        let (write, sequential) = (load.operation.is_write(), load.operation.is_sequential());
+        let (depth, time) = (load.depth, load.time);
+        let load = fio_client::Load { write, sequential, depth, span, time };
+        fio_client::nbd(&self.socket, self.peer.export(), &load)
     }
 
     /// CPU time of all threads that it has or had, in whole clock ticks.

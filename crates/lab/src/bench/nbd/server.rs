@@ -2,12 +2,13 @@
 //! as a process of its own, so that its CPU time can be told from the client's.
 
 use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use forebay_core::parse_size;
-use forebay_device::{Device, RamDevice};
-use forebay_engine::{BlockService, Cache, EngineLane, Exports, LaneContext};
+use forebay_core::{Mode, parse_size};
+use forebay_device::{Access, Device, FileDevice, RamDevice};
+use forebay_engine::{BlockService, Cache, EngineLane, Exports, LaneContext, Settings};
 use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener, Server};
 use forebay_ram::{RamVolume, Tier};
@@ -25,16 +26,23 @@ pub(crate) struct Args {
     /// Size of the volume; the cache is twice as large, so that everything stays cached
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     size: String,
+    /// Write through the cache (mode writethrough), with cache and origin in files in this directory
+    #[arg(long, value_name = "DIR")]
+    through: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> LabResult<()> {
     let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
     let address: ListenAddress =
         args.listen.parse().map_err(|error: ListenError| other(error.to_string()))?;
-    let plan = everything_stays((
-        RamDevice::new("cache", 2 * size + (64 << 20))?,
-        RamDevice::new("origin", size)?,
-    ));
+    let cache_size = 2 * size + (64 << 20);
+    let plan = match &args.through {
+        Some(folder) => through(folder, cache_size, size)?,
+        None => everything_stays((
+            RamDevice::new("cache", cache_size)?,
+            RamDevice::new("origin", size)?,
+        )),
+    };
     let (tell, hear) = mpsc::channel();
     let thread = serve(plan, Vec::new(), address, move |served| {
         let _ = tell.send(served.map(|served| println!("{}", served.uri)));
@@ -50,6 +58,17 @@ pub(crate) fn everything_stays((cache, origin): (Arc<RamDevice>, Arc<RamDevice>)
     // The volume is filled from its start to its end, and that must stay in the cache.
     settings.sequential_cutoff = 0;
     Plan { touched: true, ..Plan::new(cache, origin, settings) }
+}
+
+/// Plans a cache and an origin in files, with the settings of a new volume in mode writethrough.
+fn through(folder: &Path, cache: u64, origin: u64) -> LabResult<Plan> {
+    let file = |name: &str, size| {
+        FileDevice::open(&folder.join(name), Access::Exclusive, Some(size))
+            .map_err(|error| other(error.to_string()))
+    };
+    let settings = Settings { mode: Mode::Writethrough, ..Settings::default() };
+    let plan = Plan::new(file("cache", cache)?, file("origin", origin)?, settings);
+    Ok(Plan { touched: true, ..plan })
 }
 
 /// A volume that is served.
