@@ -23,6 +23,7 @@
 //! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin
 //! - [`spec`]: the syntax of device specifications
 //! - [`ublk`]: the kernel's side of block devices that this process serves
+//! - [`words`]: large memory of atomic words
 pub mod api;
 pub mod buffer;
 mod bus_error;
@@ -57,6 +58,7 @@ mod table;
 mod testing;
 pub mod ublk;
 pub mod watch;
+pub mod words;
 
 pub use api::{
     Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp,
@@ -78,3 +80,4 @@ pub use shared_memory::{Outside, SharedMemory};
 pub use spec::{DeviceSpec, SpecError};
 pub use table::OpTable;
 pub use watch::UnderWay;
+pub use words::Words;

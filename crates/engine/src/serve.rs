@@ -298,7 +298,7 @@ impl BlockService for LaneVolume {
         let block = volume.block.block_of(offset + volume.alignment());
         match (coming, op) {
             (Coming::Later, Op::Read | Op::Write) => {
-                self.store.store().expect(&volume.space, block);
+                self.store.store().expect(&volume.space, block, op == Op::Write);
             }
             // The hint is not worth loading a part of the index.
             (Coming::Next, Op::Read) if self.store.store().is_loaded() => {

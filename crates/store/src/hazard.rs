@@ -7,7 +7,8 @@
 //! pointers, Michael 2004). A slot also counts the bytes that its owner has read.
 
 use forebay_core::SegmentId;
-use forebay_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use forebay_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use forebay_core::sync::fence_between_seq_cst;
 
 /// One slot, on its own cache lines. Only its owner writes it.
 #[derive(Default)]
@@ -51,16 +52,18 @@ impl HazardSlots {
         }
     }
 
-    /// Publishes that a segment is being read. The caller holds the lock of the index shard in
-    /// which it found an entry that points there: a thread that finds no entry left has taken that
-    /// lock later, and so sees this slot. `false`: the reader needs a pin.
+    /// Publishes that a segment is being read, to which an entry of the index points. Either the caller holds the lock of
+    /// the entry's shard: a thread that finds no entry left has taken that lock later, and so sees this slot. Or it finds
+    /// out afterwards that the shard has not changed: see [`HazardSlots::is_read`]. `false`: the reader needs a pin.
     #[inline]
     pub(crate) fn begin(&self, id: Option<HazardId>, segment: SegmentId) -> bool {
         match self.get(id) {
             // Only the owner writes the slot.
             Some(slot) if slot.segment.load(Ordering::Relaxed) == 0 => {
-                // Release: seeing this hazard implies that the previous read has finished.
-                slot.segment.store(segment.0.wrapping_add(1), Ordering::Release);
+                // Release: seeing this hazard implies that the previous read has finished. The rest is for who looks at the
+                // shard's version next.
+                slot.segment.swap(segment.0.wrapping_add(1), Ordering::SeqCst);
+                fence_between_seq_cst();
                 true
             }
             _ => false,
@@ -77,6 +80,8 @@ impl HazardSlots {
 
     /// Whether a segment is being read. Once no index entry points to it, `false` is final.
     pub(crate) fn is_read(&self, segment: SegmentId) -> bool {
+        // Against the fence of a look-up without a lock: either that one sees the shard's new version, or this sees its slot.
+        fence(Ordering::SeqCst);
         let wanted = segment.0.wrapping_add(1);
         self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)
     }

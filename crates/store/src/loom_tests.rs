@@ -53,6 +53,16 @@ impl World {
 
     /// Reads block `number` if it is cached: with a hazard slot if one is given, else with a pin.
     fn read(&self, hazard: Option<HazardId>, number: u32) {
+        let address = Address(number.into());
+        if let Some(id) = hazard
+            && let Some(entry) =
+                self.index.look_up_in_hazard(address, &self.hazards, id, |slot| SegmentId(slot.0))
+        {
+            assert_eq!(entry.slot, Slot(number), "the entry of the block that was asked for");
+            self.payloads[entry.slot.0 as usize].with(|_| ());
+            self.hazards.end(id);
+            return;
+        }
         let mut hazard = hazard;
         let found = self.index.look_up(Address(number.into()), |entry| {
             let segment = SegmentId(entry.slot.0);
@@ -118,6 +128,28 @@ fn a_segment_is_not_reused_while_somebody_looks_at_it() {
 #[test]
 fn a_segment_is_not_reused_while_it_is_pinned() {
     assert!(reuse_beside_a_reader(false).iter().all(|count| *count > 0));
+}
+
+#[test]
+fn a_look_up_without_the_lock_sees_one_version_or_the_other() {
+    loom::model(|| {
+        let shared = Arc::new((index(), HazardSlots::new(1)));
+        shared.0.put(Address(3), version(1), Condition::Always);
+        let changing = shared.clone();
+        let thread = thread::spawn(move || {
+            changing.0.put(Address(3), version(2), Condition::Always);
+            changing.0.remove(Address(3), |_| true);
+            changing.0.put(Address(4), version(9), Condition::Always);
+        });
+        let (index, hazards) = &*shared;
+        let hazard = hazards.claim().expect("the first");
+        let found = index.look_up_in_hazard(Address(3), hazards, hazard, |slot| SegmentId(slot.0));
+        assert!(found.is_none_or(|entry| entry.slot == Slot(1) || entry.slot == Slot(2)));
+        // Nothing is published for an entry that did not count.
+        let published = (0..10).filter(|number| hazards.is_read(SegmentId(*number))).count();
+        assert_eq!(published, usize::from(found.is_some()));
+        thread.join().expect("no panic");
+    });
 }
 
 /// Fills a block from the origin while `change` runs; in the end the index must agree with the

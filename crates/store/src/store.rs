@@ -254,8 +254,21 @@ impl Store {
         block: OriginBlock,
         rank: impl FnOnce(&Entry) -> u8,
     ) -> Option<Pinned<'_>> {
+        let address = space.address(block);
+        if let Some(id) = hazard
+            && let Some(entry) = self
+                .index
+                .look_up_in_hazard(address, &self.hazards, id, |slot| self.segment_of(slot))
+        {
+            let to = rank(&entry);
+            if to != entry.rank {
+                self.rerank(space, block, entry.slot, |_| to);
+            }
+            let found = Found { entry, mask: None };
+            return Some(Pinned { store: self, block, found, hazard });
+        }
         let mut hazard = hazard;
-        let found = self.index.look_up(space.address(block), |entry| {
+        let found = self.index.look_up(address, |entry| {
             let segment = self.segment_of(entry.slot);
             if !self.hazards.begin(hazard, segment) {
                 hazard = None;
@@ -299,16 +312,16 @@ impl Store {
 
     /// A hint: the block will be looked up soon. Ignored beyond the end of the volume.
     #[inline]
-    pub fn expect(&self, space: &VolumeSpace, block: OriginBlock) {
+    pub fn expect(&self, space: &VolumeSpace, block: OriginBlock, to_change: bool) {
         if block.0 < space.blocks {
-            self.index.expect(space.address(block));
+            self.index.expect(space.address(block), to_change);
         }
     }
 
     /// Looks a block up without pinning anything: for decisions that tolerate change.
     #[inline]
     pub fn peek(&self, space: &VolumeSpace, block: OriginBlock) -> Option<Found> {
-        self.index.look_up(space.address(block), |_| None)
+        self.index.peek(space.address(block))
     }
 
     /// Returns whether there is memory to cache an absent block partially, at this moment.

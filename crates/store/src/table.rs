@@ -28,9 +28,8 @@ use std::mem::size_of;
 pub use entry::{Check, Entry, RANK_MAX, RANK_UNKNOWN};
 pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
 
-use forebay_device::hint::Spot;
-
-use buckets::{BUCKET_BYTES, Buckets, LANES};
+pub(crate) use buckets::Buckets;
+use buckets::{At, BUCKET_BYTES, LANES, unused};
 use entry::Layout;
 use permutation::Divisor;
 
@@ -87,9 +86,9 @@ impl Table {
         }
     }
 
-    /// Returns the address of the first bucket, the base of [`Geometry::bucket_offsets`].
-    pub(crate) fn spot(&self) -> Spot {
-        Spot::of(&*self.buckets)
+    /// Returns the buckets, for [`Geometry::find`].
+    pub(crate) fn shared(&self) -> Buckets {
+        self.buckets.clone()
     }
 
     /// Returns the number of entries.
@@ -144,9 +143,7 @@ impl Table {
         let word = self.layout.with_entry(self.layout.tag(remainder), &entry);
         let second = self.other_bucket(remainder, first);
         match self.unused_in(first, second).or_else(|| self.make_room(first, second)) {
-            Some((bucket, lane)) => {
-                self.buckets[bucket].0[lane] = self.at_bucket(word, bucket, first)
-            }
+            Some(at) => self.buckets.put(at, self.at_bucket(word, at.bucket, first)),
             None if self.overflow.len() < OVERFLOW_MAX => {
                 self.overflow.reserve_exact(OVERFLOW_MAX - self.overflow.len());
                 self.overflow.push(Overflow { key, word });
@@ -171,7 +168,7 @@ impl Table {
                 self.overflow.swap_remove(index);
             }
             None => {
-                *self.word_mut(place)? = 0;
+                self.set_word(place, 0);
                 self.drain_overflow();
             }
         }
@@ -195,18 +192,16 @@ impl Table {
     /// The slot is wider than the geometry permits.
     #[inline]
     pub fn set(&mut self, place: Place, entry: Entry) {
-        let layout = self.layout;
-        if let Some(word) = self.word_mut(place) {
-            *word = layout.with_entry(*word, &entry);
+        if let Some(word) = self.word(place) {
+            self.set_word(place, self.layout.with_entry(word, &entry));
         }
     }
 
     /// Sets the rank of the entry at `place`; no effect if there is none.
     #[inline]
     pub fn set_rank(&mut self, place: Place, rank: u8) {
-        let layout = self.layout;
-        if let Some(word) = self.word_mut(place) {
-            *word = layout.with_rank(*word, rank);
+        if let Some(word) = self.word(place) {
+            self.set_word(place, self.layout.with_rank(word, rank));
         }
     }
 
@@ -225,14 +220,8 @@ impl Table {
 
     #[inline]
     fn find(&self, key: LocalKey, remainder: u64, first: usize) -> Option<Place> {
-        let limit = self.layout.choice_bit();
-        let tag = self.layout.tag(remainder);
-        if let Some(lane) = first_lane(self.buckets[first].matching(tag, limit)) {
-            return Some(Place((first * LANES + lane) as u32));
-        }
-        let second = self.other_bucket(remainder, first);
-        if let Some(lane) = first_lane(self.buckets[second].matching(tag | limit, limit)) {
-            return Some(Place((second * LANES + lane) as u32));
+        if let Some(at) = self.buckets.find(self.layout, remainder, first) {
+            return Some(Place((at.bucket * LANES + at.lane) as u32));
         }
         if self.overflow.is_empty() {
             return None;
@@ -250,24 +239,27 @@ impl Table {
     /// Returns the used word at `place`.
     #[inline]
     fn word(&self, place: Place) -> Option<u64> {
-        let index = place.0 as usize;
-        let word = match self.buckets.get(index / LANES) {
-            Some(bucket) => bucket.0[index % LANES],
-            None => self.overflow.get(self.overflow_index(place)?)?.word,
+        let word = match self.overflow_index(place) {
+            None => self.buckets.word(Self::at(place)),
+            Some(index) => self.overflow.get(index)?.word,
         };
         (word != 0).then_some(word)
     }
 
-    /// Returns the used word at `place`, mutable.
+    /// Changes the used word at `place`.
     #[inline]
-    fn word_mut(&mut self, place: Place) -> Option<&mut u64> {
+    fn set_word(&mut self, place: Place, word: u64) {
+        match self.overflow_index(place) {
+            None => self.buckets.put(Self::at(place), word),
+            Some(index) => self.overflow[index].word = word,
+        }
+    }
+
+    /// Returns where a place in the buckets is.
+    #[inline]
+    fn at(place: Place) -> At {
         let index = place.0 as usize;
-        let overflow = self.overflow_index(place);
-        let word = match self.buckets.get_mut(index / LANES) {
-            Some(bucket) => &mut bucket.0[index % LANES],
-            None => &mut self.overflow.get_mut(overflow?)?.word,
-        };
-        (*word != 0).then_some(word)
+        At { bucket: index / LANES, lane: index % LANES }
     }
 
     /// Returns `word` as it is stored in `bucket`, given the first bucket of its key.
@@ -280,8 +272,11 @@ impl Table {
     /// Returns an unused word, in the first bucket if possible, since most lookups then read one
     /// line.
     #[inline]
-    fn unused_in(&self, first: usize, second: usize) -> Option<(usize, usize)> {
-        let lane_in = |bucket: usize| Some((bucket, first_lane(self.buckets[bucket].unused())?));
+    fn unused_in(&self, first: usize, second: usize) -> Option<At> {
+        let lane_in = |bucket: usize| {
+            let lane = first_lane(unused(&self.buckets[bucket]))?;
+            Some(At { bucket, lane })
+        };
         lane_in(first).or_else(|| lane_in(second))
     }
 

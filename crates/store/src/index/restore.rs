@@ -24,7 +24,7 @@ impl Index {
     /// The table has no room.
     pub fn restore(&self, address: Address, entry: Entry) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        shard.table.insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
+        shard.table_mut().insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
     }
 
     /// Adds the mask of a restored block; ignored for blocks that are not partial.
@@ -33,7 +33,7 @@ impl Index {
     /// There is no memory for it.
     pub fn restore_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        match shard.table.get(key) {
+        match shard.table().get(key) {
             Some((_, entry)) if entry.partial => {
                 shard.masks.restore(address.0, mask).map_err(Unfit::Masks)
             }
@@ -51,7 +51,7 @@ impl Index {
         version: NewVersion,
     ) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        let old = shard.table.insert(key, version.entry).map_err(|_| Unfit::Blocks)?;
+        let old = shard.table_mut().insert(key, version.entry).map_err(|_| Unfit::Blocks)?;
         match version.mask {
             Some(mask) => shard.masks.restore(address.0, mask).map_err(Unfit::Masks),
             None if old.is_some_and(|old| old.partial) => {
@@ -64,7 +64,7 @@ impl Index {
 
     /// Declares that no shard is loaded: see [`Index::load_shard`].
     pub(crate) fn unload(&self) {
-        self.shards.iter().for_each(|shard| shard.shard.lock().loaded = false);
+        self.shards.iter().for_each(|shard| shard.lock().set_loaded(false));
     }
 
     /// Adds the mask of a block whose shard will be loaded.
@@ -72,7 +72,7 @@ impl Index {
     /// # Errors
     /// There is no memory for it.
     pub(crate) fn load_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
-        let shard = &self.shards[self.shard_of(address) as usize].shard;
+        let shard = &self.shards[self.shard_of(address) as usize];
         shard.lock().masks.restore(address.0, mask).map_err(Unfit::Masks)
     }
 
@@ -85,7 +85,7 @@ impl Index {
         number: u32,
         content: &mut ShardContent,
     ) -> Result<(), StoreError> {
-        let mut shard = self.shards[number as usize].shard.lock();
+        let mut shard = self.shards[number as usize].lock();
         for address in &content.superseded {
             shard.masks.remove(address.0);
         }
@@ -95,21 +95,21 @@ impl Index {
             if placed.shard != number || !known {
                 return Err(StoreError::Refused("the checkpoint has an impossible entry".into()));
             }
-            let inserted = shard.table.insert(placed.key, *entry).map_err(|_| Unfit::Blocks);
+            let inserted = shard.table_mut().insert(placed.key, *entry).map_err(|_| Unfit::Blocks);
             if inserted.map_err(|unfit| unfit.of("the checkpoint"))?.is_some() {
                 return Err(StoreError::Refused("the checkpoint has a block twice".into()));
             }
         }
         for (address, NewVersion { entry, mask }) in content.versions.drain(..) {
             let placed = self.geometry.place(address.0);
-            shard.table.insert(placed.key, entry).map_err(|_| Unfit::Blocks.of("the log"))?;
+            shard.table_mut().insert(placed.key, entry).map_err(|_| Unfit::Blocks.of("the log"))?;
             match mask {
                 // There is room for it: a mask of this block was loaded before.
                 Some(mask) => shard.masks.insert(address.0, mask),
                 None => shard.masks.remove(address.0),
             }
         }
-        shard.loaded = true;
+        shard.set_loaded(true);
         Ok(())
     }
 }

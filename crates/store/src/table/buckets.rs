@@ -1,42 +1,80 @@
-//! The memory of a table: buckets of eight words, each on a CPU cache line of its own.
+//! The memory of a table: buckets of eight words, each on a CPU cache line of its own. The words are atomic, because some are read
+//! without the lock of their table; who does so must find out whether they changed meanwhile.
 
-use std::alloc::{Layout, handle_alloc_error};
+#[cfg(not(feature = "loom"))]
+use std::alloc::{Layout as Memory, handle_alloc_error};
 use std::mem::size_of;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
-use forebay_device::Area;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use forebay_core::sync::atomic::{AtomicU64, Ordering};
+use forebay_device::hint::Spot;
+
+use super::entry::Layout;
+use super::first_lane;
+use super::geometry::other_bucket;
 
 /// Words in a bucket.
 pub(super) const LANES: usize = 8;
-pub(super) const BUCKET_BYTES: u64 = size_of::<Bucket>() as u64;
+pub(super) const BUCKET_BYTES: u64 = (LANES * size_of::<u64>()) as u64;
+
+/// With the feature `loom`, the words are its own, and few.
+#[cfg(feature = "loom")]
+type Words = std::sync::Arc<[AtomicU64]>;
+#[cfg(not(feature = "loom"))]
+type Words = forebay_device::Words;
 
 /// Eight words in a cache line; 0 is an unused word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C, align(64))]
-pub(super) struct Bucket(pub(super) [u64; LANES]);
+pub(super) type Bucket = [AtomicU64; LANES];
 
 /// Buckets, in huge pages if there are many. The system gives their memory when it is first written
-/// to; the allocator would write zeroes into memory with more alignment than its own.
-#[derive(Debug)]
-pub(super) struct Buckets {
-    area: Area,
-    count: usize,
-}
+/// to; the allocator would write zeroes into memory with more alignment than its own. A clone refers to the same ones.
+#[derive(Clone, Debug)]
+pub(crate) struct Buckets(Words);
 
 impl Buckets {
     /// Returns `count` unused buckets. Without the memory for them, the process ends as for any
     /// allocation.
+    #[cfg(not(feature = "loom"))]
     pub(super) fn unused(count: usize) -> Self {
-        let area = Area::new(count * size_of::<Bucket>());
-        let area = area.unwrap_or_else(|_| handle_alloc_error(Layout::new::<Bucket>()));
-        Buckets { area, count }
+        let words = Words::new(count * LANES);
+        Buckets(words.unwrap_or_else(|_| handle_alloc_error(Memory::new::<u64>())))
     }
 
-    /// Returns the number of buckets.
+    #[cfg(feature = "loom")]
+    pub(super) fn unused(count: usize) -> Self {
+        Buckets((0..count * LANES).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Returns the address of the first bucket.
+    pub(crate) fn spot(&self) -> Spot {
+        Spot::of(&self[..])
+    }
+
+    /// Finds the word of the key with this remainder and first bucket.
     #[inline]
-    pub(super) fn len(&self) -> usize {
-        self.count
+    pub(super) fn find(&self, layout: Layout, remainder: u64, first: usize) -> Option<At> {
+        let limit = layout.choice_bit();
+        let tag = layout.tag(remainder);
+        if let Some(lane) = first_lane(matching(&self[first], tag, limit)) {
+            return Some(At { bucket: first, lane });
+        }
+        let second = other_bucket(remainder, first, self.len());
+        let lane = first_lane(matching(&self[second], tag | limit, limit))?;
+        Some(At { bucket: second, lane })
+    }
+
+    /// Returns a word.
+    #[inline]
+    pub(super) fn word(&self, at: At) -> u64 {
+        // Relaxed: with the lock of the table nobody changes it, and without it the shard's version is looked at.
+        self[at.bucket][at.lane].load(Ordering::Relaxed)
+    }
+
+    /// Changes a word. The caller holds the lock of the table.
+    #[inline]
+    pub(super) fn put(&self, at: At, word: u64) {
+        // Relaxed: see `word`.
+        self[at.bucket][at.lane].store(word, Ordering::Relaxed);
     }
 }
 
@@ -45,41 +83,36 @@ impl Deref for Buckets {
 
     #[inline]
     fn deref(&self) -> &[Bucket] {
-        // An area begins with a page, so neither can fail.
-        let all = <[Bucket]>::ref_from_prefix_with_elems(&self.area, self.count);
-        all.map(|(buckets, _)| buckets).unwrap_or_default()
+        self.0.as_chunks().0
     }
 }
 
-impl DerefMut for Buckets {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [Bucket] {
-        let all = <[Bucket]>::mut_from_prefix_with_elems(&mut self.area, self.count);
-        all.map(|(buckets, _)| buckets).unwrap_or_default()
-    }
+/// The place of a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At {
+    pub(super) bucket: usize,
+    pub(super) lane: usize,
 }
 
-impl Bucket {
-    /// Returns a bit for each lane whose word differs from `pattern` only in bits below the bit
-    /// `limit`.
-    #[inline]
-    pub(super) fn matching(&self, pattern: u64, limit: u64) -> u32 {
-        // No early exit: the position is random, so a branch on each lane would be mispredicted.
-        let mut found = 0;
-        for (lane, word) in self.0.iter().enumerate() {
-            found |= u32::from((word ^ pattern) < limit) << lane;
-        }
-        found
+/// Returns a bit for each lane whose word differs from `pattern` only in bits below the bit
+/// `limit`.
+#[inline]
+pub(super) fn matching(bucket: &Bucket, pattern: u64, limit: u64) -> u32 {
+    // No early exit: the position is random, so a branch on each lane would be mispredicted.
+    let mut found = 0;
+    for (lane, word) in bucket.iter().enumerate() {
+        found |= u32::from((word.load(Ordering::Relaxed) ^ pattern) < limit) << lane;
     }
-
-    /// Returns a bit for each unused lane.
-    #[inline]
-    pub(super) fn unused(&self) -> u32 {
-        self.matching(0, 1)
-    }
+    found
 }
 
-#[cfg(all(test, not(miri)))]
+/// Returns a bit for each unused lane.
+#[inline]
+pub(super) fn unused(bucket: &Bucket) -> u32 {
+    matching(bucket, 0, 1)
+}
+
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod tests {
     use super::*;
 
@@ -92,13 +125,14 @@ mod tests {
     #[test]
     fn buckets_are_lines_and_take_memory_when_they_are_written_to() {
         let (before, count) = (resident_bytes(), 1 << 22);
-        let mut buckets = Buckets::unused(count);
-        assert_eq!((buckets.len(), buckets[..].len()), (count, count));
+        let buckets = Buckets::unused(count);
+        assert_eq!(buckets.len(), count);
         assert_eq!(buckets.as_ptr().addr() as u64 % BUCKET_BYTES, 0);
         let taken = resident_bytes().saturating_sub(before);
         assert!(taken < count * LANES * 4, "{taken} bytes are written to");
-        buckets[count - 1].0[LANES - 1] = 5;
-        assert_eq!(buckets[count - 1], Bucket([0, 0, 0, 0, 0, 0, 0, 5]));
+        let last = At { bucket: count - 1, lane: LANES - 1 };
+        buckets.put(last, 5);
+        assert_eq!((buckets.word(last), unused(&buckets[count - 1])), (5, 0x7f));
         assert!(Buckets::unused(0).is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::entry::{FIXED_BITS, Layout};
 use super::permutation::{Divisor, KEY_BITS_MAX, Permutation, mix};
-use super::{BUCKET_BYTES, LANES};
+use super::{BUCKET_BYTES, Buckets, Entry, LANES};
 
 /// Fewest bits of a check that are useful.
 pub const CHECK_BITS_MIN: u32 = 16;
@@ -205,6 +205,15 @@ impl Geometry {
         let first = first as usize;
         let second = other_bucket(remainder, first, self.buckets.get() as usize);
         [first, second].map(|bucket| bucket * BUCKET_BYTES as usize)
+    }
+
+    /// Finds the entry of a key in the buckets of a table of this shape, without the table's overflow list. Needs no lock: if the
+    /// table is changed meanwhile, the result is any entry or none.
+    #[inline]
+    pub(crate) fn find(&self, buckets: &Buckets, key: LocalKey) -> Option<Entry> {
+        let (remainder, first) = self.buckets.divide(key.0);
+        let at = buckets.find(self.layout, remainder, first as usize)?;
+        Some(self.layout.entry(buckets.word(at)))
     }
 
     /// Returns the divisor that splits keys into remainder and first bucket.

@@ -1,6 +1,6 @@
 //! Making room: moving entries to their other bucket, and out of the overflow list.
 
-use super::{LANES, Overflow, Table, first_lane};
+use super::{At, LANES, Overflow, Table, first_lane, unused};
 
 /// Buckets examined before the long search; nearly always enough.
 const SHORT_SEARCH: usize = 64;
@@ -20,7 +20,7 @@ struct Step {
 impl Table {
     /// Frees a word in one of two full buckets, and returns its bucket and lane.
     #[cold]
-    pub(super) fn make_room(&mut self, first: usize, second: usize) -> Option<(usize, usize)> {
+    pub(super) fn make_room(&mut self, first: usize, second: usize) -> Option<At> {
         self.search::<SHORT_SEARCH>(first, second)
             .or_else(|| self.search::<LONG_SEARCH>(first, second))
     }
@@ -28,11 +28,7 @@ impl Table {
     /// Breadth first, so that as few entries as possible move. This also ensures that no path
     /// visits a bucket twice, where it could move an entry that it has just put there: everything
     /// reachable from the second visit was reached earlier from the first.
-    fn search<const LIMIT: usize>(
-        &mut self,
-        first: usize,
-        second: usize,
-    ) -> Option<(usize, usize)> {
+    fn search<const LIMIT: usize>(&mut self, first: usize, second: usize) -> Option<At> {
         let mut steps = [Step::default(); LIMIT];
         steps[0] = Step { bucket: first as u32, parent: 0, lane: 0 };
         steps[1] = Step { bucket: second as u32, parent: 1, lane: 0 };
@@ -41,10 +37,11 @@ impl Table {
         while next < known {
             let bucket = steps[next].bucket as usize;
             for lane in 0..LANES {
-                let remainder = self.layout.remainder(self.buckets[bucket].0[lane]);
+                let remainder = self.layout.remainder(self.buckets.word(At { bucket, lane }));
                 let target = self.other_bucket(remainder, bucket);
-                if let Some(unused) = first_lane(self.buckets[target].unused()) {
-                    return Some(self.shift_along(&steps, next, lane, (target, unused)));
+                if let Some(unused) = first_lane(unused(&self.buckets[target])) {
+                    let hole = At { bucket: target, lane: unused };
+                    return Some(self.shift_along(&steps, next, lane, hole));
                 }
                 if known < LIMIT {
                     let (parent, lane) = (next as u16, lane as u8);
@@ -59,22 +56,17 @@ impl Table {
 
     /// Moves the entry at `lane` of the last step's bucket to `hole`, then its predecessor's to the
     /// freed word, and so on; returns the hole at the beginning of the path.
-    fn shift_along(
-        &mut self,
-        steps: &[Step],
-        last: usize,
-        lane: usize,
-        hole: (usize, usize),
-    ) -> (usize, usize) {
+    fn shift_along(&mut self, steps: &[Step], last: usize, lane: usize, hole: At) -> At {
         let choice = self.layout.choice_bit();
         let (mut at, mut lane, mut hole) = (last, lane, hole);
         loop {
             let Step { bucket, parent, lane: lane_of_parent } = steps[at];
             let bucket = bucket as usize;
-            let word = self.buckets[bucket].0[lane];
-            self.buckets[bucket].0[lane] = 0;
-            self.buckets[hole.0].0[hole.1] = word ^ choice;
-            hole = (bucket, lane);
+            let from = At { bucket, lane };
+            let word = self.buckets.word(from);
+            self.buckets.put(from, 0);
+            self.buckets.put(hole, word ^ choice);
+            hole = from;
             if usize::from(parent) == at {
                 return hole;
             }
@@ -89,11 +81,11 @@ impl Table {
         while let Some(&Overflow { key, word }) = self.overflow.get(index) {
             let (remainder, first) = self.divide(key);
             let second = self.other_bucket(remainder, first);
-            let Some((bucket, lane)) = self.unused_in(first, second) else {
+            let Some(at) = self.unused_in(first, second) else {
                 index += 1;
                 continue;
             };
-            self.buckets[bucket].0[lane] = self.at_bucket(word, bucket, first);
+            self.buckets.put(at, self.at_bucket(word, at.bucket, first));
             self.overflow.swap_remove(index);
         }
     }

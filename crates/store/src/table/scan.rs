@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use forebay_core::sync::atomic::Ordering;
+
 use super::{Entry, LocalKey, Table};
 
 impl Table {
@@ -42,7 +44,8 @@ impl Table {
         let end = range.end.min(self.buckets.len());
         let start = range.start.min(end);
         for (bucket, words) in self.buckets[start..end].iter().enumerate() {
-            for &word in words.0.iter().filter(|&&word| word != 0) {
+            let words = words.iter().map(|word| word.load(Ordering::Relaxed));
+            for word in words.filter(|word| *word != 0) {
                 let entry = self.layout.entry(word);
                 if wanted(&entry) {
                     visit(self.key_of(word, start + bucket), entry);

@@ -102,7 +102,7 @@ impl EngineLane {
                 && *id == next.volume
                 && space.contains(next.block)
             {
-                store.expect(space, next.block);
+                store.expect(space, next.block, false);
             }
             if entry.void {
                 continue;

@@ -146,7 +146,7 @@ async fn dirty_by_look_up(view: &LaneVolume, ranges: Vec<Range<u64>>) -> Vec<Ori
     let (space, store) = (&view.volume.space, &view.cache.store);
     let mut blocks = Vec::new();
     for (count, number) in ranges.into_iter().flatten().enumerate() {
-        store.expect(space, OriginBlock(number + LOOKED_UP_AHEAD));
+        store.expect(space, OriginBlock(number + LOOKED_UP_AHEAD), false);
         let block = OriginBlock(number);
         if store.peek(space, block).is_some_and(|found| found.entry.dirty) {
             blocks.push(block);

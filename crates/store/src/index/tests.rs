@@ -1,0 +1,198 @@
+//! Scans and look-ups beside changes, masks within their memory.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_lane::MemoryUse;
+
+use super::*;
+use crate::table::Check;
+
+/// Has another thread remove and insert blocks in a full index, which moves others at nearly every insertion, while `observe` looks
+/// at it. The slots of the first `stays` blocks, which stay, are their addresses.
+fn while_others_move(observe: impl FnOnce(&Index, u64)) {
+    let entries = if cfg!(miri) { 200 } else { 40_000 };
+    let index = Index::new(Geometry::new(entries, 1, 24, 20).expect("fits"), 1);
+    let put = |address: u64| {
+        let entry = Entry {
+            slot: Slot(address as u32 & 0xfffff),
+            dirty: false,
+            partial: false,
+            rank: 1,
+            check: Check::new(0),
+        };
+        let version = NewVersion { entry, mask: None };
+        matches!(index.put(Address(address), version, Condition::Always), Put::Done { .. })
+    };
+    let mut full = 0;
+    while put(full) {
+        full += 1;
+    }
+    let stays = full / 2;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(1);
+            let mut others: Vec<u64> = (stays..full).collect();
+            let mut next = full;
+            while !done.load(Ordering::Relaxed) {
+                let victim = random.usize(..others.len());
+                assert!(index.remove(Address(others[victim]), |_| true).is_some());
+                while !put(next) {
+                    next += 1;
+                }
+                others[victim] = next;
+                next = (next + 1) & 0xff_ffff;
+                next = next.max(full);
+            }
+        });
+        observe(&index, stays);
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_scan_sees_what_stays_once_while_other_threads_move_it() {
+    while_others_move(|index, stays| {
+        for _ in 0..if cfg!(miri) { 2 } else { 100 } {
+            let mut seen = vec![0u32; stays as usize];
+            index.scan(|address, _| {
+                if let Some(count) = seen.get_mut(address.0 as usize) {
+                    *count += 1;
+                }
+            });
+            assert!(seen.iter().all(|count| *count == 1), "an entry was missed or seen twice");
+        }
+    });
+}
+
+#[test]
+fn a_look_up_without_the_lock_finds_the_right_entry_while_other_threads_move_it() {
+    while_others_move(|index, stays| {
+        let mut without_lock = 0u64;
+        for round in 0..if cfg!(miri) { 2 } else { 20 * stays } {
+            let address = round * 7919 % stays;
+            if let Some(entry) = index.find_unlocked(Address(address), |_| true) {
+                without_lock += 1;
+                assert_eq!(entry.slot, Slot(address as u32));
+            }
+            let found = index.peek(Address(address)).expect("it stays");
+            assert_eq!(found.entry.slot, Slot(address as u32));
+        }
+        assert!(without_lock > 0, "each one met a change");
+    });
+}
+
+#[test]
+fn only_whole_blocks_of_loaded_shards_are_found_without_the_lock() {
+    let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    let find = |index: &Index| index.find_unlocked(Address(3), |_| true);
+    let entry = Entry { slot: Slot(5), dirty: true, partial: false, rank: 1, check: Check::new(0) };
+    assert!(find(&index).is_none());
+    index.restore(Address(3), entry).expect("there is room");
+    assert_eq!(find(&index).map(|found| found.slot), Some(Slot(5)));
+    assert!(index.find_unlocked(Address(3), |_| false).is_none());
+    let mut shard = index.shards[0].lock();
+    assert!(find(&index).is_some(), "the lock alone changes nothing");
+    let changing = shard.table_mut();
+    assert!(find(&index).is_none(), "entries may be on their way to another bucket");
+    drop(changing);
+    assert!(find(&index).is_some());
+    drop(shard);
+    index.restore(Address(3), Entry { partial: true, ..entry }).expect("there is room");
+    assert!(find(&index).is_none(), "its mask is needed as well");
+
+    index.unload();
+    assert!(find(&index).is_none());
+    let mut content = ShardContent { entries: vec![(Address(3), entry)], ..Default::default() };
+    let other = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    other.unload();
+    content.entries.push((Address(3), entry));
+    assert!(other.load_shard(0, &mut content).is_err(), "a block twice");
+    assert!(
+        find(&other).is_none(),
+        "what is there of a shard that is not loaded counts for nothing"
+    );
+    content.entries.pop();
+    let third = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    third.unload();
+    third.load_shard(0, &mut content).expect("it fits");
+    assert_eq!(find(&third).map(|found| found.slot), Some(Slot(5)));
+}
+
+#[test]
+fn there_are_as_many_masks_as_memory_allows_and_no_more() {
+    let memory = Arc::new(MemoryBudget::new(256 << 20));
+    // Of the 160 MiB that can be held, masks leave 16 for other uses.
+    let hold = |bytes| memory.hold(MemoryUse::Process, bytes, "the rest").expect("it fits");
+    let _rest = hold((144 << 20) - (100 << 10));
+    let geometry = Geometry::new(10_000, 1, 20, 20).expect("fits");
+    let index = Index::within(geometry, 1, BlockSize::DEFAULT, &memory);
+    let version = |partial| {
+        let (slot, check) = (Slot(5), Check::new(0));
+        let entry = Entry { slot, dirty: true, partial, rank: 1, check };
+        NewVersion { entry, mask: partial.then(|| SectorMask::of(8, 0..1)) }
+    };
+    let in_part = |address| {
+        matches!(index.put(Address(address), version(true), Condition::Absent), Put::Done { .. })
+    };
+    let masks = (0..).take_while(|address| in_part(*address)).count() as u64;
+    assert!((500..700).contains(&masks), "{masks}");
+    assert!(memory.used(MemoryUse::Index) <= 100 << 10);
+    assert!(!index.has_room_for_mask(Address(masks)));
+    let ticket = index.begin_fill(Address(masks));
+    assert!(matches!(
+        index.put(Address(masks), version(true), Condition::Fill(&ticket)),
+        Put::NoMask
+    ));
+    assert!(index.look_up(Address(masks), |_| None).is_none(), "nothing has changed");
+    // Whole blocks need no mask, and a block that has one may replace it.
+    assert!(matches!(
+        index.put(Address(masks), version(false), Condition::Fill(&ticket)),
+        Put::Done { .. }
+    ));
+    index.end_fill(ticket);
+    assert!(matches!(
+        index.put(Address(0), version(true), Condition::Slot(Slot(5))),
+        Put::Done { .. }
+    ));
+    index.put(Address(0), version(false), Condition::Always);
+    assert!(in_part(masks + 1) && !in_part(masks + 2));
+    // Restored masks may use the memory that is left for other uses.
+    let entry = version(true).entry;
+    index.restore(Address(masks + 3), entry).expect("there is room");
+    let mask = || SectorMask::of(8, 0..1);
+    index.restore_mask(Address(masks + 3), mask()).expect("some is left");
+    let _all = hold(15 << 20);
+    let refused = (masks + 4..9000).find_map(|address| {
+        index.restore(Address(address), entry).expect("there is room");
+        index.restore_mask(Address(address), mask()).err()
+    });
+    assert!(matches!(refused, Some(Unfit::Masks(_))), "{refused:?}");
+    for address in 0..9000 {
+        index.remove(Address(address), |_| true);
+    }
+    assert!(memory.used(MemoryUse::Index) < 50 << 10, "it is given back");
+}
+
+#[test]
+fn a_mask_goes_when_its_block_is_whole_or_gone() {
+    let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    let put = |address, mask: Option<SectorMask>| {
+        let (slot, partial) = (Slot(5), mask.is_some());
+        let entry = Entry { slot, dirty: true, partial, rank: 1, check: Check::new(0) };
+        index.put(Address(address), NewVersion { entry, mask }, Condition::Always);
+    };
+    let masks = || {
+        let shard = index.shards[0].lock();
+        shard.masks.all().clone()
+    };
+    let mask = |sectors| SectorMask::of(8, 0..sectors);
+    (1..4).for_each(|sectors| put(u64::from(sectors), Some(mask(sectors))));
+    assert_eq!(masks(), [1, 2, 3].map(|it| (u64::from(it), mask(it))).into());
+    put(1, Some(mask(7)));
+    put(2, None);
+    index.remove(Address(3), |_| true).expect("it is there");
+    assert_eq!(masks(), [(1, mask(7))].into());
+    put(1, None);
+    assert_eq!(masks(), [].into());
+}
