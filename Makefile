@@ -51,10 +51,8 @@ flame-graphs: ## where the CPU time of cached requests goes, as SVG; needs perf 
 mutants: deps ## mutants of the core that no test notices (SHARD=K/N)
 	@scripts/mutants $(or $(SHARD),0/100)
 
-bench: deps ## measure the engine and NBD
-	cargo build --release -p forebay-lab
-	$(TARGET)/release/forebay-lab engine
-	$(TARGET)/release/forebay-lab nbd
+bench: deps ## measure every goal, in three quarters of an hour (PAIRS); the page is target/goals/README.md
+	@scripts/goals
 
 package: deps ## a Debian package, in target/package
 	@scripts/package

@@ -16,10 +16,10 @@ const BATCHES: u64 = 16;
 const ROUND_TRIPS: u64 = 128;
 
 /// Nanoseconds that a line takes between CPUs that count as near, at most, and between CPUs that
-/// count as far, at least. Between hyperthreads or cores of one cluster it takes 20 to 100, between
-/// sockets 200 to 500.
-const NEAR: f64 = 120.0;
-const FAR: f64 = 200.0;
+/// count as far, at least. Between hyperthreads or cores that share a last-level cache it takes 20 to 60, between others of a
+/// socket 140 to 160, between sockets 200 to 500.
+const NEAR: f64 = 100.0;
+const FAR: f64 = 120.0;
 
 /// Where the CPUs of the first two lanes were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -74,7 +74,8 @@ mod tests {
             (370.0, 210.0, Some(Distance::Far)),
             (40.0, 370.0, None),
             (370.0, 40.0, None),
-            (150.0, 150.0, None),
+            (150.0, 150.0, Some(Distance::Far)),
+            (110.0, 110.0, None),
         ] {
             assert_eq!(Distance::of(before, after), distance, "{before}, {after}");
         }
