@@ -80,7 +80,7 @@ impl HazardSlots {
 
     /// Whether a segment is being read. Once no index entry points to it, `false` is final.
     pub(crate) fn is_read(&self, segment: SegmentId) -> bool {
-        // Against the fence of a look-up without a lock: either that one sees the shard's new version, or this sees its slot.
+        // Against the exchange of a look-up without a lock: either that one sees the shard's new version, or this sees its slot.
         fence(Ordering::SeqCst);
         let wanted = segment.0.wrapping_add(1);
         self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)

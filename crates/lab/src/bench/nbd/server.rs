@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
 /// Plans a cache on the first device for the second one, in which everything stays.
 pub(crate) fn everything_stays((cache, origin): (Arc<RamDevice>, Arc<RamDevice>)) -> Plan {
     let mut settings = no_writeback();
-    // The volume is filled from its start to its end, and that must stay in the cache.
+    // Clients may fill the volume from its start to its end, and that must stay in the cache.
     settings.sequential_cutoff = 0;
     Plan { touched: true, ..Plan::new(cache, origin, settings) }
 }
