@@ -173,6 +173,11 @@ impl Area {
         Ok(Area(Some(Pages::new(whole)?)))
     }
 
+    /// Returns the address of the first byte, if there is one, for an owner that decides who accesses which bytes.
+    pub(crate) fn start(&self) -> Option<NonNull<u8>> {
+        self.0.as_ref().map(Pages::start)
+    }
+
     /// Takes the RAM for all of the area now: at once, which takes less time than page by page.
     pub fn populate(&mut self) {
         if let Some(pages) = &self.0 {

@@ -7,17 +7,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use crate::memory::{PAGE, Pages};
+use crate::memory::Area;
 
 /// Atomic words, all 0 at first, in huge pages if there are many. They cost no RAM before they are accessed.
 /// A clone refers to the same words.
 #[derive(Clone)]
 pub struct Words {
-    /// Beside the pages, so that an access reads no other line than that of the word.
+    /// Beside the area, so that an access reads no other line than that of the word.
     start: NonNull<AtomicU64>,
     count: usize,
-    /// None, if there are no words.
-    _pages: Option<Arc<Pages>>,
+    _area: Arc<Area>,
 }
 
 // SAFETY: all access goes through `deref`, to atomics, which threads may share.
@@ -31,13 +30,10 @@ impl Words {
     /// # Errors
     /// The system has not enough address space.
     pub fn new(count: usize) -> io::Result<Self> {
-        if count == 0 {
-            return Ok(Words { start: NonNull::dangling(), count, _pages: None });
-        }
         let bytes = count.checked_mul(size_of::<AtomicU64>());
-        let whole = bytes.and_then(|bytes| bytes.checked_next_multiple_of(PAGE));
-        let pages = Pages::new(whole.ok_or(io::ErrorKind::OutOfMemory)?)?;
-        Ok(Words { start: pages.start().cast(), count, _pages: Some(Arc::new(pages)) })
+        let area = Area::new(bytes.ok_or(io::ErrorKind::OutOfMemory)?)?;
+        let start = area.start().map_or(NonNull::dangling(), NonNull::cast);
+        Ok(Words { start, count, _area: Arc::new(area) })
     }
 }
 
@@ -46,7 +42,7 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping starts with a page, has room for so many words, was zeroed when it was made, lives as long
+        // SAFETY: the area starts with a page, has room for so many words, was zeroed when it was made, lives as long
         // as this clone, and is accessed only as these atomics.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
