@@ -194,7 +194,7 @@ impl Appender<'_> {
     }
 
     /// Reads the cached copy of a block that is partly written.
-    async fn copy_under(self, piece: &Piece, pinned: Pinned<'_>) -> Result<Under, Retry> {
+    async fn copy_under(self, piece: &Piece, pinned: &Pinned<'_>) -> Result<Under, Retry> {
         let volume = &self.0.volume;
         let (slot, dirty) = (pinned.found.entry.slot, pinned.found.entry.dirty);
         let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
@@ -203,7 +203,8 @@ impl Appender<'_> {
             None => valid = SectorMask::all(volume.block.sectors()),
         }
         let buf = IoBuf::for_overwrite(volume.block.as_usize());
-        let (cached, unreadable) = Copies(self.0).read_copies(&[pinned], buf).await;
+        let (cached, unreadable) =
+            Copies(self.0).read_copies(std::slice::from_ref(pinned), buf).await;
         Retry::unless_all_read(&unreadable).inspect_err(|retry| {
             if matches!(retry, Retry::Again) {
                 // A clean copy on a device that hangs may never be readable. The origin has the
@@ -224,8 +225,10 @@ impl Appender<'_> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         loop {
+            // Until the block is appended: if the segment were reused meanwhile, a newer version of the block could be in the
+            // same slot (invariant 5).
             let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
-            let under = match pinned {
+            let under = match &pinned {
                 None => Under::nothing(volume, piece),
                 Some(pinned) => match self.copy_under(piece, pinned).await {
                     Ok(under) => under,
