@@ -512,8 +512,8 @@ impl Segments {
         self.live.of(segment.0 as usize, Ordering::SeqCst).blocks
     }
 
-    /// Keeps the segment from being reused while an entry that was found is read. Must be called
-    /// under the lock of the index shard in which the entry was found.
+    /// Keeps the segment from being reused while a version in it is read. Must be called under the lock of the index shard in
+    /// which the version was found, or of the queue that holds it.
     pub fn pin(&self, segment: SegmentId) {
         self.counters[segment.0 as usize].pins.fetch_add(1, Ordering::Relaxed);
     }
@@ -540,7 +540,8 @@ impl Segments {
 
     /// Attaches the RAM image of an open segment.
     pub fn attach_buffer(&self, segment: SegmentId, buffer: Arc<LogBuffer>) {
-        *self.buffers[segment.0 as usize].lock() = Some(buffer);
+        let mut image = self.buffers[segment.0 as usize].lock();
+        *image = Some(buffer);
         self.counters[segment.0 as usize].buffered.store(1, Ordering::Release);
     }
 
@@ -559,8 +560,11 @@ impl Segments {
 
     /// Detaches the RAM image; all of its records must be on the device.
     pub fn detach_buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
+        let mut image = self.buffers[segment.0 as usize].lock();
+        let detached = image.take();
+        // Last: from here on the segment may be reclaimed, opened again and get its next image.
         self.counters[segment.0 as usize].buffered.store(0, Ordering::Release);
-        self.buffers[segment.0 as usize].lock().take()
+        detached
     }
 
     /// Returns the bytes of memory for the segment tables.
