@@ -60,13 +60,13 @@ impl StoreLane {
 
     /// Looks up a block that is read with [`StoreLane::read_now`] before this lane does anything
     /// else. Costs less than [`Store::look_up`]; holding the result longer is safe, but loses that
-    /// advantage. `rank` returns the entry's new rank.
+    /// advantage. `rank` returns the entry's new rank, and is called again if that has to be written.
     #[inline]
     pub fn look_up_now(
         &self,
         space: &VolumeSpace,
         block: OriginBlock,
-        rank: impl FnOnce(&Entry) -> u8,
+        rank: impl FnMut(&Entry) -> u8,
     ) -> Option<Pinned<'_>> {
         self.store().look_up_now(self.hazard, space, block, rank)
     }

@@ -245,14 +245,14 @@ impl Store {
     }
 
     /// As [`Store::look_up`], for a lane that reads the block before it does anything else. `rank`
-    /// returns the entry's new rank.
+    /// returns the entry's new rank, and is called again if that has to be written.
     #[inline]
     pub(crate) fn look_up_now(
         &self,
         hazard: Option<HazardId>,
         space: &VolumeSpace,
         block: OriginBlock,
-        rank: impl FnOnce(&Entry) -> u8,
+        mut rank: impl FnMut(&Entry) -> u8,
     ) -> Option<Pinned<'_>> {
         let address = space.address(block);
         if let Some(id) = hazard
@@ -260,9 +260,9 @@ impl Store {
                 .index
                 .look_up_in_hazard(address, &self.hazards, id, |slot| self.segment_of(slot))
         {
-            let to = rank(&entry);
-            if to != entry.rank {
-                self.rerank(space, block, entry.slot, |_| to);
+            if rank(&entry) != entry.rank {
+                // Another lane may have changed it meanwhile.
+                self.rerank(space, block, entry.slot, |now| rank(&Entry { rank: now, ..entry }));
             }
             let found = Found { entry, mask: None };
             return Some(Pinned { store: self, block, found, hazard });

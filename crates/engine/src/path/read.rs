@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
                 let answered = !entry.partial
                     && cached(BlockState::of(Some(entry)))
                     && self.0.store.reads_now(entry.slot);
-                if told || !ranks || !answered {
+                if !single || !ranks || !answered {
                     return entry.rank;
                 }
                 told = true;

@@ -179,6 +179,28 @@ fn what_somebody_looks_at_is_not_overwritten() {
     }
 }
 
+#[test]
+fn a_rank_that_changes_during_a_hit_is_not_overwritten() {
+    let test = test();
+    test.write_now(0, 1);
+    let store = &test.engine.cache.store;
+    let space = store.space_of(test.target.volume().id).expect("there");
+    let queue = test.world.context.open(store.device()).expect("a queue");
+    let lane = StoreLane::new(store.clone(), test.world.lane.clone(), queue);
+    let mut seen = Vec::new();
+    let pinned = lane.look_up_now(&space, OriginBlock(0), |entry| {
+        if seen.is_empty() {
+            // As another lane would.
+            store.rerank(&space, OriginBlock(0), entry.slot, |_| 2).expect("there");
+        }
+        seen.push(entry.rank);
+        entry.rank + 1
+    });
+    drop(pinned.expect("cached"));
+    assert_eq!((seen.as_slice(), test.ranks(0..1).as_slice()), ([1, 2].as_slice(), [3].as_slice()));
+    test.check();
+}
+
 /// A tier above serves reads that do not come here.
 #[test]
 fn what_a_tier_above_is_asked_for_counts_as_used() {
