@@ -78,7 +78,8 @@ impl HazardSlots {
         }
     }
 
-    /// Whether a segment is being read. Once no index entry points to it, `false` is final.
+    /// Whether a segment is being read. Once no index entry points to it, `false` is final: a look-up may still name the segment
+    /// for a moment, but finds the entry gone before it reads.
     pub(crate) fn is_read(&self, segment: SegmentId) -> bool {
         // Against the exchange of a look-up without a lock: either that one sees the shard's new version, or this sees its slot.
         fence(Ordering::SeqCst);

@@ -2,7 +2,7 @@
 //!
 //! The version is a sequence lock: odd while the table changes, and after each change another even number. A look-up without the
 //! lock reads the version, the words, and the version again, and counts only if both are the same even number. So a hit writes
-//! nothing that another lane reads. Who finds an odd or another number takes the lock.
+//! nothing that another lane's hits read. Who finds an odd or another number takes the lock.
 
 use std::ops::{Deref, DerefMut};
 
@@ -51,8 +51,8 @@ impl Shard {
     }
 
     /// Finds the entry of a block that is valid as a whole, without the lock. `seen` is called with what may be the entry, and says
-    /// whether to go on; a sequentially consistent exchange with which it ends is visible to whoever changes the table after this has
-    /// returned an entry. `None`: there may be an entry nevertheless.
+    /// whether to go on. If it ends with a sequentially consistent exchange and this returns an entry, then whoever changes the table
+    /// afterwards sees the exchange behind a sequentially consistent fence. `None`: there may be an entry nevertheless.
     #[inline]
     pub(super) fn find_unlocked(
         &self,
@@ -79,12 +79,11 @@ impl Shard {
     /// A hint: the key will be looked up soon, and the shard perhaps changed.
     #[inline]
     pub(super) fn expect(&self, geometry: &Geometry, key: LocalKey, to_change: bool) {
-        let [first, _] = geometry.bucket_offsets(key);
         match to_change {
             true => fetch_to_write(Spot::of(self)),
             false => fetch(Spot::of(self), 1),
         }
-        fetch(self.buckets.spot().plus(first), 1);
+        fetch(self.buckets.spot().plus(geometry.bucket_offset(key)), 1);
     }
 }
 
@@ -99,7 +98,7 @@ impl Locked<'_> {
         &self.content.table
     }
 
-    /// Returns the table for a change. Until what is returned is dropped, look-ups without the lock find nothing.
+    /// Returns the table for a change. Look-ups without the lock that see any of it find nothing until what is returned is dropped.
     #[inline]
     pub(super) fn table_mut(&mut self) -> Changing<'_> {
         let before = self.version.load(Ordering::Relaxed);

@@ -198,13 +198,11 @@ impl Geometry {
         self.permutation.backward(key.0 * self.shards.get() + u64::from(shard))
     }
 
-    /// Returns the offsets of a key's two buckets in its table, in bytes.
+    /// Returns the offset of a key's first bucket in its table, in bytes.
     #[inline]
-    pub(crate) fn bucket_offsets(&self, key: LocalKey) -> [usize; 2] {
-        let (remainder, first) = self.buckets.divide(key.0);
-        let first = first as usize;
-        let second = other_bucket(remainder, first, self.buckets.get() as usize);
-        [first, second].map(|bucket| bucket * BUCKET_BYTES as usize)
+    pub(crate) fn bucket_offset(&self, key: LocalKey) -> usize {
+        let (_, first) = self.buckets.divide(key.0);
+        first as usize * BUCKET_BYTES as usize
     }
 
     /// Finds the entry of a key in the buckets of a table of this shape, without the table's overflow list. Needs no lock: if the
