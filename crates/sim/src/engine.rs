@@ -4,15 +4,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{
-    Admission, Caching, Clock, Laziness, Mode, ReplacementKind, Rotational, VolumeId,
-};
+use forebay_core::{Caching, Clock, Durability, Mode, ReplacementKind, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     BlockService, BlockSet, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
-    VolumeSpec,
+    Volume, VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_lane::{MemoryBudget, MemoryUse};
@@ -23,6 +20,7 @@ use crate::presence::Presence;
 use crate::queue::DiskHandle;
 use crate::ram::Tiers;
 use crate::rot::Told;
+use crate::settings::{choose_entry, choose_rotational, choose_writeback, settings};
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest, name};
 use crate::trace::mix;
 
@@ -55,108 +53,6 @@ fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, EngineError
     Ok(Arc::new(handle))
 }
 
-/// Chooses the admission settings: everything enters in half of the cases; the others use all
-/// combinations of restrictions.
-fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
-    settings.admission = Admission::Always;
-    settings.write_budget = 0;
-    settings.promote = 0;
-    (settings.congested_read_threshold, settings.congested_write_threshold) =
-        (Duration::ZERO, Duration::ZERO);
-    if rng.bool() {
-        return;
-    }
-    if rng.bool() {
-        settings.admission = Admission::Ghost(rng.u8(1..=4));
-    }
-    if rng.u32(0..3) == 0 {
-        // From nothing to more than a world writes.
-        settings.write_budget = 1 << rng.u32(0..40);
-    }
-    if rng.bool() {
-        settings.promote = 2048 << rng.u32(0..=9);
-    }
-    // Operations on the simulated cache device take 20 us and more.
-    let threshold = |rng: &mut fastrand::Rng| match rng.u32(0..3) {
-        0 => Duration::from_micros(8 << rng.u32(0..12)),
-        _ => Duration::ZERO,
-    };
-    settings.congested_read_threshold = threshold(rng);
-    settings.congested_write_threshold = threshold(rng);
-}
-
-/// Chooses the limits: none in three of four volumes, else some that make few requests wait, or most.
-fn choose_limits(settings: &mut Settings, seed: u64) {
-    // Not the generator of the other settings, which would choose others for each seed.
-    let mut rng = fastrand::Rng::with_seed(mix(seed, 0x11317));
-    if rng.u32(0..4) > 0 {
-        return;
-    }
-    if rng.bool() {
-        settings.limit_iops = 500 << rng.u32(0..8);
-    }
-    if rng.bool() {
-        settings.limit_bandwidth = (4 << 20) << rng.u32(0..8);
-    }
-}
-
-/// Chooses shares of the cache for two of three volumes.
-fn choose_shares(settings: &mut Settings, seed: u64) {
-    // A generator of its own, as for the limits.
-    let mut rng = fastrand::Rng::with_seed(mix(seed, 0x5a2e));
-    if rng.u32(0..3) > 0 {
-        settings.share_max = rng.u8(1..=100);
-        settings.share_min = rng.u8(0..=settings.share_max.min(60));
-    }
-}
-
-/// Chooses lazy writeback in one of three volumes.
-fn choose_laziness(settings: &mut Settings, seed: u64) {
-    // A generator of its own, as for the limits.
-    if fastrand::Rng::with_seed(mix(seed, 0x1a2)).u32(0..3) == 0 {
-        settings.writeback = Laziness::Lazy;
-    }
-}
-
-/// Chooses in one of four volumes whether distance costs time, against the origin's word or with it.
-fn choose_rotational(settings: &mut Settings, seed: u64) {
-    // A generator of its own, as for the limits.
-    settings.rotational = match fastrand::Rng::with_seed(mix(seed, 0x5ee4)).u32(0..8) {
-        0 => Rotational::Yes,
-        1 => Rotational::No,
-        _ => Rotational::Auto,
-    };
-}
-
-/// Chooses settings that make background work frequent in some worlds and rare in others.
-fn settings(machine: &Machine, volume: u16) -> Settings {
-    let setup = &machine.setup;
-    let mut rng = fastrand::Rng::with_seed(setup.seed ^ u64::from(volume));
-    let (mode, durability) = setup.volumes.get(usize::from(volume)).copied().unwrap_or_default();
-    let mut settings = Settings {
-        mode,
-        durability,
-        policy: setup.replacement,
-        sequential_cutoff: [0, 64 << 10, 256 << 10, 4 << 20][rng.usize(0..4)],
-        commit_interval: Duration::from_millis(rng.u64(5..1_000)),
-        ..Settings::default()
-    };
-    choose_limits(&mut settings, setup.seed ^ u64::from(volume));
-    choose_laziness(&mut settings, setup.seed ^ u64::from(volume));
-    if setup.shares {
-        choose_shares(&mut settings, setup.seed ^ u64::from(volume));
-    }
-    choose_rotational(&mut settings, setup.seed ^ u64::from(volume));
-    settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
-    choose_entry(&mut settings, &mut rng);
-    choose_writeback(&mut settings, &mut rng);
-    // The tier has a size of its own; here it only decides the admission of what is read.
-    if (setup.ram || setup.deferred) && rng.bool() {
-        settings.ram = 1 << 20;
-    }
-    settings
-}
-
 /// Returns the specification of a volume to be created.
 fn spec(machine: &Machine, volume: u16, identity: u64) -> VolumeSpec {
     let uuid = (u128::from(identity) << 64) | (2 + u128::from(volume));
@@ -167,29 +63,6 @@ fn spec(machine: &Machine, volume: u16, identity: u64) -> VolumeSpec {
         alignment: machine.setup.alignments[usize::from(volume)],
         settings: settings(machine, volume),
     }
-}
-
-/// Chooses the writeback settings, covering everything that an operator can set.
-fn choose_writeback(settings: &mut Settings, rng: &mut fastrand::Rng) {
-    let dirty_high = rng.u8(2..=90);
-    let cache_dirty_high = rng.u8(2..=95);
-    let rate_max = if rng.u32(0..3) > 0 { 0 } else { rng.u64(1..=64) * (64 << 10) };
-    settings.writeback_running = rng.u32(0..8) > 0;
-    settings.dirty_high = dirty_high;
-    settings.dirty_low = rng.u8(0..=dirty_high);
-    settings.cache_dirty_high = cache_dirty_high;
-    settings.cache_dirty_low = rng.u8(0..=cache_dirty_high);
-    settings.dirty_age = Duration::from_millis(rng.u64(0..5_000));
-    settings.idle = Duration::from_millis(rng.u64(0..500));
-    settings.writeback_depth = rng.u32(1..=64);
-    settings.merge_bytes = 4096 << rng.u32(0..=8);
-    settings.writeback_gap = [0, 4096, 16 << 10, 64 << 10, 256 << 10][rng.usize(0..5)];
-    settings.writeback_rate_min = if rng.bool() { 0 } else { rng.u64(0..=64 << 10) };
-    settings.writeback_rate_max = rate_max;
-    let latency = if rng.u32(0..3) == 0 { 0 } else { rng.u64(1..100) };
-    settings.writeback_latency = Duration::from_millis(latency);
-    settings.quiet_hours =
-        QuietHours::new(rng.u16(0..24 * 60), rng.u16(0..24 * 60)).filter(|_| rng.u32(0..3) == 0);
 }
 
 fn store_options(machine: &Machine) -> StoreOptions {
@@ -534,31 +407,39 @@ async fn administrate(
     }
 }
 
+impl Running {
+    fn volume(&self, number: u16) -> Option<Arc<Volume>> {
+        self.lanes.first()?.cache.volume(&name(number))
+    }
+
+    fn store(&self) -> Option<&Arc<Store>> {
+        self.lanes.first().map(|lane| &lane.cache.store)
+    }
+}
+
 impl Instance for Running {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
         self.tiers.target(&self.machine, &self.lanes, lane, volume)
     }
 
+    fn is_strict(&self, volume: u16) -> bool {
+        // Writes that wait in RAM survive nothing.
+        let volume = self.volume(volume).filter(|_| !self.machine.setup.deferred);
+        volume.is_some_and(|volume| volume.settings().durability == Durability::Strict)
+    }
+
     fn in_order(&self, volume: u16) -> bool {
-        let cache = self.lanes.first().map(|lane| &lane.cache);
-        let volume = cache.and_then(|cache| cache.volume(&name(volume)));
-        volume.is_some_and(|volume| {
-            let store = cache.map(|cache| &cache.store);
-            let settings = volume.settings();
-            settings.wants_order() && store.is_some_and(|store| store.is_in_order(volume.id))
-        })
+        let in_order = |id| self.store().is_some_and(|store| store.is_in_order(id));
+        self.volume(volume).is_some_and(|it| it.settings().wants_order() && in_order(it.id))
     }
 
     fn is_ordered(&self, volume: u16) -> bool {
-        let cache = self.lanes.first().map(|lane| &lane.cache);
-        cache.is_some_and(|cache| {
-            let volume = cache.volume(&name(volume));
-            volume.is_some_and(|it| it.settings().ordered || cache.store.has_order(it.id))
-        })
+        let has_order = |id| self.store().is_some_and(|store| store.has_order(id));
+        self.volume(volume).is_some_and(|it| it.settings().ordered || has_order(it.id))
     }
 
     fn holds_versions(&self) -> bool {
-        self.lanes.first().is_some_and(|lane| lane.cache.store.segments.with_held() > 0)
+        self.store().is_some_and(|store| store.segments.with_held() > 0)
     }
 
     fn commit_interval(&self, volume: u16) -> Option<Duration> {
@@ -566,8 +447,7 @@ impl Instance for Running {
             // The interval begins when a write is written down.
             return None;
         }
-        let volume = self.lanes.first()?.cache.volume(&name(volume))?;
-        Some(volume.settings().commit_interval)
+        Some(self.volume(volume)?.settings().commit_interval)
     }
 
     fn why(&self) -> Vec<Why> {

@@ -50,6 +50,7 @@ pub mod rot;
 pub mod run;
 pub mod runner;
 mod schedule;
+mod settings;
 pub mod shared;
 pub mod stamp;
 pub mod system;

@@ -205,6 +205,15 @@ impl Oracle {
         self.underway.get(&tag).map(|request| request.asked)
     }
 
+    /// Notes that a write in progress survives a loss of power once it has ended, whatever its client asked for.
+    pub fn promise(&mut self, tag: u64) {
+        if let Some(Underway { asked, .. }) = self.underway.get_mut(&tag)
+            && matches!(asked.op, Op::Write | Op::WriteZeroes)
+        {
+            asked.survives = Survives::PowerLoss;
+        }
+    }
+
     fn oldest_read(&self, volume: u16) -> Moment {
         let reads = self
             .underway

@@ -7,7 +7,7 @@ use forebay_core::Nanos;
 use forebay_engine::{EngineError, Obstacle};
 
 use crate::features::Feature;
-use crate::oracle::{Violation, plain};
+use crate::oracle::{Asked, Violation, plain};
 use crate::system::{Admin, is_present, is_refused};
 use crate::world::{AdminState, World};
 
@@ -299,6 +299,9 @@ impl World<'_> {
     }
 
     fn begin(&mut self, action: Admin) {
+        let oracle = &self.oracle;
+        let keeps = |asked: Asked| !action.changes_durability(asked.volume);
+        self.strict.retain(|tag| oracle.asked(*tag).is_some_and(keeps));
         if let Some(volume) = action.gives_up_order() {
             self.oracle.order.watch(volume, false);
         }

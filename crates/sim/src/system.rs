@@ -144,6 +144,11 @@ impl Admin {
         }
     }
 
+    /// Returns whether it changes how much a volume's writes survive.
+    pub fn changes_durability(self, volume: u16) -> bool {
+        matches!(self, Admin::Durability(of, _) if of == volume)
+    }
+
     /// Returns the volume whose presence it changes, if any.
     pub fn changes_presence(self) -> Option<u16> {
         match self {
@@ -212,6 +217,11 @@ pub trait Instance {
     /// Returns the longest time for which an unflushed write of a volume may stay volatile.
     fn commit_interval(&self, _volume: u16) -> Option<Duration> {
         None
+    }
+
+    /// Returns whether whatever a volume acknowledges survives a loss of power.
+    fn is_strict(&self, _volume: u16) -> bool {
+        false
     }
 
     /// Returns whether the origin of a volume should be at a flush at every moment.

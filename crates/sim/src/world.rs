@@ -95,6 +95,8 @@ pub struct World<'a> {
     inbox: Rc<Inbox>,
     sink: Rc<dyn CompletionSink>,
     owners: BTreeMap<u64, usize>,
+    /// Writes in progress whose volume has been strict all the time: once acknowledged, they survive a loss of power.
+    pub(crate) strict: BTreeSet<u64>,
     next_tag: u64,
     /// The expected state of each volume.
     pub(crate) presence: Vec<Presence>,
@@ -174,6 +176,7 @@ impl<'a> World<'a> {
             sink: inbox.clone(),
             inbox,
             owners: BTreeMap::new(),
+            strict: BTreeSet::new(),
             next_tag: 1,
             presence: vec![Presence::New; profile_volumes],
             unsynced: vec![false; profile_volumes],
@@ -252,6 +255,7 @@ impl<'a> World<'a> {
         self.lanes.clear();
         self.inbox.queue.borrow_mut().clear();
         self.owners.clear();
+        self.strict.clear();
         for client in &mut self.clients {
             client.reset();
         }
@@ -309,6 +313,9 @@ impl<'a> World<'a> {
         if let Some(client) = self.owners.remove(&tag).and_then(|index| self.clients.get_mut(index))
         {
             client.underway = client.underway.saturating_sub(1);
+        }
+        if self.strict.remove(&tag) && result.is_ok() {
+            self.oracle.promise(tag);
         }
         let asked = self.oracle.asked(tag);
         let is_read = asked.is_some_and(|asked| asked.op == Op::Read);
@@ -394,6 +401,11 @@ impl<'a> World<'a> {
         );
         self.oracle.time = self.now();
         self.oracle.submit(tag, asked);
+        let changing =
+            self.admin.as_ref().is_some_and(|admin| admin.of().0.changes_durability(volume));
+        if changes && !changing && self.instance.as_ref().is_some_and(|it| it.is_strict(volume)) {
+            self.strict.insert(tag);
+        }
         if let Some(client) = owner.and_then(|index| self.clients.get_mut(index)) {
             client.underway += 1;
         }

@@ -38,10 +38,10 @@ pub(crate) async fn put_on_origin(
         rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
         let (written, error) =
             SpanWriter(view).write_back_span(&span, WritebackReason::Mode, 0, &turns).await;
-        let failures = view.volume.syncs.failures();
-        // A sync has failed since these were written, so their state on the origin is unknown: they
-        // stay dirty and are written again.
-        let known = written.into_iter().filter(|written| written.failures == failures);
+        // If a sync has failed since these were written, their state on the origin is unknown: they
+        // stay dirty and are written again. Asked where they are noted, as a failure clears what is noted.
+        let syncs = &view.volume.syncs;
+        let known = written.into_iter().filter(|written| written.failures == syncs.failures());
         OriginIo(view).note_through(known.map(|written| (written.block, written.version)));
         if let Some(error) = error {
             return Err(error);

@@ -154,7 +154,7 @@ impl<'a> Discarder<'a> {
 
     /// Ends a request whose range is zeroed: on the origin, or by records of the log.
     async fn end(self, survives: Survives) -> Result<(), IoError> {
-        match survives {
+        match Writer(self.0).promised(survives) {
             Survives::Nothing => Ok(()),
             // Barrier for invariant 31: the records are written. Without the cache device, only what is
             // durable on the origin survives.

@@ -1,6 +1,7 @@
 //! Writes: to the log, through the log to the origin, or around the log.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason, WakeReason};
@@ -410,6 +411,8 @@ impl Writer<'_> {
             OriginIo(self.0).note_through(versions);
         }
         drop(under_way);
+        // What follows may wait for writeback, or for a sync that covers others' writes to the range too.
+        drop(range);
         if result.is_err() {
             self.left_in_log(blocks);
         } else if self.promised(survives) != Survives::PowerLoss || written.len() < blocks {
@@ -457,7 +460,7 @@ impl Writer<'_> {
         let len = data.len() as u64;
         let range = offset..offset + len;
         let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
-        let _range = Some(lock).filter(|_| !planted::has(PlantedBug::AroundUnlocked));
+        let lock = Some(lock).filter(|_| !planted::has(PlantedBug::AroundUnlocked));
         if let Err(error) = volume.still_there() {
             return (WriteEnd::Done(Err(error)), data);
         }
@@ -484,11 +487,12 @@ impl Writer<'_> {
             return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
+        drop(lock);
         (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }
 
-    /// Returns what a write survives that is to survive this: the volume's durability may promise more.
-    fn promised(self, survives: Survives) -> Survives {
+    /// Returns what a change survives that is to survive this: the volume's durability may promise more.
+    pub(crate) fn promised(self, survives: Survives) -> Survives {
         match self.0.volume.durability() {
             Durability::Strict => Survives::PowerLoss,
             Durability::Flush | Durability::Deferred => survives,
@@ -509,11 +513,11 @@ impl Writer<'_> {
             Survives::Daemon => (),
             Survives::PowerLoss => OriginIo(self.0).sync(WakeReason::Flush).await?,
         }
-        if !self.0.is_unavailable_to(true) {
+        if !self.0.is_unavailable_to(true) && !self.0.volume.is_noted.load(Ordering::Relaxed) {
             return Ok(());
         }
         // Barrier for invariants 2 and 31: the log may not have recorded the change before the origin did,
-        // so its older data must not come back now.
+        // so its older data must not come back now. Nor after a hang, until what was noted is in the log.
         let store = self.0.store.store();
         let dirty = |block| {
             let found = store.peek(&self.0.volume.space, OriginBlock(block));

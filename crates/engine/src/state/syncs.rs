@@ -79,9 +79,10 @@ impl Syncs {
     /// Returns whether the origin may still lose its version of a block: then a copy of it must not
     /// outlive it in the cache (invariant 12).
     pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
+        // Under the lock, as a change may empty the table: then the block is in one of the two.
+        let unsynced = self.unsynced.lock();
         let durable = self.durable.load(Ordering::SeqCst);
-        self.all_unsynced.load(Ordering::SeqCst) > durable
-            || self.unsynced.lock().contains_key(&block)
+        self.all_unsynced.load(Ordering::SeqCst) > durable || unsynced.contains_key(&block)
     }
 
     /// Returns the number of the last change, which a sync starting now covers; `None` if

@@ -1,5 +1,5 @@
 //! Blocks on their way through the cache: dirty in the log until the write that put them there has
-//! reached the origin and the origin has been synced. Writeback leaves them alone.
+//! reached the origin and the origin has been synced. They are not counted as work for writeback.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

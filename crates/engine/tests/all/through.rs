@@ -10,9 +10,9 @@ use forebay_device::IoBuf;
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Request, Settings,
 };
-use forebay_testkit::{Faults, OpKind, faulty, ram};
+use forebay_testkit::{Faults, OpKind, faulty, peek, ram};
 
-use crate::world::{World, settings};
+use crate::world::{Book, World, settings};
 
 const BLOCK: usize = 4096;
 const WRITES: u64 = 8;
@@ -63,6 +63,48 @@ fn writes_that_come_during_a_sync_share_the_next_and_reach_the_origin_once() {
     let written = totals().origin_written_bytes - before.origin_written_bytes;
     assert_eq!(written, WRITES * BLOCK as u64);
     assert_eq!((totals().written_back_blocks, target.volume().dirty_blocks()), (0, 0));
+}
+
+/// Zeroes that do not go through the log, and discards: what is acknowledged survives a loss of power here too.
+#[test]
+fn a_strict_volume_syncs_what_it_zeroes_on_the_origin() {
+    for op in [Op::WriteZeroes, Op::Discard] {
+        let Bench { world, faults, engine: _engine, target } = bench(strict());
+        let (len, before) = (1 << 20, faults.syncs());
+        world.op(&target, op, 0, len);
+        assert_eq!(faults.syncs() - before, 1, "{op:?}");
+        faults.hang(&[OpKind::Sync]);
+        let tag = world.submit(&target, op, 0, len, None);
+        world.advance(Duration::from_secs(3));
+        assert!(world.done(tag).is_none(), "{op:?}");
+        faults.heal();
+        assert_eq!(world.wait(tag).result, Ok(()));
+    }
+}
+
+/// What became dirty because the block was overwritten before its sync is for writeback, which needs the range.
+#[test]
+fn a_write_through_a_cache_that_fails_does_not_wait_for_itself() {
+    let world = World::new();
+    let ((cache, cache_faults), origin) = (world.faulty(ram(64)), ram(16));
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    engine.cache.set_ledger(Arc::new(Book::default()));
+    let target = world.create(&engine, &origin, settings(Mode::Writethrough), 0);
+    world.write(&target, 0, &[1; BLOCK]);
+    cache_faults.fail(&[OpKind::Write, OpKind::Sync]);
+    let request = Request {
+        tag: 0,
+        op: Op::Write,
+        offset: 512,
+        len: 512,
+        survives: Survives::PowerLoss,
+        fast: false,
+        no_hole: false,
+        data: Some(IoBuf::copy_from(&[2; 512])),
+    };
+    let tag = world.submit_as(&target, request);
+    assert_eq!(world.wait(tag).result, Ok(()), "the origin has it");
+    assert_eq!(peek(&origin, 0, 1024), [[1; 512], [2; 512]].concat());
 }
 
 /// A sync that fails may have lost the writes of all that wait for their turn.
