@@ -91,8 +91,8 @@ impl Store {
         self.loading.changed.notify_all();
     }
 
-    /// Returns whether the index cannot be loaded, because the checkpoint cannot be read. That a device
-    /// takes no writes does not keep it from being read.
+    /// Returns whether the index cannot be loaded, because the checkpoint cannot be read or a task panicked over it. That a
+    /// device takes no writes does not keep it from being read.
     pub fn cannot_be_loaded(&self) -> bool {
         self.loading.failed.load(Ordering::SeqCst)
     }
@@ -215,6 +215,7 @@ impl StoreLane {
             changed.await;
         }
         let _under_way = UnderWay { loading, shard };
+        let _guard = store.fail_on_panic("the task that loads a part of the index");
         let own = usize::from(self.lane().id().0) % loading.lanes.len();
         let _turn = loading.lanes[own].turn.enter().await;
         let (mut kept, mut content) = (loading.take_kept(own), ShardContent::default());

@@ -34,7 +34,7 @@ pub(crate) struct Loading {
     /// Whether another checkpoint is to be written: a part of this one was rebuilt from parity, or there
     /// is a log to replay over it.
     pub(crate) outdated: AtomicBool,
-    /// Whether the checkpoint could not be read.
+    /// Whether the checkpoint could not be read, or a task panicked over it.
     pub(crate) failed: AtomicBool,
     /// Whether the cache is closed before everything is loaded.
     pub(crate) abandoned: AtomicBool,
@@ -186,7 +186,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Sets a shard back if its loading ends early, so that another request tries again.
+/// Sets a shard back if its loading ends early, so that another request tries again. After a panic nobody does: the index
+/// counts as one that cannot be loaded, so that nobody waits for it.
 pub(crate) struct UnderWay<'a> {
     pub(crate) loading: &'a Loading,
     pub(crate) shard: u32,
@@ -194,6 +195,9 @@ pub(crate) struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.loading.failed.store(true, Ordering::SeqCst);
+        }
         let state = &self.loading.shards[self.shard as usize];
         let _ = state.compare_exchange(UNDER_WAY, ABSENT, Ordering::SeqCst, Ordering::SeqCst);
         self.loading.changed.notify_all();

@@ -75,9 +75,10 @@ impl EngineLane {
         Ok(engine)
     }
 
-    /// Takes part in loading the index, if it is not loaded.
+    /// Takes part in loading the index, if it is not loaded, and in what follows.
     fn start_loading(self: &Rc<Self>) {
-        if !self.cache.store.is_loaded() {
+        let store = &self.cache.store;
+        if !store.is_loaded() || store.checkpoint_is_outdated() {
             self.cache.background_started();
             self.lane.spawn(background::load::run(self.clone()));
         }

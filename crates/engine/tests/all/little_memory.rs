@@ -57,6 +57,13 @@ fn what_is_kept_of_the_log_does_not_keep_a_cache_from_opening() {
     }
     let (later, engine) = open(&cache, enough, 2).expect("it opens");
     assert!(engine.cache.store.is_loaded(), "what was in the way has gone");
+    let checkpoints = || {
+        let store = &engine.cache.store;
+        store.geometry().checkpoint_areas.map(|area| peek(store.device(), area, BLOCK as usize))
+    };
+    let before = checkpoints();
+    later.advance(Duration::from_secs(3));
+    assert!(checkpoints() != before, "the next start need not read the log");
     let target = later.attach(&engine, &origin);
     for block in (0..8000).step_by(97) {
         let byte = if block % 2 == 0 { 2 } else { 1 };

@@ -155,3 +155,27 @@ fn a_request_that_panics_gives_back_what_it_held() {
     assert!(!case.engine.cache.store.health.failed(), "it concerns nobody else");
     case.world.close(&case.engine).expect("nothing is under way");
 }
+
+#[test]
+fn a_panic_over_a_part_of_the_index_keeps_nobody_waiting() {
+    let world = World::new();
+    let ((cache, faults), origin) = (world.faulty(ram(8)), ram(32));
+    world.format(&cache, BlockSize::DEFAULT);
+    let options = StoreOptions { shards: Some(8), load_later_from: 1, ..StoreOptions::default() };
+    let (engine, _) = world.open_with(&cache, options.clone());
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    (0..64).for_each(|block| world.write(&target, block * BLOCK, &[1; BLOCK as usize]));
+    world.close(&engine).expect("closed");
+    let (engine, _) = world.open_with(&cache, options);
+    world.attach(&engine, &origin);
+    assert!(!engine.cache.store.is_loaded(), "it is loaded in the background");
+    faults.panic_in(OpKind::Read, ANYWHERE, 1);
+    world.advance(Duration::from_secs(1));
+    assert_eq!(world.lane.panics(), 1);
+    let ended = world.drain(&engine);
+    let ended = ended.map_err(|error| error.to_string());
+    assert!(ended.as_ref().is_err_and(|error| error.contains("index")), "{ended:?}");
+    let cause = engine.cache.store.health.cause().expect("it has failed");
+    assert!(cause.contains("index"), "{cause}");
+    assert!(world.close(&engine).is_err());
+}

@@ -98,8 +98,12 @@ impl EngineHost {
         })??;
         let space = store.space_of(running.volume.id);
         let all = pinned.ranges().iter().flat_map(|range| range.clone());
-        let cached = all.filter(|block| {
-            space.is_some_and(|space| store.peek(&space, OriginBlock(*block)).is_some())
+        // What is not loaded yet cannot be looked up.
+        let cached = all.map(OriginBlock).filter(|block| {
+            space.is_some_and(|space| {
+                store.has_loaded(&space, *block, OriginBlock(block.0 + 1))
+                    && store.peek(&space, *block).is_some()
+            })
         });
         let cached = cached.count() as u64;
         let ranges = running.volume.bytes_of(&pinned).into_iter();
