@@ -189,9 +189,9 @@ pub struct Arrangement {
 /// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum SegmentUse {
-    /// Never written to.
+    /// Never used, or free again.
     #[default]
-    NeverUsed,
+    Free,
     /// Records are being appended.
     Open,
     /// Full or abandoned; nothing more is appended in this generation.

@@ -297,7 +297,7 @@ fn checkpoint_of_the_first_programs() {
 #[test]
 fn checkpoint() {
     let geometry = small_geometry();
-    let usages = [SegmentUse::Closed, SegmentUse::Open, SegmentUse::NeverUsed];
+    let usages = [SegmentUse::Closed, SegmentUse::Open, SegmentUse::Free];
     let segments: Vec<SegmentState> = (0..geometry.segment_count)
         .map(|index| SegmentState {
             generation: Generation(u64::from(3 - index.min(3)) << (8 * index.min(3))),

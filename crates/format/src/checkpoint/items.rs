@@ -47,7 +47,7 @@ impl OnDiskSegment {
     pub(super) fn new(state: &SegmentState) -> Option<Self> {
         let (low, high) = generation::split(state.generation)?;
         let usage = match state.usage {
-            SegmentUse::NeverUsed => 0,
+            SegmentUse::Free => 0,
             SegmentUse::Open => 1,
             SegmentUse::Closed => 2,
         };
@@ -61,7 +61,7 @@ impl OnDiskSegment {
 
     fn usage(&self) -> Option<SegmentUse> {
         match self.usage.get() {
-            0 => Some(SegmentUse::NeverUsed),
+            0 => Some(SegmentUse::Free),
             1 => Some(SegmentUse::Open),
             2 => Some(SegmentUse::Closed),
             _ => None,

@@ -24,7 +24,7 @@ struct Content {
 
 /// As many entries as requested, or as fit; every `every`th is partial.
 fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
-    let usages = [SegmentUse::NeverUsed, SegmentUse::Open, SegmentUse::Closed];
+    let usages = [SegmentUse::Free, SegmentUse::Open, SegmentUse::Closed];
     let per_segment = geometry.blocks_per_segment();
     let most = per_segment * u64::from(geometry.segment_count);
     let sectors = geometry.block.sectors();

@@ -64,7 +64,7 @@ impl<'a> ImageWriter<'a> {
         let line = |segment: SegmentSnapshot| SegmentLine {
             generation: segment.generation,
             usage: match segment.state {
-                SegmentState::Free => SegmentUse::NeverUsed,
+                SegmentState::Free => SegmentUse::Free,
                 SegmentState::Open => SegmentUse::Open,
                 _ => SegmentUse::Closed,
             },

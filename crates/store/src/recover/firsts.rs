@@ -29,7 +29,7 @@ impl Bounds {
     /// Returns whether a segment had been opened before the checkpoint.
     fn was_used(&self, segment: SegmentId) -> bool {
         let line = self.lines.get(segment.0 as usize);
-        line.is_some_and(|line| line.usage != SegmentUse::NeverUsed)
+        line.is_some_and(|line| line.usage != SegmentUse::Free)
     }
 
     /// Returns whether a segment can have been opened with this generation since the checkpoint.

@@ -343,7 +343,7 @@ impl<'a> Opening<'a> {
             if let Some(generation) = walk {
                 replay.walk_later(segment, generation);
             }
-            let in_use = walk.is_some() || line.usage != SegmentUse::NeverUsed;
+            let in_use = walk.is_some() || line.usage != SegmentUse::Free;
             let generation = walk.unwrap_or(line.generation);
             replay.set_generation(segment, in_use.then_some(generation));
             let (position, walked) = (line.write_position, walk.is_some());

@@ -119,7 +119,7 @@ impl Writer for Lines {
     fn segments(&mut self, lines: &[SegmentState]) {
         for (number, line) in lines.iter().enumerate() {
             let usage = match line.usage {
-                SegmentUse::NeverUsed => continue,
+                SegmentUse::Free => continue,
                 SegmentUse::Open => "open",
                 SegmentUse::Closed => "closed",
             };

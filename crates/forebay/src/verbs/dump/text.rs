@@ -170,7 +170,7 @@ impl Writer for Text {
     fn segments(&mut self, lines: &[SegmentState]) {
         let count = |usage| lines.iter().filter(|line| line.usage == usage).count() as u64;
         let (unused, open, closed) =
-            (count(SegmentUse::NeverUsed), count(SegmentUse::Open), count(SegmentUse::Closed));
+            (count(SegmentUse::Free), count(SegmentUse::Open), count(SegmentUse::Closed));
         self.line(
             "segment table",
             format_args!(
