@@ -65,7 +65,7 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Run the daemon in the foreground
     Daemon(Box<DaemonArgs>),
-    /// Create a volume, serve it, print its NBD URI
+    /// Create a volume, serve it, print its block device or NBD URI
     Create(CreateArgs),
     /// Make the volumes what a file declares; a second run changes nothing
     Apply(ApplyArgs),
@@ -263,7 +263,8 @@ pub(crate) struct CreateArgs {
     pub(crate) ordered: bool,
 
     /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and
-    /// nbd-kernel (block devices of this machine) [default: nbd]
+    /// nbd-kernel (block devices of this machine; auto: the first of these that works here), and
+    /// vhost-user [default: nbd]
     #[arg(long, value_name = "LIST")]
     pub(crate) export: Option<ExportSet>,
 

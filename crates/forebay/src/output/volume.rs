@@ -49,10 +49,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     if let Some(rest) = report.rest {
         let RestReport { wakes, rested_seconds, last_access_seconds } = rest;
         let (rested, last) = (time(rested_seconds as f64), time(last_access_seconds as f64));
-        line(
-            "origin rests",
-            format!("{rested} in all, woken {wakes} times, last accessed {last} ago"),
-        );
+        line("rests", format!("{rested} in all, woken {wakes} times, last accessed {last} ago"));
     }
     for (name, text) in [("limits", limits(report)), ("share", share(report))] {
         text.into_iter().for_each(|text| line(name, text));

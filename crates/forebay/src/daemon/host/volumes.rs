@@ -415,7 +415,9 @@ fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
 fn ways_out(volume: &Definition, mut error: ApiError) -> ApiError {
     let way_out = format!("'forebay delete --discard-dirty {}'", volume.name);
     if !error.message.contains(&way_out) {
-        error.message.push_str(&format!("; {way_out} deletes it without them"));
+        error
+            .message
+            .push_str(&format!("; {way_out} deletes it without what only its cache device has"));
     }
     error
 }
