@@ -7,7 +7,8 @@
 /// Largest supported width of an address, in bits.
 pub(super) const KEY_BITS_MAX: u32 = 56;
 
-/// Odd numbers with well-spread bits; the exact values do not matter.
+/// Odd numbers with well-spread bits. Checkpoints are in the order of shards that follows from them: with others, a start that
+/// reads a shard from an older checkpoint would miss entries.
 const MULTIPLIERS: [u64; 3] = [0x9e6c_63d0_876a_68e5, 0xd1b5_4a32_d192_ed03, 0xb492_b66f_be98_f273];
 
 /// A fixed one-to-one mapping of the numbers below 2^bits onto themselves.

@@ -325,3 +325,13 @@ fn checks_are_compared_at_the_width_of_the_geometry() {
         assert_eq!(kept.check28() >> (28 - bits.min(28)), 0x89ab_cdef >> (32 - bits.min(28)));
     }
 }
+
+/// A checkpoint is read by the order of its shards, also by a later program.
+#[test]
+fn a_block_is_in_the_same_shard_in_every_program() {
+    let shards = |seed| {
+        let geometry = Geometry::new(1 << 20, 64, 28, 20).expect("fits").with_seed(seed);
+        [0, 1, 2, 4096, 1 << 27].map(|address| geometry.place(address).shard)
+    };
+    assert_eq!((shards(0), shards(7)), ([23, 34, 40, 12, 1], [15, 56, 60, 54, 20]));
+}
