@@ -103,6 +103,8 @@ planted_bugs! {
     // The data path.
     /// A write with FUA is acknowledged like any other.
     FuaIgnored = "fua-ignored",
+    /// A strict volume acknowledges like any other.
+    StrictIgnored = "strict-ignored",
     /// A flush does not sync the origin.
     FlushWithoutOrigin = "flush-without-origin",
     /// A flush is content with the sync of the origin that is under way.

@@ -494,8 +494,8 @@ impl Writer<'_> {
     /// Returns what a change survives that is to survive this: the volume's durability may promise more.
     pub(crate) fn promised(self, survives: Survives) -> Survives {
         match self.0.volume.durability() {
-            Durability::Strict => Survives::PowerLoss,
-            Durability::Flush | Durability::Deferred => survives,
+            Durability::Strict if !planted::has(PlantedBug::StrictIgnored) => Survives::PowerLoss,
+            Durability::Strict | Durability::Flush | Durability::Deferred => survives,
         }
     }
 
