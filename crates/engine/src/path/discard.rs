@@ -159,6 +159,7 @@ impl<'a> Discarder<'a> {
             // Barrier for invariant 31: the records are written. Without the cache device, only what is
             // durable on the origin survives.
             Survives::Daemon if Commits(self.0).secure(survives).await.is_ok() => Ok(()),
+            // Barrier for invariant 2: both the origin and the log may have some of the zeroes.
             Survives::Daemon | Survives::PowerLoss => Flusher(self.0).flush().await,
         }
     }
