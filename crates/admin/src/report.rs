@@ -406,6 +406,7 @@ impl VolumeReport {
             known: self.blocks.known,
             ram: self.ram.map_or(0, |ram| ram.size),
             deferred: self.ram.map_or(0, |ram| ram.deferred),
+            device: self.export.link.clone().or_else(|| self.export.device.clone()),
             nbd: self.export.nbd.clone(),
         }
     }
@@ -447,6 +448,9 @@ pub struct VolumeSummary {
     /// Bytes that only RAM has.
     #[serde(default)]
     pub deferred: u64,
+    /// The link to its block device, or else the device; `null` if there is none.
+    #[serde(default)]
+    pub device: Option<String>,
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
 }

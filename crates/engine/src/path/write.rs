@@ -285,9 +285,7 @@ impl Writer<'_> {
         }
         if !self.bypasses_failed_cache() {
             let result = match keeps_dirty(volume.mode()) {
-                true => {
-                    Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))
-                }
+                true => Commits(self.0).secure(Survives::PowerLoss).await,
                 false => self.put_through(offset..seam, survives, progress).await,
             };
             if result.is_ok() || !self.bypasses_failed_cache() {

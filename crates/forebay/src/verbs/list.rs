@@ -42,6 +42,7 @@ fn render(list: &VolumeList, dirty: bool) -> String {
         Column::right("DEFERRED"),
         Column::left("ORIGIN"),
         Column::left("CACHE"),
+        Column::left("DEVICE"),
         Column::left("NBD"),
     ]);
     for volume in &list.volumes {
@@ -58,6 +59,7 @@ fn render(list: &VolumeList, dirty: bool) -> String {
             if volume.ram > 0 { format_size(volume.deferred) } else { "-".to_owned() },
             volume.origin.clone(),
             volume.cache.clone(),
+            volume.device.clone().unwrap_or_else(|| "-".to_owned()),
             volume.nbd.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }

@@ -81,12 +81,12 @@ pub(crate) async fn walk_headers(
     let (start, bytes, granule) =
         (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule());
     let page = PAGE as u64;
-    let mut take = |at: u64, page: &[u8]| {
-        let header = header_in(page, geometry, cache, segment, (at / granule) as u32)?;
+    let mut take = |at: u64, content: &[u8]| {
+        let header = header_in(content, geometry, cache, segment, (at / granule) as u32)?;
         if header.generation != generation {
             return None;
         }
-        let end = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
+        let end = (at + page + u64::from(header.payload_bytes)).next_multiple_of(page);
         visit(header);
         Some(end)
     };
@@ -153,8 +153,4 @@ pub(crate) async fn newest_generation(
         at += len;
     }
     Ok((newest, at))
-}
-
-fn page_u64() -> u64 {
-    PAGE as u64
 }

@@ -83,7 +83,6 @@ pub(super) async fn look(
 /// # Errors
 /// [`ErrorKind::Refused`] if the origin is too small or another device; [`ErrorKind::DataAtRisk`]
 /// if it is another device or was changed while the cache had newer blocks.
-/// when it is another device or was changed while the cache had newer blocks.
 pub(super) async fn check_pair(
     context: &LaneContext,
     device: &Arc<dyn Device>,
