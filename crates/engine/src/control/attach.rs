@@ -79,7 +79,7 @@ impl EngineLane {
             self.store.sync_marks().await?;
         }
         if let Some(note) = note {
-            self.drop_what_is_outlived(&record, &note, force)?;
+            self.drop_what_is_outlived(&record, &note, force).await?;
             self.store.sync_marks().await?;
             self.take_note_back(name).await?;
         }
@@ -178,7 +178,7 @@ impl EngineLane {
     /// Drops cached blocks after the device failed while the volume was in use, except blocks that
     /// are dirty in both the index and the note. Noted blocks that are no longer dirty on the
     /// device are lost; that needs `force`.
-    fn drop_what_is_outlived(
+    async fn drop_what_is_outlived(
         &self,
         record: &VolumeRecord,
         note: &Note,
@@ -224,6 +224,12 @@ impl EngineLane {
             lost,
             "the cache device failed when it was last in use: its outdated blocks are dropped"
         );
+        if outlived.iter().any(|block| store.is_held(record.id, *block)) {
+            // Barrier for invariants 1 and 28: writeback writes held versions whatever the index says, and the
+            // origin has newer data there. Before the blocks are forgotten, because without them nothing would
+            // show after a crash that the order is over. The volume is put in order again by itself.
+            self.store.leave_order(record.id).await?;
+        }
         for block in outlived {
             store.forget(&space, block, |_| true);
         }

@@ -506,3 +506,33 @@ fn an_ordered_volume_does_not_go_round_its_log() {
     assert_eq!(case.write(2, 2), Err(IoError::Io));
     assert_eq!(peek(&case.origin, 2 * 4096, BLOCK), [0; BLOCK]);
 }
+
+/// Versions that were held when the cache device failed are older than what the origin got without it.
+#[test]
+fn held_versions_are_not_written_over_what_went_around_the_failed_cache_device() {
+    let mut case = Case::with(Mode::Writeback, |settings| {
+        settings.ordered = true;
+        settings.writeback_running = true;
+        settings.idle = Duration::from_secs(1000);
+    });
+    case.world.advance(Duration::from_secs(2));
+    for byte in [1, 2] {
+        case.write(0, byte).expect("all is well");
+        case.flush().expect("all is well");
+    }
+    case.cache_faults.fail(&REJECTS);
+    let _ = case.write(1, 9).and(case.flush());
+    let plain = Settings { idle: Duration::ZERO, ..settings(Mode::Writeback) };
+    let _ = case.world.set(&case.engine, plain);
+    case.world.advance(Duration::from_secs(30));
+    assert_eq!(case.write(0, 3).and(case.flush()), Ok(()), "the write goes around the cache");
+    assert_eq!(peek(&case.origin, 0, BLOCK), [3; BLOCK]);
+    case.cache_faults.heal();
+    case.crash();
+    case.world.clock.pass(Duration::from_secs(3600));
+    case.reopen(false).expect("the device is repaired");
+    assert!(case.target.volume().settings().ordered, "the device does not know of the change");
+    case.world.drain(&case.engine).expect("drained");
+    assert_eq!(case.read(0), Ok(3));
+    assert_eq!(peek(&case.origin, 0, BLOCK), [3; BLOCK], "on the origin");
+}
