@@ -192,6 +192,7 @@ impl EngineLane {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
         self.index_loaded().await?;
+        let _turn = self.cache.settings_gate.enter().await;
         // The new settings of all volumes. None takes effect before all are durable.
         let mut wanted: Vec<(Arc<Volume>, Settings)> = Vec::new();
         for started in self.cache.volumes() {

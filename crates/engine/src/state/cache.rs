@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{Clock, Nanos, ReplacementKind, VolumeId};
 use forebay_device::Meter;
-use forebay_lane::{Lane, MemoryHold, MemoryUse, Notify, OverLimit};
+use forebay_lane::{Gate, Lane, MemoryHold, MemoryUse, Notify, OverLimit};
 use forebay_policy::Ghost;
 use forebay_policy::exact::Key;
 use forebay_store::{Address, Entry, Store};
@@ -74,6 +74,8 @@ pub struct Cache {
     pub(crate) throttle: Throttle,
     /// The counts of the volumes' shares are too low: they are to be counted again.
     pub(crate) shares_doubtful: AtomicBool,
+    /// Held by the change of settings in progress: each stores those of all volumes.
+    pub(crate) settings_gate: Gate,
     /// Not 0: background work must end.
     pub(crate) stopping: AtomicU64,
     /// Wakes background tasks: settings have changed, or the cache stops.
@@ -111,6 +113,7 @@ impl Cache {
             starved: AtomicBool::new(false),
             throttle: Throttle::default(),
             shares_doubtful: AtomicBool::new(false),
+            settings_gate: Gate::default(),
             stopping: AtomicU64::new(0),
             background_changed: Notify::default(),
             background: AtomicU64::new(0),

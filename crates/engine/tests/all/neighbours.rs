@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_core::{Mode, Op, OriginBlock, Survives};
+use forebay_core::{BlockSize, Durability, Mode, Op, OriginBlock, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, BlockSet, CompletionSink};
 use forebay_engine::{EngineLane, LaneVolume, Request, Settings, VolumeState};
@@ -444,4 +444,31 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
         }
         assert!(on_origin());
     }
+}
+
+#[test]
+fn settings_of_two_volumes_that_change_at_once_are_both_kept() {
+    let world = World::new();
+    let (cache, faults) = world.faulty(ram(16));
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    let [a, b] = ["a", "b"].map(|name| world.create_as(&engine, name, &ram(16), kept_dirty(), 0));
+    let strict = Settings { durability: Durability::Strict, ..kept_dirty() };
+    let through = Settings { mode: Mode::Writethrough, ..kept_dirty() };
+    // The second begins while the first is being stored.
+    faults.hang(&[OpKind::Write]);
+    let lane = world.lane.clone();
+    world.block_on(async move {
+        for (name, settings) in [("a", strict), ("b", through)] {
+            let engine = engine.clone();
+            lane.spawn(async move { engine.set(name, settings).await.expect("set") });
+        }
+        lane.sleep(Duration::from_millis(10)).await;
+        faults.heal();
+    });
+    world.advance(Duration::from_secs(1));
+    let now = [a, b].map(|volume| volume.volume().settings());
+    assert_eq!(
+        now.map(|of| (of.durability, of.mode)),
+        [(Durability::Strict, Mode::Writeback), (Durability::Flush, Mode::Writethrough)]
+    );
 }

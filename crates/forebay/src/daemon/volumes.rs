@@ -299,7 +299,6 @@ impl Volumes {
             entry.volume.version += 1;
             let volume = entry.volume.clone();
             let sharing = this.sharing(&volume);
-            let before = this.state.volumes();
             // Stored first: if the daemon dies in between, the next start applies it.
             this.state.change(|volumes, _| {
                 share(volumes, &sharing, &volume);
@@ -311,17 +310,14 @@ impl Volumes {
             }
             this.apply(&volume, &old, work).inspect_err(|_| {
                 this.undo(|volumes| {
-                    // The version stays incremented.
-                    for old in before {
-                        let mut those = volumes.iter_mut().filter(|entry| {
-                            entry.volume.name == old.volume.name
-                                && (sharing.contains(&old.volume.name)
-                                    || old.volume.name == volume.name)
-                        });
-                        if let Some(entry) = those.next() {
-                            entry.volume.settings = old.volume.settings;
-                        }
+                    // The version stays incremented. What the other volumes do not share may have been changed
+                    // since.
+                    let mut those =
+                        volumes.iter_mut().filter(|entry| entry.volume.name == old.name);
+                    if let Some(entry) = those.next() {
+                        entry.volume.settings = old.settings.clone();
                     }
+                    share(volumes, &sharing, &old);
                 });
             })?;
             this.tell_settings(&old, &volume);

@@ -1,6 +1,7 @@
 //! Volumes over a fake host: its requests, the stored state, and restarts.
 
 use forebay_admin::{Assignments, Operation, RangesRequest};
+use forebay_core::Durability;
 
 use super::starting::Restored;
 use super::*;
@@ -392,6 +393,27 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     assert_eq!(refused.kind, ErrorKind::Refused);
     assert!(refused.message.contains("start it to pause it"), "{refused}");
     set("caching=frozen").expect("nothing is to be written back");
+}
+
+#[test]
+fn a_change_that_fails_leaves_what_another_volume_was_given_meanwhile() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.create("b", "other").expect("good");
+    let volumes = daemon.volumes.clone();
+    daemon.on("set a", move || {
+        let change = |all: &mut Vec<Remembered>| {
+            let mut those = all.iter_mut().filter(|entry| entry.volume.name.as_str() == "b");
+            those.next().expect("there").volume.settings.durability = Durability::Strict;
+        };
+        volumes.state.change(|all, _| change(all)).expect("writable");
+    });
+    daemon.fail("set a");
+    let settings = Assignments::parse(["mode=wt", "dirty_high=70"]).expect("good");
+    assert!(daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).is_err());
+    let of = |text: &str| daemon.volumes.state.volume(&name(text)).expect("there").volume.settings;
+    assert_eq!((of("a").dirty_high, of("b").dirty_high), (50, 50));
+    assert_eq!(of("b").durability, Durability::Strict);
 }
 
 #[test]
