@@ -4,6 +4,7 @@
 
 mod attach;
 mod delete;
+mod drain;
 mod forget;
 mod grow;
 mod open;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::ReplacementKind;
 use forebay_core::why::WakeReason;
-use forebay_core::{IoError, ReplacementKind};
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::{either, join_all};
@@ -30,7 +31,7 @@ use forebay_store::planted::{self, PlantedBug};
 use crate::control::attach::usable;
 use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind};
-use crate::io::commit::{Commits, Forgotten};
+use crate::io::commit::Commits;
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
@@ -54,22 +55,6 @@ pub struct VolumeSpec {
     pub alignment: u64,
     /// The volume's settings.
     pub settings: Settings,
-}
-
-/// A request to drain a volume, withdrawn when this is dropped, so a caller may stop waiting.
-struct Draining<'a>(&'a Volume);
-
-impl<'a> Draining<'a> {
-    fn begin(volume: &'a Volume) -> Self {
-        volume.draining.fetch_add(1, Ordering::SeqCst);
-        Draining(volume)
-    }
-}
-
-impl Drop for Draining<'_> {
-    fn drop(&mut self) {
-        self.0.draining.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 /// Refuses settings that contradict each other.
@@ -239,134 +224,6 @@ impl EngineLane {
             Ok(())
         })
         .await
-    }
-
-    /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
-    /// blocks that they make dirty do not keep this from ending. Without such requests none is dirty
-    /// in the end. `progress` is called with the number of dirty blocks left.
-    ///
-    /// # Errors
-    /// The origin cannot be written, or blocks not read back, for a while; or a device hangs.
-    pub async fn drain(
-        self: &Rc<Self>,
-        name: &str,
-        progress: impl Fn(u64),
-    ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
-        self.index_loaded().await?;
-        // The sweep under way may have passed a block that is dirty now; the next one has not.
-        let enough = volume.sweeps() + 2;
-        self.drain_volume(&volume, enough, progress).await
-    }
-
-    /// Drains until no block is dirty or `enough` sweeps have been made; then syncs the origin.
-    async fn drain_volume(
-        self: &Rc<Self>,
-        volume: &Arc<Volume>,
-        enough: u64,
-        progress: impl Fn(u64),
-    ) -> Result<(), EngineError> {
-        self.until_clean(volume, enough, progress).await?;
-        if let Some(shrunk) = volume.origin_shrunk() {
-            let name = &volume.name;
-            return Err(EngineError::new(
-                EngineErrorKind::Failed,
-                format!("{shrunk}; 'forebay delete --discard-dirty {name}' gives it up"),
-            ));
-        }
-        if let Some(view) = self.lane_volume(volume.id) {
-            let sync = async move { OriginIo(&view).sync(WakeReason::Other).await };
-            self.patiently_to_its_end(volume, sync).await?.map_err(|_| {
-                EngineError::new(
-                    EngineErrorKind::Failed,
-                    format!("the origin of '{}' cannot be synced", volume.name),
-                )
-            })?;
-        }
-        if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
-            let view = self.lane_volume(volume.id);
-            let settled = match &view {
-                Some(view) => {
-                    Commits(view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
-                }
-                None => Err(IoError::Io),
-            };
-            if settled.is_err() {
-                self.retire(volume).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until no block is dirty, or `enough` sweeps have been made and a further one has left as
-    /// many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
-    /// before makes dirty, while a sweep passes it stays dirty; and some of these are unlucky twice.
-    async fn until_clean(
-        &self,
-        volume: &Arc<Volume>,
-        mut enough: u64,
-        progress: impl Fn(u64),
-    ) -> Result<(), EngineError> {
-        const PATIENCE: u32 = 50;
-        let failed = |message: String| EngineError::new(EngineErrorKind::Failed, message);
-        let _draining = Draining::begin(volume);
-        volume.try_bad_again();
-        volume.writeback_wanted.notify_all();
-        let (name, mut failures, mut least) = (&volume.name, 0, u64::MAX);
-        loop {
-            let changed = volume.progress.listen();
-            let left = volume.dirty_blocks();
-            progress(left);
-            let mut swept = volume.sweeps() >= enough;
-            if swept && left < least {
-                (least, enough, swept) = (left, volume.sweeps() + 1, false);
-            }
-            if left == 0 || (swept && !volume.has_bad()) {
-                return Ok(());
-            }
-            let bad = volume.bad_count();
-            if bad >= if swept { 1 } else { left } {
-                return Err(failed(format!(
-                    "{bad} dirty blocks of '{name}' cannot be read back; see 'forebay show {name}'"
-                )));
-            }
-            if let Some(stuck) = volume.unanswered().or_else(|| self.cache.hung()) {
-                return Err(stuck);
-            }
-            match volume.writeback_error() {
-                Some(error) if failures + 1 >= PATIENCE => {
-                    let message =
-                        format!("the dirty data of '{name}' cannot be written back: {error}");
-                    return Err(EngineError::caused(EngineErrorKind::Failed, message, error));
-                }
-                Some(_) => failures += 1,
-                None => failures = 0,
-            }
-            either(changed, self.lane.sleep(Duration::from_millis(100))).await;
-        }
-    }
-
-    /// Gives the volume another number, so that nothing in the log belongs to it any more. Used
-    /// when the cache device has failed and all data is on the origin: the log still has older
-    /// dirty versions, and marks can no longer be written.
-    async fn retire(self: &Rc<Self>, volume: &Arc<Volume>) -> Result<(), EngineError> {
-        let retired = self
-            .store
-            .change_volumes(|volumes, next| {
-                let id = self.cache.store.new_volume_id(volumes, next)?;
-                for record in volumes.iter_mut().filter(|record| record.name == volume.name) {
-                    record.id = id;
-                }
-                Ok(())
-            })
-            .await;
-        retired.map_err(|error| {
-            EngineError::caused(
-                EngineErrorKind::DataAtRisk,
-                format!("all data of '{}' is on its origin, but the failed cache device still has older versions and cannot be updated ({error}): do not start the volume from it again", volume.name),
-                error,
-            )
-        })
     }
 
     /// Makes the acknowledged writes of all volumes durable, so that the cache may be abandoned.

@@ -48,6 +48,8 @@ struct Writeback {
     flow: Rc<Flow>,
     sweep_started: Nanos,
     sweep_failed: bool,
+    /// Whether a write of the sweep under way failed.
+    failed_in_sweep: bool,
     retry: Duration,
     /// When to try again to put the volume in order, and how long to wait after the next failure.
     order_at: Nanos,
@@ -98,6 +100,7 @@ pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
         flow: Flow::new(view.clone()),
         sweep_started: view.now(),
         sweep_failed: true,
+        failed_in_sweep: false,
         retry: FIRST_RETRY,
         order_at: Nanos(0),
         order_retry: FIRST_RETRY,
@@ -214,7 +217,10 @@ impl Writeback {
                 self.settle().await;
                 if !self.sweep_failed {
                     view.volume.swept(self.sweep_started);
+                } else if self.failed_in_sweep {
+                    view.volume.sweep_failed();
                 }
+                self.failed_in_sweep = false;
                 self.sweep_started = view.now();
                 self.sweep_failed = false;
             }
@@ -238,7 +244,7 @@ impl Writeback {
                 volume.set_writeback_error(None);
             }
             Err(error) => {
-                self.sweep_failed = true;
+                (self.sweep_failed, self.failed_in_sweep) = (true, true);
                 volume.set_writeback_error(Some(error));
                 pause_for(&self.view, self.retry).await;
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);

@@ -1,7 +1,7 @@
 //! Writes: to the log, through the log to the origin, or around the log.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason, WakeReason};
@@ -153,7 +153,13 @@ impl Writer<'_> {
             let end = match route {
                 WriteStep::Cache => {
                     let mut progress = Progress::default();
-                    let result = self.write_cache(offset, &data, survives, &mut progress).await;
+                    let mut result = self.write_cache(offset, &data, survives, &mut progress).await;
+                    if matches!(result, Ok(Room::Found)) && !self.may_leave_dirty() {
+                        // The mode changed while this waited, and a drain for that may be over.
+                        let range = offset..offset + len;
+                        let put = self.put_through(range, survives, &progress).await;
+                        result = put.map(|()| Room::Found);
+                    }
                     WriteEnd::Done(
                         self.end_in_log(result, offset, &data, survives, &progress).await,
                     )
@@ -240,6 +246,13 @@ impl Writer<'_> {
     /// Those of an ordered volume never do (invariant 28).
     fn bypasses_failed_cache(self) -> bool {
         self.0.store.store().health.failed() && !self.0.volume.is_ordered()
+    }
+
+    /// Returns whether a write whose blocks are in the log may be acknowledged before the origin has it.
+    fn may_leave_dirty(self) -> bool {
+        // Either a drain for another mode sees the blocks dirty, or this sees the mode.
+        fence(Ordering::SeqCst);
+        keeps_dirty(self.0.volume.mode()) || self.0.volume.is_ordered()
     }
 
     /// Ends a write to the log; the part that the log did not take bypasses it.

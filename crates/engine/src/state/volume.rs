@@ -108,6 +108,7 @@ pub struct Volume {
     pub(crate) write_cost: WriteCost,
     pub(crate) read_share: ReadShare,
     sweeps: AtomicU64,
+    failed_sweeps: AtomicU64,
     /// Wakes writeback: something that it depends on has changed.
     pub(crate) writeback_wanted: Notify,
     /// Dirty blocks have become fewer, or writeback has failed.
@@ -200,6 +201,7 @@ impl Volume {
             write_cost: WriteCost::default(),
             read_share: ReadShare::default(),
             sweeps: AtomicU64::new(0),
+            failed_sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
             progress: Notify::default(),
             draining: AtomicU64::new(0),
@@ -411,6 +413,17 @@ impl Volume {
     /// Returns the number of sweeps over the whole origin in which every write succeeded.
     pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps.load(Ordering::SeqCst)
+    }
+
+    /// Counts a sweep in which a write failed.
+    pub(crate) fn sweep_failed(&self) {
+        self.failed_sweeps.fetch_add(1, Ordering::SeqCst);
+        self.progress.notify_all();
+    }
+
+    /// Returns the number of sweeps over the whole origin in which a write failed.
+    pub(crate) fn failed_sweeps(&self) -> u64 {
+        self.failed_sweeps.load(Ordering::SeqCst)
     }
 
     /// Returns the clean blocks that reclaim cannot evict, nearly: pinned ones, and those that the share guards.

@@ -2,6 +2,7 @@
 
 mod admission;
 mod caching;
+mod drains;
 mod failing;
 mod grow;
 mod held;

@@ -1,6 +1,7 @@
 //! Writes through the cache, and what makes them durable.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use forebay_engine::{
 };
 use forebay_testkit::{Faults, OpKind, faulty, peek, ram};
 
+use crate::world::two::{MIB, open_small};
 use crate::world::{Book, World, settings};
 
 const BLOCK: usize = 4096;
@@ -238,4 +240,56 @@ fn what_a_failed_sync_may_have_lost_does_not_enter_the_cache() {
     let before = misses();
     (0..3).for_each(|_| assert_eq!(world.read(&target, 0, BLOCK), [1; BLOCK]));
     assert_eq!(misses() - before, 3);
+}
+
+/// A write that waits for free space was meant for the log alone when it began.
+#[test]
+fn a_write_that_waited_while_the_mode_changed_is_on_the_origin_when_it_is_acknowledged() {
+    let world = World::new();
+    let (origin, faults) = faulty(ram(16));
+    let engine = open_small(&world, 8 * MIB);
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    faults.hang(&[OpKind::Write]);
+    let len = BLOCK as u64;
+    let mut tags: VecDeque<u64> = (0..4096)
+        .map(|block| world.submit(&target, Op::Write, block * len, len, Some(&[1; BLOCK])))
+        .collect();
+    world.advance(Duration::from_secs(1));
+    tags.retain(|tag| world.done(*tag).is_none());
+    assert!(tags.len() > 1000, "the log is full");
+    faults.heal();
+    let first = 4096 - tags.len() as u64;
+    world.set(&engine, settings(Mode::Writethrough)).expect("set");
+    for (block, tag) in (first..).zip(tags) {
+        assert_eq!(world.wait(tag).result, Ok(()));
+        assert!(peek(&origin, block * len, BLOCK) == [1; BLOCK], "block {block}");
+    }
+}
+
+/// Until the end of the order is durable, clients write to the log alone.
+#[test]
+fn a_volume_that_leaves_order_and_writeback_is_clean_when_both_are_over() {
+    let world = World::new();
+    let origin = ram(16);
+    let (cache, faults) = faulty(ram(64));
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
+    let target = world.create(&engine, &origin, ordered, 0);
+    world.advance(Duration::from_secs(1));
+    let drained = Rc::new(Cell::new(false));
+    let (done, own, hanging) = (drained.clone(), engine.clone(), faults.clone());
+    world.lane.spawn(async move {
+        own.set("data", settings(Mode::Writethrough)).await.expect("set");
+        hanging.hang(&[OpKind::Write]);
+        own.drain("data", |_| ()).await.expect("drained");
+        done.set(true);
+    });
+    world.advance(Duration::from_millis(300));
+    assert!(!drained.get(), "the order is not over");
+    faults.heal();
+    world.advance(Duration::from_secs(30));
+    assert!(drained.get());
+    let tag = world.submit(&target, Op::Write, 0, BLOCK as u64, Some(&[1; BLOCK]));
+    assert_eq!(world.wait(tag).result, Ok(()));
+    assert_eq!(peek(&origin, 0, BLOCK), [1; BLOCK]);
 }

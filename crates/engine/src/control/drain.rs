@@ -1,0 +1,204 @@
+//! Drains volumes: all dirty data is written to the origin, durably.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use forebay_core::IoError;
+use forebay_core::why::WakeReason;
+use forebay_lane::either;
+
+use crate::error::{EngineError, EngineErrorKind, WritebackError};
+use crate::io::commit::{Commits, Forgotten};
+use crate::io::origin::OriginIo;
+use crate::lane::engine::EngineLane;
+use crate::state::volume::Volume;
+
+/// A request to drain a volume, withdrawn when this is dropped, so a caller may stop waiting.
+struct Draining<'a>(&'a Volume);
+
+impl<'a> Draining<'a> {
+    fn begin(volume: &'a Volume) -> Self {
+        volume.draining.fetch_add(1, Ordering::SeqCst);
+        Draining(volume)
+    }
+}
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.draining.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether the attempts to write back still lead anywhere.
+struct Attempts {
+    /// Dirty blocks at the last look, and the looks since then at which writeback was failing and no fewer were
+    /// dirty.
+    left: u64,
+    failing: u32,
+    /// Sweeps seen, good and failed; the fewest dirty blocks after one, and the failed ones in a row since then.
+    good: u64,
+    failed: u64,
+    least: u64,
+    vain: u32,
+    /// The last error.
+    error: Option<WritebackError>,
+}
+
+impl Attempts {
+    fn new(volume: &Volume) -> Self {
+        let (good, failed) = (volume.sweeps(), volume.failed_sweeps());
+        Attempts { left: u64::MAX, failing: 0, good, failed, least: u64::MAX, vain: 0, error: None }
+    }
+
+    /// Looks at a volume with `left` dirty blocks. Returns the error if writeback has led nowhere for a while: it
+    /// fails and fewer blocks never become dirty, or sweeps that are clean but for the same blocks follow each
+    /// other, as they do while clients write elsewhere.
+    fn in_vain(&mut self, volume: &Volume, left: u64) -> Option<WritebackError> {
+        const LOOKS: u32 = 50;
+        const SWEEPS: u32 = 3;
+        let error = volume.writeback_error();
+        self.failing = if error.is_some() && left >= self.left { self.failing + 1 } else { 0 };
+        self.left = left;
+        self.error = error.or(self.error.take());
+        let (good, failed) = (volume.sweeps(), volume.failed_sweeps());
+        if good > self.good {
+            self.vain = 0;
+        }
+        if failed > self.failed {
+            self.vain = if left < self.least { 0 } else { self.vain + 1 };
+            self.least = self.least.min(left);
+        }
+        (self.good, self.failed) = (good, failed);
+        if self.failing >= LOOKS || self.vain >= SWEEPS { self.error.clone() } else { None }
+    }
+}
+
+impl EngineLane {
+    /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
+    /// blocks that they make dirty do not keep this from ending. Without such requests none is dirty
+    /// in the end. `progress` is called with the number of dirty blocks left.
+    ///
+    /// # Errors
+    /// The origin cannot be written, or blocks not read back, for a while; or a device hangs.
+    pub async fn drain(
+        self: &Rc<Self>,
+        name: &str,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
+        self.index_loaded().await?;
+        // The sweep under way may have passed a block that is dirty now; the next one has not.
+        let enough = volume.sweeps() + 2;
+        self.drain_volume(&volume, enough, progress).await
+    }
+
+    /// Drains until no block is dirty or `enough` sweeps have been made; then syncs the origin.
+    pub(super) async fn drain_volume(
+        self: &Rc<Self>,
+        volume: &Arc<Volume>,
+        enough: u64,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
+        self.until_clean(volume, enough, progress).await?;
+        if let Some(shrunk) = volume.origin_shrunk() {
+            let name = &volume.name;
+            return Err(EngineError::new(
+                EngineErrorKind::Failed,
+                format!("{shrunk}; 'forebay delete --discard-dirty {name}' gives it up"),
+            ));
+        }
+        if let Some(view) = self.lane_volume(volume.id) {
+            let sync = async move { OriginIo(&view).sync(WakeReason::Other).await };
+            self.patiently_to_its_end(volume, sync).await?.map_err(|_| {
+                EngineError::new(
+                    EngineErrorKind::Failed,
+                    format!("the origin of '{}' cannot be synced", volume.name),
+                )
+            })?;
+        }
+        if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
+            let view = self.lane_volume(volume.id);
+            let settled = match &view {
+                Some(view) => {
+                    Commits(view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
+                }
+                None => Err(IoError::Io),
+            };
+            if settled.is_err() {
+                self.retire(volume).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no block is dirty, or `enough` sweeps have been made and a further one has left as
+    /// many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
+    /// before makes dirty, while a sweep passes it stays dirty; and some of these are unlucky twice.
+    async fn until_clean(
+        &self,
+        volume: &Arc<Volume>,
+        mut enough: u64,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
+        let failed = |message: String| EngineError::new(EngineErrorKind::Failed, message);
+        let _draining = Draining::begin(volume);
+        volume.try_bad_again();
+        volume.writeback_wanted.notify_all();
+        let (name, mut least, mut attempts) = (&volume.name, u64::MAX, Attempts::new(volume));
+        loop {
+            let changed = volume.progress.listen();
+            // See the same fence in `path::write`.
+            fence(Ordering::SeqCst);
+            let left = volume.dirty_blocks();
+            progress(left);
+            let mut swept = volume.sweeps() >= enough;
+            if swept && left < least {
+                (least, enough, swept) = (left, volume.sweeps() + 1, false);
+            }
+            // Until a volume has left the order for good, its clients write to the log alone.
+            let leaves = volume.is_ordered() && !volume.settings().wants_order();
+            if !leaves && (left == 0 || (swept && !volume.has_bad())) {
+                return Ok(());
+            }
+            let bad = volume.bad_count();
+            if bad >= if swept { 1 } else { left.max(1) } {
+                return Err(failed(format!(
+                    "{bad} dirty blocks of '{name}' cannot be read back; see 'forebay show {name}'"
+                )));
+            }
+            if let Some(stuck) = volume.unanswered().or_else(|| self.cache.hung()) {
+                return Err(stuck);
+            }
+            if let Some(error) = attempts.in_vain(volume, left) {
+                let message = format!("the dirty data of '{name}' cannot be written back: {error}");
+                return Err(EngineError::caused(EngineErrorKind::Failed, message, error));
+            }
+            either(changed, self.lane.sleep(Duration::from_millis(100))).await;
+        }
+    }
+
+    /// Gives the volume another number, so that nothing in the log belongs to it any more. Used
+    /// when the cache device has failed and all data is on the origin: the log still has older
+    /// dirty versions, and marks can no longer be written.
+    async fn retire(self: &Rc<Self>, volume: &Arc<Volume>) -> Result<(), EngineError> {
+        let retired = self
+            .store
+            .change_volumes(|volumes, next| {
+                let id = self.cache.store.new_volume_id(volumes, next)?;
+                for record in volumes.iter_mut().filter(|record| record.name == volume.name) {
+                    record.id = id;
+                }
+                Ok(())
+            })
+            .await;
+        retired.map_err(|error| {
+            EngineError::caused(
+                EngineErrorKind::DataAtRisk,
+                format!("all data of '{}' is on its origin, but the failed cache device still has older versions and cannot be updated ({error}): do not start the volume from it again", volume.name),
+                error,
+            )
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! Drains of volumes whose clients go on writing, and whose origin does not take everything.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Mode, Op};
+use forebay_engine::{EngineError, EngineLane, LaneVolume, Settings};
+use forebay_testkit::{Faults, OpKind, faulty, ram};
+
+use crate::world::{World, settings};
+
+const BLOCK: u64 = 4096;
+
+struct Bench {
+    world: World,
+    faults: Arc<Faults>,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let world = World::new();
+        let (origin, faults) = faulty(ram(64));
+        let engine = world.new_cache(&ram(64), BlockSize::DEFAULT);
+        let writeback = Settings { merge_bytes: 0, ..settings(Mode::Writeback) };
+        let target = world.create(&engine, &origin, writeback, 0);
+        Bench { world, faults, engine, target }
+    }
+
+    fn write(&self, block: u64) -> u64 {
+        self.world.submit(&self.target, Op::Write, block * BLOCK, BLOCK, Some(&[1; 4096]))
+    }
+
+    /// From now on, the origin takes its time, for one operation after the other.
+    fn slow_down(&self) {
+        let clock = self.world.clock.clone();
+        self.faults.observe(move |_| clock.pass(Duration::from_millis(3)));
+    }
+
+    /// Lets time pass while a client rewrites blocks that are far from each other, until `ended` or ten seconds
+    /// are over.
+    fn rewrite_until(&self, ended: impl Fn() -> bool) {
+        for round in 0..1000 {
+            if ended() {
+                return;
+            }
+            for step in 0..32 {
+                self.write(1000 + (32 * round + step) * 7 % 512 * 30);
+            }
+            self.world.advance(Duration::from_millis(10));
+        }
+    }
+
+    /// Starts `work`; what it returns is there when it has ended.
+    fn start<F>(&self, work: impl FnOnce(Rc<EngineLane>) -> F) -> Rc<Cell<Option<F::Output>>>
+    where
+        F: Future<Output = Result<(), EngineError>> + 'static,
+    {
+        let result = Rc::new(Cell::new(None));
+        let (future, own) = (work(self.engine.clone()), result.clone());
+        self.world.lane.spawn(async move { own.set(Some(future.await)) });
+        result
+    }
+}
+
+fn has_ended<T>(result: &Cell<Option<T>>) -> bool {
+    let there = result.take();
+    let ended = there.is_some();
+    result.set(there);
+    ended
+}
+
+#[test]
+fn a_drain_gives_up_a_range_that_the_origin_does_not_take_although_clients_write_elsewhere() {
+    let bench = Bench::new();
+    bench.faults.fail_in(OpKind::Write, 7 * BLOCK..8 * BLOCK);
+    (0..64).for_each(|block| _ = bench.write(block));
+    let drained = bench.start(|engine| async move { engine.drain("data", |_| ()).await });
+    bench.rewrite_until(|| has_ended(&drained));
+    let error = drained.take().expect("it has ended").expect_err("a block is not written");
+    assert!(error.message.contains("cannot be written back"), "{error:?}");
+}
+
+#[test]
+fn a_drain_outlives_a_single_failed_write() {
+    let bench = Bench::new();
+    (0..5000).for_each(|number| _ = bench.write(3 * number));
+    bench.faults.fail_next(OpKind::Write, 30 * BLOCK..31 * BLOCK, 1);
+    bench.slow_down();
+    bench.world.drain(&bench.engine).expect("the block is written at last");
+}
+
+#[test]
+fn a_volume_is_deleted_although_clients_write_all_the_time() {
+    let bench = Bench::new();
+    (0..64).for_each(|block| _ = bench.write(block));
+    bench.slow_down();
+    let deleted = bench.start(|engine| async move { engine.delete("data", false, |_| ()).await });
+    bench.rewrite_until(|| has_ended(&deleted));
+    deleted.take().expect("it has ended").expect("deleted");
+}
