@@ -17,7 +17,7 @@ use forebay_core::{IoError, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp, RingRun};
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request, Tags};
-use forebay_lane::{Lane, LaneMemory, Signal};
+use forebay_lane::{Lane, LaneMemory, Notified, Notify, Signal};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -82,8 +82,8 @@ pub(crate) struct Channel {
     in_flight: RefCell<Tags<InFlight>>,
     /// Bytes of memory held by its requests.
     held: Cell<u64>,
-    /// A request has ended, or the volume is gone.
-    room: Signal,
+    /// A request has ended, or the volume is gone. The task of every entry may wait for that.
+    room: Notify,
     closed: Cell<bool>,
     /// Another program goes on with the connection.
     leaving: Cell<bool>,
@@ -121,7 +121,7 @@ impl Channel {
             memory,
             in_flight: RefCell::default(),
             held: Cell::new(0),
-            room: Signal::default(),
+            room: Notify::default(),
             closed: Cell::new(false),
             leaving: Cell::new(false),
             closing: Signal::default(),
@@ -137,7 +137,7 @@ impl Channel {
     /// Lets go of the volume: from now on every request fails, except those in flight.
     pub(crate) fn let_go(&self) {
         drop(self.target.take());
-        self.room.raise();
+        self.room.notify_all();
     }
 
     /// Stops serving, whether the file is in use or not. When every lane has done so, its users get
@@ -197,8 +197,12 @@ impl Channel {
                 }
             }
         }
-        while self.leaving.get() && !self.is_idle() {
-            self.room.wait().await;
+        while self.leaving.get() {
+            let ended = self.room.listen();
+            if self.is_idle() {
+                break;
+            }
+            ended.await;
         }
     }
 
@@ -309,14 +313,15 @@ impl Channel {
     /// Waits until a request may be executed, and takes its memory. `None`: the volume is gone.
     async fn admit(&self, request: &VolumeRequest) -> Option<(Rc<dyn BlockService>, u64)> {
         loop {
+            let room = self.room.listen();
             let target = self.target.borrow().clone()?;
             let bytes = target.memory(request.op, request.offset, request.len) + DATA as u64;
             let held = self.held.get();
             let fits = self.in_flight.borrow().len() < IN_FLIGHT
                 && (held == 0 || held.saturating_add(bytes) <= HELD);
             if !fits {
-                self.room.wait().await;
-            } else if self.memory.take(bytes, held) || self.wait_for_memory(bytes).await {
+                room.await;
+            } else if self.memory.take(bytes, held) || self.wait_for_memory(bytes, room).await {
                 self.held.set(self.held.get() + bytes);
                 return Some((target, bytes));
             }
@@ -325,13 +330,13 @@ impl Channel {
 
     /// Waits until there may be memory for a request: for its own requests if they hold some, otherwise
     /// in the queue for that of others. Returns whether it has got it.
-    async fn wait_for_memory(&self, bytes: u64) -> bool {
+    async fn wait_for_memory(&self, bytes: u64, room: Notified<'_>) -> bool {
         if self.held.get() > 0 {
-            self.room.wait().await;
+            room.await;
             return false;
         }
         let mut memory = pin!(self.memory.wait(bytes));
-        let mut room = pin!(self.room.wait());
+        let mut room = pin!(room);
         std::future::poll_fn(|context| {
             if memory.as_mut().poll(context).is_ready() {
                 return Poll::Ready(true);
@@ -344,7 +349,7 @@ impl Channel {
     fn release(&self, held: u64) {
         self.held.set(self.held.get() - held);
         self.memory.give(held);
-        self.room.raise();
+        self.room.notify_all();
     }
 
     fn read(

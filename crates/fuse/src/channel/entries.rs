@@ -220,7 +220,7 @@ impl Channel {
         result.map_err(errno)
     }
 
-    async fn submit_and_wait(
+    pub(super) async fn submit_and_wait(
         &self,
         target: &Rc<dyn BlockService>,
         request: &VolumeRequest,

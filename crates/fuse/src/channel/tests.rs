@@ -120,6 +120,29 @@ impl BlockService for Ram {
     }
 }
 
+/// Makes a volume in RAM, and the facts about its file.
+fn volume(how: How, lane: &Rc<Lane>, seen: Arc<Seen>) -> (Rc<Ram>, FileFacts) {
+    let ram = Rc::new(Ram {
+        how,
+        data: RefCell::new(vec![0; SIZE]),
+        waiting: RefCell::default(),
+        lane: lane.clone(),
+        this: OnceCell::new(),
+        seen,
+    });
+    let _ = ram.this.set(Rc::downgrade(&ram));
+    let file = FileFacts {
+        size: SIZE as u64,
+        read_only: false,
+        block: 4096,
+        uid: 0,
+        gid: 0,
+        outlives: false,
+        io_uring: false,
+    };
+    (ram, file)
+}
+
 /// The other end of a channel that a lane serves.
 struct Kernel {
     socket: OwnedFd,
@@ -143,24 +166,7 @@ impl Kernel {
         let options = LaneOptions { spin: Duration::ZERO, wide_ring: false };
         let lane = LaneThread::spawn("lane", LaneId(0), clock, options, move |this| {
             let (lane, ring) = (this.lane().clone(), this.ring().clone());
-            let ram = Rc::new(Ram {
-                how,
-                data: RefCell::new(vec![0; SIZE]),
-                waiting: RefCell::default(),
-                lane: lane.clone(),
-                this: OnceCell::new(),
-                seen: own_seen,
-            });
-            let _ = ram.this.set(Rc::downgrade(&ram));
-            let file = FileFacts {
-                size: SIZE as u64,
-                read_only: false,
-                block: 4096,
-                uid: 0,
-                gid: 0,
-                outlives: false,
-                io_uring: false,
-            };
+            let (ram, file) = volume(how, &lane, own_seen);
             let memory = Rc::new(LaneMemory::new(own_memory));
             let channel = Channel::new("v", mine, (ram, file), (lane.clone(), ring, memory));
             lane.spawn(async move {
@@ -338,4 +344,43 @@ fn memory_is_given_back_and_a_channel_ends_with_its_connection() {
     drop(socket);
     drop(lane);
     assert_eq!(memory.used(forebay_lane::MemoryUse::Requests), 0);
+}
+
+/// Has a lane serve requests of 1 MiB from many tasks, as those of entries, with memory for one of them.
+fn many_tasks_with_little_memory(tasks: usize) -> std::sync::mpsc::Receiver<()> {
+    let (ended, ends) = std::sync::mpsc::channel();
+    let clock = Arc::new(MonotonicClock::new());
+    let options = LaneOptions { spin: Duration::ZERO, wide_ring: false };
+    let lane = LaneThread::spawn("lane", LaneId(0), clock, options, move |this| {
+        let (lane, ring) = (this.lane().clone(), this.ring().clone());
+        let (ram, file) = volume(How::Later, &lane, Arc::default());
+        let memory = Rc::new(LaneMemory::new(Arc::new(MemoryBudget::new(4 << 20))));
+        let (fd, _) = std::io::pipe().expect("a pipe");
+        let channel = Channel::new("v", fd.into(), (ram, file), (lane.clone(), ring, memory));
+        for _ in 0..tasks {
+            let (channel, ended) = (channel.clone(), ended.clone());
+            lane.spawn(async move {
+                let sink: Rc<dyn CompletionSink> = channel.clone();
+                let (op, survives, len) = (Op::Read, Survives::Nothing, SIZE as u64);
+                let request = VolumeRequest { op, offset: 0, len, survives, punch: false };
+                let (target, held) = channel.admit(&request).await.expect("it is served");
+                let data = Some(IoBuf::zeroed(SIZE));
+                let done = channel.submit_and_wait(&target, &request, data, held, &sink).await;
+                assert_eq!(done.0, Ok(()));
+                let _ = ended.send(());
+            });
+        }
+    });
+    // Without the end of the thread, which would wait for a task that waits for ever.
+    std::mem::forget(lane.expect("a thread"));
+    ends
+}
+
+#[test]
+fn every_task_that_waits_for_room_gets_its_turn() {
+    let ends = many_tasks_with_little_memory(8);
+    for task in 0..8 {
+        let end = ends.recv_timeout(Duration::from_secs(20));
+        assert!(end.is_ok(), "only {task} of the requests were answered");
+    }
 }
