@@ -291,31 +291,38 @@ impl Channel {
             Action::Read { request, skip, len } => {
                 let wanted = skip as usize..skip as usize + len as usize;
                 match self.admit(&request).await {
-                    Some((target, held)) => {
+                    Ok((target, held)) => {
                         self.read(message.id, &request, wanted, (target, held), sink)
                     }
-                    None => self.reply(message.id, Err(Errno::IO)),
+                    Err(error) => self.reply(message.id, Err(errno(error))),
                 }
                 Some(taken.buf)
             }
             Action::Volume(request) => match self.admit(&request).await {
-                Some((target, held)) => {
+                Ok((target, held)) => {
                     self.change(message.id, request, taken.buf, (target, held), sink)
                 }
-                None => {
-                    self.reply(message.id, Err(Errno::IO));
+                Err(error) => {
+                    self.reply(message.id, Err(errno(error)));
                     Some(taken.buf)
                 }
             },
         }
     }
 
-    /// Waits until a request may be executed, and takes its memory. `None`: the volume is gone.
-    async fn admit(&self, request: &VolumeRequest) -> Option<(Rc<dyn BlockService>, u64)> {
+    /// Waits until a request may be executed, and takes its memory.
+    ///
+    /// # Errors
+    /// [`IoError::ShuttingDown`]: the volume is gone. [`IoError::NoSpace`]: it would wait for ever, because it
+    /// takes more memory than there is.
+    async fn admit(&self, request: &VolumeRequest) -> Result<(Rc<dyn BlockService>, u64), IoError> {
         loop {
             let room = self.room.listen();
-            let target = self.target.borrow().clone()?;
+            let target = self.target.borrow().clone().ok_or(IoError::ShuttingDown)?;
             let bytes = target.memory(request.op, request.offset, request.len) + DATA as u64;
+            if !self.memory.budget().can_have(bytes) {
+                return Err(IoError::NoSpace);
+            }
             let held = self.held.get();
             let fits = self.in_flight.borrow().len() < IN_FLIGHT
                 && (held == 0 || held.saturating_add(bytes) <= HELD);
@@ -323,7 +330,7 @@ impl Channel {
                 room.await;
             } else if self.memory.take(bytes, held) || self.wait_for_memory(bytes, room).await {
                 self.held.set(self.held.get() + bytes);
-                return Some((target, bytes));
+                return Ok((target, bytes));
             }
         }
     }

@@ -226,6 +226,13 @@ impl MemoryBudget {
         self.take(MemoryUse::Requests, bytes, most.saturating_sub(own))
     }
 
+    /// Returns whether a request of `bytes` can ever have them, if all others give theirs back. It is `true`
+    /// for all requests of moderate size: what keeps these from it is held for a while only.
+    pub fn can_have(&self, bytes: u64) -> bool {
+        let most = |takable: u64| takable / 16 * 9;
+        bytes <= most(Self::LEAST_TAKEN) || bytes <= most(self.takable())
+    }
+
     /// Takes `bytes` for a connection, from the part that requests cannot take; with `spare`, only
     /// from the first half of that part.
     pub fn take_for_connection(&self, bytes: u64, spare: bool) -> bool {
@@ -459,6 +466,20 @@ mod tests {
         assert!(budget.take_for_connection(LIMIT / 16 * 3, false));
         assert!(!budget.take_for_connection(4096, false), "there is no more");
         assert_eq!(budget.total(), LIMIT);
+    }
+
+    #[test]
+    fn what_no_request_can_ever_have_is_known() {
+        let budget = Arc::new(MemoryBudget::new(LIMIT));
+        assert!(budget.can_have(LIMIT / 16 * 9) && !budget.can_have(LIMIT / 16 * 9 + 1));
+        assert!(budget.take_for_request(LIMIT / 16 * 9, 0), "what it can have, it gets");
+        assert!(budget.can_have(LIMIT / 16 * 9), "others give theirs back");
+        let _held = budget.hold(MemoryUse::Index, LIMIT / 4 * 3, "a cache").expect("it fits");
+        assert!(!budget.can_have(LIMIT / 16 * 9), "a cache stays");
+        let mut more = MemoryHold::none(&budget, MemoryUse::Background);
+        budget.give(MemoryUse::Requests, LIMIT / 16 * 9);
+        more.grow_for_a_while(48 * MIB, "work").expect("it fits");
+        assert!(budget.can_have(44 * MIB), "the work ends");
     }
 
     #[test]

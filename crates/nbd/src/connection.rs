@@ -24,7 +24,7 @@ use crate::outbox::{self, Batch, Finished, STATUS_MAX};
 use crate::status::{EXTENTS_MAX, Query};
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
 use crate::wire::socket::Socket;
-use crate::wire::{ReplyTo, SMALL_REPLY_MAX};
+use crate::wire::{ErrorCode, ReplyTo, SMALL_REPLY_MAX};
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,22 @@ pub(crate) enum Phase {
     Draining,
     /// Nothing is sent any more.
     Dead,
+}
+
+/// What becomes of a command.
+pub(crate) enum Admission {
+    /// It may be executed.
+    Granted,
+    /// It is refused: it would wait for ever, and others behind it.
+    Refused(Refusal),
+    /// The connection is no longer open.
+    Over,
+}
+
+impl From<bool> for Admission {
+    fn from(granted: bool) -> Self {
+        if granted { Admission::Granted } else { Admission::Over }
+    }
 }
 
 /// A request that is in flight in the engine.
@@ -243,14 +259,19 @@ impl Connection {
         }
     }
 
-    /// Waits until `command` may be executed. Returns `false` if the connection is no longer open.
-    pub(crate) async fn admit_command(&self, command: &Command) -> bool {
+    /// Waits until `command` may be executed.
+    pub(crate) async fn admit_command(&self, command: &Command) -> Admission {
         let Command { kind, offset, len, .. } = *command;
         // The answer is not known yet: see `answer_status`.
-        let Kind::Volume { op, .. } = kind else { return self.is_open() };
+        let Kind::Volume { op, .. } = kind else { return self.is_open().into() };
         let memory = self.target.memory(op, offset, len);
+        if !self.memory.budget().can_have(memory) {
+            let message = "the daemon's memory is too small for this request; raise --memory-limit";
+            let (to, error) = (command.to(), ErrorCode::NoSpace);
+            return Admission::Refused(Refusal { to, error, message });
+        }
         if op != Op::Read {
-            return self.admit(SMALL_REPLY_MAX, memory).await;
+            return self.admit(SMALL_REPLY_MAX, memory).await.into();
         }
         // At most 32 MiB.
         let len = len as usize;
@@ -259,7 +280,7 @@ impl Connection {
             self.grow();
         }
         let inline = len <= Batch::inline_read_max(self.batch_capacity());
-        self.admit(if inline { room } else { SMALL_REPLY_MAX }, memory).await
+        self.admit(if inline { room } else { SMALL_REPLY_MAX }, memory).await.into()
     }
 
     /// Answers a refused request. Returns `false` if the connection is no longer open.

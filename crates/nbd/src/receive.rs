@@ -7,9 +7,9 @@ use forebay_device::IoBuf;
 use forebay_engine::CompletionSink;
 use rustix::io::Errno;
 
-use crate::connection::{Connection, Phase};
+use crate::connection::{Admission, Connection, Phase};
 use crate::inbox::{Inbox, LARGE, window};
-use crate::transmission::{Event, Kind, Parser, StreamError, waiting};
+use crate::transmission::{Command, Event, Kind, Parser, StreamError, waiting};
 use crate::wire::ExtendedRequestHeader;
 use crate::wire::socket::STEP;
 
@@ -60,8 +60,13 @@ pub(crate) async fn receive_requests(
                     break;
                 }
                 Event::Command { command, payload } => {
-                    if !connection.admit_command(&command).await {
-                        return Ok(Ended::Over);
+                    match connection.admit_command(&command).await {
+                        Admission::Granted => {}
+                        Admission::Refused(refusal) if connection.refuse(&refusal).await => {
+                            inbox.consume(consumed);
+                            continue;
+                        }
+                        Admission::Refused(_) | Admission::Over => return Ok(Ended::Over),
                     }
                     if let Kind::BlockStatus { one } = command.kind {
                         connection.flush();
@@ -81,21 +86,15 @@ pub(crate) async fn receive_requests(
                     }
                 }
                 Event::LargeWrite { command, start } => {
-                    if !connection.admit_command(&command).await {
-                        return Ok(Ended::Over);
-                    }
-                    connection.flush();
-                    let len = command.len as usize;
-                    let data = match receive_payload(connection, start, len).await? {
-                        Payload::Whole(data) => data,
-                        Payload::Part(more) => {
+                    let taken = take_large(connection, &command, start, &sink, &mut parser);
+                    match taken.await? {
+                        Large::Done => {}
+                        Large::Part(more) => {
                             inbox.extend(&more);
                             return Ok(Ended::BetweenRequests);
                         }
-                        Payload::Lost => return Ok(Ended::Over),
-                    };
-                    connection.execute_write(&command, data, &sink);
-                    connection.end_grant();
+                        Large::Over => return Ok(Ended::Over),
+                    }
                 }
                 Event::Refused(refusal) => {
                     if !connection.refuse(&refusal).await {
@@ -115,6 +114,43 @@ pub(crate) async fn receive_requests(
             parser.set_window(window(LARGE));
         }
     }
+}
+
+/// What became of a write whose data does not fit into the inbox.
+enum Large {
+    /// It is executed, or refused.
+    Done,
+    /// As [`Payload::Part`].
+    Part(Vec<u8>),
+    /// The connection is no longer open.
+    Over,
+}
+
+/// Receives the rest of a large write, and executes it.
+async fn take_large(
+    connection: &Connection,
+    command: &Command,
+    start: &[u8],
+    sink: &Rc<dyn CompletionSink>,
+    parser: &mut Parser,
+) -> Result<Large, ReceiveError> {
+    match connection.admit_command(command).await {
+        Admission::Granted => {}
+        Admission::Refused(refusal) => {
+            parser.refuse(refusal, command.len.saturating_sub(start.len() as u64));
+            return Ok(Large::Done);
+        }
+        Admission::Over => return Ok(Large::Over),
+    }
+    connection.flush();
+    let data = match receive_payload(connection, start, command.len as usize).await? {
+        Payload::Whole(data) => data,
+        Payload::Part(more) => return Ok(Large::Part(more)),
+        Payload::Lost => return Ok(Large::Over),
+    };
+    connection.execute_write(command, data, sink);
+    connection.end_grant();
+    Ok(Large::Done)
 }
 
 /// Receives more, unless the connection is to end here.

@@ -169,6 +169,12 @@ impl Parser {
         self.skip == 0
     }
 
+    /// Refuses a write that it has found, of which `rest` bytes of data are still to come.
+    pub(crate) fn refuse(&mut self, refusal: Refusal, rest: u64) {
+        self.skip = rest;
+        self.refusal = Some(refusal);
+    }
+
     /// Returns the number of bytes of `input` consumed, and the next event.
     ///
     /// # Errors

@@ -207,7 +207,12 @@ impl BlockService for RamVolume {
     }
 
     fn memory(&self, op: Op, offset: u64, len: u64) -> u64 {
-        let tokens = self.tier.blocks(offset, len);
+        let tokens = match op {
+            Op::Flush | Op::Prefetch => 0,
+            Op::Read | Op::Write => self.tier.blocks(offset, len),
+            // Longer ones are sent in parts.
+            Op::Discard | Op::WriteZeroes => self.tier.blocks(offset, len.min(MOST_AT_ONCE)),
+        };
         self.lower.memory(op, offset, len) + tokens * size_of::<Token>() as u64
     }
 
@@ -237,7 +242,8 @@ impl BlockService for RamVolume {
                 self.watcher.passed_write(len);
                 Then::Written
             }
-            Op::WriteZeroes | Op::Discard if len > MOST_AT_ONCE && !request.fast => {
+            // Fast zeroes as well: that a later part is refused leaves zeroes where zeroes were asked for.
+            Op::WriteZeroes | Op::Discard if len > MOST_AT_ONCE => {
                 return self.forward.in_parts(request, sink);
             }
             Op::WriteZeroes | Op::Discard => return self.forward.change(request, sink),

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{Op, Survives};
+use forebay_core::{IoError, Op, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_device::ublk::{Descriptors, QueueCommand};
@@ -197,6 +197,9 @@ impl Queue {
         }
         // The data are in the tag's own memory.
         let held = target.memory(op, offset, len).saturating_sub(request.data() as u64);
+        if !self.memory.budget().can_have(held) {
+            return (Err(errno(IoError::NoSpace)), buf);
+        }
         if !self.memory.take(held, self.held.get()) {
             self.memory.wait(held).await;
             if self.mood.get() == Mood::Failing {

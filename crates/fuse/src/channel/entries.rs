@@ -176,7 +176,7 @@ impl Channel {
         whole: bool,
         sink: &Rc<dyn CompletionSink>,
     ) -> Result<Option<IoBuf>, Errno> {
-        let (target, held) = self.admit(request).await.ok_or(Errno::IO)?;
+        let (target, held) = self.admit(request).await.map_err(errno)?;
         let place = entry.payload().get_mut(..request.len as usize).filter(|_| whole);
         if let Some(result) = place.and_then(|into| target.read_now(request.offset, into)) {
             self.release(held);
@@ -195,7 +195,7 @@ impl Channel {
         request: VolumeRequest,
         sink: &Rc<dyn CompletionSink>,
     ) -> Result<(), Errno> {
-        let (target, held) = self.admit(&request).await.ok_or(Errno::IO)?;
+        let (target, held) = self.admit(&request).await.map_err(errno)?;
         let data = if request.op == Op::Write {
             // As long as the request says: the parser has compared them.
             let data = entry.data();
@@ -213,7 +213,7 @@ impl Channel {
         let (result, _) = self.submit_and_wait(&target, &request, data, held, sink).await;
         if result == Err(IoError::NotSupported) && request.punch && self.is_small(&target, &request)
         {
-            let (target, held) = self.admit(&request).await.ok_or(Errno::IO)?;
+            let (target, held) = self.admit(&request).await.map_err(errno)?;
             let zeroes = VolumeRequest { punch: false, ..request };
             return self.submit_and_wait(&target, &zeroes, None, held, sink).await.0.map_err(errno);
         }

@@ -346,9 +346,12 @@ fn memory_is_given_back_and_a_channel_ends_with_its_connection() {
     assert_eq!(memory.used(forebay_lane::MemoryUse::Requests), 0);
 }
 
-/// Has a lane serve requests of 1 MiB from many tasks, as those of entries, with memory for one of them.
-fn many_tasks_with_little_memory(tasks: usize) -> std::sync::mpsc::Receiver<()> {
-    let (ended, ends) = std::sync::mpsc::channel();
+/// Does something with a channel on its lane, and receives what that sends. The daemon's memory is enough for
+/// one request of [`SIZE`].
+fn with_channel<T: Send + 'static>(
+    work: impl FnOnce(&Rc<Lane>, Rc<Channel>, std::sync::mpsc::Sender<T>) + Send + 'static,
+) -> std::sync::mpsc::Receiver<T> {
+    let (sender, receiver) = std::sync::mpsc::channel();
     let clock = Arc::new(MonotonicClock::new());
     let options = LaneOptions { spin: Duration::ZERO, wide_ring: false };
     let lane = LaneThread::spawn("lane", LaneId(0), clock, options, move |this| {
@@ -357,12 +360,25 @@ fn many_tasks_with_little_memory(tasks: usize) -> std::sync::mpsc::Receiver<()> 
         let memory = Rc::new(LaneMemory::new(Arc::new(MemoryBudget::new(4 << 20))));
         let (fd, _) = std::io::pipe().expect("a pipe");
         let channel = Channel::new("v", fd.into(), (ram, file), (lane.clone(), ring, memory));
-        for _ in 0..tasks {
+        work(&lane, channel, sender);
+    });
+    // Without the end of the thread, which would wait for a task that waits for ever.
+    std::mem::forget(lane.expect("a thread"));
+    receiver
+}
+
+fn read_of(len: u64) -> VolumeRequest {
+    VolumeRequest { op: Op::Read, offset: 0, len, survives: Survives::Nothing, punch: false }
+}
+
+#[test]
+fn every_task_that_waits_for_room_gets_its_turn() {
+    let ends = with_channel(|lane, channel, ended| {
+        for _ in 0..8 {
             let (channel, ended) = (channel.clone(), ended.clone());
             lane.spawn(async move {
                 let sink: Rc<dyn CompletionSink> = channel.clone();
-                let (op, survives, len) = (Op::Read, Survives::Nothing, SIZE as u64);
-                let request = VolumeRequest { op, offset: 0, len, survives, punch: false };
+                let request = read_of(SIZE as u64);
                 let (target, held) = channel.admit(&request).await.expect("it is served");
                 let data = Some(IoBuf::zeroed(SIZE));
                 let done = channel.submit_and_wait(&target, &request, data, held, &sink).await;
@@ -371,16 +387,20 @@ fn many_tasks_with_little_memory(tasks: usize) -> std::sync::mpsc::Receiver<()> 
             });
         }
     });
-    // Without the end of the thread, which would wait for a task that waits for ever.
-    std::mem::forget(lane.expect("a thread"));
-    ends
-}
-
-#[test]
-fn every_task_that_waits_for_room_gets_its_turn() {
-    let ends = many_tasks_with_little_memory(8);
     for task in 0..8 {
         let end = ends.recv_timeout(Duration::from_secs(20));
         assert!(end.is_ok(), "only {task} of the requests were answered");
     }
+}
+
+#[test]
+fn a_request_that_takes_more_memory_than_there_is_is_refused() {
+    let answers = with_channel(|lane, channel, answer| {
+        lane.spawn(async move {
+            let admitted = channel.admit(&read_of(u64::MAX / 2)).await;
+            let _ = answer.send(admitted.map(|(_, held)| held));
+        });
+    });
+    let answer = answers.recv_timeout(Duration::from_secs(20));
+    assert_eq!(answer, Ok(Err(IoError::NoSpace)));
 }

@@ -62,6 +62,22 @@ fn impossible_requests_are_refused_and_the_stream_goes_on() {
 }
 
 #[test]
+fn requests_that_take_more_memory_than_there_is_are_refused_at_once() {
+    let server = TestServer::start();
+    let mut neighbour = server.open("later", Headers::Structured);
+    for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
+        // Its volume says so of everything but reads.
+        let mut client = server.open("holes", headers);
+        assert_eq!(client.ask(command::TRIM, 0, 0, DISK, &[]), Err(28));
+        assert_eq!(client.ask(command::WRITE_ZEROES, 0, 0, DISK, &[]), Err(28));
+        assert_eq!(client.write(0, &[1; 4096]), Err(28));
+        assert_eq!(client.write(0, &vec![1; 8 << 20]), Err(28), "its data is skipped");
+        assert_eq!(client.read(0, 512), Ok(vec![0; 512]));
+        check_neighbour(&mut neighbour);
+    }
+}
+
+#[test]
 fn bad_magic_ends_the_connection_and_nothing_else() {
     let server = TestServer::start();
     let mut neighbour = server.open("memory", Headers::Structured);

@@ -255,7 +255,11 @@ impl Worker {
         }
         let held = queue.target.memory(op, offset, len);
         if !queue.own.budget.take_for_request(held, queue.held.get()) {
-            return Err(request);
+            // One that would wait for ever fails.
+            return match queue.own.budget.can_have(held) {
+                true => Err(request),
+                false => self.answer(request, &[], Status::Failed),
+            };
         }
         queue.held.set(queue.held.get() + held);
         if op == Op::Write && !small {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::sync::{Once, mpsc};
 
-use forebay_core::IoError;
+use forebay_core::{IoError, Op};
 use forebay_device::{
     Device, DeviceError, DeviceErrorKind, DeviceExtent, DeviceQueue, QueueContext,
 };
@@ -121,6 +121,11 @@ impl BlockService for OnOneHole {
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         self.0.write_now(offset, data)
+    }
+
+    /// More than there is, except for reads.
+    fn memory(&self, op: Op, _: u64, len: u64) -> u64 {
+        if op == Op::Read { len } else { u64::MAX / 2 }
     }
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {

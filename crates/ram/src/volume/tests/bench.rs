@@ -32,7 +32,12 @@ pub(super) const INFINITE: Deferral = Deferral {
 impl Bench {
     /// Makes a volume that defers writes. Nothing is written down until [`Bench::keep`].
     pub(super) fn new(bytes: u64, block: u64, how: Deferral) -> Self {
-        let disk = Disk::new(8192, fastrand::Rng::with_seed(1));
+        Self::over(8192, bytes, block, how)
+    }
+
+    /// As [`Bench::new`], with a disk of so many sectors.
+    pub(super) fn over(sectors: u64, bytes: u64, block: u64, how: Deferral) -> Self {
+        let disk = Disk::new(sectors, fastrand::Rng::with_seed(1));
         let ([lane, _], clock) = lanes();
         let tier = Arc::new(Tier::new(options(bytes, block), clock.clone()).expect("memory"));
         tier.defer_writes(Some(how));
