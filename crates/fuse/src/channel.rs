@@ -148,16 +148,16 @@ impl Channel {
     }
 
     /// Takes no more requests, so that another program can go on with the connection: [`Channel::serve`]
-    /// ends when those that have been taken are answered.
+    /// ends when those that have been taken are answered, or left to that program.
     pub(crate) fn leave(&self) {
         self.leaving.set(true);
         self.closing.raise();
     }
 
-    /// Returns a descriptor of the connection for the next program, if the channel was left with every
-    /// request answered.
+    /// Returns a descriptor of the connection for the next program, if the channel was left with every request
+    /// answered, or the kernel can give the others again.
     pub(crate) fn left(&self) -> Option<OwnedFd> {
-        if !self.leaving.get() || !self.is_idle() {
+        if !self.leaving.get() || !(self.is_idle() || self.file.outlives) {
             return None;
         }
         let duplicate = self.fd.as_fd().try_clone_to_owned();
@@ -294,7 +294,7 @@ impl Channel {
                     Ok((target, held)) => {
                         self.read(message.id, &request, wanted, (target, held), sink)
                     }
-                    Err(error) => self.reply(message.id, Err(errno(error))),
+                    Err(error) => self.fail(message.id, error),
                 }
                 Some(taken.buf)
             }
@@ -303,7 +303,7 @@ impl Channel {
                     self.change(message.id, request, taken.buf, (target, held), sink)
                 }
                 Err(error) => {
-                    self.reply(message.id, Err(errno(error)));
+                    self.fail(message.id, error);
                     Some(taken.buf)
                 }
             },
@@ -375,7 +375,7 @@ impl Channel {
                 self.release(held);
             }
             Some(Err(error)) => {
-                self.reply(id, Err(errno(error)));
+                self.fail(id, error);
                 self.release(held);
             }
             None => {
@@ -409,7 +409,10 @@ impl Channel {
         if request.survives == Survives::Nothing
             && let Some(result) = target.write_now(request.offset, data)
         {
-            self.reply(id, result.map(|()| written(request.len as u32)).map_err(errno));
+            match result {
+                Ok(()) => self.reply(id, Ok(written(request.len as u32))),
+                Err(error) => self.fail(id, error),
+            }
             self.release(held);
             return Some(buf);
         }
@@ -441,11 +444,16 @@ impl Channel {
     /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a file
     /// that refuses one, so a range is refused only if it is large enough to have been possible.
     fn punch_refused(self: Rc<Self>, in_flight: InFlight, request: VolumeRequest) {
-        let target = self.target.borrow().clone();
-        let Some(target) = target.filter(|target| self.is_small(target, &request)) else {
-            self.reply(in_flight.id, Err(Errno::OPNOTSUPP));
-            self.release(in_flight.held);
-            return;
+        let target = self.target.borrow().clone().ok_or(IoError::ShuttingDown);
+        let small = target.and_then(|target| {
+            self.is_small(&target, &request).then_some(target).ok_or(IoError::NotSupported)
+        });
+        let target = match small {
+            Ok(target) => target,
+            Err(error) => {
+                self.fail(in_flight.id, error);
+                return self.release(in_flight.held);
+            }
         };
         let lane = self.lane.clone();
         lane.spawn(async move {
@@ -461,6 +469,15 @@ impl Channel {
     /// Returns whether no part of a range could have been given back.
     fn is_small(&self, target: &Rc<dyn BlockService>, request: &VolumeRequest) -> bool {
         request.len < 2 * target.preferred_block().max(DATA as u64)
+    }
+
+    /// Gives the reply to a request that the volume has not executed. Where that is because the volume ends, and the
+    /// file outlives that, there is none: the kernel has the next program execute the request.
+    fn fail(&self, id: RequestId, error: IoError) {
+        let left = error == IoError::ShuttingDown && self.leaving.get() && self.file.outlives;
+        if !left {
+            self.reply(id, Err(errno(error)));
+        }
     }
 
     /// Gives a reply without data of the volume.
@@ -519,7 +536,7 @@ impl CompletionSink for Channel {
                 }
             }
             (_, Ok(())) => self.reply(id, Ok(Content::Nothing)),
-            (_, Err(error)) => self.reply(id, Err(errno(error))),
+            (_, Err(error)) => self.fail(id, error),
         }
         self.release(held);
     }

@@ -46,8 +46,8 @@ pub(crate) struct LeftExport {
     pub(crate) link: Option<PathBuf>,
     /// Descriptors of the connection, at least one.
     pub(crate) connections: Vec<OwnedFd>,
-    /// The service manager has kept them for the volume of which this is the identity: there may be requests in
-    /// flight. `None`: they were handed over, without requests in flight.
+    /// The service manager has kept them for the volume of which this is the identity. `None`: they were handed
+    /// over.
     pub(crate) kept: Option<String>,
 }
 

@@ -56,10 +56,17 @@ impl Keeping {
         }
     }
 
-    /// Prepares a file whose daemon was killed for being served again. Returns whether it can be: not if another
+    /// Prepares a file of a former daemon for being served again. Returns whether it can be: not if another
     /// volume has that name by now.
     pub(crate) fn revive(&self, volume: &str, left: &LeftExport) -> bool {
-        let Some(former) = &left.kept else { return true };
+        let Some(connection) = left.connections.first() else { return false };
+        let Some(former) = &left.kept else {
+            // A daemon that hands over leaves requests unanswered only where the kernel can give them again.
+            if let Err(error) = resend(connection) {
+                tracing::debug!(volume, %error, "the kernel does not give requests again");
+            }
+            return true;
+        };
         if (self.identify)(volume).as_ref() != Some(former) {
             tracing::error!(
                 volume,
@@ -67,7 +74,6 @@ impl Keeping {
             );
             return false;
         }
-        let Some(connection) = left.connections.first() else { return false };
         // Before anything is taken from it: that would be executed twice.
         let resent = resend(connection);
         if let Err(error) = &resent {

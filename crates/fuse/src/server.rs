@@ -191,7 +191,14 @@ impl LaneFrontEnd for Server {
         Box::pin(async move {
             shared.channels.borrow().iter().for_each(|channel| channel.leave());
             shared.all_ended().await;
-            shared.left.take()
+            let mut left = shared.left.take();
+            // Requests that take longer end before the next program serves the volume: with a reply, or without one if
+            // the volume fails them because it ends.
+            for channel in shared.channels.borrow().iter() {
+                let descriptor = channel.left();
+                left.extend(descriptor.map(|fd| inherited::connection(channel.name(), fd)));
+            }
+            left
         })
     }
 }

@@ -22,6 +22,10 @@ enum How {
     Now,
     /// When the lane has done everything else, the last request first.
     Later,
+    /// The same, with an error, because the volume ends. The channel is left before that.
+    Ending,
+    /// It is gone, and the channel is left, when a request has just been taken.
+    Gone,
 }
 
 /// A volume in RAM that cannot give space back.
@@ -31,6 +35,7 @@ struct Ram {
     waiting: RefCell<VecDeque<(Request, Rc<dyn CompletionSink>)>>,
     lane: Rc<Lane>,
     this: OnceCell<Weak<Ram>>,
+    channel: OnceCell<Weak<Channel>>,
     seen: Arc<Seen>,
 }
 
@@ -111,6 +116,12 @@ impl BlockService for Ram {
         self.lane.spawn(async move {
             forebay_lane::yield_now().await;
             let (request, sink) = this.waiting.borrow_mut().pop_back().expect("one for each task");
+            if this.how == How::Ending {
+                let channel = this.channel.get().and_then(Weak::upgrade).expect("it is there");
+                channel.leave();
+                let Request { tag, data, .. } = request;
+                return sink.complete(Completion { tag, result: Err(IoError::ShuttingDown), data });
+            }
             sink.complete(this.answer(request));
         });
     }
@@ -128,6 +139,7 @@ fn volume(how: How, lane: &Rc<Lane>, seen: Arc<Seen>) -> (Rc<Ram>, FileFacts) {
         waiting: RefCell::default(),
         lane: lane.clone(),
         this: OnceCell::new(),
+        channel: OnceCell::new(),
         seen,
     });
     let _ = ram.this.set(Rc::downgrade(&ram));
@@ -148,11 +160,43 @@ struct Kernel {
     socket: OwnedFd,
     seen: Arc<Seen>,
     memory: Arc<MemoryBudget>,
+    /// The channel has ended: whether it has a connection for the next program.
+    ends: std::sync::mpsc::Receiver<bool>,
     _lane: LaneThread,
+}
+
+fn message(opcode: u32, unique: u64, body: &[u8]) -> Vec<u8> {
+    let header = InHeader {
+        len: (size_of::<InHeader>() + body.len()) as u32,
+        opcode,
+        unique,
+        node: ROOT,
+        uid: 0,
+        gid: 0,
+        pid: 0,
+        extensions: 0,
+        padding: 0,
+    };
+    [header.as_bytes(), body].concat()
+}
+
+/// Takes a flush when the volume is gone.
+async fn take_late(channel: &Rc<Channel>) {
+    channel.let_go();
+    channel.leave();
+    let message = message(opcode::FSYNC, 1, &[0; 16]);
+    let (mut buf, len) = (IoBuf::for_overwrite(BUFFER), message.len());
+    buf[START..START + len].copy_from_slice(&message);
+    let sink: Rc<dyn CompletionSink> = channel.clone();
+    channel.execute(Taken { buf, len }, &sink).await;
 }
 
 impl Kernel {
     fn new(how: How) -> Self {
+        Self::of_file(how, false)
+    }
+
+    fn of_file(how: How, outlives: bool) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let made = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (mine, theirs) = made.expect("a pair of sockets");
@@ -162,34 +206,31 @@ impl Kernel {
         rustix::io::ioctl_fionbio(&mine, true).expect("a socket");
         let (seen, memory) = (Arc::<Seen>::default(), Arc::new(MemoryBudget::new(1 << 30)));
         let (own_seen, own_memory) = (seen.clone(), memory.clone());
+        let (ended, ends) = std::sync::mpsc::channel();
         let clock = Arc::new(MonotonicClock::new());
         let options = LaneOptions { spin: Duration::ZERO, wide_ring: false };
         let lane = LaneThread::spawn("lane", LaneId(0), clock, options, move |this| {
             let (lane, ring) = (this.lane().clone(), this.ring().clone());
             let (ram, file) = volume(how, &lane, own_seen);
+            let file = FileFacts { outlives, ..file };
             let memory = Rc::new(LaneMemory::new(own_memory));
-            let channel = Channel::new("v", mine, (ram, file), (lane.clone(), ring, memory));
+            let (target, tools) = (ram.clone(), (lane.clone(), ring, memory));
+            let channel = Channel::new("v", mine, (target, file), tools);
+            let _ = ram.channel.set(Rc::downgrade(&channel));
             lane.spawn(async move {
+                if how == How::Gone {
+                    take_late(&channel).await;
+                }
                 channel.serve().await;
+                let _ = ended.send(channel.left().is_some());
                 channel.let_go();
             });
         });
-        Kernel { socket: theirs, seen, memory, _lane: lane.expect("a thread") }
+        Kernel { socket: theirs, seen, memory, ends, _lane: lane.expect("a thread") }
     }
 
     fn send(&self, opcode: u32, unique: u64, body: &[u8]) {
-        let header = InHeader {
-            len: (size_of::<InHeader>() + body.len()) as u32,
-            opcode,
-            unique,
-            node: ROOT,
-            uid: 0,
-            gid: 0,
-            pid: 0,
-            extensions: 0,
-            padding: 0,
-        };
-        let message = [header.as_bytes(), body].concat();
+        let message = message(opcode, unique, body);
         let sent = rustix::io::write(&self.socket, &message).expect("sent");
         assert_eq!(sent, message.len());
     }
@@ -210,6 +251,14 @@ impl Kernel {
     fn punch(&self, unique: u64, offset: u64, len: u64) {
         let body = FallocateIn { handle: 0, offset, len, mode: 3, padding: 0 };
         self.send(opcode::FALLOCATE, unique, body.as_bytes());
+    }
+
+    /// Waits until the channel has been left.
+    fn gets_no_other_reply(self) {
+        assert_eq!(self.ends.recv_timeout(Duration::from_secs(20)), Ok(true));
+        let Kernel { socket, _lane: lane, .. } = self;
+        drop(lane);
+        assert_eq!(rustix::io::read(&socket, &mut [0; 64]), Ok(0));
     }
 
     /// Receives a reply: the request, the error and the content.
@@ -403,4 +452,35 @@ fn a_request_that_takes_more_memory_than_there_is_is_refused() {
     });
     let answer = answers.recv_timeout(Duration::from_secs(20));
     assert_eq!(answer, Ok(Err(IoError::NoSpace)));
+}
+
+#[test]
+fn what_an_ending_volume_fails_is_left_to_the_next_program_where_the_file_outlives_it() {
+    for outlives in [false, true] {
+        let ask: [fn(&Kernel); 4] = [
+            |kernel| kernel.read(1, 0, 4096),
+            |kernel| kernel.write(1, 0, &[1; 4096], 0),
+            |kernel| kernel.punch(1, 0, 4096),
+            |kernel| kernel.send(opcode::FSYNC, 1, &[0; 16]),
+        ];
+        for ask in ask {
+            let kernel = Kernel::of_file(How::Ending, outlives);
+            ask(&kernel);
+            if !outlives {
+                assert_eq!(kernel.reply(), (1, -Errno::IO.raw_os_error(), Vec::new()));
+            }
+            kernel.gets_no_other_reply();
+        }
+    }
+}
+
+#[test]
+fn requests_for_a_volume_that_is_gone_are_left_in_the_same_way() {
+    for outlives in [false, true] {
+        let kernel = Kernel::of_file(How::Gone, outlives);
+        if !outlives {
+            assert_eq!(kernel.reply(), (1, -Errno::IO.raw_os_error(), Vec::new()));
+        }
+        kernel.gets_no_other_reply();
+    }
 }
