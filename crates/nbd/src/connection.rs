@@ -466,6 +466,13 @@ impl CompletionSink for Connection {
             self.release(request.held);
             return;
         }
+        // A device that outlives the connection sends this request, and all others without a reply, by its next one.
+        if result == Err(IoError::ShuttingDown) && self.session.device.is_some() {
+            self.socket.keep(false);
+            self.kill();
+            self.release(request.held);
+            return;
+        }
         let InFlight { to, len, read, held } = request;
         let (result, data) = match (read && result.is_ok(), data) {
             (false, _) => (result, None),

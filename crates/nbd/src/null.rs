@@ -270,6 +270,13 @@ impl LaterTarget {
             self.inner.submit(request, &sink);
         }
     }
+
+    /// Fails the held requests.
+    pub fn fail(&self, error: IoError) {
+        for (Request { tag, data, .. }, sink) in self.held.requests.take() {
+            sink.complete(Completion { tag, result: Err(error), data });
+        }
+    }
 }
 
 impl BlockService for LaterTarget {

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use forebay_core::IoError;
 use forebay_nbd::wire::*;
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Protection};
 
@@ -57,6 +58,30 @@ fn every_size_is_written_and_read_on_every_path() {
             }
         }
     }
+}
+
+#[test]
+fn a_device_that_outlives_the_server_gets_no_error_because_the_volume_ends() {
+    let server = TestServer::start();
+    for outlives in [false, true] {
+        server.on_lane(|state| state.later.hold());
+        let mut client = server.connect();
+        if outlives {
+            client.send_option(option::OUTLIVING, &[1; 9]);
+            client.option_replies(option::OUTLIVING);
+        }
+        client.go("later", Headers::Structured);
+        client.send(command::WRITE, 0, 0, 4096, &[1; 4096]);
+        client.send(command::READ, 0, 0, 4096, &[]);
+        server.wait_until(|state| state.later.waiting() == 2);
+        server.on_lane(|state| state.later.fail(IoError::ShuttingDown));
+        match outlives {
+            true => assert!(client.is_closed(), "it sends them again by its next connection"),
+            false => assert_eq!((client.reply().error, client.reply().error), (108, 108)),
+        }
+    }
+    server.on_lane(|state| state.later.release());
+    server.wait_until_empty();
 }
 
 #[test]
