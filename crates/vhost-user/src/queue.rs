@@ -297,6 +297,12 @@ impl Queue {
         }
     }
 
+    /// Returns whether a request that the volume has failed is left to the next daemon, which finds it in the record.
+    fn leaves(&self, result: Result<(), IoError>) -> bool {
+        let stopping = self.phase.get() == Phase::Stopping;
+        self.outlives && stopping && result == Err(IoError::ShuttingDown)
+    }
+
     fn queue_error(&self, error: QueueError) -> Broken {
         Broken::Queue(self.index.0, error)
     }
@@ -328,7 +334,7 @@ impl CompletionSink for Queue {
             return;
         };
         self.in_flight.set(self.in_flight.get() - 1);
-        if matches!(self.phase.get(), Phase::Open | Phase::Stopping) {
+        if matches!(self.phase.get(), Phase::Open | Phase::Stopping) && !self.leaves(result) {
             let (data, result) = match (request.kind, result, &data) {
                 (Kind::Read { len, .. }, Ok(()), data) => {
                     let data = data.as_deref().and_then(|data| data.get(..len as usize));
@@ -362,3 +368,6 @@ impl Drop for Queue {
         self.release(self.held.get());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -46,12 +46,17 @@ impl Guest {
         Guest { memory, size, next: 0, seen: 0 }
     }
 
-    pub(crate) fn queue(&self, event_index: bool) -> Virtqueue {
-        let addresses = RingAddresses {
+    /// Where its queue is.
+    pub(crate) fn addresses() -> RingAddresses {
+        RingAddresses {
             descriptors: ClientAddress(CLIENT),
             available: ClientAddress(CLIENT + AVAILABLE),
             used: ClientAddress(CLIENT + USED),
-        };
+        }
+    }
+
+    pub(crate) fn queue(&self, event_index: bool) -> Virtqueue {
+        let addresses = Self::addresses();
         let size = QueueSize::new(self.size.into()).expect("a power of two");
         let features = QueueFeatures { event_index, indirect: true };
         Virtqueue::new(size, addresses, features, self.next, &self.memory).expect("in memory")

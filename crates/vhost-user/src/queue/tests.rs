@@ -1,0 +1,208 @@
+//! A queue of a guest in memory, against a volume that answers when the test says so.
+
+use std::cell::OnceCell;
+
+use forebay_core::{ManualClock, Op};
+use forebay_engine::{Coming, Extent, Request};
+use forebay_lane::{Lane, LaneId};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+use crate::answer::answer;
+use crate::inflight::{Record, record_bytes};
+use crate::memory::{ClientAddress, GuestAddress, RegionPlace};
+use crate::message::InflightPlace;
+use crate::testing::{BUFFERS, BYTES, CLIENT, GUEST, Guest, file};
+use forebay_device::SharedMemory;
+
+const SIZE: u16 = 16;
+/// First guest address of a region that has data of requests alone.
+const DATA: u64 = GUEST + (4 << 20);
+const IN: u32 = 0;
+const OUT: u32 = 1;
+
+/// A volume that keeps its requests.
+#[derive(Default)]
+struct Keeping {
+    requests: RefCell<Vec<Request>>,
+    sink: OnceCell<Rc<dyn CompletionSink>>,
+    /// Announced requests make the task of the queue panic.
+    panics: Cell<bool>,
+}
+
+impl BlockService for Keeping {
+    fn size(&self) -> u64 {
+        1 << 30
+    }
+
+    fn preferred_block(&self) -> u64 {
+        4096
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read_now(&self, _: u64, _: &mut [u8]) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn write_now(&self, _: u64, _: &[u8]) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn expect(&self, _: Op, _: u64, _: Coming) {
+        assert!(!self.panics.get(), "the test wants it");
+    }
+
+    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
+        self.requests.borrow_mut().push(request);
+        let _ = self.sink.set(sink.clone());
+    }
+
+    fn extents(&self, _: u64, len: u64) -> Vec<Extent> {
+        vec![Extent { len, hole: false, zero: false }]
+    }
+}
+
+struct Bench {
+    guest: Guest,
+    lane: Rc<Lane>,
+    queue: Rc<Queue>,
+    volume: Rc<Keeping>,
+    budget: Arc<MemoryBudget>,
+    /// The record of requests in progress.
+    record: OwnedFd,
+    /// The file of the region with data.
+    data: OwnedFd,
+    base: Rc<RefCell<Option<Option<u16>>>>,
+}
+
+fn data_region() -> RegionPlace {
+    let client = ClientAddress(CLIENT + (4 << 20));
+    RegionPlace { guest: GuestAddress(DATA), size: BYTES, client, file_offset: 0 }
+}
+
+fn tracker(record: &OwnedFd) -> Tracker {
+    let size = QueueSize::new(SIZE.into()).expect("a power of two");
+    let len = record_bytes(1, size);
+    let memory = SharedMemory::map(record, 0, len).expect("mapped");
+    let place = InflightPlace { len, offset: 0, queues: 1, queue_size: SIZE };
+    let record = Record::new(memory, place).expect("valid");
+    record.queue(QueueIndex(0), size).expect("there is one")
+}
+
+impl Bench {
+    fn new(outlives: bool) -> Self {
+        let mut guest = Guest::new(SIZE);
+        let (data, record) = (file(BYTES), file(4096));
+        guest.memory.add(data_region(), &data).expect("mapped");
+        let budget = Arc::new(MemoryBudget::new(16 << 20));
+        let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
+        let start = QueueStart {
+            session: Session::new("v".to_owned(), event()),
+            index: QueueIndex(0),
+            size: QueueSize::new(SIZE.into()).expect("a power of two"),
+            addresses: Guest::addresses(),
+            features: QueueFeatures { event_index: false, indirect: true },
+            base: 0,
+            flushes: true,
+            kick: event(),
+            call: None,
+            memory: Arc::new(guest.memory.clone()),
+            tracker: outlives.then(|| tracker(&record)),
+        };
+        let (volume, ring) = (Rc::new(Keeping::default()), Ring::new().expect("a ring"));
+        let queue = Queue::open(start, volume.clone(), &ring, &budget).expect("valid");
+        let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
+        lane.spawn(run(queue.clone()));
+        let base = Rc::default();
+        let bench = Bench { guest, lane, queue, volume, budget, record, data, base };
+        bench.run();
+        bench
+    }
+
+    fn run(&self) {
+        while self.lane.run_ready() {}
+    }
+
+    /// Offers the request number `slot` for the first bytes of the volume, and has the queue look at it.
+    fn offer(&mut self, slot: u16, kind: u32, len: u32) {
+        let (first, place) = (slot * 3, u64::from(slot));
+        let (header, status) = (BUFFERS + place * 16, BUFFERS + 4096 + place);
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        self.guest.memory.write(GuestAddress(header), &bytes).expect("in memory");
+        let writes = if kind == IN { 2 } else { 0 };
+        self.guest.describe(GUEST, first, (header, 16), 1, first + 1);
+        self.guest.describe(GUEST, first + 1, (DATA, len), 1 | writes, first + 2);
+        self.guest.describe(GUEST, first + 2, (status, 1), 2, 0);
+        self.guest.offer(Head(first), false);
+        self.queue.work.raise();
+        self.run();
+    }
+
+    /// Returns the status of a request.
+    fn status(&self, slot: u16) -> u8 {
+        let mut status = [0xff];
+        let at = GuestAddress(BUFFERS + 4096 + u64::from(slot));
+        self.guest.memory.read(at, &mut status).expect("in memory");
+        status[0]
+    }
+
+    /// Returns the number of requests that the volume has.
+    fn waiting(&self) -> usize {
+        self.volume.requests.borrow().len()
+    }
+
+    /// Completes the oldest request.
+    fn answer(&self, result: Result<(), IoError>) {
+        let Request { tag, data, .. } = self.volume.requests.borrow_mut().remove(0);
+        self.volume.sink.get().expect("submitted").complete(Completion { tag, result, data });
+        self.run();
+    }
+
+    /// Stops the queue.
+    fn stop(&self) {
+        let (reply, answer) = answer();
+        let base = self.base.clone();
+        self.lane.spawn(async move {
+            let told = answer.wait().await;
+            base.replace(Some(told));
+        });
+        self.queue.stop(reply);
+        self.run();
+    }
+
+    /// Returns what the stop was answered with, if it was.
+    fn stopped(&self) -> Option<Option<u16>> {
+        *self.base.borrow()
+    }
+}
+
+#[test]
+fn what_an_ending_volume_fails_is_left_to_the_next_daemon_by_a_record() {
+    for (outlives, error) in
+        [(false, IoError::ShuttingDown), (true, IoError::Io), (true, IoError::ShuttingDown)]
+    {
+        let mut bench = Bench::new(outlives);
+        bench.offer(0, OUT, 4096);
+        bench.offer(1, IN, 4096);
+        assert_eq!(bench.waiting(), 2);
+        bench.stop();
+        bench.answer(Ok(()));
+        assert_eq!(bench.stopped(), None, "a request is in progress");
+        bench.answer(Err(error));
+        assert_eq!(bench.stopped(), Some(Some(2)));
+        assert_eq!(bench.queue.held.get(), 0);
+        let mut next = tracker(&bench.record);
+        if outlives && error == IoError::ShuttingDown {
+            assert_eq!(bench.guest.collect(), [(0, 1)]);
+            assert_eq!(next.recover(1), Ok(vec![Head(3)]));
+        } else {
+            assert_eq!(bench.guest.collect(), [(0, 1), (3, 1)]);
+            assert_eq!((bench.status(0), bench.status(1)), (0, 1));
+            assert_eq!(next.recover(2), Ok(vec![]));
+        }
+    }
+}
