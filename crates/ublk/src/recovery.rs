@@ -45,7 +45,8 @@ impl Shop {
     ) -> Result<Device, ExportError> {
         let number = found.number;
         let began = Instant::now();
-        check_size(volume, number, size)?;
+        let has = sectors(&path(number)).map(|sectors| sectors * SECTOR_SIZE);
+        check_size(volume, number, has, size)?;
         self.name(volume, number);
         let earlier = self.begun.lock().remove(volume).filter(|begun| begun.mark == note.mark);
         let mut queues = match earlier {
@@ -160,16 +161,21 @@ impl Shop {
     }
 }
 
-/// Checks that a device is as large as its volume.
-fn check_size(volume: &str, number: u32, size: u64) -> Result<(), ExportError> {
+/// Checks that a volume has all that its device has, of which the size was found. A device in use keeps its size
+/// when the origin has grown: its users know no other.
+fn check_size(volume: &str, number: u32, found: Option<u64>, size: u64) -> Result<(), ExportError> {
     let device = path(number);
-    let found = sectors(&device).map(|sectors| sectors * SECTOR_SIZE);
-    if found == Some(size) {
-        return Ok(());
+    let device = device.display();
+    match found {
+        Some(found) if found == size => return Ok(()),
+        Some(found) if found < size => {
+            tracing::warn!(volume, %device, "the device keeps its {found} bytes, although the volume has {size} by now: it gets them when it is not in use while the volume is stopped and started");
+            return Ok(());
+        }
+        _ => {}
     }
     let message = format!(
-        "{} has {found:?} bytes instead of the {size} of '{volume}'; 'forebay stop --force {volume}' removes it",
-        device.display(),
+        "{device} has {found:?} bytes instead of the {size} of '{volume}'; 'forebay stop --force {volume}' removes it",
     );
     Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
 }
@@ -187,5 +193,19 @@ fn wait_until_left(number: u32, mark: u64, end: Instant) -> io::Result<()> {
             _ if Instant::now() < end => std::thread::sleep(STEP),
             _ => return Err(Errno::BUSY.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_taken_over_unless_its_volume_lacks_a_part_of_it() {
+        let check = |found, size| check_size("v", 0, found, size).is_ok();
+        assert!(check(Some(4096), 4096));
+        assert!(check(Some(4096), 8192), "the origin has grown");
+        assert!(!check(Some(8192), 4096));
+        assert!(!check(None, 4096), "it is not known");
     }
 }
