@@ -162,6 +162,15 @@ impl Bench {
         self.run();
     }
 
+    /// Takes all memory for requests, and returns how much that was.
+    fn take_memory(&self) -> u64 {
+        let mut taken = 0;
+        while self.budget.take_for_request(4096, 0) {
+            taken += 4096;
+        }
+        taken
+    }
+
     /// Stops the queue.
     fn stop(&self) {
         let (reply, answer) = answer();
@@ -203,6 +212,32 @@ fn what_an_ending_volume_fails_is_left_to_the_next_daemon_by_a_record() {
             assert_eq!(bench.guest.collect(), [(0, 1), (3, 1)]);
             assert_eq!((bench.status(0), bench.status(1)), (0, 1));
             assert_eq!(next.recover(2), Ok(vec![]));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_written_whose_data_the_guest_has_taken_away() {
+    for len in [4096, 256 << 10] {
+        for truncated in [false, true] {
+            let mut bench = Bench::new(false);
+            let taken = bench.take_memory();
+            bench.offer(0, OUT, len);
+            bench.offer(1, OUT, len);
+            assert_eq!(bench.waiting(), 0, "there is no memory");
+            if truncated {
+                rustix::fs::ftruncate(&bench.data, 0).expect("shorter");
+            } else {
+                let mut memory = bench.guest.memory.clone();
+                memory.remove(data_region()).expect("it is there");
+                bench.queue.set_memory(Arc::new(memory)).expect("the rings stay");
+            }
+            bench.budget.give(MemoryUse::Requests, taken);
+            bench.run();
+            assert_eq!(bench.waiting(), 0, "{len} {truncated}");
+            assert_eq!(bench.queue.phase.get(), Phase::Over, "the client is dropped");
+            assert_eq!(bench.guest.collect(), [], "nothing is answered");
+            assert_eq!(bench.budget.used(MemoryUse::Requests), 0);
         }
     }
 }

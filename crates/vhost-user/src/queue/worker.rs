@@ -138,13 +138,18 @@ impl Worker {
                 self.take()?;
             }
             let any = !self.taken.is_empty();
-            while let Some(request) = self.taken.pop_front() {
+            while queue.phase.get() != Phase::Broken
+                && let Some(request) = self.taken.pop_front()
+            {
                 self.announce();
                 if let Err(request) = self.execute(request) {
                     self.taken.push_front(request);
                     self.publish()?;
                     return Ok(Next::Memory);
                 }
+            }
+            if let Some(error) = queue.broken.take() {
+                return Err(error);
             }
             self.publish()?;
             if !any {
@@ -245,7 +250,7 @@ impl Worker {
         let small = bytes <= SMALL;
         let mut data = None;
         if op == Op::Write && small {
-            let buf = self.copy(&request, bytes);
+            let Some(buf) = self.copy(&request, bytes) else { return Ok(()) };
             if survives == Survives::Nothing
                 && let Some(result) = queue.target.write_now(offset, &buf)
             {
@@ -263,7 +268,11 @@ impl Worker {
         }
         queue.held.set(queue.held.get() + held);
         if op == Op::Write && !small {
-            data = Some(self.copy(&request, bytes));
+            data = self.copy(&request, bytes);
+            if data.is_none() {
+                queue.release(held);
+                return Ok(());
+            }
         }
         let tag = u64::from(request.head.0);
         let place = usize::from(request.head.0);
@@ -287,13 +296,19 @@ impl Worker {
         Ok(())
     }
 
-    /// Copies the data of a write out of the guest's memory, which may change at any time.
-    fn copy(&self, request: &BlockRequest, len: usize) -> IoBuf {
+    /// Copies the data of a write out of the guest's memory, which may change at any time. `None`: the data is not there
+    /// any more, and the queue ends.
+    fn copy(&self, request: &BlockRequest, len: usize) -> Option<IoBuf> {
+        let (memory, index) = (self.queue.memory.borrow(), self.queue.index.0);
         let mut buf = IoBuf::for_overwrite(len);
-        if let Err(error) = request.copy_data(&self.queue.memory.borrow(), &mut buf) {
-            self.queue.break_with(Broken::Memory(self.queue.index.0, error));
-        }
-        buf
+        let broken = match request.copy_data(&memory, &mut buf) {
+            // What a file has lost reads as zeroes.
+            Ok(()) if memory.is_intact() => return Some(buf),
+            Ok(()) => Broken::Truncated(index),
+            Err(error) => Broken::Memory(index, error),
+        };
+        self.queue.break_with(broken);
+        None
     }
 
     /// Publishes answers, and notifies the guest if it asks for that.
