@@ -213,13 +213,23 @@ impl Queue {
 
     /// Takes no more requests, answers those in progress, and then tells the index of the next one.
     pub(crate) fn stop(&self, reply: Reply<u16>) {
-        match self.phase.get() {
-            Phase::Over => return reply.give(self.rings.borrow().virtqueue.base()),
-            Phase::Open => self.phase.set(Phase::Stopping),
-            Phase::Stopping | Phase::Broken => {}
+        if self.phase.get() == Phase::Open {
+            self.phase.set(Phase::Stopping);
         }
         self.stop.replace(Some(reply));
         self.work.raise();
+        self.answer_stop();
+    }
+
+    /// Answers a stop if the task has ended and no request is in progress: after a panic of the task there may be
+    /// some, and the client must not have them executed a second time meanwhile.
+    fn answer_stop(&self) {
+        if self.phase.get() != Phase::Over || self.in_flight.get() > 0 {
+            return;
+        }
+        if let Some(reply) = self.stop.take() {
+            reply.give(self.rings.borrow().virtqueue.base());
+        }
     }
 
     /// Returns whether no file behind its memory was truncated.
@@ -346,6 +356,7 @@ impl CompletionSink for Queue {
         }
         self.release(held);
         self.work.raise();
+        self.answer_stop();
     }
 }
 

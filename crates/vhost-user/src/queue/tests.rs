@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 
 use forebay_core::{ManualClock, Op};
-use forebay_engine::{Coming, Extent, Request};
+use forebay_engine::{Extent, Request};
 use forebay_lane::{Lane, LaneId};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -26,7 +26,7 @@ const OUT: u32 = 1;
 struct Keeping {
     requests: RefCell<Vec<Request>>,
     sink: OnceCell<Rc<dyn CompletionSink>>,
-    /// Announced requests make the task of the queue panic.
+    /// The next request makes the task of the queue panic.
     panics: Cell<bool>,
 }
 
@@ -51,8 +51,9 @@ impl BlockService for Keeping {
         None
     }
 
-    fn expect(&self, _: Op, _: u64, _: Coming) {
+    fn memory(&self, _: Op, _: u64, len: u64) -> u64 {
         assert!(!self.panics.get(), "the test wants it");
+        len
     }
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
@@ -240,4 +241,22 @@ fn nothing_is_written_whose_data_the_guest_has_taken_away() {
             assert_eq!(bench.budget.used(MemoryUse::Requests), 0);
         }
     }
+}
+
+#[test]
+fn a_stop_after_a_panic_waits_for_the_requests_in_progress() {
+    let mut bench = Bench::new(true);
+    bench.offer(0, OUT, 4096);
+    bench.offer(1, OUT, 4096);
+    bench.volume.panics.set(true);
+    bench.offer(2, OUT, 4096);
+    assert_eq!((bench.lane.panics(), bench.queue.phase.get()), (1, Phase::Over));
+    bench.stop();
+    for _ in 0..2 {
+        assert_eq!(bench.stopped(), None, "the volume has a request");
+        bench.answer(Ok(()));
+    }
+    assert_eq!(bench.stopped(), Some(Some(3)));
+    assert_eq!(bench.guest.collect(), [], "the next daemon answers them");
+    assert_eq!(tracker(&bench.record).recover(0), Ok(vec![Head(0), Head(3), Head(6)]));
 }

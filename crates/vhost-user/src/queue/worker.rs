@@ -56,6 +56,7 @@ impl Drop for Panics {
         if std::thread::panicking() {
             self.0.phase.set(Phase::Over);
             self.0.session.fail(&"the task of its queue has panicked");
+            self.0.answer_stop();
         }
     }
 }
