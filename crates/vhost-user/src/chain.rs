@@ -155,6 +155,11 @@ impl Buffers {
         }
     }
 
+    /// Returns the bytes of memory that the list takes.
+    pub fn bytes(&self) -> u64 {
+        (self.segments.capacity() * size_of::<Segment>()) as u64
+    }
+
     /// Returns the buffers that the device reads.
     pub fn readable(&self) -> &[Segment] {
         self.segments.get(..self.readable).unwrap_or_default()

@@ -21,7 +21,7 @@ use crate::chain::{Buffers, Head};
 use crate::inflight::Tracker;
 use crate::memory::{GuestMemory, OutOfMemory};
 use crate::message::{QueueIndex, RingAddresses};
-use crate::request::{BlockRequest, Kind, RequestError, Status};
+use crate::request::{BlockRequest, KEPT_BYTES, Kind, RequestError, Status};
 use crate::session::Session;
 use crate::virtqueue::{QueueError, QueueFeatures, QueueSize, Virtqueue};
 
@@ -29,6 +29,9 @@ pub(crate) use worker::run;
 
 /// Requests of up to this many bytes are executed with memory that the queue always has.
 const SMALL: usize = 128 << 10;
+
+/// Most lists of buffers that are kept for further requests.
+const SPARE: usize = 64;
 
 /// What a lane needs to serve a queue.
 pub(crate) struct QueueStart {
@@ -158,8 +161,9 @@ impl Queue {
     ) -> Result<Rc<Self>, Broken> {
         let QueueStart { index, size, memory, mut tracker, .. } = start;
         let count = usize::from(size.get());
-        let each = size_of::<Option<InFlight>>() + size_of::<Buffers>();
-        let own = Held::take(budget, (SMALL + count * each) as u64).ok_or(Broken::NoMemory)?;
+        let spare = count.min(SPARE) * (size_of::<Buffers>() + KEPT_BYTES as usize);
+        let bytes = SMALL + count * size_of::<Option<InFlight>>() + spare;
+        let own = Held::take(budget, bytes as u64).ok_or(Broken::NoMemory)?;
         let broken = |error| Broken::Queue(index.0, error);
         let mut virtqueue =
             Virtqueue::new(size, start.addresses, start.features, start.base, &memory)
@@ -293,7 +297,10 @@ impl Queue {
     fn finish(&self, request: BlockRequest, data: &[u8], status: Status) {
         let head = request.head;
         let answered = request.answer(&self.memory.borrow(), data, status);
-        self.spare.borrow_mut().push(request.into_buffers());
+        let spare = &mut *self.spare.borrow_mut();
+        if spare.len() < SPARE {
+            spare.extend(request.into_buffers());
+        }
         let put = answered.map_err(|error| Broken::Memory(self.index.0, error)).and_then(|len| {
             let rings = &mut *self.rings.borrow_mut();
             if let Some(tracker) = &mut rings.tracker {

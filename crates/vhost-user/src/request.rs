@@ -11,6 +11,9 @@ const RANGE: usize = 16;
 /// Most bytes of the name that the guest may ask for.
 pub const ID_BYTES: usize = 20;
 
+/// Most bytes of a list of buffers that is kept for another request: 64 of them.
+pub const KEPT_BYTES: u64 = 64 * size_of::<Segment>() as u64;
+
 const IN: u32 = 0;
 const OUT: u32 = 1;
 const FLUSH: u32 = 4;
@@ -164,9 +167,15 @@ impl BlockRequest {
         scatter(memory, writable, at, &[status as u8]).map(|_| ())
     }
 
-    /// Returns the buffers, to be used for another request.
-    pub fn into_buffers(self) -> Buffers {
-        self.buffers
+    /// Returns the bytes of memory that its list of buffers takes.
+    pub fn bytes(&self) -> u64 {
+        self.buffers.bytes()
+    }
+
+    /// Returns the list of buffers, to be used for another request, unless it is one of the few long ones: otherwise
+    /// each of the lists that are kept would grow to the longest in time.
+    pub fn into_buffers(self) -> Option<Buffers> {
+        (self.buffers.bytes() <= KEPT_BYTES).then_some(self.buffers)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::message::InflightPlace;
 use crate::testing::{BUFFERS, BYTES, CLIENT, GUEST, Guest, file};
 use forebay_device::SharedMemory;
 
-const SIZE: u16 = 16;
+const SIZE: u16 = 64;
 /// First guest address of a region that has data of requests alone.
 const DATA: u64 = GUEST + (4 << 20);
 const IN: u32 = 0;
@@ -98,6 +98,15 @@ impl Bench {
         let mut guest = Guest::new(SIZE);
         let (data, record) = (file(BYTES), file(4096));
         guest.memory.add(data_region(), &data).expect("mapped");
+        Self::over(guest, data, record, outlives)
+    }
+
+    /// Serves a queue whose former daemon has ended.
+    fn resume(guest: Guest, data: OwnedFd, record: OwnedFd) -> Self {
+        Self::over(guest, data, record, true)
+    }
+
+    fn over(guest: Guest, data: OwnedFd, record: OwnedFd, outlives: bool) -> Self {
         let budget = Arc::new(MemoryBudget::new(16 << 20));
         let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
         let start = QueueStart {
@@ -125,6 +134,22 @@ impl Bench {
 
     fn run(&self) {
         while self.lane.run_ready() {}
+    }
+
+    /// Offers a read of one sector into `parts` buffers.
+    fn offer_parts(&mut self, parts: u32) {
+        let (table, last) = (DATA + (512 << 10), 1 + parts as u16);
+        let flags = |index: u16| if index == last { 2 } else { 3 };
+        self.guest.memory.write(GuestAddress(BUFFERS), &[0; 16]).expect("in memory");
+        self.guest.describe(table, 0, (BUFFERS, 16), 1, 1);
+        for index in 1..=last {
+            let len = if index == last { 1 } else { 512 / parts };
+            self.guest.describe(table, index, (DATA, len), flags(index), index + 1);
+        }
+        self.guest.describe(GUEST, 0, (table, 16 * u32::from(last + 1)), 4, 0);
+        self.guest.offer(Head(0), false);
+        self.queue.work.raise();
+        self.run();
     }
 
     /// Offers the request number `slot` for the first bytes of the volume, and has the queue look at it.
@@ -259,4 +284,35 @@ fn a_stop_after_a_panic_waits_for_the_requests_in_progress() {
     assert_eq!(bench.stopped(), Some(Some(3)));
     assert_eq!(bench.guest.collect(), [], "the next daemon answers them");
     assert_eq!(tracker(&bench.record).recover(0), Ok(vec![Head(0), Head(3), Head(6)]));
+}
+
+#[test]
+fn lists_of_buffers_are_counted_and_long_ones_not_kept() {
+    let mut bench = Bench::new(false);
+    for (parts, kept) in [(2, 1), (256, 0), (256, 0), (2, 1)] {
+        bench.offer_parts(parts);
+        let used = bench.budget.used(MemoryUse::Requests);
+        assert!(used >= 512 + 16 * u64::from(parts), "{parts}: {used}");
+        bench.answer(Ok(()));
+        assert_eq!(bench.budget.used(MemoryUse::Requests), 0);
+        assert_eq!(bench.queue.spare.borrow().len(), kept, "{parts}");
+        assert!(bench.queue.spare.borrow().iter().all(|spare| spare.bytes() <= KEPT_BYTES));
+    }
+    assert_eq!(bench.guest.collect(), [(0, 1); 4], "the volume gave no data");
+}
+
+#[test]
+fn many_requests_of_a_record_are_executed_again_before_new_ones() {
+    let mut former = Bench::new(true);
+    for slot in 0..20 {
+        former.offer(slot, OUT, 4096);
+    }
+    let Bench { guest, record, data, .. } = former;
+    let mut bench = Bench::resume(guest, data, record);
+    bench.stop();
+    assert_eq!((bench.waiting(), bench.stopped()), (20, None));
+    (0..20).for_each(|_| bench.answer(Ok(())));
+    assert_eq!(bench.stopped(), Some(Some(20)));
+    let expected: Vec<(u16, u32)> = (0..20).map(|slot| (slot * 3, 1)).collect();
+    assert_eq!(bench.guest.collect(), expected);
 }

@@ -163,12 +163,16 @@ impl Worker {
     /// Takes the next requests.
     fn take(&mut self) -> Result<(), Broken> {
         let queue = self.queue.clone();
-        // Requests of the time before are in the record already.
-        let again: Vec<Head> = std::mem::take(&mut *queue.again.borrow_mut());
-        for head in again {
-            self.parse(head)?;
+        // Requests of the time before are in the record already. Not all at once: their lists of buffers take memory.
+        let again: Vec<Head> = {
+            let mut again = queue.again.borrow_mut();
+            let some = again.len().min(BATCH);
+            again.drain(..some).collect()
+        };
+        for head in &again {
+            self.parse(*head)?;
         }
-        if queue.phase.get() != Phase::Open {
+        if !again.is_empty() || queue.phase.get() != Phase::Open {
             return Ok(());
         }
         let broken = |error| queue.queue_error(error);
@@ -259,7 +263,7 @@ impl Worker {
             }
             data = Some(buf);
         }
-        let held = queue.target.memory(op, offset, len);
+        let held = queue.target.memory(op, offset, len) + request.bytes();
         if !queue.own.budget.take_for_request(held, queue.held.get()) {
             // One that would wait for ever fails.
             return match queue.own.budget.can_have(held) {
