@@ -56,7 +56,10 @@ pub(crate) struct Op {
     pub(crate) data: Data,
     /// Requests without a reply.
     left: u32,
+    /// Connections that were lost while a request of it was in flight.
     losses: u8,
+    /// The last of them.
+    lost_with: u64,
     pub(crate) failure: Option<Failure>,
     pub(crate) extent: Option<DeviceExtent>,
     pub(crate) to: To,
@@ -188,6 +191,8 @@ pub(crate) struct Requests {
     in_flight: usize,
     /// Changes of the export that were acknowledged.
     acknowledged: u64,
+    /// Connections that were lost.
+    lost: u64,
 }
 
 impl Requests {
@@ -206,6 +211,7 @@ impl Requests {
             data,
             left: 0,
             losses: 0,
+            lost_with: 0,
             failure: None,
             extent: None,
             to,
@@ -239,6 +245,7 @@ impl Requests {
             data: Data::None,
             left: 0,
             losses: 0,
+            lost_with: 0,
             failure: None,
             extent: None,
             to,
@@ -404,6 +411,7 @@ impl Requests {
         fails: impl Fn(&Part) -> Option<Failure>,
     ) -> Vec<(OpId, Option<u64>)> {
         (self.sending, self.in_flight) = (None, 0);
+        self.lost += 1;
         let mut ended = Vec::new();
         let mut again: Vec<OpId> = Vec::new();
         for id in self.parts.ids().collect::<Vec<_>>() {
@@ -415,7 +423,10 @@ impl Requests {
             }
             let mut failure = fails(part);
             if sent {
-                op.losses = op.losses.saturating_add(1);
+                // One connection is one loss, however many requests of the operation were in flight.
+                if op.lost_with != self.lost {
+                    (op.losses, op.lost_with) = (op.losses.saturating_add(1), self.lost);
+                }
                 again.push(id);
             }
             let lost = |cause| Some(Failure::new(DeviceErrorKind::Io, cause));

@@ -64,6 +64,42 @@ fn requests_in_flight_are_sent_again() {
 }
 
 #[test]
+fn one_lost_connection_is_one_loss_however_many_requests_an_operation_has() {
+    let offer = Offer { size: 65536, most: 4096, ..Offer::default() };
+    let requests = |wire: &mut Wire| {
+        let mut cookies = Vec::new();
+        while cookies.len() < 16 {
+            let (header, _) = wire.expect(command::READ);
+            assert_eq!(header.len, 4096);
+            cookies.push(header.cookie);
+        }
+        cookies
+    };
+    let samples = move |wire: &mut Wire| {
+        for cookie in requests(wire) {
+            wire.simple(cookie, 0, &[1; 4096]);
+        }
+    };
+    let lost = |_| {
+        agreed(offer, move |wire| {
+            samples(wire);
+            requests(wire);
+        })
+    };
+    let mut scripts: Vec<Script> = (0..7).map(lost).collect();
+    scripts.push(agreed(offer, move |wire| {
+        samples(wire);
+        samples(wire);
+    }));
+    let server = Server::new(scripts);
+    let device = server.open("").expect("good");
+    let data = OnLane::new().run(&device, |queue| async move { read(&queue, 0, 65536).await });
+    assert!(data.expect("read on the last connection").iter().all(|byte| *byte == 1));
+    drop(device);
+    server.join();
+}
+
+#[test]
 fn an_abandoned_write_is_not_sent_again() {
     let server = Server::new(vec![
         usual(|wire| {
