@@ -378,10 +378,16 @@ impl Requests {
         at + len
     }
 
-    /// Puts samples first, which are compared before anything else is sent.
-    pub(crate) fn samples_first(&mut self, count: usize) {
-        let normal = self.unsent.len().saturating_sub(count);
-        self.unsent.rotate_left(normal);
+    /// Returns how many requests have not been sent, beside the one that is being sent.
+    pub(crate) fn unsent(&self) -> usize {
+        self.unsent.len()
+    }
+
+    /// Puts everything behind the first `others` unsent requests before them: samples, which are compared
+    /// before anything else is sent.
+    pub(crate) fn samples_first(&mut self, others: usize) {
+        let others = others.min(self.unsent.len());
+        self.unsent.rotate_left(others);
     }
 
     /// Ends a request. Returns it, and whether its operation has ended.

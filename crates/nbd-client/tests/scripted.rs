@@ -61,6 +61,19 @@ fn operations_become_requests_that_the_server_takes() {
 }
 
 #[test]
+fn a_server_that_takes_less_than_a_page_at_a_time_is_compared_and_used() {
+    for most in [512, 1024, 4095] {
+        let offer = Offer { size: 16384, most, ..Offer::default() };
+        let server = Server::new(vec![agreed(offer, |wire| wire.serve(5))]);
+        let device = server.open("&timeout=1&reconnect=1").expect("good");
+        let data = OnLane::new().run(&device, |queue| async move { read(&queue, 512, 8192).await });
+        assert!(data.expect("read").iter().all(|byte| *byte == 5));
+        drop(device);
+        server.join();
+    }
+}
+
+#[test]
 fn a_server_with_few_abilities_is_used_or_refused() {
     let few = Offer {
         flags: transmission_flag::HAS_FLAGS | transmission_flag::SEND_FLUSH,

@@ -213,13 +213,15 @@ impl Link {
     /// Reads the samples before anything else, to see that it is the same export.
     fn begin_comparing(&self) {
         let mut requests = self.requests.borrow_mut();
+        // A sample is several requests where the server takes less than a page at a time.
+        let others = requests.unsent();
         let mut count = 0;
         for (number, offset) in self.remote.samples.untouched() {
             let op = DeviceOp::Read { offset, buf: IoBuf::for_overwrite(PAGE as usize) };
             count +=
                 usize::from(requests.start(op, self.remote.abilities, To::Sample(number)).is_ok());
         }
-        requests.samples_first(count);
+        requests.samples_first(others);
         self.comparing.set(count);
     }
 
