@@ -260,6 +260,17 @@ pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) 
     WriteDownTask { tier, lower, lane, oldest, failures, rate }.run().await;
 }
 
+/// One round over what is deferred.
+#[derive(Clone, Copy)]
+struct Pass {
+    /// How writes were deferred when it began.
+    how: Deferral,
+    depth: usize,
+    spread: Duration,
+    urgent: bool,
+    idle: bool,
+}
+
 struct WriteDownTask {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
@@ -294,7 +305,7 @@ impl WriteDownTask {
                     Ok(())
                 }
                 Next::Write { depth, spread, urgent, idle } => {
-                    self.write(depth, spread, urgent, idle).await
+                    self.write(Pass { how, depth, spread, urgent, idle }).await
                 }
             };
             if result.is_err() {
@@ -337,13 +348,8 @@ impl WriteDownTask {
     }
 
     /// Writes down what is deferred now, in the order of its place.
-    async fn write(
-        &self,
-        depth: usize,
-        spread: Duration,
-        urgent: bool,
-        idle: bool,
-    ) -> Result<(), IoError> {
+    async fn write(&self, pass: Pass) -> Result<(), IoError> {
+        let Pass { depth, spread, urgent, .. } = pass;
         let load = self.tier.load();
         let fill = if urgent { load.fill - 0.1 } else { 0.0 };
         let regions = self.tier.regions(fill);
@@ -352,7 +358,7 @@ impl WriteDownTask {
         let mut numbers = regions.into_iter().map(|(number, _)| number);
         let mut near = Region(0);
         let wanted = std::iter::from_fn(|| {
-            if !self.goes_on(urgent.then_some(depth), idle) {
+            if !self.goes_on(&pass) {
                 return None;
             }
             // A full shard stops its writers, and sooner or later all of them: they come first.
@@ -362,8 +368,8 @@ impl WriteDownTask {
         });
         let one = |number| async move {
             if !each_takes.is_zero() {
-                self.pause(each_takes).await;
-                if !self.goes_on(urgent.then_some(depth), idle) {
+                self.pause(each_takes, &pass).await;
+                if !self.goes_on(&pass) {
                     return Ok(());
                 }
             }
@@ -383,28 +389,32 @@ impl WriteDownTask {
     }
 
     /// Waits, unless there is something more urgent to do.
-    async fn pause(&self, time: Duration) {
+    async fn pause(&self, time: Duration, pass: &Pass) {
         let own = &self.tier.deferring;
         let until: Nanos = self.lane.now() + time;
-        while self.lane.now() < until && self.goes_on(None, false) {
+        loop {
+            // Before the decision, so that no change is missed.
             let work = own.work.listen();
             own.expect_first();
+            if self.lane.now() >= until || !self.goes_on(pass) {
+                return;
+            }
             either(self.lane.sleep_until(until), work).await;
         }
     }
 
-    /// Returns whether a pass that was started so is still wanted. `urgent`: it is an early one, of
-    /// this depth, which gives way to a much deeper one.
-    fn goes_on(&self, urgent: Option<usize>, idle: bool) -> bool {
+    /// Returns whether a pass is still wanted. An urgent one gives way to a much deeper one, and any to
+    /// another way to defer writes, which may have a much shorter age limit.
+    fn goes_on(&self, pass: &Pass) -> bool {
         let own = &self.tier.deferring;
-        if own.is_closed() {
+        if own.is_closed() || self.tier.deferral().unwrap_or(LEFT) != pass.how {
             return false;
         }
         let (fill, waiting) = (self.tier.load().fill, own.has_waiting());
-        let scarce = schedule::is_scarce(fill, waiting, urgent.is_some());
-        if let Some(depth) = urgent {
-            return scarce && !schedule::is_overtaken(depth, fill, waiting);
+        let scarce = schedule::is_scarce(fill, waiting, pass.urgent);
+        if pass.urgent {
+            return scarce && !schedule::is_overtaken(pass.depth, fill, waiting);
         }
-        !scarce && (!idle || schedule::is_idle(own.last_use(), self.lane.now()))
+        !scarce && (!pass.idle || schedule::is_idle(own.last_use(), self.lane.now()))
     }
 }

@@ -150,6 +150,21 @@ fn data_that_arrives_all_the_time_is_not_late_either() {
 }
 
 #[test]
+fn another_age_limit_holds_at_once() {
+    let long = Deferral { within: 1000 * SECOND, mode: WriteDown::Average, ..INFINITE };
+    for how in [Some(INTERVAL), Some(Deferral { within: 10 * SECOND, ..long }), None] {
+        let bench = Bench::new(1 << 20, 4096, long);
+        bench.keep();
+        assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
+        bench.run();
+        bench.tier.defer_writes(how);
+        (0..2).for_each(|_| bench.pass(INTERVAL.within / 2));
+        assert_eq!(bench.below(0..8), [5; 8], "{how:?}");
+        assert_eq!(bench.tier.counts().late_write_downs, 0, "{how:?}");
+    }
+}
+
+#[test]
 fn without_an_age_limit_data_waits_for_a_flush() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     bench.keep();
