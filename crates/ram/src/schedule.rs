@@ -49,7 +49,7 @@ pub(crate) enum Next {
     Write {
         /// Regions in flight.
         depth: usize,
-        /// The time from one region to the next, if they are not written as fast as possible.
+        /// The time over which the regions are spread, if they are not written as fast as possible.
         spread: Duration,
         /// Only until there is enough space again.
         urgent: bool,
@@ -101,9 +101,12 @@ pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
             }
             wait(due.min(idle.max(it.now)))
         }
+        WriteDown::Average if due <= it.now => ALL,
         WriteDown::Average => {
-            // Data that arrives right behind this sweep is reached by the next one, in time.
-            Next::Write { depth: 1, spread: how.within / 2, urgent: false, idle: false }
+            // Data that arrives right behind this sweep is reached by the next one, in time, and there
+            // is enough time left to write it.
+            let spread = (how.within.saturating_sub(lead) / 2).min(due.since(it.now));
+            Next::Write { depth: 1, spread, urgent: false, idle: false }
         }
     }
 }
@@ -148,9 +151,23 @@ mod tests {
         assert_eq!(next(&interval, &unknown), Next::WaitUntil(Nanos(4 * SECOND)));
         assert_eq!(next(&how(WriteDown::Buffer), &at(0)), ALL);
         assert_eq!(next(&how(WriteDown::Infinite), &at(1000)), Next::Wait);
-        let spread = Duration::from_secs(4);
-        let sweep = Next::Write { depth: 1, spread, urgent: false, idle: false };
-        assert_eq!(next(&how(WriteDown::Average), &at(0)), sweep);
+    }
+
+    #[test]
+    fn equal_parts_leave_time_to_write_them() {
+        let average = how(WriteDown::Average);
+        let sweep = |millis| {
+            let spread = Duration::from_millis(millis);
+            Next::Write { depth: 1, spread, urgent: false, idle: false }
+        };
+        assert_eq!(next(&average, &at(0)), sweep(3500));
+        let much = Situation { bytes: 2_000_000_000, ..at(1) };
+        assert_eq!(next(&average, &much), sweep(2500), "3 s of 8 to write them");
+        let unknown = Situation { rate: 0.0, ..at(0) };
+        assert_eq!(next(&average, &unknown), sweep(2000));
+        // As after a failure: the rest of the time, and then at once.
+        assert_eq!(next(&average, &at(6)), sweep(1000));
+        assert_eq!(next(&average, &at(7)), ALL);
     }
 
     #[test]

@@ -353,8 +353,15 @@ impl WriteDownTask {
         let load = self.tier.load();
         let fill = if urgent { load.fill - 0.1 } else { 0.0 };
         let regions = self.tier.regions(fill);
-        let each_takes = spread.checked_div(regions.len() as u32).unwrap_or_default();
+        let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let (started, before) = (self.lane.now(), self.tier.counts().written_down_bytes);
+        // When each region has its turn, however long those before it take.
+        let turns = Cell::new(0u32);
+        let turn = || {
+            turns.set(turns.get().saturating_add(1));
+            started + spread.saturating_mul(turns.get()).checked_div(count).unwrap_or_default()
+        };
+        let paused = Cell::new(Duration::ZERO);
         let mut numbers = regions.into_iter().map(|(number, _)| number);
         let mut near = Region(0);
         let wanted = std::iter::from_fn(|| {
@@ -366,9 +373,12 @@ impl WriteDownTask {
             near = awaited.or_else(|| numbers.next())?;
             Some(near)
         });
+        let (turn, paused) = (&turn, &paused);
         let one = |number| async move {
-            if !each_takes.is_zero() {
-                self.pause(each_takes, &pass).await;
+            if !spread.is_zero() {
+                let begun = self.lane.now();
+                self.pause(turn(), &pass).await;
+                paused.set(paused.get() + self.lane.now().since(begun));
                 if !self.goes_on(&pass) {
                     return Ok(());
                 }
@@ -381,17 +391,17 @@ impl WriteDownTask {
             yield_now().await;
         }
         let written = self.tier.counts().written_down_bytes - before;
-        let took = self.lane.now().since(started).as_secs_f64();
-        if spread.is_zero() && written > 0 && took > 0.0 {
+        // Pauses are those of one worker: a pass with pauses has no other.
+        let took = self.lane.now().since(started).saturating_sub(paused.get()).as_secs_f64();
+        if written > 0 && took > 0.0 {
             self.rate.set(written as f64 / took);
         }
         result
     }
 
-    /// Waits, unless there is something more urgent to do.
-    async fn pause(&self, time: Duration, pass: &Pass) {
+    /// Waits until then, unless there is something more urgent to do.
+    async fn pause(&self, until: Nanos, pass: &Pass) {
         let own = &self.tier.deferring;
-        let until: Nanos = self.lane.now() + time;
         loop {
             // Before the decision, so that no change is missed.
             let work = own.work.listen();

@@ -150,6 +150,30 @@ fn data_that_arrives_all_the_time_is_not_late_either() {
 }
 
 #[test]
+fn data_that_arrives_all_the_time_at_a_slow_disk_is_not_late_either() {
+    for (mode, each) in [WriteDown::Interval, WriteDown::Average]
+        .into_iter()
+        .flat_map(|mode| [1, 2, 4, 8].map(|each| (mode, each)))
+    {
+        let bench = Bench::new(8 << 20, 4096, Deferral { mode, ..INTERVAL });
+        bench.keep();
+        for step in 0..10_000 {
+            if step % each == 0 {
+                let block = u64::from(step / each) * 37 % 1000;
+                assert_eq!(bench.result(bench.submit(write(block * 8, 8, step + 1))), Some(Ok(())));
+            }
+            // The disk takes 20 ms for a request, and the data of a region is scattered.
+            bench.clock.pass(SECOND / 100);
+            bench.run();
+            bench.disk.progress(|_| 0);
+        }
+        let counts = bench.tier.counts();
+        assert_eq!(counts.late_write_downs, 0, "{mode}, a write each {each} steps");
+        assert!(counts.write_downs > 200, "{mode}, a write each {each} steps");
+    }
+}
+
+#[test]
 fn another_age_limit_holds_at_once() {
     let long = Deferral { within: 1000 * SECOND, mode: WriteDown::Average, ..INFINITE };
     for how in [Some(INTERVAL), Some(Deferral { within: 10 * SECOND, ..long }), None] {
