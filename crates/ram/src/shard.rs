@@ -255,7 +255,7 @@ impl Shard {
                 if !planted::has(PlantedBug::OldCopyServed) {
                     own.valid &= !range;
                 }
-                self.begin_writing(block, &mut own, superseded);
+                self.begin_superseding(block, &mut own, superseded);
                 self.contents.set_sectors(frame, own);
             }
             let first = blocks.map_or(block, |blocks| *blocks.start());

@@ -413,12 +413,11 @@ impl Tier {
             let pieces = self.pieces(range.start, range.end - range.start);
             let replaced = self.shard_of(region).end_write(pieces, &mut tokens, done, data);
             if replaced {
+                if !done {
+                    self.note_restored();
+                }
                 self.note_change(region);
             }
-        }
-        if !done {
-            // Data that it would have replaced is dirty again.
-            self.wake_task();
         }
     }
 
@@ -428,9 +427,9 @@ impl Tier {
             let pieces = self.pieces(range.start, range.end - range.start);
             let replaced = self.shard_of(region).cancel_write(pieces);
             if replaced {
+                self.note_restored();
                 self.note_change(region);
             }
         }
-        self.wake_task();
     }
 }

@@ -256,8 +256,8 @@ pub(crate) async fn range(
 /// Keeps the age limit of deferred data, and makes space. Each tier that defers writes needs one, on
 /// one lane; `lower` is the lower tier there. Ends when the tier is closed.
 pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) {
-    let (oldest, failures, rate) = Default::default();
-    WriteDownTask { tier, lower, lane, oldest, failures, rate }.run().await;
+    let (oldest, restored, rate) = Default::default();
+    WriteDownTask { tier, lower, lane, oldest, restored, rate }.run().await;
 }
 
 /// One round over what is deferred.
@@ -275,10 +275,10 @@ struct WriteDownTask {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
-    /// No deferred data is older, unless a write-down has failed since; `None`: not known.
+    /// No deferred data is older, unless some became dirty again since; `None`: not known.
     oldest: Cell<Option<Nanos>>,
-    /// Write-downs that had failed then.
-    failures: Cell<u64>,
+    /// How often data had become dirty again then.
+    restored: Cell<u64>,
     /// Bytes per second that were last written down.
     rate: Cell<f64>,
 }
@@ -329,8 +329,8 @@ impl WriteDownTask {
     /// so that not all regions have to be looked at each time.
     fn situation(&self, exact: bool) -> Situation {
         let (own, load) = (&self.tier.deferring, self.tier.load());
-        let failures = own.failures();
-        let known = !exact && self.failures.replace(failures) == failures;
+        let restored = own.restored();
+        let known = !exact && self.restored.replace(restored) == restored;
         if load.bytes == 0 {
             self.oldest.set(None);
         } else if !known || self.oldest.get().is_none() {

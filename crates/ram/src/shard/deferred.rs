@@ -29,6 +29,10 @@ struct Pinned {
     dirty: u32,
     /// When the oldest of its dirty data was acknowledged.
     since: Nanos,
+    /// Requests that replace blocks of its data in the lower tier: one for each block.
+    superseding: u32,
+    /// When the oldest of the data that they replace was acknowledged.
+    superseded: Nanos,
     /// A write-down is in flight.
     busy: bool,
 }
@@ -357,12 +361,7 @@ impl Shard {
     }
 
     /// Marks dirty sectors of a block as being written.
-    pub(super) fn begin_writing(
-        &mut self,
-        block: RamBlockNumber,
-        own: &mut Sectors,
-        sectors: u128,
-    ) {
+    fn begin_writing(&mut self, block: RamBlockNumber, own: &mut Sectors, sectors: u128) {
         if sectors == 0 {
             return;
         }
@@ -375,6 +374,25 @@ impl Shard {
         {
             region.dirty -= 1;
         }
+    }
+
+    /// Marks dirty sectors of a block as being replaced in the lower tier.
+    pub(super) fn begin_superseding(
+        &mut self,
+        block: RamBlockNumber,
+        own: &mut Sectors,
+        sectors: u128,
+    ) {
+        let number = self.block.region_of(block);
+        if sectors != 0
+            && let Some(region) = self.deferred.regions.get_mut(&number)
+        {
+            let others = region.superseding > 0;
+            region.superseded =
+                if others { region.superseded.min(region.since) } else { region.since };
+            region.superseding += 1;
+        }
+        self.begin_writing(block, own, sectors);
     }
 
     /// Returns somebody who asks for deferred data now.
@@ -519,6 +537,13 @@ impl Shard {
         let superseded = own.writing & bits(sectors);
         if superseded == 0 {
             return false;
+        }
+        if let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block)) {
+            region.superseding = region.superseding.saturating_sub(1);
+            if !done {
+                // It is as old as before, whatever was written to the region meanwhile.
+                region.since = region.since.min(region.superseded);
+            }
         }
         if done {
             self.counts.superseded += u64::from(superseded.count_ones());

@@ -47,6 +47,8 @@ pub(crate) struct Deferring {
     requests: AtomicU64,
     late: AtomicU64,
     failed: AtomicU64,
+    /// How often data became dirty again, which may be older than all that was dirty.
+    restored: AtomicU64,
     /// Writes that have waited for space; each has a turn of its own.
     waits: AtomicU64,
 }
@@ -159,9 +161,9 @@ impl Deferring {
         Nanos(self.used.load(Ordering::Relaxed))
     }
 
-    /// Returns how many requests of write-downs have failed.
-    pub(crate) fn failures(&self) -> u64 {
-        self.failed.load(Ordering::Relaxed)
+    /// Returns how often data became dirty again.
+    pub(crate) fn restored(&self) -> u64 {
+        self.restored.load(Ordering::SeqCst)
     }
 
     pub(super) fn add_to(&self, sum: &mut TierCounts) {
@@ -334,6 +336,12 @@ impl Tier {
         }
     }
 
+    /// Notes that data is dirty again that was on its way, or that a request was to replace.
+    pub(super) fn note_restored(&self) {
+        self.deferring.restored.fetch_add(1, Ordering::SeqCst);
+        self.wake_task();
+    }
+
     /// Returns whether RAM has data of this range that the lower tier lacks.
     pub(crate) fn is_pinned(&self, offset: u64, len: u64) -> bool {
         self.deferring.ever()
@@ -418,7 +426,7 @@ impl Tier {
             add(&own.late, if late { requests } else { 0 });
         } else {
             add(&own.failed, requests);
-            self.wake_task();
+            self.note_restored();
         }
         self.note_change(taken.region);
     }

@@ -64,6 +64,35 @@ fn the_age_limit_holds_again_after_a_request_failed_to_replace_the_data() {
 }
 
 #[test]
+fn data_that_was_not_replaced_is_as_old_as_before_beside_newer_data_of_its_region() {
+    let bench = Bench::new(1 << 20, 4096, INTERVAL);
+    bench.keep();
+    // Now the task knows that the disk is fast, and waits until shortly before the limit.
+    assert_eq!(bench.result(bench.submit(write(0, 8, 4))), Some(Ok(())));
+    bench.clock.pass(INTERVAL.within / 2);
+    bench.run();
+    bench.pass(SECOND / 1000);
+    assert_eq!(bench.below(0..8), [4; 8]);
+
+    assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
+    bench.pass(4 * SECOND);
+    bench.disk.fails.set(100);
+    let zeroes = bench.submit(request(Op::WriteZeroes, 0, 512 * SECTOR, None));
+    // The task finds nothing that is deferred.
+    bench.tier.deferring.work.notify_all();
+    bench.clock.pass(SECOND);
+    bench.run();
+    assert_eq!(bench.result(bench.submit(write(1024, 8, 6))), Some(Ok(())));
+    bench.clock.pass(SECOND);
+    assert!(bench.disk.progress(|_| 0), "it takes effect in part");
+    bench.disk.repair();
+    bench.settle();
+    assert_eq!(bench.result(zeroes), Some(Err(IoError::Io)));
+    (0..4).for_each(|_| bench.pass(SECOND));
+    assert_eq!(bench.below(0..8), [5; 8]);
+}
+
+#[test]
 fn data_that_could_not_be_written_down_in_time_counts_as_late() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
