@@ -51,11 +51,16 @@ pub async fn prefetch(
         let (own, reading, done) = (&own, &reading, &done);
         let (bytes, failed, in_flight, progress) = (&bytes, &failed, &in_flight, &progress);
         async move {
-            let until = lane.now() + GIVES_WAY;
-            while in_flight() > own.get() && lane.now() < until {
-                lane.sleep(LOOK).await;
+            let mut wanted = missing(tier, &range, reading.get());
+            if wanted.is_some() {
+                let until = lane.now() + GIVES_WAY;
+                while in_flight() > own.get() && lane.now() < until {
+                    lane.sleep(LOOK).await;
+                }
+                // A client may have read it meanwhile.
+                wanted = missing(tier, &range, reading.get());
             }
-            if let Some(wanted) = missing(tier, &range, reading.get()) {
+            if let Some(wanted) = wanted {
                 let len = wanted.end - wanted.start;
                 own.set(own.get() + 1);
                 reading.set(reading.get() + len);

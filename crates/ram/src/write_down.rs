@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -130,7 +131,8 @@ impl Drop for InFlight<'_> {
 }
 
 /// Calls `work` for each item, for at most `depth` at a time, until there is no other, or the lower
-/// tier takes no requests any more.
+/// tier takes no requests any more. Other tasks of the lane have their turn even if no item waits for
+/// anything.
 ///
 /// # Errors
 /// The first failure. The others had their turn, so that data which can be written is.
@@ -144,7 +146,17 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
         while result.get() != Err(IoError::ShuttingDown) {
             let next = items.borrow_mut().next();
             let Some(item) = next else { break };
-            if let Err(error) = work(item).await
+            let (mut one, mut waited) = (pin!(work(item)), false);
+            let ended = poll_fn(|context| {
+                let polled = one.as_mut().poll(context);
+                waited |= polled.is_pending();
+                polled
+            })
+            .await;
+            if !waited {
+                yield_now().await;
+            }
+            if let Err(error) = ended
                 && (result.get().is_ok() || error == IoError::ShuttingDown)
             {
                 result.set(Err(error));

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use forebay_lane::yield_now;
+
 use super::bench::{Bench, INFINITE, write};
 use super::*;
 use crate::prefetch::{Prefetched, prefetch};
@@ -24,18 +26,22 @@ impl Running {
         bench.tier.defer_writes(None);
         let (ended, progress, busy) =
             (Rc::new(Cell::new(None)), Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
-        let (tier, lane) = (bench.tier.clone(), bench.lane.clone());
-        let volume: Rc<dyn BlockService> = bench.volume.clone();
-        let (end, done, others, ranges) =
-            (ended.clone(), progress.clone(), busy.clone(), ranges.to_vec());
-        bench.lane.spawn(async move {
+        let running = Running { bench, ended, progress, busy };
+        running.begin(ranges.to_vec());
+        running
+    }
+
+    fn begin(&self, ranges: Vec<Range<u64>>) {
+        let (tier, lane) = (self.bench.tier.clone(), self.bench.lane.clone());
+        let volume: Rc<dyn BlockService> = self.bench.volume.clone();
+        let (end, done, others) = (self.ended.clone(), self.progress.clone(), self.busy.clone());
+        self.bench.lane.spawn(async move {
             let in_flight = || others.get();
             let told = |bytes| done.set(bytes);
             end.set(Some(
                 prefetch(&tier, &volume, &lane, ranges.into_iter(), in_flight, told).await,
             ));
         });
-        Running { bench, ended, progress, busy }
     }
 
     fn settle(&self) {
@@ -93,6 +99,28 @@ fn what_is_cached_is_not_read_and_nothing_is_evicted() {
     assert_eq!(bench.tier.counts().evictions, 0);
     assert_eq!(bench.tier.cached_blocks()[0], 0, "what was there before is still there");
     assert_eq!(bench.tier.cached_blocks().len(), 256);
+}
+
+#[test]
+fn what_is_cached_takes_no_time_of_clients_and_other_tasks_have_their_turns() {
+    let running = Running::new(8 * MIB, std::slice::from_ref(&(0..4 * MIB)));
+    running.settle();
+    assert!(running.ended.take().is_some(), "all of it is cached");
+    running.progress.set(0);
+    running.busy.set(1);
+    running.begin(vec![0..4 * MIB; 100]);
+    let turns = Rc::new(Cell::new(0));
+    let (own, progress) = (turns.clone(), running.progress.clone());
+    running.bench.lane.spawn(async move {
+        while progress.get() < 400 * MIB && own.get() < 10_000 {
+            own.set(own.get() + 1);
+            yield_now().await;
+        }
+    });
+    // No time passes, so it has nothing to give way for.
+    running.bench.run();
+    assert_eq!(running.ended.take(), Some(Prefetched::default()));
+    assert!(turns.get() >= 100, "{} turns beside 400 regions", turns.get());
 }
 
 #[test]
