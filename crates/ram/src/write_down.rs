@@ -366,14 +366,16 @@ impl WriteDownTask {
         let fill = if urgent { load.fill - 0.1 } else { 0.0 };
         let regions = self.tier.regions(fill);
         let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
-        let (started, before) = (self.lane.now(), self.tier.counts().written_down_bytes);
+        let so_far = || (self.lane.now(), self.tier.deferring.written_down());
+        let (started, before) = so_far();
         // When each region has its turn, however long those before it take.
         let turns = Cell::new(0u32);
         let turn = || {
             turns.set(turns.get().saturating_add(1));
             started + spread.saturating_mul(turns.get()).checked_div(count).unwrap_or_default()
         };
-        let paused = Cell::new(Duration::ZERO);
+        // The time of all pauses, and the bytes that others, as a flush, wrote down in them.
+        let paused = Cell::new((Duration::ZERO, 0));
         let mut numbers = regions.into_iter().map(|(number, _)| number);
         let mut near = Region(0);
         let wanted = std::iter::from_fn(|| {
@@ -385,12 +387,13 @@ impl WriteDownTask {
             near = awaited.or_else(|| numbers.next())?;
             Some(near)
         });
-        let (turn, paused) = (&turn, &paused);
+        let (turn, paused, so_far) = (&turn, &paused, &so_far);
         let one = |number| async move {
             if !spread.is_zero() {
-                let begun = self.lane.now();
+                let (begun, before) = so_far();
                 self.pause(turn(), &pass).await;
-                paused.set(paused.get() + self.lane.now().since(begun));
+                let ((ended, after), (time, bytes)) = (so_far(), paused.get());
+                paused.set((time + ended.since(begun), bytes + (after - before)));
                 if !self.goes_on(&pass) {
                     return Ok(());
                 }
@@ -402,9 +405,10 @@ impl WriteDownTask {
             // Those who wait may need no more than their turn.
             yield_now().await;
         }
-        let written = self.tier.counts().written_down_bytes - before;
         // Pauses are those of one worker: a pass with pauses has no other.
-        let took = self.lane.now().since(started).saturating_sub(paused.get()).as_secs_f64();
+        let ((ended, after), (time, bytes)) = (so_far(), paused.get());
+        let written = after - before - bytes;
+        let took = ended.since(started).saturating_sub(time).as_secs_f64();
         if written > 0 && took > 0.0 {
             self.rate.set(written as f64 / took);
         }

@@ -161,6 +161,11 @@ impl Deferring {
         Nanos(self.used.load(Ordering::Relaxed))
     }
 
+    /// Returns the bytes that were written down.
+    pub(crate) fn written_down(&self) -> u64 {
+        self.written_down.load(Ordering::Relaxed)
+    }
+
     /// Returns how often data became dirty again.
     pub(crate) fn restored(&self) -> u64 {
         self.restored.load(Ordering::SeqCst)
