@@ -106,14 +106,14 @@ impl RamTiers {
     /// Removes the tier of a volume that is no longer served. A client that is still connected gets
     /// nothing from it any more.
     pub(super) fn remove(&self, name: &str) {
-        let mut all = self.lock();
-        all.retain(|known, own| {
-            let stays = known.as_str() != name;
-            if !stays {
-                own.tier.close();
-            }
-            stays
-        });
+        let removed: Vec<_> = {
+            let mut all = self.lock();
+            all.extract_if(.., |known, _| known.as_str() == name).collect()
+        };
+        // To unmap a large tier takes a while, and lanes look into the map when a client connects.
+        for (_, own) in removed {
+            own.tier.close();
+        }
     }
 }
 
