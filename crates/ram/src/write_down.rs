@@ -1,6 +1,7 @@
 //! Writes deferred data down to the lower tier.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::pin::pin;
@@ -31,6 +32,12 @@ const FLUSH_DEPTH: usize = 8;
 pub fn memory(bytes: u64) -> u64 {
     bytes.min(MOST_ON_THEIR_WAY as u64 * REGION_BYTES)
 }
+
+/// Time without an answer after which a region's write-down has stalled.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// Regions that have stalled of which no pass waits for the end, so that others have their turn.
+const MOST_STALLED: usize = 8;
 
 /// Time until a failed write-down is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -167,7 +174,8 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     result.get()
 }
 
-/// Writes down what is deferred now in blocks of a region that touch `within`.
+/// Writes down what is deferred now in blocks of a region that touch `within`. `answered` is called at
+/// each answer of the lower tier.
 ///
 /// # Errors
 /// The lower tier did not take all of it; it is still deferred.
@@ -177,6 +185,7 @@ async fn region(
     region: Region,
     within: &Range<u64>,
     urgent: bool,
+    answered: &impl Fn(),
 ) -> Result<(), IoError> {
     let mut taker = tier.taker(region);
     loop {
@@ -194,7 +203,11 @@ async fn region(
         let (partly, losses) = (taken.partly, lower.losses());
         let runs = std::mem::take(&mut taken.runs);
         let mut in_flight = InFlight { tier, taken, urgent, done: false };
-        let send = |(offset, data)| async move { ask(lower, write(offset, data)).await.result };
+        let send = |(offset, data)| async move {
+            let completion = ask(lower, write(offset, data)).await;
+            answered();
+            completion.result
+        };
         let result = each(REGION_DEPTH.min(runs.len()), runs.into_iter(), send).await;
         // A failed sync may have lost some of it already; RAM still has it.
         let lost = lower.losses() != losses;
@@ -217,7 +230,8 @@ pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoErro
         regions.retain(|(_, since)| since.is_some());
     }
     let depth = FLUSH_DEPTH.min(regions.len());
-    each(depth, regions.into_iter(), |(number, _)| region(tier, lower, number, &ALL, false)).await
+    let one = |(number, _)| region(tier, lower, number, &ALL, false, &|| ());
+    each(depth, regions.into_iter(), one).await
 }
 
 /// As [`all`], in a task of its own on `lane`, so that the caller may stop waiting: a write-down that
@@ -230,23 +244,29 @@ pub async fn all_in_background(
     lower: &Rc<dyn BlockService>,
     lane: &Rc<Lane>,
 ) -> Result<(), IoError> {
-    #[derive(Default)]
-    struct End {
-        result: Cell<Option<Result<(), IoError>>>,
-        told: Notify,
-    }
     let end = Rc::new(End::default());
     let (own, tier, lower) = (end.clone(), tier.clone(), lower.clone());
-    lane.spawn(async move {
-        own.result.set(Some(all(&tier, &lower).await));
-        own.told.notify_all();
-    });
+    lane.spawn(async move { own.tell(all(&tier, &lower).await) });
     loop {
         let told = end.told.listen();
         if let Some(result) = end.result.get() {
             return result;
         }
         told.await;
+    }
+}
+
+/// The end of a task of its own.
+#[derive(Default)]
+struct End {
+    result: Cell<Option<Result<(), IoError>>>,
+    told: Notify,
+}
+
+impl End {
+    fn tell(&self, result: Result<(), IoError>) {
+        self.result.set(Some(result));
+        self.told.notify_all();
     }
 }
 
@@ -260,7 +280,7 @@ pub(crate) async fn range(
     within: Range<u64>,
 ) -> Result<(), IoError> {
     for (number, _) in in_regions(within.clone()) {
-        region(tier, lower, number, &within, false).await?;
+        region(tier, lower, number, &within, false, &|| ()).await?;
     }
     Ok(())
 }
@@ -269,12 +289,16 @@ pub(crate) async fn range(
 /// one lane; `lower` is the lower tier there. Ends when the tier is closed.
 pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) {
     let (oldest, restored, rate) = Default::default();
-    WriteDownTask { tier, lower, lane, oldest, restored, rate }.run().await;
+    let (under_way, passes) = Default::default();
+    let task = WriteDownTask { tier, lower, lane, oldest, restored, rate, under_way, passes };
+    Rc::new(task).run().await;
 }
 
 /// One round over what is deferred.
 #[derive(Clone, Copy)]
 struct Pass {
+    /// Only the newest begins anything.
+    number: u64,
     /// How writes were deferred when it began.
     how: Deferral,
     depth: usize,
@@ -293,10 +317,14 @@ struct WriteDownTask {
     restored: Cell<u64>,
     /// Bytes per second that were last written down.
     rate: Cell<f64>,
+    /// Regions that a pass is writing down: which pass, and when it began or had the last answer.
+    under_way: RefCell<BTreeMap<Region, (u64, Nanos)>>,
+    /// Passes that have begun.
+    passes: Cell<u64>,
 }
 
 impl WriteDownTask {
-    async fn run(&self) {
+    async fn run(self: &Rc<Self>) {
         let own = &self.tier.deferring;
         while !own.is_closed() {
             let work = own.work.listen();
@@ -308,6 +336,11 @@ impl WriteDownTask {
                 next = schedule::next(&how, &self.situation(true));
             }
             let result = match next {
+                Next::Wait if !self.under_way.borrow().is_empty() => {
+                    // Beside data that waits for a stalled region, more does not notify anybody.
+                    either(self.lane.sleep(RETRY), work).await;
+                    Ok(())
+                }
                 Next::Wait => {
                     work.await;
                     Ok(())
@@ -317,7 +350,9 @@ impl WriteDownTask {
                     Ok(())
                 }
                 Next::Write { depth, spread, urgent, idle } => {
-                    self.write(Pass { how, depth, spread, urgent, idle }).await
+                    let number = self.passes.get() + 1;
+                    self.passes.set(number);
+                    self.begin(Pass { number, how, depth, spread, urgent, idle }).await
                 }
             };
             if result.is_err() {
@@ -343,14 +378,17 @@ impl WriteDownTask {
         let (own, load) = (&self.tier.deferring, self.tier.load());
         let restored = own.restored();
         let known = !exact && self.restored.replace(restored) == restored;
-        if load.bytes == 0 {
+        let stalled = !self.under_way.borrow().is_empty();
+        if load.bytes == 0 || stalled {
             self.oldest.set(None);
         } else if !known || self.oldest.get().is_none() {
             self.oldest.set(self.tier.oldest());
         }
+        // What has to wait for a region that has stalled is no reason for a pass.
+        let apart = || self.regions(0.0).into_iter().filter_map(|(_, since)| since).min();
         Situation {
             now: self.lane.now(),
-            oldest: self.oldest.get(),
+            oldest: if stalled { apart() } else { self.oldest.get() },
             bytes: load.bytes,
             fill: load.fill,
             waiting: own.has_waiting(),
@@ -359,12 +397,55 @@ impl WriteDownTask {
         }
     }
 
+    /// Runs a pass in a task of its own, and waits until it has ended, or all regions that it is writing
+    /// down have stalled. It goes on then: write-downs of the same data must not overlap.
+    async fn begin(self: &Rc<Self>, pass: Pass) -> Result<(), IoError> {
+        let end = Rc::new(End::default());
+        let (own, task) = (end.clone(), self.clone());
+        self.lane.spawn(async move {
+            own.tell(task.write(pass).await);
+            // Newer data of a region that had stalled may be due.
+            task.tier.deferring.work.notify_all();
+        });
+        loop {
+            let told = end.told.listen();
+            if let Some(result) = end.result.get() {
+                return result;
+            }
+            if self.has_stalled(&pass) {
+                return Ok(());
+            }
+            either(self.lane.sleep(STALLED), told).await;
+        }
+    }
+
+    fn has_stalled(&self, pass: &Pass) -> bool {
+        let (under_way, now) = (self.under_way.borrow(), self.lane.now());
+        let mut own = under_way.values().filter(|(of, _)| *of == pass.number).peekable();
+        // Where the device is merely slow, more and more would be under way.
+        under_way.len() <= MOST_STALLED
+            && own.peek().is_some()
+            && own.all(|(_, since)| *since + STALLED <= now)
+    }
+
+    /// Returns the regions that a new pass can write down, as [`Tier::regions`] does.
+    fn regions(&self, fill: f64) -> Vec<(Region, Option<Nanos>)> {
+        let mut regions = self.tier.regions(fill);
+        let under_way = self.under_way.borrow();
+        regions.retain(|(number, _)| !under_way.contains_key(number));
+        regions
+    }
+
     /// Writes down what is deferred now, in the order of its place.
     async fn write(&self, pass: Pass) -> Result<(), IoError> {
         let Pass { depth, spread, urgent, .. } = pass;
         let load = self.tier.load();
         let fill = if urgent { load.fill - 0.1 } else { 0.0 };
-        let regions = self.tier.regions(fill);
+        let regions = self.regions(fill);
+        if regions.is_empty() && !self.under_way.borrow().is_empty() {
+            // All that it is for has stalled; later there may be more.
+            return Err(IoError::Io);
+        }
         let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let so_far = || (self.lane.now(), self.tier.deferring.written_down());
         let (started, before) = so_far();
@@ -384,6 +465,7 @@ impl WriteDownTask {
             }
             // A full shard stops its writers, and sooner or later all of them: they come first.
             let awaited = urgent.then(|| self.tier.awaited(near)).flatten();
+            let awaited = awaited.filter(|number| !self.under_way.borrow().contains_key(number));
             near = awaited.or_else(|| numbers.next())?;
             Some(near)
         });
@@ -398,7 +480,13 @@ impl WriteDownTask {
                     return Ok(());
                 }
             }
-            region(&self.tier, &self.lower, number, &ALL, urgent).await
+            let answered = || {
+                self.under_way.borrow_mut().insert(number, (pass.number, self.lane.now()));
+            };
+            answered();
+            let result = region(&self.tier, &self.lower, number, &ALL, urgent, &answered).await;
+            self.under_way.borrow_mut().remove(&number);
+            result
         };
         let result = each(depth, wanted, one).await;
         if urgent {
@@ -409,7 +497,7 @@ impl WriteDownTask {
         let ((ended, after), (time, bytes)) = (so_far(), paused.get());
         let written = after - before - bytes;
         let took = ended.since(started).saturating_sub(time).as_secs_f64();
-        if written > 0 && took > 0.0 {
+        if written > 0 && took > 0.0 && self.passes.get() == pass.number {
             self.rate.set(written as f64 / took);
         }
         result
@@ -433,7 +521,10 @@ impl WriteDownTask {
     /// another way to defer writes, which may have a much shorter age limit.
     fn goes_on(&self, pass: &Pass) -> bool {
         let own = &self.tier.deferring;
-        if own.is_closed() || self.tier.deferral().unwrap_or(LEFT) != pass.how {
+        if self.passes.get() != pass.number
+            || own.is_closed()
+            || self.tier.deferral().unwrap_or(LEFT) != pass.how
+        {
             return false;
         }
         let (fill, waiting) = (self.tier.load().fill, own.has_waiting());

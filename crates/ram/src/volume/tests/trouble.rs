@@ -93,6 +93,46 @@ fn data_that_was_not_replaced_is_as_old_as_before_beside_newer_data_of_its_regio
 }
 
 #[test]
+fn a_request_that_does_not_end_holds_back_no_other_region() {
+    for mode in [WriteDown::Interval, WriteDown::Average, WriteDown::Buffer] {
+        let bench = Bench::new(8 << 20, 4096, Deferral { mode, ..INTERVAL });
+        bench.keep();
+        let second = |lost: usize| {
+            for _ in 0..100 {
+                bench.clock.pass(SECOND / 100);
+                bench.run();
+                // The oldest requests have no answer.
+                while bench.disk.waiting() > lost {
+                    bench.disk.progress(|_| lost);
+                    bench.run();
+                }
+            }
+        };
+        assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
+        (0..25).for_each(|_| second(1));
+        assert_eq!(bench.disk.waiting(), 1, "{mode}");
+        // Newer data of its region has to wait for it, and there is no pass for that alone.
+        assert_eq!(bench.result(bench.submit(write(8, 8, 6))), Some(Ok(())));
+        (0..20).for_each(|_| second(1));
+        for step in 1..100u32 {
+            let region = u64::from(step) % 3 + 1;
+            assert_eq!(bench.result(bench.submit(write(region * 2048, 8, step))), Some(Ok(())));
+            second(1);
+        }
+        (0..10).for_each(|_| second(1));
+        assert_eq!(bench.tier.counts().late_write_downs, 0, "{mode}");
+        assert_eq!(bench.tier.counts().deferred_bytes, 2 * 4096, "{mode}");
+        // It comes back.
+        (0..20).for_each(|_| second(0));
+        assert_eq!((bench.below(0..8), bench.below(8..16)), (vec![5; 8], vec![6; 8]), "{mode}");
+        assert!(!bench.tier.has_deferred(), "{mode}");
+        bench.tier.close();
+        bench.settle();
+        assert_eq!(bench.lane.live_tasks(), 0);
+    }
+}
+
+#[test]
 fn data_that_could_not_be_written_down_in_time_counts_as_late() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
