@@ -38,6 +38,10 @@ impl Store {
         if let Some(queue) = queue {
             self.release(queue.clear());
         }
+        // Room was perhaps made for versions that never came.
+        if self.ordered.room.released() {
+            self.space.notify_all();
+        }
     }
 
     /// Returns whether the volume has a queue, in effect or not.

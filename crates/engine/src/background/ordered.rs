@@ -116,6 +116,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
         closed_at: Nanos(0),
         why: WritebackReason::Drain,
     };
+    let mut all_grouped = false;
     while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
         let settings = volume.volume.settings();
         let result = if !settings.wants_order() {
@@ -127,7 +128,12 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
                 volume.volume.set_ordered(false);
                 return Ending::NotEntered;
             }
+            all_grouped = true;
             Ok(())
+        } else if !all_grouped {
+            let grouped = ordered.group_all().await;
+            all_grouped = grouped.is_ok();
+            grouped
         } else {
             ordered.step(&mut progress).await
         };
@@ -186,6 +192,37 @@ impl Ordered {
         self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
         store.confirm_cut(self.0.volume.id, cut);
         Ok(cut)
+    }
+
+    /// Groups the dirty blocks that are in no group: those that could not be read when theirs was written.
+    /// Nobody remembers them if the volume was stopped since.
+    async fn group_all(&self) -> Result<(), WritebackError> {
+        let (store, volume) = (self.0.store.store(), &self.0.volume);
+        let mut dirty = Vec::new();
+        let index = &store.index;
+        index.visit(|entry| entry.dirty, |address, _| dirty.extend(volume.space.block(address)));
+        self.group(&dirty).await
+    }
+
+    /// Adds those of `blocks` that are dirty and in no group to the first group that the origin receives.
+    async fn group(&self, blocks: &[OriginBlock]) -> Result<(), WritebackError> {
+        let (store, volume) = (self.0.store.store(), &self.0.volume);
+        let stray = |block: &OriginBlock| {
+            let found = store.peek(&volume.space, *block).filter(|found| found.entry.dirty)?;
+            (!store.is_held(volume.id, *block)).then_some((*block, found.entry.slot))
+        };
+        let strays: Vec<_> = blocks.iter().filter_map(stray).collect();
+        if strays.is_empty() {
+            return Ok(());
+        }
+        // Versions in records that are not written yet get into groups of their own with this.
+        self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
+        for (block, slot) in strays {
+            if stray(&block) == Some((block, slot)) {
+                store.add_base(&volume.space, block);
+            }
+        }
+        Ok(())
     }
 
     /// Puts the volume in order: tracks what is written from now on, and schedules the present
@@ -268,9 +305,11 @@ impl Ordered {
         progress.pacer.set_settings(settings.clone());
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
         let entering = !store.is_in_order(volume.id) && settings.writeback_running;
-        for block in volume.bad_to_try() {
-            // The block is in no group any more; add it to the open one.
-            store.add_base(&volume.space, block);
+        let again = volume.bad_to_try();
+        if let Err(error) = self.group(&again).await {
+            // They are tried in the next round.
+            again.into_iter().for_each(|block| volume.add_bad(block));
+            return Err(error);
         }
         let unsettled = store.unsettled(volume.id);
         let held = store.held_versions(volume.id).saturating_sub(unsettled.unwrap_or(0));
@@ -344,10 +383,14 @@ impl Ordered {
         let bytes = (front.versions.len() as u64) << volume.block.shift();
         progress.bucket.take(bytes);
         progress.written += bytes;
-        let Outcome { unreadable, error, .. } =
-            self.write_group(&front.versions, progress.why).await;
-        if let Some(error) = error {
-            return Err(error);
+        let mut unreadable = self.write_group(&front.versions, progress.why).await?;
+        if !unreadable.is_empty() {
+            // Barrier for invariant 28: a device that cannot be read at the moment is not written past. Blocks
+            // that it still cannot read once it takes writes are given up alone.
+            self.0.store.change_volumes(|_, _| Ok(())).await.map_err(WritebackError::NotNoted)?;
+            let is_left = |version: &&(OriginBlock, _)| unreadable.contains(&version.0);
+            let left: Vec<_> = front.versions.iter().filter(is_left).cloned().collect();
+            unreadable = self.write_group(&left, progress.why).await?;
         }
         for (block, version) in &front.versions {
             if unreadable.contains(block) {
@@ -407,12 +450,12 @@ impl Ordered {
         }
     }
 
-    /// Writes versions to the origin in block order, and syncs it.
+    /// Writes versions to the origin in block order, and syncs it. Returns the blocks that cannot be read.
     async fn write_group(
         &self,
         versions: &[(OriginBlock, OrderedVersion)],
         why: WritebackReason,
-    ) -> Outcome {
+    ) -> Result<BTreeSet<OriginBlock>, WritebackError> {
         let settings = self.0.volume.settings();
         let failures = self.0.volume.syncs.failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
@@ -443,7 +486,10 @@ impl Ordered {
                 outcome.error = Some(WritebackError::SyncLost);
             }
         }
-        outcome
+        match outcome.error {
+            Some(error) => Err(error),
+            None => Ok(outcome.unreadable),
+        }
     }
 
     /// Writes runs, many at a time. Those that fail are written again as long as others succeed: an
@@ -504,7 +550,11 @@ impl Ordered {
             let buf = IoBuf::for_overwrite(volume.block.as_usize());
             Copies(&self.0).read_patiently(std::slice::from_ref(pinned), buf).await
         });
-        let reads = join_all(reads).await;
+        let reads = {
+            let mut reads = std::pin::pin!(join_all(reads));
+            // Clients, and whoever stops the volume, wait for this range.
+            self.0.cache.unless_hung(&mut reads).await.ok_or(WritebackError::CacheHung)?
+        };
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
         for (pinned, (payload, failed)) in pinned.iter().zip(reads) {
             if failed.is_empty() {

@@ -41,6 +41,17 @@ impl Bad {
         before.is_none()
     }
 
+    /// Has a block tried without waiting for the next round. Returns whether it was found bad in this one.
+    pub(crate) fn try_soon(&mut self, block: OriginBlock) -> bool {
+        let found = Tried::In(self.round);
+        let Some(tried) = self.blocks.get_mut(&block).filter(|tried| **tried == found) else {
+            return false;
+        };
+        *tried = Tried::In(self.round.wrapping_sub(1));
+        self.tried -= 1;
+        true
+    }
+
     pub(crate) fn remove(&mut self, block: OriginBlock) -> bool {
         let before = self.blocks.remove(&block);
         self.tried -= u64::from(before == Some(Tried::In(self.round)));

@@ -165,3 +165,63 @@ fn sectors_that_a_lost_copy_does_not_hold_come_from_the_origin() {
         assert_eq!(target.volume().dirty_blocks(), BLOCKS as u64 + 1);
     }
 }
+
+/// A group was written without a block that cannot be read at the moment.
+#[test]
+fn a_block_that_its_group_went_without_is_written_when_it_can_be_read() {
+    for (read, stopped) in [(true, false), (false, false), (false, true)] {
+        let mut dirty = dirty(true);
+        dirty.faults.fail_in(OpKind::Read, dirty.place(7));
+        assert_eq!(dirty.drain(), Err(EngineErrorKind::Failed));
+        assert_eq!(dirty.target.volume().dirty_blocks(), 1);
+        dirty.faults.heal();
+        if stopped {
+            // The cache stays open, as for another volume.
+            dirty.world.stop(&dirty.engine, "data").expect("stopped");
+            dirty.target = dirty.world.attach(&dirty.engine, &dirty.origin);
+        }
+        if read {
+            assert_eq!(dirty.read(7), Ok(vec![8; BLOCK]));
+        }
+        assert_eq!(dirty.drain(), Ok(()), "{read} {stopped}");
+        assert_eq!(dirty.target.volume().dirty_blocks(), 0, "{read} {stopped}");
+        assert!(dirty.on_origin() == content(), "{read} {stopped}");
+    }
+}
+
+/// Later groups may still be in RAM.
+#[test]
+fn no_group_is_written_past_one_on_a_device_that_is_gone() {
+    for comes_back in [false, true] {
+        let dirty = dirty(true);
+        dirty.drain().expect("in order");
+        let write = |block: usize| {
+            dirty.world.write(&dirty.target, (block * BLOCK) as u64, &[0xaa; BLOCK]);
+            dirty.world.op(&dirty.target, Op::Flush, 0, 0);
+        };
+        write(3);
+        write(5);
+        let dirty = dirty.reopened();
+        dirty.world.write(&dirty.target, (9 * BLOCK) as u64, &[0xaa; BLOCK]);
+        dirty.world.op(&dirty.target, Op::Flush, 0, 0);
+        let eager = Settings { writeback_running: true, ..dirty.target.volume().settings() };
+        let eager = Settings { dirty_age: Duration::from_millis(1), idle: Duration::ZERO, ..eager };
+        let engine = dirty.engine.clone();
+        let faults = dirty.faults.clone();
+        dirty.world.lane.spawn(async move {
+            engine.set("data", eager).await.expect("set");
+            faults.fail(if comes_back { &[OpKind::Read] } else { &OpKind::ALL });
+        });
+        for step in 0..30 {
+            if comes_back && step == 4 {
+                dirty.faults.heal();
+            }
+            dirty.world.advance(Duration::from_millis(100));
+            let has = |block: usize| dirty.on_origin()[block * BLOCK] == 0xaa;
+            assert!(has(3) || !has(5), "{comes_back}");
+            assert!(has(5) || !has(9), "{comes_back}");
+        }
+        let written = dirty.on_origin()[9 * BLOCK] == 0xaa;
+        assert_eq!(written, comes_back, "a device that is gone, or that is there again");
+    }
+}

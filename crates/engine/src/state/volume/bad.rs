@@ -65,9 +65,14 @@ impl Volume {
         blocks
     }
 
-    /// Records that a block has been read: it is no longer bad.
+    /// Records that a block has been read: it is no longer bad. That of an ordered volume is listed until it is
+    /// clean, because ordered writeback writes what is in its groups, and the block is in none.
     pub(crate) fn reads_again(&self, block: OriginBlock) {
-        if self.remove_bad(block) {
+        let was_bad = match self.is_ordered() {
+            true => self.bad.bad.lock().try_soon(block),
+            false => self.remove_bad(block),
+        };
+        if was_bad {
             tracing::info!(volume = self.name, block = block.0, "a dirty block can be read again");
             self.writeback_wanted.notify_all();
         }
