@@ -165,6 +165,8 @@ impl Tier {
     /// Forgets all blocks for good, deferred data as well: from now on every request goes to the lower
     /// tier.
     pub fn close(&self) {
+        // First: whoever finds that data is gone learns that it was not written down.
+        self.deferring.close();
         let mut own = self.options.lock();
         let options = TierOptions { bytes: 0, ..*own };
         if let Err(error) = self.replace(&mut own, options) {
@@ -172,7 +174,6 @@ impl Tier {
             debug_assert!(false, "closing a tier: {error}");
         }
         drop(own);
-        self.deferring.close();
         self.note_change_everywhere();
     }
 

@@ -192,6 +192,8 @@ async fn region(
         let permit = tier.deferring.permit().await;
         let changed = tier.changed_in(region).listen();
         let mut taken = match tier.take(region, within, &mut taker) {
+            // A tier that was closed has forgotten what was to be written down.
+            Take::None if tier.deferring.is_closed() => return Err(IoError::ShuttingDown),
             Take::None => return Ok(()),
             Take::Busy => {
                 drop(permit);

@@ -389,6 +389,20 @@ fn those_who_wait_for_a_region_are_served_together() {
 }
 
 #[test]
+fn a_durable_write_whose_data_a_closed_tier_has_forgotten_fails() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    let durable =
+        |number: u64| Request { survives: Survives::PowerLoss, ..write(8 * number, 8, 5) };
+    let (_, second) = (bench.submit(durable(0)), bench.submit(durable(1)));
+    assert_eq!(bench.disk.waiting(), 1, "the first is being written down");
+    bench.tier.close();
+    bench.settle();
+    let there = (8..16).all(|sector| bench.disk.after_a_crash(sector) == 5);
+    let result = bench.result(second).expect("it ends");
+    assert!(there || result == Err(IoError::ShuttingDown), "{result:?}");
+}
+
+#[test]
 fn a_long_request_in_flight_does_not_concern_other_blocks() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     let discard = bench.submit(request(Op::Discard, 0, 2048 * SECTOR, None));
