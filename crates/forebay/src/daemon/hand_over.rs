@@ -177,6 +177,8 @@ pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() >= end {
             let _ = child.kill();
+            // Nothing is left of it in the table of processes.
+            let _ = child.wait();
             return refused("it does not answer".into());
         }
         std::thread::sleep(Duration::from_millis(2));
