@@ -332,6 +332,11 @@ impl LaneThread {
         self.remote.run(|_| ());
     }
 
+    /// Returns whether the thread has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Waits until the lane has stopped, by [`LaneThread::stop`] or [`LaneLoop::stop`].
     ///
     /// # Errors

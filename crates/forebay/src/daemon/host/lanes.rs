@@ -30,6 +30,9 @@ use crate::daemon::front_ends::DISMISSAL;
 /// How long something that was closed on a lane may still be in use.
 const RELEASE: Duration = Duration::from_secs(10);
 
+/// How long lanes on which nothing runs any more may take to end.
+const ENDING: Duration = Duration::from_secs(5);
+
 thread_local! {
     static HERE: RefCell<Option<Rc<LaneState>>> = const { RefCell::new(None) };
 }
@@ -369,16 +372,24 @@ impl Lanes {
         all
     }
 
-    /// Ends the lanes. Waits for them only if they are `idle`: an operation on a lost device may
-    /// never end.
+    /// Ends the lanes. Waits for them only if they are `idle`, and not for long: an operation on a lost
+    /// device may never end.
     pub(super) fn end(&self, idle: bool) {
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in &threads {
             thread.stop();
         }
+        let end = Instant::now() + if idle { ENDING } else { Duration::ZERO };
         for thread in threads {
-            if !idle {
+            while !thread.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                if idle {
+                    let lane = thread.id().0;
+                    tracing::error!(lane, "it is left behind: a device does not answer");
+                }
                 std::mem::forget(thread);
             } else if let Err(error) = thread.join() {
                 tracing::error!(%error, "a lane ended badly");
