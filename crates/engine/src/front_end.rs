@@ -109,6 +109,12 @@ pub trait FrontEnd: Send + Sync {
     /// drained.
     fn release(&self);
 
+    /// Returns the volume of which something that this front end hands over is a client or an export; `None`: it
+    /// belongs to no volume.
+    fn user_of<'a>(&self, _item: &'a HandedOver) -> Option<&'a str> {
+        None
+    }
+
     /// Returns what the next program needs to keep the addresses, beside what the lanes have handed
     /// over, and leaves in place what it names. Called after all lanes have handed over.
     fn hand_over(&self) -> Vec<HandedOver> {

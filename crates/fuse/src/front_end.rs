@@ -238,6 +238,10 @@ impl FrontEnd for FuseFrontEnd {
         })
     }
 
+    fn user_of<'a>(&self, item: &'a HandedOver) -> Option<&'a str> {
+        inherited::volume_of(item)
+    }
+
     fn hand_over(&self) -> Vec<HandedOver> {
         let mut state = self.state.lock();
         let mut items: Vec<HandedOver> = Vec::new();

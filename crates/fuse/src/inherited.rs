@@ -33,6 +33,12 @@ pub(crate) fn export(volume: &str, number: LoopNumber, link: Option<&Path>) -> H
     HandedOver { label, ..HandedOver::default() }
 }
 
+/// Returns the volume of a connection or an export; `None`: it is something else.
+pub(crate) fn volume_of(item: &HandedOver) -> Option<&str> {
+    let words = item.labelled(CONNECTION).or_else(|| item.labelled(EXPORT))?;
+    words.first().map(String::as_str)
+}
+
 /// Labels the lock of a directory.
 pub(crate) fn directory(dir: &Path, lock: OwnedFd) -> HandedOver {
     let label = vec![DIRECTORY.to_owned(), dir.to_string_lossy().into_owned()];
@@ -165,6 +171,9 @@ mod tests {
             directory(dir, descriptor()),
             HandedOver { label: vec!["of-tomorrow".into()], ..HandedOver::default() },
         ];
+        let volumes: Vec<_> = items.iter().map(volume_of).collect();
+        let [v, other, none] = [Some("v"), Some("no-connection"), None];
+        assert_eq!(volumes, [v, v, v, other, Some("no-export"), none, none]);
         let inherited = Inherited::new(dir, items);
         assert!(inherited.lock.is_some());
         let names: Vec<_> = inherited.exports.keys().map(String::as_str).collect();

@@ -12,7 +12,7 @@ use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 
 use crate::address::{ListenAddress, ListenError};
-use crate::hand_over::Inherited;
+use crate::hand_over::{self, Inherited};
 use crate::limits::{ConnectionCount, Limits};
 use crate::listener::{Listener, Protection};
 use crate::outliving::Outliving;
@@ -123,6 +123,10 @@ impl FrontEnd for NbdFrontEnd {
 
     fn release(&self) {
         self.listeners.lock().clear();
+    }
+
+    fn user_of<'a>(&self, item: &'a HandedOver) -> Option<&'a str> {
+        hand_over::export_of(item)
     }
 
     fn hand_over(&self) -> Vec<HandedOver> {

@@ -69,6 +69,11 @@ pub(crate) fn client(client: LeftClient) -> HandedOver {
     HandedOver { label, descriptor: Some(descriptor), data: received }
 }
 
+/// Returns the export of a client; `None`: it is something else.
+pub(crate) fn export_of(item: &HandedOver) -> Option<&str> {
+    item.labelled(CLIENT)?.first().map(String::as_str)
+}
+
 /// The inverse of [`client`]. `None`: it is not one, or one that this version does not understand.
 fn read_client(item: HandedOver) -> Option<LeftClient> {
     let [export, size, words @ ..] = item.labelled(CLIENT)? else { return None };
@@ -225,6 +230,8 @@ mod tests {
             let (export, received) = (export.into(), vec![1, 2]);
             client(LeftClient { descriptor, export, session, received, present: None })
         };
+        assert_eq!(export_of(&left("a b", Session::default())), Some("a b"));
+        assert_eq!(export_of(&exports(vec!["a b".into()])), None);
         for flags in 0..48u8 {
             let headers = [Headers::Simple, Headers::Structured, Headers::Extended];
             let session = Session {

@@ -11,7 +11,8 @@ import time
 
 from harness import *
 from harness.devices import let_go
-from harness.faults import Client, Disk, wait_for
+from harness.data import BLOCK
+from harness.faults import Client, Disk, attempt, verb, wait_for
 from harness.http_unix import UnixConnection
 from harness.wire import free_port
 
@@ -213,6 +214,77 @@ def nobody_hands_over_beside_a_device_that_hangs(box):
     wait_for(lambda: daemon.show("v")["state"] == "running", "the device answers")
     take_over(daemon)
     other.pread(4096, 0)
+
+
+def in_ram(box, name, place):
+    """A volume with 500 blocks that only RAM has, its disk, and a client."""
+    disk = Disk(box, f"{name}.origin", 16 * MIB)
+    daemon = box.daemon(name=name)
+    arguments = {
+        "deferred": ("none", "--ram", "32M", "--durability", "deferred", "--set", "write_down=infinite"),
+        "cache": ("ram:32M", "--set", "writeback_running=off"),
+    }
+    cache, *settings = arguments[place]
+    client = Client(daemon.create("v", cache, disk.name, *settings))
+    check_equal(client.write_blocks(0, 500), 500, "writes that were acknowledged")
+    return daemon, disk, client
+
+
+@test
+def nothing_is_handed_over_while_an_origin_does_not_take_what_only_ram_has(box):
+    for place in "deferred", "cache":
+        for rule, reason in ("fail write", "write"), ("hang write", "has taken nothing for"):
+            daemon, disk, client = in_ram(box, f"{place}-{rule.split()[0]}", place)
+            disk.faults(rule)
+            refused = daemon.cli("daemon", "--take-over", expect=3).stderr
+            check("nothing is handed over" in refused and reason in refused, f"{place}, {rule}: {refused.strip()}")
+            # Everything is served as before.
+            check_equal(client.write_blocks(500, 100), 100, f"{place}, {rule}: writes afterwards")
+            if place == "deferred":
+                check(daemon.show("v")["ram"]["deferred"] >= 100 * BLOCK, "writes are not deferred any more")
+            disk.heal()
+            wait_for(lambda: attempt(client.flush) is None, "a flush succeeds")
+            daemon.cli("flush", "v")
+            wait_for(lambda: daemon.show("v")["state"] == "running", "the device answers")
+            client.write_blocks(0, 10)
+            take_over(daemon)
+            for block in range(600):
+                client.check_block(block, 1)
+            check_equal(attempt(client.flush), None, f"{place}, {rule}: a flush afterwards")
+
+
+@test
+def a_hand_over_writes_down_what_clients_write_meanwhile(box):
+    for place in "deferred", "cache":
+        daemon, disk, client = in_ram(box, place, place)
+        disk.faults("delay 300ms write")
+        command = [daemon.binary, "--socket", daemon.socket, "daemon", "--take-over"]
+        process, version = box.spawn(*command, stdout=subprocess.DEVNULL), 1
+        while process.poll() is None:
+            version += 1
+            client.write_blocks(0, 500, version)
+        check_equal(process.returncode, 0, "the exit code of the hand-over")
+        for block in range(500):
+            client.check_block(block, version)
+
+
+@test
+def clients_of_a_volume_that_does_not_end_in_order_are_cut_off_and_no_others(box):
+    disk = Disk(box, "origin", 64 * MIB)
+    daemon = box.daemon()
+    client = connect(daemon.create("v", box.file("cache", 64 * MIB), disk.name, "--mode", "wt"))
+    other = connect(daemon.create("w", box.file("other-cache", 64 * MIB), box.file("other", 64 * MIB)))
+    # On the origin, and not durable there: the stop has to sync it, and fails.
+    client.pwrite(b"v" * 4096, 0)
+    other.pwrite(b"w" * 4096, 0)
+    disk.faults("fail sync")
+    take_over(daemon)
+    check("its clients are cut off" in daemon.log(), "the log does not say so")
+    check(attempt(client.pread, 4096, 0) is not None, "the client goes on as if nothing had happened")
+    check_equal(bytes(other.pread(4096, 0)), b"w" * 4096, "what the other client reads")
+    disk.heal()
+    verb(daemon, "start", "v")
+    check_equal(bytes(connect(daemon.uri("v")).pread(4096, 0)), b"v" * 4096, "what a new client reads")
 
 
 @test

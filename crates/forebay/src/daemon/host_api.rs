@@ -369,7 +369,20 @@ pub(crate) trait Host: Send + Sync {
     /// error means that something did not stop cleanly.
     fn shut_down(&self) -> Result<(), ApiError>;
 
-    /// As [`Host::shut_down`], but the front ends keep their clients connected; returns what another
-    /// program needs to go on with them. What did not stop cleanly is logged.
+    /// Prepares [`Host::hand_over`] while clients are served: has no writes deferred any more, and writes down
+    /// what is in RAM alone, so that a device that does not take it is noticed while nothing is lost; then calls
+    /// `begin`. Gives up soon after `goes_on` says no. After an error writes are deferred as before.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Busy`]: something cannot be written down, or an operation that was given up
+    /// still waits for a device; the error of `begin`.
+    fn prepare_hand_over(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError>;
+
+    /// As [`Host::shut_down`], but the front ends keep their clients connected; returns what another program
+    /// needs to go on with them, without the clients of volumes that did not stop in order.
     fn hand_over(&self) -> Items;
 }

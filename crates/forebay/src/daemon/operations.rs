@@ -92,6 +92,8 @@ impl Entry {
 struct Table {
     entries: BTreeMap<OperationId, Entry>,
     closed: bool,
+    /// Whether new ones are refused for a while.
+    held: bool,
 }
 
 impl Table {
@@ -109,6 +111,15 @@ impl Table {
         for id in finished.iter().take(finished.len().saturating_sub(MAX_FINISHED)) {
             self.entries.remove(id);
         }
+    }
+}
+
+/// Refuses new operations until it is dropped.
+pub(crate) struct Hold<'a>(&'a Operations);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.table().held = false;
     }
 }
 
@@ -139,6 +150,10 @@ impl Operations {
         let mut table = self.table();
         if table.closed {
             return Err(ApiError::failed("the daemon is stopping"));
+        }
+        if table.held {
+            let message = "the daemon is about to hand over to another program; try again";
+            return Err(ApiError::new(ErrorKind::Busy, message));
         }
         if let Some((_, other)) = table.running().find(|(_, entry)| entry.volume == *volume) {
             let far = other.work.progress().share();
@@ -229,6 +244,27 @@ impl Operations {
         self.table().entries.get(&id).inspect(|entry| entry.work.cancel()).is_some()
     }
 
+    /// Refuses new operations until the result is dropped. Those in progress whose verbs `may_stay` go on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if another is in progress, or new ones are refused already.
+    pub(crate) fn hold(&self, may_stay: impl Fn(&str) -> bool) -> Result<Hold<'_>, ApiError> {
+        let mut table = self.table();
+        if table.held {
+            let message = "a hand-over to another program is being prepared already";
+            return Err(ApiError::new(ErrorKind::Busy, message));
+        }
+        if let Some((_, entry)) = table.running().find(|(_, entry)| !may_stay(entry.verb)) {
+            let message = format!(
+                "'{}' of '{}' is in progress; try again when it has ended",
+                entry.verb, entry.volume
+            );
+            return Err(ApiError::new(ErrorKind::Busy, message));
+        }
+        table.held = true;
+        Ok(Hold(self))
+    }
+
     /// Refuses new operations and asks those in progress to cancel.
     pub(crate) fn close(&self) {
         let mut table = self.table();
@@ -304,6 +340,24 @@ mod tests {
         assert!(all.wait_all(Duration::from_secs(60)));
         assert_eq!(all.wait(spins, None).expect("known").state, OperationState::Failed);
         assert!(all.start("set", &name("b"), |_| Ok(())).is_err());
+    }
+
+    #[test]
+    fn a_hold_refuses_new_operations_and_waits_for_none() {
+        let all = Arc::new(Operations::default());
+        let (go, wait) = channel::<()>();
+        let run = move |_: &Arc<Work>| wait.recv().map_err(|_| ApiError::failed("gone"));
+        let first = all.start("stop", &name("a"), run).expect("free");
+        let refused = all.hold(|verb| verb == "pin").err().expect("in progress");
+        assert!(refused.kind == ErrorKind::Busy && refused.message.contains("'stop' of 'a'"));
+        let hold = all.hold(|verb| verb == "stop").expect("it may stay");
+        assert_eq!(all.hold(|_| true).err().map(|error| error.kind), Some(ErrorKind::Busy));
+        let refused = all.start("set", &name("b"), |_| Ok(())).expect_err("held");
+        assert_eq!(refused.kind, ErrorKind::Busy);
+        go.send(()).expect("it waits");
+        all.wait(first, None);
+        drop(hold);
+        assert!(all.start("set", &name("b"), |_| Ok(())).is_ok());
     }
 
     #[test]

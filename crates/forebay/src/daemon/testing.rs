@@ -17,11 +17,13 @@ use forebay_admin::{
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{
-    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd, Recording,
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
+    Recording,
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, MemoryBudget};
 
+use super::hand_over::Items;
 use super::host_api::{
     Condition, Count, Definition, Existing, Host, Identity, Remains, StartError,
 };
@@ -117,6 +119,10 @@ impl FrontEnd for FakeDevices {
     fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
         let published = self.published.lock().expect("not poisoned").contains(volume);
         if published { self.answer("hand over") } else { Ok(()) }
+    }
+
+    fn user_of<'a>(&self, item: &'a HandedOver) -> Option<&'a str> {
+        item.labelled("client")?.first().map(String::as_str)
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {
@@ -408,8 +414,20 @@ impl Host for FakeHost {
         self.answer("shut down".to_owned())
     }
 
-    fn hand_over(&self) -> crate::daemon::hand_over::Items {
+    fn prepare_hand_over(
+        &self,
+        _: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        self.answer("prepare hand over".to_owned())?;
+        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+            hook("prepare hand over");
+        }
+        begin()
+    }
+
+    fn hand_over(&self) -> Items {
         let _ = self.answer("hand over".to_owned());
-        Default::default()
+        Items::new()
     }
 }

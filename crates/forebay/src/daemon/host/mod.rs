@@ -4,6 +4,7 @@
 //! - [`raw`]: devices without a cache, as a baseline
 //! - [`ram`]: RAM tiers of volumes
 //! - [`deferral`]: their deferred writes
+//! - [`draining`]: what only RAM has is written down, before the program ends
 //! - [`contents`]: what is cached, dropped or loaded again
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
@@ -22,6 +23,7 @@ mod contents;
 mod creation;
 mod curve;
 mod deferral;
+mod draining;
 mod faults;
 mod inspect;
 mod lanes;
@@ -355,6 +357,14 @@ impl Host for Arc<EngineHost> {
 
     fn shut_down(&self) -> Result<(), ApiError> {
         self.shut_down_all()
+    }
+
+    fn prepare_hand_over(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        self.prepare_all(goes_on, begin)
     }
 
     fn hand_over(&self) -> Items {

@@ -203,6 +203,14 @@ impl Served {
         served.collect()
     }
 
+    /// Returns a volume that something is done to, if there is one.
+    pub(super) fn unsettled(&self) -> Option<VolumeName> {
+        let all = self.lock();
+        let settled =
+            |entry: &Entry| entry.running.is_some() && entry.phase == VolumeState::Running;
+        all.iter().find(|(_, entry)| !settled(entry)).map(|(name, _)| name.clone())
+    }
+
     /// Changes the state of a volume.
     pub(super) fn phase(&self, name: &VolumeName, phase: VolumeState) {
         if let Some(entry) = self.lock().get_mut(name) {

@@ -1,22 +1,68 @@
 //! Shuts down the data path. Every step has a time limit: a device that does not answer is reported
 //! and abandoned, and everything else ends in order.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeName};
-use forebay_engine::Cache;
+use forebay_engine::{Cache, FrontEnd, HandedOver};
 
 use super::caches::Place;
 use super::report::Running;
 use super::{CLOSE_PATIENCE, EngineHost, faults};
 use crate::daemon::hand_over::Items;
 use crate::daemon::host_api::Definition;
-use crate::daemon::operations::Work;
 
-/// How often the progress of a drain is checked.
-const STEP: Duration = Duration::from_millis(100);
+/// What closing a cache may take beyond its limit before it is abandoned.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How everything ended.
+struct Ended {
+    /// Volumes of which acknowledged writes may be lost, or that did not stop in order.
+    failed: BTreeSet<VolumeName>,
+    /// The first error.
+    result: Result<(), ApiError>,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Ended { failed: BTreeSet::new(), result: Ok(()) }
+    }
+}
+
+impl Ended {
+    fn note(&mut self, error: ApiError) {
+        if self.result.is_ok() {
+            self.result = Err(error);
+        }
+    }
+
+    fn fail(&mut self, name: &VolumeName, error: ApiError) {
+        self.failed.insert(name.clone());
+        self.note(error);
+    }
+}
+
+/// Takes the clients and exports of volumes that did not end in order out of what a front end hands over, and ends
+/// them: their users have to see it as they see a crash, because what they were told to be there may not be.
+fn cut_off(failed: &BTreeSet<VolumeName>, front_end: &dyn FrontEnd, items: &mut Vec<HandedOver>) {
+    for name in failed {
+        let (own, others): (Vec<_>, _) = std::mem::take(items)
+            .into_iter()
+            .partition(|item| front_end.user_of(item) == Some(name.as_str()));
+        *items = others;
+        if own.is_empty() {
+            continue;
+        }
+        tracing::error!(volume = %name, "its clients are cut off, because it did not end in order");
+        drop(own);
+        if let Err(error) = front_end.withdraw(name.as_str(), true) {
+            tracing::error!(volume = %name, "its export is left behind: {error}");
+        }
+    }
+}
 
 /// Waits for a result until `end`.
 fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
@@ -29,135 +75,97 @@ impl EngineHost {
     /// [`CLOSE_PATIENCE`].
     pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
         self.lanes.stop_serving();
-        let closed = self.close_everything();
+        let ended = self.close_everything();
         self.front_ends.iter().for_each(|front_end| front_end.release());
-        closed
+        ended.result
     }
 
     /// See [`crate::daemon::host_api::Host::hand_over`].
     pub(super) fn hand_over_all(self: &Arc<Self>) -> Items {
         let mut from_lanes = self.lanes.hand_over();
-        if let Err(error) = self.close_everything() {
+        let ended = self.close_everything();
+        if let Err(error) = &ended.result {
             tracing::error!("not everything stopped in order before the hand-over: {error}");
         }
         let mut items = Items::new();
         // Also of those of which no lane has said anything.
         from_lanes.resize_with(self.front_ends.len(), Vec::new);
-        for (front_end, left) in self.front_ends.iter().zip(from_lanes) {
-            let all = left.into_iter().chain(front_end.hand_over());
+        for (front_end, mut left) in self.front_ends.iter().zip(from_lanes) {
+            cut_off(&ended.failed, &**front_end, &mut left);
+            left.extend(front_end.hand_over());
+            cut_off(&ended.failed, &**front_end, &mut left);
             if let Some(kind) = front_end.kind() {
-                items.entry(kind.to_string()).or_default().extend(all);
+                items.entry(kind.to_string()).or_default().extend(left);
             }
         }
         items
     }
 
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
-    fn close_everything(self: &Arc<Self>) -> Result<(), ApiError> {
-        let drained = self.drain_ram();
-        let stopped = self.stop_all();
-        let closed = self.close_all();
-        self.lanes.end(stopped.is_ok() && closed.is_ok());
+    fn close_everything(self: &Arc<Self>) -> Ended {
+        let mut ended = Ended::default();
+        for (name, error) in self.drain_ram() {
+            ended.fail(&name, error);
+        }
+        let mut in_order = self.stop_all(&mut ended);
+        self.forget_tiers(&mut ended);
+        in_order &= self.close_all(&mut ended);
+        self.lanes.end(in_order);
         // The next program finds the locks of images released.
         self.served.let_go();
         if !forebay_rbd::wait_closed(CLOSE_PATIENCE) {
             tracing::warn!("the cluster of an image does not answer: its lock is left to expire");
         }
-        drained.and(stopped).and(closed)
+        ended
     }
 
-    /// Writes down deferred writes and drains caches in RAM, which are lost with the process. There is
-    /// no limit of time; a volume that has taken nothing for [`CLOSE_PATIENCE`] is abandoned.
-    fn drain_ram(self: &Arc<Self>) -> Result<(), ApiError> {
-        let waiting = |name: &VolumeName| {
-            self.served.ram.get(name).map_or(0, |ram| ram.tier().deferred_bytes())
-        };
-        let in_ram = |(volume, running): &(Definition, Running)| {
-            let ram = self.served.ram.get(&volume.name);
-            running.place.volatile || ram.is_some_and(|ram| ram.tier().has_deferred())
-        };
-        let drains: Vec<_> = self
-            .served
-            .all()
-            .into_iter()
-            .filter(in_ram)
-            .map(|(volume, running)| {
-                let (host, name, work) =
-                    (self.clone(), volume.name.clone(), Arc::new(Work::default()));
-                let (own, volatile) = (work.clone(), running.place.volatile);
-                let drain = std::thread::spawn(move || {
-                    host.write_down_patiently(&name, &own)?;
-                    if volatile { host.drain_now(&name, &own) } else { Ok(()) }
-                });
-                (volume, running, work, drain)
-            })
-            .collect();
-        let mut result = Ok(());
-        for (volume, running, work, drain) in drains {
-            let left = || {
-                let dirty = if running.place.volatile { running.volume.dirty_blocks() } else { 0 };
-                dirty * running.block_bytes() + waiting(&volume.name)
-            };
-            let (mut least, mut since) = (u64::MAX, Instant::now());
-            while !drain.is_finished() {
-                if left() < least {
-                    (least, since) = (left(), Instant::now());
-                }
-                if since.elapsed() >= CLOSE_PATIENCE {
-                    work.cancel();
-                    if since.elapsed() >= CLOSE_PATIENCE + STEP * 10 {
-                        break;
-                    }
-                }
-                std::thread::sleep(STEP);
-            }
-            let bytes = left();
-            let drained = match drain.is_finished().then(|| drain.join()) {
-                Some(Ok(drained)) if !work.is_cancelled() => drained,
-                _ => Err(ApiError::failed(format!(
-                    "the origin {} of '{}' or its cache device has taken nothing for {} s",
-                    volume.origin,
-                    volume.name,
-                    CLOSE_PATIENCE.as_secs()
-                ))),
-            };
-            if let Err(error) = drained {
-                tracing::error!(volume = %volume.name, bytes, "dirty blocks in RAM are lost: {error}");
-                result = Err(error);
-            }
-        }
+    /// Removes the RAM tiers of stopped volumes, which no client can write to any more.
+    fn forget_tiers(&self, ended: &mut Ended) {
         for (volume, _) in self.served.all() {
+            let name = &volume.name;
+            if !ended.failed.contains(name) && self.has_only_in_ram(name) {
+                let message = format!("writes to '{name}' came while it was stopped");
+                tracing::error!(volume = %name, "dirty blocks in RAM are lost: {message}");
+                ended.fail(name, ApiError::failed(message));
+            }
             self.note_contents(&volume);
-            self.served.ram.remove(volume.name.as_str());
+            self.served.ram.remove(name.as_str());
         }
-        result
     }
 
-    /// Stops all volumes concurrently.
-    fn stop_all(&self) -> Result<(), ApiError> {
+    /// Stops all volumes concurrently. Returns whether everything went in order.
+    fn stop_all(&self, ended: &mut Ended) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         // From here on every acknowledged write is durable, even if origins fail.
-        let settled: Vec<_> = self.open_caches().iter().map(|place| self.settle(place)).collect();
+        let places = self.open_caches();
+        let settled: Vec<_> = places.iter().map(|place| self.settle(place)).collect();
         let volumes = self.served.all();
         let stops: Vec<_> = volumes.iter().map(|(_, running)| self.stop(running)).collect();
-        let mut result = Ok(());
-        for settled in settled {
-            match until(end, &settled) {
-                Some(settled) => result = result.and(settled),
-                None => tracing::error!("a cache device does not answer"),
+        let mut in_order = true;
+        for (place, settled) in places.iter().zip(settled) {
+            let settled = until(end, &settled).unwrap_or_else(|| {
+                tracing::error!("a cache device does not answer");
+                Err(ApiError::failed("a cache device does not answer"))
+            });
+            let Err(error) = settled else { continue };
+            in_order = false;
+            let is_here = |running: &Running| Arc::ptr_eq(&running.place, place);
+            for (volume, _) in volumes.iter().filter(|(_, running)| is_here(running)) {
+                ended.fail(&volume.name, error.clone());
             }
+            ended.note(error);
         }
         for ((volume, running), stopped) in volumes.iter().zip(stops) {
             let stopped = until(end, &stopped).unwrap_or_else(|| Err(left_behind(volume)));
-            if let Err(error) = &stopped {
-                if running.volume.origin_waits().is_some() {
-                    running.place.note_left(&running.volume);
-                }
-                tracing::error!(volume = %volume.name, "did not stop cleanly: {error}");
+            let Err(error) = stopped else { continue };
+            in_order = false;
+            if running.volume.origin_waits().is_some() {
+                running.place.note_left(&running.volume);
             }
-            result = result.and(stopped);
+            tracing::error!(volume = %volume.name, "did not stop cleanly: {error}");
+            ended.fail(&volume.name, error);
         }
-        result
+        in_order
     }
 
     fn settle(&self, place: &Place) -> Receiver<Result<(), ApiError>> {
@@ -186,10 +194,10 @@ impl EngineHost {
         places.into_iter().filter(open).collect()
     }
 
-    /// Closes all caches concurrently. A cache with a volume that did not stop, or whose origin
-    /// something still waits for, is left open: all acknowledged writes are durable on it, and the
-    /// next start recovers it.
-    fn close_all(self: &Arc<Self>) -> Result<(), ApiError> {
+    /// Closes all caches concurrently. Returns whether everything went in order. A cache with a volume that
+    /// did not stop, or whose origin something still waits for, is left open: all acknowledged writes are durable
+    /// on it, and the next start recovers it.
+    fn close_all(self: &Arc<Self>, ended: &mut Ended) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
             .caches
@@ -197,34 +205,44 @@ impl EngineHost {
             .into_iter()
             .map(|place| {
                 let host = self.clone();
-                std::thread::spawn(move || {
-                    let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
-                        return Err(ApiError::failed("a cache device does not answer"));
-                    };
-                    let whole =
-                        |open: &mut Arc<Cache>| open.volumes().is_empty() && !place.is_lingering();
-                    match cache.take_if(whole) {
-                        Some(open) => host.close(&place, &open, CLOSE_PATIENCE),
-                        None => Ok(()),
-                    }
-                })
+                std::thread::spawn(move || host.close_place(&place))
             })
             .collect();
-        let mut result = Ok(());
+        let mut in_order = true;
         for closing in closing {
-            while !closing.is_finished() && Instant::now() < end + STEP * 10 {
+            while !closing.is_finished() && Instant::now() < end + GRACE {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let closed = match closing.is_finished().then(|| closing.join()) {
-                Some(Ok(closed)) => closed,
-                _ => Err(ApiError::failed("a cache was not closed in time")),
-            };
-            if let Err(error) = &closed {
-                tracing::error!("a cache did not close cleanly: {error}");
+            match closing.is_finished().then(|| closing.join()) {
+                Some(Ok(Ok(closed))) => in_order &= closed,
+                Some(Ok(Err(error))) => {
+                    tracing::error!("a cache did not close cleanly: {error}");
+                    ended.note(error);
+                    in_order = false;
+                }
+                _ => {
+                    tracing::error!("a cache was not closed in time");
+                    ended.note(ApiError::failed("a cache was not closed in time"));
+                    in_order = false;
+                }
             }
-            result = result.and(closed);
         }
-        result
+        in_order
+    }
+
+    /// Closes the cache at a place, if it is open and no volume uses it. Returns whether it is closed.
+    ///
+    /// # Errors
+    /// Not all of it could be made durable.
+    fn close_place(&self, place: &Arc<Place>) -> Result<bool, ApiError> {
+        let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
+            return Err(ApiError::failed("a cache device does not answer"));
+        };
+        let whole = |open: &mut Arc<Cache>| open.volumes().is_empty() && !place.is_lingering();
+        match cache.take_if(whole) {
+            Some(open) => self.close(place, &open, CLOSE_PATIENCE).map(|()| true),
+            None => Ok(true),
+        }
     }
 }
 
@@ -236,4 +254,31 @@ fn left_behind(volume: &Definition) -> ApiError {
         volume.cache,
         CLOSE_PATIENCE.as_secs()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::{ExportSet, FrontEndKind};
+
+    use super::*;
+    use crate::daemon::testing::FakeDevices;
+
+    #[test]
+    fn users_of_a_volume_that_did_not_end_in_order_are_cut_off_and_no_others() {
+        let devices = FakeDevices::new(FrontEndKind::Fuse);
+        for volume in ["a", "b"] {
+            devices.publish(volume, &ExportSet::default()).expect("free");
+        }
+        let item = |words: &[&str]| {
+            let label = words.iter().map(|word| (*word).to_owned()).collect();
+            HandedOver { label, ..HandedOver::default() }
+        };
+        let all = [["client", "a"], ["client", "b"], ["listener", "a"]];
+        let mut items: Vec<_> = all.iter().map(|words| item(words)).collect();
+        let failed = BTreeSet::from(["a".parse().expect("valid"), "c".parse().expect("valid")]);
+        cut_off(&failed, &devices, &mut items);
+        let left: Vec<_> = items.iter().map(|item| item.label.join(" ")).collect();
+        assert_eq!(left, ["client b", "listener a"]);
+        assert!(!devices.has("a") && devices.has("b"));
+    }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, VolumeReport, VolumeState};
+use forebay_admin::{ApiError, ErrorKind, VolumeReport, VolumeState};
 
 use super::ranges::is_fill;
 use super::{PATIENCE, Volumes};
@@ -29,46 +29,53 @@ impl Volumes {
         self.programs.ready.store(true, Ordering::Relaxed);
     }
 
-    /// Asks for a hand-over to a program.
+    /// Asks for a hand-over to a program. Writes down first what is in RAM alone, which may take long.
     ///
     /// # Errors
     /// The program cannot take over, the daemon is not ready, a device of a volume has failed or does not
-    /// answer, an operation is in progress, or users of an export would get errors.
+    /// answer, an operation is in progress, or users of an export would get errors. Everything is served as
+    /// before.
     pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
         let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
+        let end = &self.programs.end;
         if !self.programs.ready.load(Ordering::Relaxed) {
             return busy("the daemon is still starting its volumes; try again");
         }
-        if self.programs.end.is_asked() {
+        if end.is_asked() {
             return busy("the daemon is ending already");
         }
-        // It would be cut off while its requests wait, and a device that hangs holds up the change of programs.
+        self.check_devices()?;
+        // One that begins later could defer writes again, or be cut off.
+        let _hold = self.operations.hold(is_fill)?;
+        self.check_hand_over()?;
+        hand_over::check(&program)?;
+        let begin = || {
+            self.check_devices()?;
+            tracing::info!(program = %program.display(), "handing over");
+            if end.ask(End::HandOver(program.clone())) {
+                Ok(())
+            } else {
+                busy("the daemon is ending already")
+            }
+        };
+        self.host.prepare_hand_over(&|| !end.is_asked(), &begin)
+    }
+
+    /// Checks that the devices of all volumes answer. A volume whose device does not would be cut off while its
+    /// requests wait, and hold up the change of programs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`].
+    fn check_devices(&self) -> Result<(), ApiError> {
         let hangs = |report: &VolumeReport| {
             report.state == VolumeState::Degraded || self.is_hung(&report.name)
         };
-        if let Some(report) = self.list(Count::Known).into_iter().find(hangs) {
-            return busy(&format!(
-                "a device of '{}' has failed or does not answer; mend it, or stop the volume first",
-                report.name
-            ));
-        }
-        let running = |operation: &Operation| {
-            operation.state == OperationState::Running && !is_fill(&operation.verb)
-        };
-        if let Some(operation) = self.operations.list().into_iter().find(running) {
-            return busy(&format!(
-                "'{}' of '{}' is in progress; try again when it has ended",
-                operation.verb, operation.volume
-            ));
-        }
-        self.check_hand_over()?;
-        hand_over::check(&program)?;
-        tracing::info!(program = %program.display(), "handing over");
-        if self.programs.end.ask(End::HandOver(program)) {
-            Ok(())
-        } else {
-            busy("the daemon is ending already")
-        }
+        let Some(report) = self.list(Count::Known).into_iter().find(hangs) else { return Ok(()) };
+        let message = format!(
+            "a device of '{}' has failed or does not answer; mend it, or stop the volume first",
+            report.name
+        );
+        Err(ApiError::new(ErrorKind::Busy, message))
     }
 
     /// Stops serving and closes the caches, so that another program can go on; returns what it goes on
@@ -98,5 +105,59 @@ impl Volumes {
             return Err(ApiError::failed("a cancelled operation did not end in time"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::daemon::state::State;
+    use crate::daemon::testing::{FakeFrontEnd, FakeHost, TempDir};
+
+    /// Volumes that are ready, and a program that says it can take over.
+    fn ready(dir: &TempDir, host: &Arc<FakeHost>) -> (Arc<Volumes>, PathBuf) {
+        let state = State::open(&dir.path().join("state")).expect("free");
+        let front_end = Arc::new(FakeFrontEnd);
+        let volumes = Volumes::new(host.clone(), state, vec![front_end], Programs::default());
+        volumes.note_ready();
+        let program = dir.path().join("program");
+        // By another process: a file that this one has open for writing, or a child of it, cannot be executed.
+        let write = r"printf '#!/bin/sh\necho 1\n' >$0 && chmod 700 $0";
+        let written = Command::new("sh").args(["-c", write]).arg(&program).status();
+        assert!(written.expect("there is a shell").success());
+        (volumes, program)
+    }
+
+    #[test]
+    fn what_is_in_ram_is_written_down_before_a_hand_over_is_asked_for() {
+        let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
+        let (volumes, program) = ready(&dir, &host);
+        let failing = |what: &[&str]| {
+            *host.failing.lock().expect("not poisoned") =
+                what.iter().map(|what| (*what).to_owned()).collect();
+        };
+        failing(&["prepare hand over"]);
+        volumes.ask_hand_over(program.clone()).expect_err("told to fail");
+        assert!(!volumes.programs.end.is_asked(), "everything is served as before");
+        let free = volumes.operations.hold(|_| false);
+        assert!(free.is_ok(), "operations are possible again");
+        drop(free);
+        failing(&[]);
+        let (own, seen) = (volumes.clone(), Arc::new(AtomicBool::new(false)));
+        let noted = seen.clone();
+        let hook = move |_: &str| {
+            let early = own.programs.end.is_asked();
+            let started = own.operations.start("set", &"a".parse().expect("valid"), |_| Ok(()));
+            let refused = started.is_err_and(|error| error.kind == ErrorKind::Busy);
+            noted.store(refused && !early, Ordering::Relaxed);
+        };
+        *host.hook.lock().expect("not poisoned") = Some(Box::new(hook));
+        volumes.ask_hand_over(program.clone()).expect("nothing fails");
+        assert!(seen.load(Ordering::Relaxed), "no operation may begin meanwhile");
+        let asked = volumes.programs.end.wait_for(std::time::Duration::ZERO);
+        assert_eq!(asked, Some(End::HandOver(program)));
+        *host.hook.lock().expect("not poisoned") = None;
     }
 }
