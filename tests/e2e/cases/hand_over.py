@@ -288,6 +288,33 @@ def clients_of_a_volume_that_does_not_end_in_order_are_cut_off_and_no_others(box
 
 
 @test
+def sigterm_during_a_hand_over_is_an_orderly_stop(box):
+    for rules, code in (["delay 3s sync"], 0), (["delay 3s sync", "fail sync"], 1):
+        disk = Disk(box, f"origin{code}", 64 * MIB)
+        daemon = box.daemon(name=f"d{code}")
+        uri = daemon.create("v", box.file(f"cache{code}", 64 * MIB), disk.name, "--mode", "wt")
+        # On the origin, and not durable there: a stop has to sync it.
+        connect(uri).pwrite(bytes(4096), 0)
+        disk.faults(*rules)
+        command = [daemon.binary, "--socket", daemon.socket, "daemon", "--take-over"]
+        box.spawn(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for(lambda: "handing over" in daemon.log(), "the hand-over has begun")
+        ended, _ = daemon.terminate()
+        check("instead of handed over" in daemon.log(), f"it was no hand-over: {daemon.log()}")
+        check_equal(ended, code, f"the exit code with {rules}")
+        for path in daemon.nbd, daemon.socket:
+            check(not os.path.exists(path), f"{path} is left behind")
+        disk.heal()
+        daemon.start()
+        kinds = [event["fields"].get("clean") for event in events(daemon) if event["kind"] == "daemon-stopped"]
+        check_equal(kinds, [code == 0], "the stops that were recorded, and whether they were clean")
+
+
+def events(daemon):
+    return request(daemon, "GET", "/v1/events")[1]["events"]
+
+
+@test
 def a_mounted_filesystem_stays_mounted(box):
     need("fio", "losetup", "mount", "mkfs.ext4", "e2fsck")
     if os.geteuid() != 0:

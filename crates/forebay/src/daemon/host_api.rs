@@ -383,6 +383,7 @@ pub(crate) trait Host: Send + Sync {
     ) -> Result<(), ApiError>;
 
     /// As [`Host::shut_down`], but the front ends keep their clients connected; returns what another program
-    /// needs to go on with them, without the clients of volumes that did not stop in order.
-    fn hand_over(&self) -> Items;
+    /// needs to go on with them, without the clients of volumes that did not stop in order. `None`: `goes_on`
+    /// said no once everything was closed. Clients are disconnected then, and the front ends are not released.
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>);
 }

@@ -160,26 +160,44 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         volumes.note_ready();
         manager.ready(&restored.to_string());
     }
-    let end = loop {
-        match stop.wait_for(NOTING) {
-            Some(end) => break end,
-            None => volumes.note_positions(),
+    let ended = match wait_for_end(&volumes, &stop) {
+        End::Stop => {
+            manager.stopping();
+            volumes.shut_down()
+        }
+        End::HandOver(program) => {
+            manager.status("Handing over to another program");
+            let hand_overs = inherited.hand_overs;
+            let closed = close_for(&program, &volumes, &stop, hand_overs, left_socket)?;
+            manager.stopping();
+            volumes.stop_instead();
+            tracing::info!("stopped instead of handed over");
+            closed
         }
     };
-    if let End::HandOver(program) = end {
-        manager.status("Handing over to another program");
-        return hand_over_to(&program, &volumes, &stop, inherited.hand_overs, left_socket);
+    finish(&volumes, server, &ended);
+    ended
+}
+
+/// Waits for the request to end, and stores the positions of caches meanwhile.
+fn wait_for_end(volumes: &Volumes, stop: &StopRequest) -> End {
+    loop {
+        match stop.wait_for(NOTING) {
+            Some(end) => return end,
+            None => volumes.note_positions(),
+        }
     }
-    manager.stopping();
-    let ended = volumes.shut_down();
+}
+
+/// Says how the daemon has ended, in events and in the log, and closes the admin API.
+fn finish(volumes: &Volumes, server: Server, ended: &Result<(), ApiError>) {
     volumes.events().program_stopped(ended.is_ok());
     drop(server);
-    match &ended {
+    match ended {
         Ok(()) => tracing::info!("stopped cleanly"),
         Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
     log::finish();
-    ended
 }
 
 fn make_parent(socket: &Path) -> Result<(), ApiError> {
@@ -217,23 +235,24 @@ fn listen(stop: &Arc<StopRequest>) -> Result<Arc<OnceLock<Arc<Volumes>>>, ApiErr
     Ok(running)
 }
 
-/// Closes everything and executes another program, unless a stop is asked for meanwhile.
+/// Closes everything and executes another program, and returns only if that did not happen: with what closing
+/// came to if a stop was asked for meanwhile.
 ///
 /// # Errors
 /// No program can be executed.
-fn hand_over_to(
+fn close_for(
     program: &Path,
     volumes: &Volumes,
     stop: &StopRequest,
     hand_overs: u64,
     socket: LeftSocket,
-) -> Result<(), ApiError> {
-    let items = volumes.hand_over();
+) -> Result<Result<(), ApiError>, ApiError> {
+    let (items, closed) = volumes.hand_over();
+    let Some(items) = items else { return Ok(closed) };
     volumes.events().program_ends();
     log::finish();
-    if stop.wait_for(Duration::ZERO) == Some(End::Stop) {
-        tracing::info!("stopped instead of handed over: everything is closed");
-        return Ok(());
+    if stop.is_stop() {
+        return Ok(closed);
     }
     let left = Left { hand_overs, socket, memory_limit: volumes.memory().limit(), items };
     let error = hand_over::execute(program, &left);

@@ -46,6 +46,11 @@ impl StopRequest {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
+    /// Whether the end is to be for good.
+    pub(crate) fn is_stop(&self) -> bool {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) == Some(End::Stop)
+    }
+
     /// Waits for the request, at most for `time`; returns it if it came.
     pub(crate) fn wait_for(&self, time: Duration) -> Option<End> {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +104,9 @@ mod tests {
         assert_eq!(stop.wait_for(Duration::ZERO), None);
         assert!(stop.ask(next()) && !stop.ask(next()));
         assert_eq!(stop.wait_for(Duration::ZERO), Some(next()));
+        assert!(stop.is_asked() && !stop.is_stop());
         assert!(stop.ask(End::Stop) && !stop.ask(End::Stop) && !stop.ask(next()));
         assert_eq!(stop.wait_for(Duration::ZERO), Some(End::Stop));
+        assert!(stop.is_stop());
     }
 }

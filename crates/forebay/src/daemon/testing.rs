@@ -426,8 +426,8 @@ impl Host for FakeHost {
         begin()
     }
 
-    fn hand_over(&self) -> Items {
-        let _ = self.answer("hand over".to_owned());
-        Items::new()
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>) {
+        let closed = self.answer("hand over".to_owned());
+        (goes_on().then(Items::new), closed)
     }
 }

@@ -367,7 +367,7 @@ impl Host for Arc<EngineHost> {
         self.prepare_all(goes_on, begin)
     }
 
-    fn hand_over(&self) -> Items {
-        self.hand_over_all()
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>) {
+        self.hand_over_all(goes_on)
     }
 }

@@ -81,11 +81,17 @@ impl EngineHost {
     }
 
     /// See [`crate::daemon::host_api::Host::hand_over`].
-    pub(super) fn hand_over_all(self: &Arc<Self>) -> Items {
+    pub(super) fn hand_over_all(
+        self: &Arc<Self>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> (Option<Items>, Result<(), ApiError>) {
         let mut from_lanes = self.lanes.hand_over();
         let ended = self.close_everything();
         if let Err(error) = &ended.result {
             tracing::error!("not everything stopped in order before the hand-over: {error}");
+        }
+        if !goes_on() {
+            return (None, ended.result);
         }
         let mut items = Items::new();
         // Also of those of which no lane has said anything.
@@ -98,7 +104,7 @@ impl EngineHost {
                 items.entry(kind.to_string()).or_default().extend(left);
             }
         }
-        items
+        (Some(items), ended.result)
     }
 
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.

@@ -80,14 +80,22 @@ impl Volumes {
 
     /// Stops serving and closes the caches, so that another program can go on; returns what it goes on
     /// with. What did not stop in order is logged, and recovered by the next program as after a crash.
-    pub(crate) fn hand_over(&self) -> Items {
+    /// Without items the daemon is to stop instead: a stop was asked for, and this was as good as one.
+    pub(crate) fn hand_over(&self) -> (Option<Items>, Result<(), ApiError>) {
         self.operations.close();
-        if !self.operations.wait_all(PATIENCE) {
+        let quiet = self.operations.wait_all(PATIENCE);
+        if !quiet {
             tracing::error!("a cancelled operation did not end in time");
         }
-        let items = self.host.hand_over();
+        let (items, closed) = self.host.hand_over(&|| !self.programs.end.is_stop());
         self.note_positions();
-        items
+        (items, closed.and(ended_in_time(quiet)))
+    }
+
+    /// Ends the exports after a hand-over that became a stop.
+    pub(crate) fn stop_instead(&self) {
+        self.leave_all();
+        self.front_ends.iter().for_each(|front_end| front_end.release());
     }
 
     /// Cancels all operations, then stops serving in order.
@@ -100,11 +108,14 @@ impl Volumes {
         self.leave_all();
         let ended = self.host.shut_down();
         self.note_positions();
-        ended?;
-        if !quiet {
-            return Err(ApiError::failed("a cancelled operation did not end in time"));
-        }
-        Ok(())
+        ended.and(ended_in_time(quiet))
+    }
+}
+
+fn ended_in_time(quiet: bool) -> Result<(), ApiError> {
+    match quiet {
+        true => Ok(()),
+        false => Err(ApiError::failed("a cancelled operation did not end in time")),
     }
 }
 
@@ -159,5 +170,21 @@ mod tests {
         let asked = volumes.programs.end.wait_for(std::time::Duration::ZERO);
         assert_eq!(asked, Some(End::HandOver(program)));
         *host.hook.lock().expect("not poisoned") = None;
+    }
+
+    #[test]
+    fn a_stop_during_a_hand_over_leaves_nothing_to_hand_over_and_says_how_it_went() {
+        for fails in [false, true] {
+            let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
+            let (volumes, program) = ready(&dir, &host);
+            if fails {
+                host.failing.lock().expect("not poisoned").push("hand over".to_owned());
+            }
+            volumes.ask_hand_over(program).expect("nothing fails");
+            assert!(volumes.programs.end.ask(End::Stop));
+            let (items, closed) = volumes.hand_over();
+            assert!(items.is_none());
+            assert_eq!(closed.is_err(), fails);
+        }
     }
 }
