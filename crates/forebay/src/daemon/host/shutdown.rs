@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeName};
-use forebay_engine::{Cache, FrontEnd, HandedOver};
+use forebay_engine::{FrontEnd, HandedOver};
 
 use super::caches::Place;
 use super::report::Running;
@@ -15,20 +15,23 @@ use super::{CLOSE_PATIENCE, EngineHost, faults};
 use crate::daemon::hand_over::Items;
 use crate::daemon::host_api::Definition;
 
-/// What closing a cache may take beyond its limit before it is abandoned.
-const GRACE: Duration = Duration::from_secs(1);
+/// How long a stopped volume, or an operation that was given up, may still use its cache before that is left
+/// open, and what closing one may take beyond its limit.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// How everything ended.
 struct Ended {
     /// Volumes of which acknowledged writes may be lost, or that did not stop in order.
     failed: BTreeSet<VolumeName>,
+    /// The places of volumes that did not stop in order.
+    places: BTreeSet<u64>,
     /// The first error.
     result: Result<(), ApiError>,
 }
 
 impl Default for Ended {
     fn default() -> Self {
-        Ended { failed: BTreeSet::new(), result: Ok(()) }
+        Ended { failed: BTreeSet::new(), places: BTreeSet::new(), result: Ok(()) }
     }
 }
 
@@ -169,6 +172,7 @@ impl EngineHost {
                 running.place.note_left(&running.volume);
             }
             tracing::error!(volume = %volume.name, "did not stop cleanly: {error}");
+            ended.places.insert(running.place.number);
             ended.fail(&volume.name, error);
         }
         in_order
@@ -201,8 +205,8 @@ impl EngineHost {
     }
 
     /// Closes all caches concurrently. Returns whether everything went in order. A cache with a volume that
-    /// did not stop, or whose origin something still waits for, is left open: all acknowledged writes are durable
-    /// on it, and the next start recovers it.
+    /// did not stop, whose origin something still waits for, or that an operation which was given up may yet
+    /// change, is left open: all acknowledged writes are durable on it, and the next start recovers it.
     fn close_all(self: &Arc<Self>, ended: &mut Ended) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
@@ -210,8 +214,8 @@ impl EngineHost {
             .places()
             .into_iter()
             .map(|place| {
-                let host = self.clone();
-                std::thread::spawn(move || host.close_place(&place))
+                let (host, reported) = (self.clone(), ended.places.contains(&place.number));
+                std::thread::spawn(move || host.close_place(&place, reported))
             })
             .collect();
         let mut in_order = true;
@@ -236,16 +240,36 @@ impl EngineHost {
         in_order
     }
 
-    /// Closes the cache at a place, if it is open and no volume uses it. Returns whether it is closed.
+    /// Closes the cache at a place, if it is open and nothing uses it any more. Returns whether it is closed.
+    /// `reported`: a volume on it is known not to have stopped.
     ///
     /// # Errors
-    /// Not all of it could be made durable.
-    fn close_place(&self, place: &Arc<Place>) -> Result<bool, ApiError> {
+    /// It is left open because of a volume, or not all of it could be made durable.
+    fn close_place(&self, place: &Arc<Place>, reported: bool) -> Result<bool, ApiError> {
         let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
             return Err(ApiError::failed("a cache device does not answer"));
         };
-        let whole = |open: &mut Arc<Cache>| open.volumes().is_empty() && !place.is_lingering();
-        match cache.take_if(whole) {
+        let Some(open) = cache.clone() else { return Ok(true) };
+        let end = Instant::now() + GRACE;
+        let has_volume = || !open.volumes().is_empty() || place.is_lingering();
+        while (has_volume() || place.is_used()) && !reported && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let device = open.store.device().name();
+        if has_volume() && !reported {
+            return Err(ApiError::failed(format!(
+                "the cache on {device} was left open, because a volume on it still waits for its origin; the next start recovers it"
+            )));
+        }
+        if has_volume() || place.is_used() {
+            // Only a start or the like, of which nobody was told that it succeeded.
+            tracing::warn!(
+                "the cache on {device} was left open, because something that was given up still uses it; the next start recovers it"
+            );
+            return Ok(false);
+        }
+        drop(open);
+        match cache.take() {
             Some(open) => self.close(place, &open, CLOSE_PATIENCE).map(|()| true),
             None => Ok(true),
         }
