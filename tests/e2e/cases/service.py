@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import os
 import pathlib
+import signal
 import socket
 import threading
 import time
@@ -74,6 +75,34 @@ def a_daemon_with_a_lane_that_stands_still_does_not_report(box):
     manager.reports(2)
     check(manager.reports(4) >= 2, "no reports after it went on")
     check("lane 0 has not answered" in manager.daemon.log(), "the log does not name the lane")
+
+
+@test
+def an_end_that_writes_down_for_long_asks_for_more_time(box):
+    manager = Manager(box)
+    daemon, disk = manager.daemon, Disk(box, "origin", 64 * MIB)
+    deferred = ("--ram", "64M", "--durability", "deferred", "--set", "write_down=infinite")
+    client = connect(daemon.create("v", "none", disk.name, *deferred))
+    for place in range(0, 32 * MIB, MIB):
+        client.pwrite(bytes([1]) * MIB, place)
+    disk.faults("delay 2s write")
+    daemon.hear_all()
+    daemon.process.send_signal(signal.SIGTERM)
+    start, more, alive = time.monotonic(), 0, 0
+    daemon.notify.settimeout(0.05)
+    while daemon.process.poll() is None:
+        try:
+            lines = daemon.hear()
+        except TimeoutError:
+            continue
+        more += "EXTEND_TIMEOUT_USEC=60000000" in lines
+        alive += "WATCHDOG=1" in lines
+    took = time.monotonic() - start
+    check_equal(daemon.process.returncode, 0, "the exit code")
+    check(took > 3, f"it took {took:.1f} s: the test proves nothing")
+    check(2 <= more <= took + 2, f"it asked for more time {more} times in {took:.1f} s, alive {alive}")
+    check(alive >= 3, f"it reported {alive} times that it is alive")
+    check(disk.read(31 * MIB, MIB) == bytes([1]) * MIB, "it was not written down")
 
 
 @test

@@ -64,7 +64,7 @@ use forebay_lane::MemoryBudget;
 use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
 use hand_over::{Left, LeftSocket};
-use notify::ServiceManager;
+use notify::{Ending, ServiceManager};
 use server::Server;
 use signals::{End, StopRequest};
 use socket::ClaimedSocket;
@@ -141,7 +141,8 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let identities = Identities::default();
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
-    let host = host::open(lanes, &front_ends, &options.raw, records, &memory)?;
+    let ending = Arc::new(Ending::new(&manager));
+    let host = host::open(lanes, &front_ends, &options.raw, records, &memory, &ending)?;
     identities.bind(&host);
     let programs =
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
@@ -152,7 +153,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
     volumes.watch(&stop)?;
-    watchdog::start(&manager, &volumes, &stop)?;
+    watchdog::start(&manager, &volumes, &stop, &ending)?;
     manager.status("Recovering");
     let restored = volumes.restore(&stop, options.device_wait);
     if !stop.is_asked() {

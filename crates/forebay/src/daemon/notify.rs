@@ -3,7 +3,8 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The service manager, if there is one.
 #[derive(Clone, Default)]
@@ -54,6 +55,11 @@ impl ServiceManager {
         self.watchdog
     }
 
+    /// Asks for so much time from now on, in a state in which time is limited.
+    fn extend(&self, time: Duration) {
+        self.send(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()));
+    }
+
     /// Reports that the daemon is alive.
     pub(crate) fn alive(&self) {
         self.send("WATCHDOG=1");
@@ -72,6 +78,39 @@ impl ServiceManager {
     }
 }
 
+/// The progress of an end that takes long: data in RAM is written down for as long as the devices take any.
+#[derive(Default)]
+pub(crate) struct Ending {
+    manager: ServiceManager,
+    last: Mutex<Option<Instant>>,
+}
+
+impl Ending {
+    /// How long the service manager waits from each progress on.
+    const MORE: Duration = Duration::from_secs(60);
+    /// It is told no more often.
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// Starts without progress.
+    pub(crate) fn new(manager: &ServiceManager) -> Self {
+        Ending { manager: manager.clone(), last: Mutex::default() }
+    }
+
+    /// Notes progress, and asks the service manager for more time.
+    pub(crate) fn advances(&self) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= Self::PAUSE) {
+            *last = Some(Instant::now());
+            self.manager.extend(Self::MORE);
+        }
+    }
+
+    /// Returns when there was progress; `None`: never.
+    pub(crate) fn last(&self) -> Option<Instant> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Returns the time of the watchdog according to the environment.
 fn watchdog(variable: impl Fn(&str) -> Option<String>) -> Option<Duration> {
     // Of another process, from which the environment was inherited.
@@ -85,6 +124,25 @@ fn watchdog(variable: impl Fn(&str) -> Option<String>) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::testing::TempDir;
+
+    #[test]
+    fn more_time_is_asked_for_at_progress_once_a_second() {
+        let dir = TempDir::new("notify");
+        let path = dir.path().join("socket");
+        let socket = UnixDatagram::bind(&path).expect("free");
+        socket.set_nonblocking(true).expect("possible");
+        let address = SocketAddr::from_pathname(&path).expect("short");
+        let manager = ServiceManager { socket: Some(address), watchdog: None };
+        let ending = Ending::new(&manager);
+        assert_eq!(ending.last(), None);
+        (0..100).for_each(|_| ending.advances());
+        assert!(ending.last().is_some());
+        let mut message = [0; 64];
+        let len = socket.recv(&mut message).expect("sent");
+        assert_eq!(&message[..len], b"EXTEND_TIMEOUT_USEC=60000000");
+        socket.recv(&mut message).expect_err("only once");
+    }
 
     #[test]
     fn the_watchdog_is_that_of_this_process() {

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use forebay_admin::ApiError;
 
 use super::host_api::Count;
-use super::notify::ServiceManager;
-use super::signals::{End, StopRequest};
+use super::notify::{Ending, ServiceManager};
+use super::signals::StopRequest;
 use super::volumes::Volumes;
 
 /// How often the daemon reports in the time that the manager waits for a report.
 const REPORTS: u32 = 4;
 
-/// How long an orderly stop counts as alive; it is over by then, see `docs/operations.md`.
+/// How long an orderly stop or a hand-over counts as alive, from its last progress on; it is over by then, see
+/// `docs/operations.md`.
 const STOPPING: Duration = Duration::from_secs(100);
 
 /// Reports until the process ends, on a thread of its own. Does nothing without a manager that asks for
@@ -28,23 +29,22 @@ pub(crate) fn start(
     manager: &ServiceManager,
     volumes: &Arc<Volumes>,
     stop: &Arc<StopRequest>,
+    ending: &Arc<Ending>,
 ) -> Result<(), ApiError> {
     let Some(limit) = manager.watchdog() else { return Ok(()) };
     let (manager, volumes, stop) = (manager.clone(), volumes.clone(), stop.clone());
+    let ending = ending.clone();
     let thread = std::thread::Builder::new().name("watchdog".to_owned());
     let spawned = thread.spawn(move || {
         let pause = limit / REPORTS;
         while stop.wait_for(pause).is_none() {
             report(&manager, &volumes, limit);
         }
-        // A hand-over ends this thread, however much data in RAM is written down before.
-        let mut end = Instant::now() + STOPPING;
-        while Instant::now() < end {
+        // Data in RAM is written down for as long as the devices take any.
+        let asked = Instant::now();
+        while ending.last().unwrap_or(asked).max(asked).elapsed() < STOPPING {
             manager.alive();
             std::thread::sleep(pause);
-            if matches!(stop.wait_for(Duration::ZERO), Some(End::HandOver(_))) {
-                end = Instant::now() + STOPPING;
-            }
         }
     });
     spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))

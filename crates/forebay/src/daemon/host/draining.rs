@@ -25,7 +25,7 @@ const LINGERING: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Why drains are made.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Occasion {
     /// A hand-over that may still be refused: clients are served meanwhile.
     HandOver,
@@ -46,14 +46,15 @@ struct Drain {
 }
 
 impl Drain {
-    /// Notes the progress since the last call.
-    fn advances(&mut self, host: &EngineHost) {
+    /// Returns whether there was progress since the last call.
+    fn advances(&mut self, host: &EngineHost) -> bool {
         let (left, taken) = host.left_and_taken(&self.volume.name, &self.running);
         let (least, most) = self.best;
         if left >= least && taken <= most {
-            return;
+            return false;
         }
         (self.best, self.since) = ((left.min(least), taken.max(most)), Instant::now());
+        true
     }
 
     /// Whether it has ended, or has to be left behind.
@@ -166,11 +167,15 @@ impl EngineHost {
             }
         }
         while drains.iter().any(|drain| !drain.is_over()) {
+            let mut advances = false;
             for drain in &mut drains {
-                drain.advances(self);
+                advances |= drain.advances(self);
                 if drain.since.elapsed() >= CLOSE_PATIENCE || !goes_on() {
                     drain.work.cancel();
                 }
+            }
+            if advances && occasion == Occasion::End {
+                self.ending.advances();
             }
             std::thread::sleep(STEP);
         }

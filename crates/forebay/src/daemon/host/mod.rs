@@ -65,6 +65,7 @@ use super::host_api::{
 };
 use super::known::Known;
 use super::ledger::Notes;
+use super::notify::Ending;
 use super::operations::Work;
 use super::state::State;
 use crate::curve::Sizes;
@@ -115,6 +116,7 @@ pub(crate) fn open(
     raw: &[RawExport],
     records: Records,
     memory: &Arc<MemoryBudget>,
+    ending: &Arc<Ending>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
@@ -137,6 +139,7 @@ pub(crate) fn open(
         front_ends: front_ends.to_vec(),
         lists: records.lists,
         events: records.events,
+        ending: ending.clone(),
     })))
 }
 
@@ -196,6 +199,8 @@ pub(crate) struct EngineHost {
     front_ends: Vec<Arc<dyn FrontEnd>>,
     lists: Lists,
     events: Arc<Events>,
+    /// Told of the progress of an end that takes long.
+    ending: Arc<Ending>,
 }
 
 impl Host for Arc<EngineHost> {

@@ -116,6 +116,8 @@ impl EngineHost {
         for (name, error) in self.drain_ram() {
             ended.fail(&name, error);
         }
+        // A stop and what follows may take as long again.
+        self.ending.advances();
         let mut in_order = self.stop_all(&mut ended);
         self.forget_tiers(&mut ended);
         in_order &= self.close_all(&mut ended);
