@@ -216,6 +216,23 @@ def nobody_hands_over_beside_a_device_that_hangs(box):
     other.pread(4096, 0)
 
 
+@test
+def nobody_hands_over_while_a_deleted_volume_still_waits_for_its_origin(box):
+    daemon, disk = box.daemon(), Disk(box, "origin", 64 * MIB)
+    waits = Client(daemon.create("v", box.file("cache", 64 * MIB), disk.name))
+    other = connect(daemon.create("w", box.file("other-cache", 64 * MIB), box.file("other", 64 * MIB)))
+    disk.faults("hang read")
+    waits.start_read(MIB, 4096)
+    wait_for(lambda: 'rule="hang read"' in daemon.log(), "the origin hangs")
+    daemon.cli("delete", "--discard-dirty", "v")
+    refused = daemon.cli("daemon", "--take-over", expect=3).stderr
+    check("still waits for a device" in refused, f"it said {refused.strip()}")
+    other.pwrite(b"w" * 4096, 0)
+    disk.heal()
+    wait_for(lambda: verb(daemon, "daemon", "--take-over").returncode == 0, "it is taken over")
+    check_equal(bytes(other.pread(4096, 0)), b"w" * 4096, "what the other client reads")
+
+
 def in_ram(box, name, place):
     """A volume with 500 blocks that only RAM has, its disk, and a client."""
     disk = Disk(box, f"{name}.origin", 16 * MIB)

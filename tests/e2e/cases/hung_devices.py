@@ -173,6 +173,34 @@ def sigterm_leaves_a_hung_origin_behind_and_ends_everything_else_in_order(box):
 
 
 @test
+def a_cache_that_something_still_uses_at_the_end_is_left_open_and_recovered(box):
+    daemon, bad, recorders = three_volumes(box)
+    daemon.terminate()
+    # A start that was given up: nobody was told anything that depends on it.
+    faults(bad, "hang read")
+    daemon.start()
+    code, _ = daemon.terminate()
+    check_equal(code, 0, "the exit code beside a start that was given up")
+    check(daemon.log().count("was left open") == 1, "the cache was closed although a start may still change it")
+    faults(bad, "# none")
+    daemon.start()
+    # A volume that was deleted, and still waits for its origin.
+    faults(bad, "hang read")
+    Client(daemon.uri("a")).start_read(8 * MIB, 4096)
+    time.sleep(0.5)
+    daemon.cli("delete", "--discard-dirty", "a")
+    wait_for(lambda: "of the deleted volume may still be under way" in daemon.log(), "it is deleted in any case", 60)
+    code, seconds = daemon.terminate()
+    check(seconds < 50, f"the stop took {seconds:.1f} s")
+    check_equal(code, 1, "the exit code beside a volume that waits")
+    check("still waits for its origin; the next start recovers it" in daemon.log(), "the log does not say so")
+    faults(bad, "# none")
+    daemon.start()
+    for name in "b", "c":
+        recorders[name].verify(daemon.uri(name))
+
+
+@test
 def a_cache_in_ram_whose_origin_hangs_is_given_up_by_name(box):
     daemon = box.daemon()
     bad = box.file("bad", 16 * MIB)

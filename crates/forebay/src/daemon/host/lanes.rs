@@ -418,3 +418,27 @@ impl Flag {
         self.0.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_lane_that_does_not_end_is_left_behind() {
+        let memory = Arc::new(MemoryBudget::new(1 << 30));
+        let lanes = Lanes::start(2, &[], &[], &Arc::default(), &memory).expect("threads");
+        let (release, wait) = channel::<()>();
+        let (begun, begins) = channel();
+        lanes.begin(1, move |_| async move {
+            let _ = begun.send(());
+            // As an operation of a ring that is closed while a disk hangs.
+            let _ = wait.recv();
+        });
+        begins.recv().expect("it begins");
+        lanes.end(true);
+        assert!(lanes.threads.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
+        drop(release);
+    }
+}
