@@ -1,6 +1,8 @@
 """Another program takes over from the daemon: clients stay connected and see a pause, never an error."""
 
+import errno
 import json
+import mmap
 import os
 import pathlib
 import signal
@@ -302,6 +304,36 @@ def clients_of_a_volume_that_does_not_end_in_order_are_cut_off_and_no_others(box
     disk.heal()
     verb(daemon, "start", "v")
     check_equal(bytes(connect(daemon.uri("v")).pread(4096, 0)), b"v" * 4096, "what a new client reads")
+
+
+@test
+def users_of_the_device_of_such_a_volume_get_errors(box):
+    if os.geteuid() != 0:
+        skip("block devices take root")
+    for path in ("/dev/fuse", "/dev/loop-control"):
+        if not os.path.exists(path):
+            skip(f"there is no {path}")
+    daemon, disk = box.daemon(), Disk(box, "origin", 64 * MIB)
+    arguments = ("--mode", "wt", "--export", "nbd,fuse")
+    made = daemon.create_run("v", box.file("cache", 64 * MIB), disk.name, *arguments, expect=None)
+    if "CAP_SYS_ADMIN" in made.stderr or "modprobe" in made.stderr:
+        skip(made.stderr.strip())
+    check_equal(made.returncode, 0, f"create: {made.stderr.strip()}")
+    device = os.open(made.stdout.strip(), os.O_RDONLY | os.O_DIRECT)
+    box.at_end(os.close, device)
+    connect(daemon.uri("v")).pwrite(b"v" * 4096, 0)
+    disk.faults("fail sync")
+    take_over(daemon)
+    try:
+        os.preadv(device, [mmap.mmap(-1, 4096)], 0)
+        check(False, "the device goes on as if nothing had happened")
+    except OSError as error:
+        check(error.errno in (errno.EIO, errno.ENXIO, errno.ENODEV), f"the error is {error}")
+    disk.heal()
+    verb(daemon, "start", "v")
+    with open(daemon.show("v")["export"]["device"], "rb") as again:
+        check_equal(again.read(4096), b"v" * 4096, "what its new device reads")
+    daemon.terminate()
 
 
 @test
