@@ -206,19 +206,23 @@ impl EngineLane {
         }
     }
 
-    /// Returns whether there is no free space and will be none: held versions that no origin is
-    /// about to take keep the segments, and the others have blocks that cannot leave, as unreadable
-    /// ones. Other volumes cannot wait for them: their volume may be stopped for good.
+    /// Returns whether there is no free space and will be none: held versions that no origin is about to take keep
+    /// the segments, or blocks that cannot leave, as unreadable, pinned and guarded ones, and the dirty ones of a
+    /// volume that is stopped. Other volumes cannot wait for them: that may be for good.
     fn gets_no_room(&self, state: &State) -> bool {
-        let store = &self.cache.store;
-        let gets_some = |volume: &Arc<Volume>| {
-            let takes = volume.can_be_emptied() && volume.settings().writeback_running;
-            takes && store.held_versions(volume.id) > 0
+        let (store, volumes) = (&self.cache.store, self.cache.volumes());
+        let takes =
+            |volume: &Volume| volume.can_be_emptied() && volume.settings().writeback_running;
+        let gets_some = |volume: &Arc<Volume>| takes(volume) && store.held_versions(volume.id) > 0;
+        let gets_clean =
+            |volume: &Arc<Volume>| takes(volume) && volume.dirty_blocks() > volume.bad_count();
+        let full = match store.segments.with_held() {
+            0 => !state.packed.is_empty() && !volumes.iter().any(gets_clean),
+            _ => true,
         };
-        store.segments.free_count() <= store.reserved_segments()
-            && store.segments.with_held() > 0
+        full && store.segments.free_count() <= store.reserved_segments()
             && state.stuck.values().all(|stuck| stuck.again)
-            && !self.cache.volumes().iter().any(gets_some)
+            && !volumes.iter().any(gets_some)
     }
 
     /// Empties one segment. `false`: none can be taken.

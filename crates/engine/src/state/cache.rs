@@ -342,13 +342,13 @@ impl Cache {
         self.pressed.load(Ordering::SeqCst) || self.store.is_order_full()
     }
 
-    /// Sets whether the log has no free space and will get none: versions held for ordered
-    /// writeback, which no origin is about to take, keep every segment. Wakes the tasks that wait
-    /// for space.
+    /// Sets whether the log has no free space and will get none: every segment has versions held for
+    /// ordered writeback, which no origin is about to take, or blocks that must stay. Wakes the tasks
+    /// that wait for space.
     pub(crate) fn starve(&self, starved: bool) {
         if self.starved.swap(starved, Ordering::SeqCst) != starved && starved {
             tracing::warn!(
-                "the cache has no free space: versions held for ordered volumes keep every segment"
+                "the cache has no free space, and none can be made: every segment has blocks that must stay"
             );
             self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
             self.store.space.notify_all();
