@@ -241,7 +241,10 @@ impl Writeback {
         match self.flow.settle().await {
             Ok(()) => {
                 self.retry = FIRST_RETRY;
-                volume.set_writeback_error(None);
+                match self.failed_in_sweep {
+                    true => volume.writeback_works(),
+                    false => volume.set_writeback_error(None),
+                }
             }
             Err(error) => {
                 (self.sweep_failed, self.failed_in_sweep) = (true, true);

@@ -59,7 +59,8 @@ impl Attempts {
         const LOOKS: u32 = 50;
         const SWEEPS: u32 = 3;
         let error = volume.writeback_error();
-        self.failing = if error.is_some() && left >= self.left { self.failing + 1 } else { 0 };
+        self.failing =
+            if volume.writeback_fails() && left >= self.left { self.failing + 1 } else { 0 };
         self.left = left;
         self.error = error.or(self.error.take());
         let (good, failed) = (volume.sweeps(), volume.failed_sweeps());

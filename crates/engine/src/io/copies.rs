@@ -143,11 +143,19 @@ impl Copies<'_> {
         if self.forget_copy(pinned.block, slot) {
             return Unreadable::Gone;
         }
+        let is_it = |entry: &Entry| entry.slot == slot && entry.dirty;
         let now = store.peek(&volume.space, pinned.block);
-        if now.is_some_and(|found| found.entry.slot == slot && found.entry.dirty) {
-            volume.add_bad(pinned.block);
+        if !now.is_some_and(|found| is_it(&found.entry)) {
+            return Unreadable::Gone;
+        }
+        volume.add_bad(pinned.block);
+        // Who replaced it just now may have looked for the flag before. With the lock of the shard, which this
+        // takes, either sees the other.
+        let now = store.look_up(&volume.space, pinned.block);
+        if now.is_some_and(|pinned| is_it(&pinned.found.entry)) {
             return Unreadable::Lost;
         }
+        volume.remove_bad(pinned.block);
         Unreadable::Gone
     }
 

@@ -331,7 +331,7 @@ impl Writer<'_> {
             if volume.state() != VolumeState::Running {
                 return Err(IoError::ShuttingDown);
             }
-            if bad || volume.is_ordered() || volume.writeback_error().is_some() {
+            if bad || volume.is_ordered() || volume.writeback_fails() {
                 return Err(IoError::Io);
             }
             volume.writeback_wanted.notify_all();

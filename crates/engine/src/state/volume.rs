@@ -494,10 +494,22 @@ impl Volume {
         self.progress.notify_all();
     }
 
+    /// Records that the origin takes writes again. The last error stays until nothing is dirty, or a sweep has
+    /// written everything: the blocks that it is about are perhaps still dirty (invariant 18).
+    pub(crate) fn writeback_works(&self) {
+        self.writeback_fails.store(false, Ordering::SeqCst);
+        self.progress.notify_all();
+    }
+
+    /// Returns whether the last attempt to write back failed.
+    pub(crate) fn writeback_fails(&self) -> bool {
+        self.writeback_fails.load(Ordering::SeqCst)
+    }
+
     /// Returns whether the volume is bound: its dirty blocks cannot be written back at the moment,
     /// because its origin does not answer or writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
-        self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_hung()
+        self.writeback_fails() || self.waits.is_hung()
     }
 
     /// Returns whether the volume's writers must not take the last free space in the cache: the

@@ -212,7 +212,10 @@ impl EngineLane {
         self.lane.spawn(async move {
             let _guard = this.cache.store.fail_on_panic("writeback for reclaim");
             let result = write_back(&this, &blocks, WritebackReason::Reclaim).await;
-            this.volume.set_writeback_error(result.err());
+            match result {
+                Ok(_) => this.volume.writeback_works(),
+                Err(error) => this.volume.set_writeback_error(Some(error)),
+            }
             drop(ending);
         });
         let patient = self.lane.now() + PATIENCE;
