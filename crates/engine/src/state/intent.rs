@@ -6,7 +6,7 @@
 //! note with the first commit after one of its blocks becomes dirty, and leaves it some time after
 //! its last dirty block. A write pays for checking one bit when it makes a clean block dirty.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_policy::sweep::DirtyMap;
 use parking_lot::Mutex;
@@ -20,8 +20,8 @@ pub(crate) struct Intent {
     pub(crate) noted: Box<[AtomicU64]>,
     /// Regions that the next note must contain.
     pub(crate) wanted: Box<[AtomicU64]>,
-    /// Whether a requested region is not in a durable note yet.
-    pub(crate) any_wanted: AtomicBool,
+    /// How many regions were requested since all were in a durable note.
+    requests: AtomicU64,
     /// The regions in the note, which may be more than are dirty; and whether the note is being
     /// shortened.
     pub(crate) filed: Mutex<(Vec<u64>, bool)>,
@@ -35,7 +35,7 @@ impl Intent {
     pub(crate) fn new(regions: usize) -> Self {
         let (noted, wanted) = (words(regions), words(regions));
         let filed = Mutex::new((vec![0; noted.len()], false));
-        Intent { noted, wanted, any_wanted: AtomicBool::new(false), filed }
+        Intent { noted, wanted, requests: AtomicU64::new(0), filed }
     }
 
     /// Requests a region in which a block became dirty.
@@ -44,27 +44,29 @@ impl Intent {
         let bit = 1 << (region % 64);
         if self.noted[region / 64].load(Ordering::Relaxed) & bit == 0 {
             self.wanted[region / 64].fetch_or(bit, Ordering::SeqCst);
-            self.any_wanted.store(true, Ordering::SeqCst);
+            self.requests.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Clears the request flag, unless regions were requested meanwhile.
+    /// Forgets the requests, unless regions were requested meanwhile: whoever flushes after a request waits for a
+    /// note, so no moment may show none.
     pub(crate) fn all_noted(&self) {
-        self.any_wanted.store(false, Ordering::SeqCst);
-        if self.wanted.iter().any(|word| word.load(Ordering::SeqCst) != 0) {
-            self.any_wanted.store(true, Ordering::SeqCst);
+        let seen = self.requests.load(Ordering::SeqCst);
+        if self.wanted.iter().all(|word| word.load(Ordering::SeqCst) == 0) {
+            // Who requested a region since the look at its word has counted, or is about to.
+            let _ = self.requests.compare_exchange(seen, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
     }
 
     /// Turns requests off: there is no ledger.
     pub(crate) fn is_pointless(&self) {
         self.noted.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        self.any_wanted.store(false, Ordering::Relaxed);
+        self.requests.store(0, Ordering::Relaxed);
     }
 
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
-        self.any_wanted.load(Ordering::SeqCst)
+        self.requests.load(Ordering::SeqCst) > 0
     }
 }
 
