@@ -85,6 +85,27 @@ fn a_drain_gives_up_a_range_that_the_origin_does_not_take_although_clients_write
 }
 
 #[test]
+fn an_error_is_shown_until_what_it_is_about_is_written() {
+    let bench = Bench::new();
+    let eager =
+        Settings { dirty_age: Duration::from_millis(1), ..bench.target.volume().settings() };
+    bench.world.set(&bench.engine, eager).expect("set");
+    bench.faults.fail_in(OpKind::Write, 7 * BLOCK..8 * BLOCK);
+    (0..64).for_each(|block| _ = bench.write(block));
+    let seen = Cell::new(false);
+    bench.rewrite_until(|| {
+        let shown = bench.target.volume().writeback_error().is_some();
+        assert!(shown || !seen.get(), "it is gone, and block 7 dirty");
+        seen.set(shown);
+        false
+    });
+    assert!(seen.get());
+    bench.faults.heal();
+    bench.world.advance(Duration::from_secs(60));
+    assert!(bench.target.volume().writeback_error().is_none());
+}
+
+#[test]
 fn a_drain_outlives_a_single_failed_write() {
     let bench = Bench::new();
     (0..5000).for_each(|number| _ = bench.write(3 * number));
