@@ -27,7 +27,7 @@ use crate::path::read::Reader;
 use crate::path::write::Writer;
 use crate::serve::observe::Observer;
 use crate::state::volume::VolumeState;
-use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
+use crate::stats::{AT_ONCE, Kind, LaneStats, QUICK_SAMPLE, bump};
 
 pub(crate) mod limited;
 mod observe;
@@ -220,7 +220,7 @@ impl Dispatch<'_> {
         let stats = self.0.stats();
         let in_flight = &stats.in_flight;
         let before = in_flight.load(Ordering::Relaxed);
-        in_flight.swap(before + 1, Ordering::SeqCst);
+        in_flight.swap(before + AT_ONCE, Ordering::SeqCst);
         let done = (self.0.volume.state() == VolumeState::Running).then(|| act(stats));
         in_flight.store(before, Ordering::Release);
         done

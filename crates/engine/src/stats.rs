@@ -94,7 +94,7 @@ pub(crate) struct LaneStats {
     pub(crate) counters: LaneCounters,
     pub(crate) why: LaneWhy,
     latencies: [Histogram; 3],
-    /// Requests in flight.
+    /// Requests in flight; one that is being answered at once counts [`AT_ONCE`].
     pub(crate) in_flight: AtomicU64,
     /// Attempts to answer a request at once; selects every [`QUICK_SAMPLE`]th for a latency sample.
     pub(crate) quick: AtomicU64,
@@ -111,6 +111,9 @@ pub(crate) struct LaneStats {
 /// One in this many requests answered at once has its latency measured; the sample is recorded with
 /// this weight. Without the weight, requests that had to wait would dominate the histogram.
 pub(crate) const QUICK_SAMPLE: u64 = 16;
+
+/// A request that is being answered at once, beside those in flight: there is one on a lane at most.
+pub(crate) const AT_ONCE: u64 = 1 << 48;
 
 impl LaneStats {
     fn new() -> Self {
@@ -234,7 +237,22 @@ impl Stats {
 
     /// Returns the requests in flight.
     pub fn in_flight(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.in_flight.load(Ordering::SeqCst)).sum()
+        let all = self.lanes.iter().map(|lane| lane.in_flight.load(Ordering::SeqCst));
+        all.map(|count| count % AT_ONCE + count / AT_ONCE).sum()
+    }
+
+    /// Returns for each lane how many requests it has begun to answer at once.
+    pub(crate) fn begun_at_once(&self) -> Vec<u64> {
+        self.lanes.iter().map(|lane| lane.quick.load(Ordering::SeqCst)).collect()
+    }
+
+    /// Returns whether a request may still be under way that was being answered at once when `begun` was taken.
+    pub(crate) fn are_answering(&self, begun: &[u64]) -> bool {
+        // One that was under way then may have counted itself since; that the one after it has shows its end.
+        self.lanes.iter().zip(begun).any(|(lane, begun)| {
+            lane.in_flight.load(Ordering::SeqCst) >= AT_ONCE
+                && lane.quick.load(Ordering::SeqCst) < begun + 2
+        })
     }
 
     /// Returns the latencies of all lanes together.
@@ -258,5 +276,24 @@ mod tests {
         assert_eq!(read.count, 2 * (QUICK_SAMPLE + 1));
         assert!(read.p50_us < 3.0 && read.max_us > 4_900.0, "{read:?}");
         assert_eq!(stats.latency(Kind::Write).count, 0);
+    }
+
+    #[test]
+    fn a_request_that_is_being_answered_has_ended_when_the_one_after_it_has_begun() {
+        let stats = Stats::new(2);
+        let lane = &stats.lanes[1];
+        let begun = stats.begun_at_once();
+        assert!(!stats.are_answering(&begun), "nobody answers anything");
+        lane.in_flight.store(3 + AT_ONCE, Ordering::SeqCst);
+        assert_eq!(stats.in_flight(), 4);
+        let begun = stats.begun_at_once();
+        assert!(stats.are_answering(&begun));
+        bump(&lane.quick, 1);
+        assert!(stats.are_answering(&begun), "it may be this one");
+        bump(&lane.quick, 1);
+        assert!(!stats.are_answering(&begun), "this is the one after it");
+        let begun = stats.begun_at_once();
+        lane.in_flight.store(3, Ordering::SeqCst);
+        assert!(!stats.are_answering(&begun));
     }
 }

@@ -134,6 +134,16 @@ impl EngineLane {
         Ok(())
     }
 
+    /// Waits until no lane answers a request any more that may have begun with settings before the present ones:
+    /// the blocks that it makes dirty are counted then.
+    async fn pass_those_answered_at_once(&self, volume: &Volume) {
+        fence(Ordering::SeqCst);
+        let begun = volume.stats.begun_at_once();
+        while volume.stats.are_answering(&begun) {
+            self.lane.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Waits until no block is dirty, or `enough` sweeps have been made and a further one has left as
     /// many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
     /// before makes dirty, while a sweep passes it stays dirty; and some of these are unlucky twice.
@@ -145,6 +155,7 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let failed = |message: String| EngineError::new(EngineErrorKind::Failed, message);
         let _draining = Draining::begin(volume);
+        self.pass_those_answered_at_once(volume).await;
         volume.try_bad_again();
         volume.writeback_wanted.notify_all();
         let (name, mut least, mut attempts) = (&volume.name, u64::MAX, Attempts::new(volume));
