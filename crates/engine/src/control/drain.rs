@@ -33,11 +33,11 @@ impl Drop for Draining<'_> {
 
 /// Whether the attempts to write back still lead anywhere.
 struct Attempts {
-    /// Dirty blocks at the last look, and the looks since then at which writeback was failing and no fewer were
-    /// dirty.
+    /// Dirty blocks at the last look, and how many looks in a row found writeback failing and no fewer of them.
     left: u64,
     failing: u32,
-    /// Sweeps seen, good and failed; the fewest dirty blocks after one, and the failed ones in a row since then.
+    /// Sweeps seen, good and failed; the fewest dirty blocks after a failed one, and how many failed in a row
+    /// without fewer.
     good: u64,
     failed: u64,
     least: u64,
@@ -53,8 +53,8 @@ impl Attempts {
     }
 
     /// Looks at a volume with `left` dirty blocks. Returns the error if writeback has led nowhere for a while: it
-    /// fails and fewer blocks never become dirty, or sweeps that are clean but for the same blocks follow each
-    /// other, as they do while clients write elsewhere.
+    /// fails and the number of dirty blocks does not fall, or sweep after sweep fails at the same blocks, as it
+    /// does while clients write elsewhere.
     fn in_vain(&mut self, volume: &Volume, left: u64) -> Option<WritebackError> {
         const LOOKS: u32 = 50;
         const SWEEPS: u32 = 3;
