@@ -9,13 +9,14 @@ RULES = ("admission=ghost:2", "write_budget=512G", "promote=64K", "congested_rea
          "congested_write_threshold=20ms")  # fmt: skip
 
 
-def volume(box, *settings):
+def volume(box, *settings, cache=None):
     """A daemon with a volume of random content, and a connection to it."""
     content = random_bytes("origin", SIZE)
     daemon = box.daemon()
     arguments = [word for setting in settings for word in ("--set", setting)]
     origin = box.file("origin", SIZE, content)
-    uri = daemon.create("v", box.file("cache", 64 * MIB), origin, "--set", "sequential_cutoff=0", *arguments)
+    cache = cache or box.file("cache", 64 * MIB)
+    uri = daemon.create("v", cache, origin, "--set", "sequential_cutoff=0", *arguments)
     return daemon, connect(uri), content
 
 
@@ -57,7 +58,8 @@ def settings_are_made_changed_and_kept(box):
 
 @test
 def second_hit_lets_in_what_is_read_again_and_says_so(box):
-    daemon, client, content = volume(box, "admission=second-hit", "mode=wa")
+    # In RAM: while a cache device is slow to write, what is read does not wait to enter the cache.
+    daemon, client, content = volume(box, "admission=second-hit", "mode=wa", cache="ram:64M")
     for reading in ("cold", "not_admitted", "hit"):
         for at in range(0, SIZE // 2, 64 << 10):
             check(client.pread(64 << 10, at) == content[at : at + (64 << 10)], f"wrong data at {at} ({reading})")
@@ -68,7 +70,7 @@ def second_hit_lets_in_what_is_read_again_and_says_so(box):
     requests = SIZE // 2 >> 16
     check_equal((why["miss"]["cold"], why["miss"]["not_admitted"]), (requests, requests), "reasons")
     check_equal(why["refused"]["not_admitted"], SIZE // 2 >> 12, "blocks that were kept out")
-    check_equal(report["requests"]["read_hits"], requests, "hits")
+    check_equal(report["requests"]["read_hits"], requests, f"hits {why}")
     # Overwritten on the origin: the cache forgets, and knows why.
     client.pwrite(bytes(64 << 10), 0)
     client.flush()
