@@ -138,8 +138,12 @@ impl EngineLane {
     /// the blocks that it makes dirty are counted then.
     async fn pass_those_answered_at_once(&self, volume: &Volume) {
         fence(Ordering::SeqCst);
-        let begun = volume.stats.begun_at_once();
-        while volume.stats.are_answering(&begun) {
+        let mut lanes: Vec<usize> = (0..volume.stats.lanes()).collect();
+        loop {
+            lanes.retain(|lane| volume.stats.is_answering(*lane));
+            if lanes.is_empty() {
+                return;
+            }
             self.lane.sleep(Duration::from_millis(1)).await;
         }
     }
