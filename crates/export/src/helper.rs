@@ -36,7 +36,8 @@ pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
         if Instant::now() >= end {
             // Reaped in time, or by init.
             let _ = std::thread::Builder::new().spawn(move || child.wait());
-            return Err(io::ErrorKind::TimedOut.into());
+            let cause = "the system does not answer: a device or a file system may hang";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, cause));
         }
         std::thread::sleep(STEP);
     }

@@ -145,7 +145,7 @@ fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     )?;
     // A server that accepts nobody must not hold this thread for ever.
     set_socket_timeout(&fd, Timeout::Send, Some(patience))?;
-    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    in_time(rustix::net::connect(&fd, &SocketAddrUnix::new(path)?).map_err(io::Error::from))?;
     Ok(fd.into())
 }
 

@@ -64,13 +64,28 @@ fn nonsense(what: &str) -> ConnectError {
     refused(format!("the server does not keep to the NBD protocol: {what}"))
 }
 
+/// Reads a part of the handshake.
+fn receive(stream: &mut impl Read, into: &mut [u8]) -> io::Result<()> {
+    stream.read_exact(into).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => closed(),
+        _ => error,
+    })
+}
+
+/// Returns the error for a server that hangs up in the handshake.
+fn closed() -> io::Error {
+    let cause = "the server closed the connection in the handshake; its log may say why, or there is no NBD server at \
+        this address";
+    io::Error::new(io::ErrorKind::ConnectionAborted, cause)
+}
+
 /// Reads the greeting and answers it.
 ///
 /// # Errors
 /// See [`ConnectError`].
 pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), ConnectError> {
     let mut greeting = [0; GREETING];
-    stream.read_exact(&mut greeting)?;
+    receive(stream, &mut greeting)?;
     let Some(rest) = greeting.strip_prefix(&GREETING_MAGIC.to_be_bytes()) else {
         return Err(refused("there is no NBD server at this address"));
     };
@@ -224,7 +239,7 @@ fn ask(
     stream.flush()?;
     for _ in 0..REPLIES_MAX {
         let mut head = [0; size_of::<OptionReplyHeader>()];
-        stream.read_exact(&mut head)?;
+        receive(stream, &mut head)?;
         let Ok(head) = OptionReplyHeader::read_from_bytes(&head) else {
             return Err(nonsense("a short reply"));
         };
@@ -234,7 +249,7 @@ fn ask(
             return Err(nonsense("the reply to another option, or a very long one"));
         }
         let mut reply = vec![0; len];
-        stream.read_exact(&mut reply)?;
+        receive(stream, &mut reply)?;
         match head.kind.get() {
             option_reply::ACK => return Ok(None),
             kind if kind & option_reply::ERROR != 0 => {
@@ -256,5 +271,59 @@ pub(crate) fn unfit(export: &Export) -> Option<&'static str> {
         )
     } else {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that says something and hangs up.
+    struct Script<'a>(&'a [u8]);
+
+    impl Read for Script<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.0.read(into)
+        }
+    }
+
+    impl Write for Script<'_> {
+        fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+            Ok(data.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_server_that_hangs_up_anywhere_in_the_handshake_is_named_as_the_cause() {
+        let mut said = GREETING_MAGIC.to_be_bytes().to_vec();
+        said.extend(OPTION_MAGIC.to_be_bytes());
+        said.extend(handshake_flag::FIXED_NEWSTYLE.to_be_bytes());
+        for (option, kind, data) in [
+            (option::STRUCTURED_REPLY, option_reply::ERR_UNSUP, &b"no"[..]),
+            (option::GO, option_reply::INFO, &[0; 12]),
+            (option::GO, option_reply::ACK, &[]),
+        ] {
+            let head = OptionReplyHeader {
+                magic: U64::new(OPTION_REPLY_MAGIC),
+                option: U32::new(option),
+                kind: U32::new(kind),
+                len: U32::new(data.len() as u32),
+            };
+            said.extend(head.as_bytes());
+            said.extend(data);
+        }
+        let shake = |said| {
+            let mut server = Script(said);
+            greet(&mut server).and_then(|()| choose(&mut server, "v"))
+        };
+        assert!(shake(&said).is_ok());
+        for len in 0..said.len() {
+            let error = shake(&said[..len]).expect_err("it hangs up").to_string();
+            assert!(error.contains("the server closed the connection"), "{len}: {error}");
+        }
     }
 }

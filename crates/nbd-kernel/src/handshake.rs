@@ -38,6 +38,16 @@ fn unexpected(what: &str) -> io::Error {
     io::Error::other(format!("the daemon's NBD server answers with {what}"))
 }
 
+/// Reads a part of the handshake.
+fn receive(stream: &mut impl Read, into: &mut [u8]) -> io::Result<()> {
+    stream.read_exact(into).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "the daemon's NBD server has closed the connection")
+        }
+        _ => error,
+    })
+}
+
 /// Agrees on a volume. A `device` outlives the connection, see [`option::OUTLIVING`]. Reads nothing beyond the
 /// last reply.
 ///
@@ -49,7 +59,7 @@ pub fn agree(
     device: Option<OutlivingDevice>,
 ) -> io::Result<Export> {
     let mut greeting = [0; GREETING];
-    stream.read_exact(&mut greeting)?;
+    receive(stream, &mut greeting)?;
     let magic = [GREETING_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
     if !greeting.starts_with(&magic) {
         return Err(unexpected("another greeting"));
@@ -76,7 +86,7 @@ fn ask(stream: &mut (impl Read + Write), option: u32, data: &[u8]) -> io::Result
     let mut export = None;
     for _ in 0..REPLIES_MAX {
         let mut header = [0; size_of::<OptionReplyHeader>()];
-        stream.read_exact(&mut header)?;
+        receive(stream, &mut header)?;
         let header = OptionReplyHeader::read_from_bytes(&header);
         let header = header.map_err(|_| unexpected("a part of a reply"))?;
         let len = header.len.get() as usize;
@@ -85,7 +95,7 @@ fn ask(stream: &mut (impl Read + Write), option: u32, data: &[u8]) -> io::Result
             return Err(unexpected("another reply"));
         }
         let mut content = vec![0; len];
-        stream.read_exact(&mut content)?;
+        receive(stream, &mut content)?;
         match header.kind.get() {
             option_reply::ACK => return Ok(export),
             option_reply::INFO => export = read_export(&content).or(export),

@@ -165,7 +165,8 @@ impl Socket {
             match tls.decrypt() {
                 Ok(true) => {}
                 Ok(false) if self.receive_records(tls).await? == 0 => {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
+                    let cause = "the client closed the connection in the handshake of TLS";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, cause));
                 }
                 Ok(false) => {}
                 Err(error) => {

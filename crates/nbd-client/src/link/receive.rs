@@ -68,7 +68,7 @@ impl Inbox<'_> {
         let (buf, result) = self.socket.receive(std::mem::take(&mut self.buf), range, false).await;
         self.buf = buf;
         match result? {
-            0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            0 => Err(closed().into()),
             len => {
                 self.end += len;
                 Ok(())
@@ -111,7 +111,7 @@ impl Inbox<'_> {
                     dest,
                     match result {
                         Ok(len) if len == wanted => Ok(()),
-                        Ok(_) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                        Ok(_) => Err(closed().into()),
                         Err(error) => Err(error.into()),
                     },
                 );
@@ -121,6 +121,10 @@ impl Inbox<'_> {
             }
         }
     }
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed the connection")
 }
 
 impl Link {

@@ -403,7 +403,10 @@ impl Worker {
             match done.result {
                 Ok(_) if std::mem::take(&mut self.polls) => {}
                 Ok(8) => return Ok(true),
-                Ok(_) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok(_) => {
+                    let cause = "the descriptor of a queue's notifications is no eventfd";
+                    return Err(broken(io::Error::new(io::ErrorKind::InvalidData, cause)));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.polls = true,
                 Err(error) => return Err(broken(error)),
             }
