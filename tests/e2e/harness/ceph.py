@@ -86,11 +86,18 @@ class Store:
         return int((self.dir / "osd.0.pid").read_text())
 
     def is_running(self):
+        """Whether a thread of it is left: with the last one the locks of its files end, not with the first."""
         try:
-            state = pathlib.Path(f"/proc/{self.pid()}/stat").read_text().rpartition(")")[2].split()[0]
+            threads = list(pathlib.Path(f"/proc/{self.pid()}/task").glob("*/stat"))
         except (OSError, ValueError):
             return False
-        return state != "Z"
+        for thread in threads:
+            try:
+                if thread.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    return True
+            except OSError:
+                pass
+        return False
 
     def kill(self):
         os.kill(self.pid(), signal.SIGKILL)
