@@ -53,8 +53,12 @@ def what_is_counted_is_what_was_done(box):
     client.flush()
     status, kind, text = ask(tcp(port))
     check_equal(status, 200, "the status")
+    # A client that names no format gets the one that everything reads.
+    check(kind.startswith("text/plain; version=0.0.4"), kind)
+    check("# EOF" not in text and not re.search(r"^# TYPE \S+ (info|stateset|unknown)$", text, re.M), "it is not the classic text")
+    _, kind, newer = ask(tcp(port), headers={"Accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.3"})
     check(kind.startswith("application/openmetrics-text; version=1.0.0"), kind)
-    check(text.endswith("# EOF\n"), "the end is missing")
+    check(newer.endswith("# EOF\n"), "the end is missing")
     found = values(text)
     for name, expected in (
         ('forebay_volume_state{volume="v",state="running"}', 1),

@@ -1,4 +1,4 @@
-//! Metrics as text: OpenMetrics 1.0, and the older format of Prometheus for clients that know no other.
+//! Metrics as text: the classic format of Prometheus, and OpenMetrics 1.0 for clients that ask for it.
 //!
 //! Both are written by the same calls. They differ in the names after `# TYPE`, in units, and at the end.
 
@@ -44,13 +44,34 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Returns the format for the `Accept` header of a request: OpenMetrics, unless the client names the other one
-    /// and not this.
+    /// Returns the format for the `Accept` header of a request: the classic one, unless the client names OpenMetrics 1.0
+    /// and does not give it less weight.
     pub(crate) fn for_client(accept: &str) -> Self {
-        if accept.contains("text/plain") && !accept.contains("application/openmetrics-text") {
-            Format::Prometheus
-        } else {
+        // The weights of OpenMetrics, of the classic format by name, and of ranges that contain it.
+        let (mut open, mut classic, mut any) = (0.0_f64, None::<f64>, 0.0_f64);
+        for range in accept.split(',') {
+            let mut parts = range.split(';').map(str::trim);
+            let name = parts.next().unwrap_or_default().to_ascii_lowercase();
+            let (mut weight, mut version) = (1.0, None);
+            for (key, value) in parts.filter_map(|part| part.split_once('=')) {
+                match (key.trim(), value.trim().trim_matches('"')) {
+                    // A weight that is none asks for nothing.
+                    ("q" | "Q", value) => weight = value.parse().unwrap_or(0.0),
+                    ("version", value) => version = Some(value),
+                    _ => {}
+                }
+            }
+            match (&*name, version) {
+                ("application/openmetrics-text", None | Some("1.0.0")) => open = open.max(weight),
+                ("text/plain", _) => classic = Some(classic.unwrap_or(0.0).max(weight)),
+                ("text/*" | "*/*", _) => any = any.max(weight),
+                _ => {}
+            }
+        }
+        if open > 0.0 && open >= classic.unwrap_or(any) {
             Format::OpenMetrics
+        } else {
+            Format::Prometheus
         }
     }
 
@@ -263,11 +284,35 @@ mod tests {
     }
 
     #[test]
-    fn the_older_format_is_for_those_that_ask_for_it_only() {
-        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2";
-        assert_eq!(Format::for_client(prometheus), Format::OpenMetrics);
-        assert_eq!(Format::for_client(""), Format::OpenMetrics);
-        assert_eq!(Format::for_client("*/*"), Format::OpenMetrics);
-        assert_eq!(Format::for_client("text/plain;version=0.0.4"), Format::Prometheus);
+    fn open_metrics_is_for_clients_that_ask_for_it_by_weight() {
+        let three = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+            application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,\
+            text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        for accept in [
+            "application/openmetrics-text",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            "Application/OpenMetrics-Text;version=\"1.0.0\";q=0.5,text/plain;q=0.2",
+            "application/openmetrics-text, text/plain, */*",
+            "text/plain;q=0.5,application/openmetrics-text;q=0.7",
+            "application/openmetrics-text;q=0.1,text/plain;q=0,*/*",
+            three,
+        ] {
+            assert_eq!(Format::for_client(accept), Format::OpenMetrics, "{accept}");
+        }
+        for accept in [
+            "",
+            "*/*",
+            "text/plain;version=0.0.4",
+            "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+            "application/json",
+            "application/openmetrics-text;q=0.2,text/plain;q=0.5",
+            "application/openmetrics-text;q=0.2,*/*;q=0.5",
+            "application/openmetrics-text;q=0",
+            "application/openmetrics-text;q=much",
+            "application/openmetrics-text;version=2.0.0",
+            "application/vnd.google.protobuf;q=0.7,text/plain;q=0.3,*/*;q=0.1",
+        ] {
+            assert_eq!(Format::for_client(accept), Format::Prometheus, "{accept}");
+        }
     }
 }
