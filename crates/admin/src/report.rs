@@ -31,6 +31,9 @@ pub struct LogReport {
     pub lines: Vec<String>,
     /// How many messages were left out of it because too many of their kind came.
     pub left_out: u64,
+    /// How many lines are not on the daemon's stderr because its reader did not take them in time.
+    #[serde(default)]
+    pub dropped: u64,
 }
 
 /// State of a volume.

@@ -1,10 +1,15 @@
 //! Reports errors as one line on stderr and an exit code.
 //!
 //! 0 done; 1 failed; 2 wrong usage or configuration; 3 refused, because something is in use or is
-//! not the expected device; 4 data at risk, needs force.
+//! not the expected device; 4 data at risk, needs force; 5 the daemon does not answer.
+
+use std::ffi::OsString;
+use std::io::Write;
 
 use forebay_admin::ApiError;
 use forebay_core::text::usage_line;
+
+use crate::daemon::log;
 
 /// Result of a verb.
 pub(crate) type Outcome = Result<(), ApiError>;
@@ -14,10 +19,19 @@ pub(crate) fn code(outcome: Outcome) -> u8 {
     match outcome {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("forebay: {error}");
+            let line = format!("forebay: {error}");
+            // The daemon waits for no reader of its stderr.
+            if !log::last_line(&line) {
+                note(&line);
+            }
             error.kind.exit_code()
         }
     }
+}
+
+/// Writes one line to stderr, of which nothing depends: one that cannot be written is lost.
+pub(crate) fn note(text: &str) {
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// Reports help, version or an error of the command-line parser; errors of `verb` in one line.
@@ -27,14 +41,30 @@ pub(crate) fn usage(error: &clap::Error, verb: Option<&str>) -> u8 {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // A closed pipe cannot be handled here.
-            let _ = error.print();
+            // A reader that closes the pipe early, like `head`, is not an error.
+            if let Err(error) = error.print()
+                && error.kind() != std::io::ErrorKind::BrokenPipe
+            {
+                return code(Err(ApiError::failed(format!("cannot write the output: {error}"))));
+            }
         }
+        ErrorKind::InvalidUtf8 => note(&format!("forebay: {}", not_text(std::env::args_os()))),
         _ => {
             let command =
                 verb.map_or_else(|| "forebay".to_owned(), |verb| format!("forebay {verb}"));
-            eprintln!("forebay: {}", usage_line(&error.render().to_string(), &command));
+            note(&format!("forebay: {}", usage_line(&error.render().to_string(), &command)));
         }
     }
     u8::try_from(error.exit_code()).unwrap_or(2)
+}
+
+/// Names the argument that is not UTF-8. The parser does not say which it is.
+fn not_text(arguments: impl Iterator<Item = OsString>) -> String {
+    let bad = arguments.skip(1).enumerate().find(|(_, argument)| argument.to_str().is_none());
+    let Some((number, argument)) = bad else { return "an argument is not UTF-8".to_owned() };
+    let number = number + 1;
+    format!(
+        "argument {number} is not UTF-8: {argument:?}; names of devices and volumes are stored as text: use a path that is, \
+         such as a link"
+    )
 }

@@ -123,10 +123,25 @@ class Daemon:
 
     def log(self):
         """Everything that it has written."""
+        self.wait_log()
         try:
             return pathlib.Path(self.log_path).read_text(errors="replace")
         except FileNotFoundError:
             return ""
+
+    def wait_log(self):
+        """Waits a moment until the thread that writes the log has nothing to do."""
+        end = time.monotonic() + 1
+        while self.process and self.is_alive() and time.monotonic() < end:
+            for task in pathlib.Path(f"/proc/{self.process.pid}/task").glob("*"):
+                try:
+                    if (task / "comm").read_text().strip() == "log" and "futex" not in (task / "wchan").read_text():
+                        break
+                except OSError:
+                    pass
+            else:
+                return
+            time.sleep(0.002)
 
     def describe(self):
         """What each thread does in the kernel, and what the daemon says of its volumes."""

@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,8 +23,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
-/// The version of the list. A program that reads another one cannot take over.
-const VERSION: u32 = 1;
+/// The version of the list, which [`VERB`] prints. A program that reads another one cannot take over.
+pub(crate) const VERSION: u32 = 1;
 
 /// The environment variable with the number of the descriptor of the list.
 const VARIABLE: &str = "FOREBAY_HAND_OVER";
@@ -46,6 +47,8 @@ pub(crate) struct Inherited {
     pub(crate) socket: Option<LeftSocket>,
     /// The memory limit in force, in bytes.
     pub(crate) memory_limit: Option<u64>,
+    /// Lines that are missing in the log.
+    pub(crate) log_missing: u64,
     /// The front ends' descriptors.
     pub(crate) items: Items,
 }
@@ -65,6 +68,7 @@ pub(crate) struct Left {
     pub(crate) hand_overs: u64,
     pub(crate) socket: LeftSocket,
     pub(crate) memory_limit: u64,
+    pub(crate) log_missing: u64,
     pub(crate) items: Items,
 }
 
@@ -76,6 +80,9 @@ struct List {
     socket: [RawFd; 2],
     socket_identity: (u64, u64),
     memory_limit: u64,
+    /// Absent in lists of earlier programs.
+    #[serde(default)]
+    log_missing: u64,
     front_ends: BTreeMap<String, Vec<Item>>,
 }
 
@@ -103,11 +110,6 @@ fn from_hex(text: &str) -> io::Result<Vec<u8>> {
         (pairs, []) => Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect()),
         _ => Err(invalid()),
     }
-}
-
-/// Prints the version of the list that this program reads.
-pub(crate) fn print_version() {
-    println!("{VERSION}");
 }
 
 /// Takes what the previous program has handed over, if it has. Must be called before this process opens
@@ -148,7 +150,8 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
         }
     }
     let memory_limit = Some(list.memory_limit);
-    Ok(Inherited { hand_overs: list.hand_overs, socket, memory_limit, items })
+    let List { hand_overs, log_missing, .. } = list;
+    Ok(Inherited { hand_overs, socket, memory_limit, log_missing, items })
 }
 
 /// Checks that a program can go on with the descriptors of this one.
@@ -205,8 +208,8 @@ pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
 /// The system does not tell.
 pub(crate) fn own_program() -> io::Result<PathBuf> {
     let path = std::fs::read_link("/proc/self/exe")?;
-    let text = path.to_string_lossy();
-    Ok(text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
+    let kept = path.as_os_str().as_bytes().strip_suffix(b" (deleted)").map(OsStr::from_bytes);
+    Ok(kept.map_or_else(|| path.clone(), PathBuf::from))
 }
 
 /// Executes `program` in this process, with the arguments of the present one. Returns only if that is
@@ -250,6 +253,7 @@ fn write(left: &Left) -> io::Result<OwnedFd> {
         socket: [leave(&left.socket.listener)?, leave(&left.socket.lock)?],
         socket_identity: left.socket.identity,
         memory_limit: left.memory_limit,
+        log_missing: left.log_missing,
         front_ends,
     };
     let mut file = File::from(memfd_create("forebay-hand-over", MemfdFlags::CLOEXEC)?);
@@ -276,7 +280,7 @@ mod tests {
         let items = Items::from([("nbd".to_owned(), vec![item, bare])]);
         let socket =
             LeftSocket { listener: socket.into(), lock: lock.into(), identity: (3, 1 << 60) };
-        let left = Left { hand_overs: 4, socket, memory_limit: 1 << 30, items };
+        let left = Left { hand_overs: 4, socket, memory_limit: 1 << 30, log_missing: 7, items };
         let list = write(&left).expect("writable");
         let number = list.as_raw_fd().to_string();
         // As if `execve` had taken them away without closing them.
@@ -284,7 +288,7 @@ mod tests {
         let inherited = read(OsStr::new(&number)).expect("readable");
         assert_eq!(inherited.hand_overs, 5);
         assert_eq!(inherited.socket.as_ref().map(|socket| socket.identity), Some((3, 1 << 60)));
-        assert_eq!(inherited.memory_limit, Some(1 << 30));
+        assert_eq!((inherited.memory_limit, inherited.log_missing), (Some(1 << 30), 7));
         let nbd = &inherited.items["nbd"];
         assert_eq!((&nbd[0].label, &nbd[0].data, nbd.len()), (&label, &vec![7, 0xff], 2));
         from_hex("0g").expect_err("no digit");

@@ -110,6 +110,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
     let running = listen(&stop)?;
     let mut inherited = hand_over::inherited()?;
+    log::inherit(inherited.log_missing);
     if inherited.hand_overs == 0 {
         inherited.items = kept::take();
     }
@@ -251,11 +252,11 @@ fn close_for(
     let (items, closed) = volumes.hand_over();
     let Some(items) = items else { return Ok(closed) };
     volumes.events().program_ends();
-    log::finish();
     if stop.is_stop() {
         return Ok(closed);
     }
-    let left = Left { hand_overs, socket, memory_limit: volumes.memory().limit(), items };
+    let (memory_limit, log_missing) = (volumes.memory().limit(), log::finish());
+    let left = Left { hand_overs, socket, memory_limit, log_missing, items };
     let error = hand_over::execute(program, &left);
     tracing::error!("{error}");
     Err(error)

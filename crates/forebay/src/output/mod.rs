@@ -1,4 +1,5 @@
-//! Output to stdout and stderr.
+//! Output to stdout and stderr: the only place that writes there, for the macros of the standard library panic if that
+//! fails, and a full disk or a reader that is gone must not change an exit code.
 //!
 //! - [`table`]: aligned columns
 //! - [`volume`]: the report of a volume
@@ -18,6 +19,7 @@ use std::io::{ErrorKind, Write};
 use forebay_admin::ApiError;
 
 use crate::exit::Outcome;
+pub(crate) use crate::exit::note;
 
 /// Writes to stdout. A reader that closes the pipe early, like `head`, is not an error.
 ///

@@ -9,7 +9,7 @@ use crate::paths;
 
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
-    log::begin(&args.log)?;
+    let _logging = log::begin(&args.log)?;
     daemon::run(Options {
         socket_is_usual: socket.is_none(),
         socket: paths::admin_socket(socket)?,

@@ -32,8 +32,8 @@ const SAMPLE: usize = 200;
 /// Fields that tell kinds apart.
 const ABOUT: [&str; 4] = ["volume", "device", "cache", "origin"];
 
-/// The target of lines about messages that were left out; these are not limited themselves.
-const TARGET: &str = "forebay::log";
+/// The target of lines about the log itself and of panics, which are not limited.
+pub(super) const TARGET: &str = "forebay::log";
 
 /// A kind of messages.
 #[derive(Clone, PartialEq, Eq, Hash)]

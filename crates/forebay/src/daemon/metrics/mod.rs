@@ -19,6 +19,7 @@ use forebay_admin::report::{DaemonMemory, DaemonReport, DeviceReport, RamReport}
 use forebay_admin::{ApiError, EventKind, VolumeReport, VolumeState};
 
 use super::host_api::Count;
+use super::log::LogCounts;
 use super::volumes::Volumes;
 use super::{log, memory, tcp};
 use table as the;
@@ -41,15 +42,15 @@ pub(crate) fn scrape(volumes: &Volumes, format: Format) -> String {
     volumes.want_count();
     let (daemon, memory) = (volumes.daemon_report(), memory::report(volumes.memory()));
     let events: Vec<_> = volumes.events().counts().collect();
-    let log_left_out = log::left_out();
-    write(format, &daemon, &memory, (&events, log_left_out), &volumes.list(Count::Known))
+    let log = log::counts();
+    write(format, &daemon, &memory, (&events, &log), &volumes.list(Count::Known))
 }
 
 fn write(
     format: Format,
     daemon: &DaemonReport,
     memory: &DaemonMemory,
-    (events, left_out): (&[(EventKind, u64)], u64),
+    (events, log): (&[(EventKind, u64)], &LogCounts),
     volumes: &[VolumeReport],
 ) -> String {
     let mut out = Writer::new(format, OF_DAEMON + volumes.len() * OF_VOLUME, &the::BUILD);
@@ -58,8 +59,10 @@ fn write(
     for (kind, count) in events {
         out.number(&[kind.name()], *count);
     }
-    out.begin(&the::LOG_LEFT_OUT);
-    out.number(&[], left_out);
+    for (metric, number) in [(&the::LOG_LEFT_OUT, log.left_out), (&the::LOG_DROPPED, log.dropped)] {
+        out.begin(metric);
+        out.number(&[], number);
+    }
     write_caches(&mut out, volumes);
     write_states(&mut out, volumes);
     let served: Vec<&VolumeReport> =

@@ -28,6 +28,7 @@ metrics! {
     HAND_OVERS "forebay_hand_overs" Counter "" [] "How often the program was replaced without disconnecting clients";
     EVENTS "forebay_events" Counter "" ["kind"] "Events since the daemon started";
     LOG_LEFT_OUT "forebay_log_messages_left_out" Counter "" [] "Messages that are not in the log because too many of their kind came";
+    LOG_DROPPED "forebay_log_lines_dropped" Counter "" [] "Lines of the log that were dropped because stderr did not take them in time";
     MEMORY_LIMIT "forebay_memory_limit_bytes" Gauge "bytes" [] "Memory that the daemon may take";
     MEMORY_USED "forebay_memory_used_bytes" Gauge "bytes" ["component"] "Memory that the daemon takes";
 

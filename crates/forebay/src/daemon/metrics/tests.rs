@@ -49,7 +49,7 @@ fn daemon() -> DaemonReport {
 fn text(format: Format) -> String {
     let events: Vec<_> = EventKind::ALL.iter().map(|kind| (*kind, 1)).collect();
     let volumes = [full("a"), full("b")];
-    write(format, &daemon(), &DaemonMemory::default(), (&events, 0), &volumes)
+    write(format, &daemon(), &DaemonMemory::default(), (&events, &LogCounts::default()), &volumes)
 }
 
 /// What a text says about one family.
@@ -222,6 +222,19 @@ fn promtool(words: &[&str], input: &str) -> Option<(bool, String)> {
 }
 
 #[test]
+fn the_classic_text_has_only_its_own_kinds_and_open_metrics_its_end() {
+    let classic = text(Format::for_client(""));
+    assert_eq!(classic, text(Format::Prometheus));
+    for line in classic.lines().filter(|line| line.starts_with('#')) {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        let kind = ["counter", "gauge", "histogram"];
+        assert!(words[1] == "HELP" || words[1] == "TYPE" && kind.contains(&words[3]), "{line}");
+    }
+    let open = text(Format::for_client("application/openmetrics-text;version=1.0.0"));
+    assert!(open.ends_with("\n# EOF\n") && open.contains("# TYPE forebay_build info\n"));
+}
+
+#[test]
 fn promtool_finds_nothing_to_complain_about() {
     let Some((good, said)) = promtool(&["check", "metrics"], &text(Format::Prometheus)) else {
         return;
@@ -270,8 +283,8 @@ fn check_names(text: &str) {
 fn a_stopped_volume_has_a_state_and_no_counters() {
     let stopped =
         VolumeReport::empty("s".parse().expect("valid"), VolumeState::Stopped, Settings::default());
-    let text =
-        write(Format::OpenMetrics, &daemon(), &DaemonMemory::default(), (&[], 0), &[stopped]);
+    let nothing: (&[_], _) = (&[], &LogCounts::default());
+    let text = write(Format::OpenMetrics, &daemon(), &DaemonMemory::default(), nothing, &[stopped]);
     assert!(text.contains("forebay_volume_state{volume=\"s\",state=\"stopped\"} 1\n"), "{text}");
     assert!(!text.contains("forebay_volume_misses_total{"), "{text}");
     assert!(!text.contains("forebay_volume_dirty_bytes{"), "{text}");

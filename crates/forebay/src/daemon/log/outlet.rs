@@ -1,0 +1,276 @@
+//! Writes the log on a thread of its own, so that no other thread waits for the log's reader or for a full disk.
+//!
+//! Lines wait in a queue of [`MAX_BYTES`]. If it is full the oldest are dropped, and the log says how many once it can be
+//! written again, in the place where they are missing.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Most bytes that wait to be written.
+const MAX_BYTES: usize = 256 << 10;
+
+/// How long the thread pauses if stderr takes nothing and was set by another process not to wait.
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[derive(Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines that were dropped, and of which the log does not say so yet.
+    dropped: u64,
+    /// The thread has taken a line and has not written it to its end.
+    writing: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Outlet {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    dropped: AtomicU64,
+}
+
+impl Outlet {
+    /// Starts the thread that writes to `to`; it ends with the process.
+    ///
+    /// # Errors
+    /// There is no thread left.
+    pub(super) fn write_to(self: &Arc<Self>, to: impl Write + Send + 'static) -> io::Result<()> {
+        let own = self.clone();
+        let thread = std::thread::Builder::new().name("log".to_owned());
+        thread.spawn(move || own.write_all(to)).map(drop)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends a line with its end. Waits for nothing.
+    pub(super) fn push(&self, line: Vec<u8>) {
+        let mut queue = self.queue();
+        queue.bytes += line.len();
+        queue.lines.push_back(line);
+        while queue.bytes > MAX_BYTES
+            && let Some(oldest) = queue.lines.pop_front()
+        {
+            queue.bytes -= oldest.len();
+            self.count_dropped(&mut queue, 1);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Notes that lines were dropped, by this program or by the one before it in this process.
+    pub(super) fn note_dropped(&self, lines: u64) {
+        self.count_dropped(&mut self.queue(), lines);
+    }
+
+    fn count_dropped(&self, queue: &mut Queue, lines: u64) {
+        queue.dropped += lines;
+        self.dropped.fetch_add(lines, Ordering::Relaxed);
+    }
+
+    /// Returns how many lines were dropped.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Waits until everything is written, at most for `time`. Returns how many lines the log lacks and does not say so:
+    /// those that still wait, and those that were dropped before them.
+    pub(super) fn flush(&self, time: Duration) -> u64 {
+        let end = Instant::now() + time;
+        let mut queue = self.queue();
+        while queue.writing || !queue.lines.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        queue.dropped + queue.lines.len() as u64 + u64::from(queue.writing)
+    }
+
+    /// Returns the next line, with what has to be said before it: how many lines are missing there.
+    fn next(&self) -> (u64, Vec<u8>) {
+        let mut queue = self.queue();
+        loop {
+            if let Some(line) = queue.lines.pop_front() {
+                queue.bytes -= line.len();
+                queue.writing = true;
+                return (std::mem::take(&mut queue.dropped), line);
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write_all(&self, mut to: impl Write) {
+        // A line was cut off by an error, and has no end.
+        let mut cut = false;
+        loop {
+            let (missing, line) = self.next();
+            let mut text = if cut { b"\n".to_vec() } else { Vec::new() };
+            if missing > 0 {
+                let _ = writeln!(
+                    text,
+                    " WARN forebay::log: {missing} lines are missing here: the log could not be written"
+                );
+            }
+            text.extend(line);
+            let written = write(&mut to, &text);
+            let mut queue = self.queue();
+            queue.writing = false;
+            match written {
+                Ok(()) => cut = false,
+                Err(some) => {
+                    cut |= some;
+                    queue.dropped += missing;
+                    self.count_dropped(&mut queue, 1);
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Writes everything, for as long as that takes.
+///
+/// # Errors
+/// It cannot be written: whether some of it was.
+fn write(to: &mut impl Write, bytes: &[u8]) -> Result<(), bool> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match to.write(rest) {
+            Ok(0) => return Err(rest.len() < bytes.len()),
+            Ok(some) => rest = rest.get(some..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+            Err(_) => return Err(rest.len() < bytes.len()),
+        }
+    }
+    Ok(())
+}
+
+/// Takes one message: the subscriber hands over each as a whole.
+pub(super) struct Line(Arc<Outlet>);
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.push(bytes.to_vec());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes writers for an outlet.
+pub(super) struct Lines(pub(super) Arc<Outlet>);
+
+impl MakeWriter<'_> for Lines {
+    type Writer = Line;
+
+    fn make_writer(&self) -> Line {
+        Line(self.0.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    use super::*;
+
+    /// Hands on what is written when it is asked for, and waits until then; an empty piece is a full disk.
+    struct Reader(std::sync::mpsc::SyncSender<Vec<u8>>);
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(bytes.to_vec()).map_err(|_| io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn outlet() -> (Arc<Outlet>, Receiver<Vec<u8>>) {
+        let (send, read) = sync_channel(0);
+        let outlet = Arc::<Outlet>::default();
+        outlet.write_to(Reader(send)).expect("a thread");
+        (outlet, read)
+    }
+
+    fn line(number: u64) -> Vec<u8> {
+        format!("{number:>1023}\n").into_bytes()
+    }
+
+    const LINES: u64 = 10_000;
+    const KEPT: u64 = (MAX_BYTES / 1024) as u64;
+
+    #[test]
+    fn a_reader_that_takes_nothing_holds_up_nothing_and_learns_what_is_missing() {
+        let (outlet, read) = outlet();
+        for number in 0..LINES {
+            outlet.push(line(number));
+        }
+        assert!(outlet.queue().bytes <= MAX_BYTES);
+        assert!(outlet.flush(Duration::from_millis(20)) > LINES / 2, "bounded");
+        let first = read.recv().expect("written");
+        // The first line may have been taken before the others came.
+        let taken = u64::from(first == line(0));
+        let gap = if taken == 1 { read.recv().expect("written") } else { first };
+        let missing = LINES - KEPT - taken;
+        assert_eq!(outlet.dropped(), missing);
+        let gap = String::from_utf8(gap).expect("text");
+        let (notice, next) = gap.split_once('\n').expect("two lines");
+        assert!(notice.contains(&format!("{missing} lines are missing here")), "{notice}");
+        assert_eq!(next.as_bytes(), line(LINES - KEPT));
+        for number in LINES - KEPT + 1..LINES {
+            assert_eq!(read.recv().expect("written"), line(number), "the latest, in order");
+        }
+        assert_eq!(outlet.flush(Duration::from_secs(60)), 0);
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted_and_said_when_they_can() {
+        /// Takes ten bytes of the first line, then nothing until the disk has space again.
+        struct Full(Arc<AtomicU64>, std::sync::mpsc::SyncSender<Vec<u8>>);
+        impl Write for Full {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                let len = match self.0.load(Ordering::Relaxed) {
+                    0 => 10,
+                    1 => return Err(io::ErrorKind::StorageFull.into()),
+                    _ => bytes.len(),
+                };
+                _ = self.0.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = self.1.send(bytes[..len].to_vec());
+                Ok(len)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (send, read) = sync_channel(16);
+        let (outlet, full) = (Arc::<Outlet>::default(), Arc::new(AtomicU64::new(0)));
+        outlet.write_to(Full(full.clone(), send)).expect("a thread");
+        for number in 0..3 {
+            outlet.push(line(number));
+            outlet.flush(Duration::from_secs(60));
+        }
+        assert_eq!(outlet.dropped(), 3);
+        full.store(2, Ordering::Relaxed);
+        outlet.push(line(3));
+        assert_eq!(outlet.flush(Duration::from_secs(60)), 0);
+        assert_eq!(read.recv().expect("the torn line").len(), 10);
+        let rest = String::from_utf8(read.recv().expect("the rest")).expect("text");
+        assert!(rest.starts_with("\n WARN forebay::log: 3 lines are missing here"), "{rest}");
+        assert!(rest.as_bytes().ends_with(&line(3)));
+    }
+}
