@@ -25,13 +25,15 @@ pub enum ErrorKind {
     Forbidden,
     /// The operation was cancelled on request, or because the daemon stops.
     Cancelled,
+    /// The daemon has not answered in time, says its client: a command that was sent may still be carried out.
+    NoAnswer,
     /// Any other failure of the device, the system or the daemon.
     Failed,
 }
 
 impl ErrorKind {
     /// Every kind.
-    pub const ALL: [ErrorKind; 8] = [
+    pub const ALL: [ErrorKind; 9] = [
         ErrorKind::Invalid,
         ErrorKind::NotFound,
         ErrorKind::Refused,
@@ -39,6 +41,7 @@ impl ErrorKind {
         ErrorKind::DataAtRisk,
         ErrorKind::Forbidden,
         ErrorKind::Cancelled,
+        ErrorKind::NoAnswer,
         ErrorKind::Failed,
     ];
 
@@ -50,16 +53,18 @@ impl ErrorKind {
             ErrorKind::NotFound => 404,
             ErrorKind::Refused | ErrorKind::Busy | ErrorKind::Cancelled => 409,
             ErrorKind::DataAtRisk => 412,
-            ErrorKind::Failed => 500,
+            // The daemon itself never says that it does not answer.
+            ErrorKind::Failed | ErrorKind::NoAnswer => 500,
         }
     }
 
-    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 1 the rest.
+    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 5 no answer, 1 the rest.
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Invalid | ErrorKind::NotFound => 2,
             ErrorKind::Refused | ErrorKind::Busy => 3,
             ErrorKind::DataAtRisk => 4,
+            ErrorKind::NoAnswer => 5,
             ErrorKind::Forbidden | ErrorKind::Cancelled | ErrorKind::Failed => 1,
         }
     }
@@ -122,7 +127,7 @@ mod tests {
     fn every_kind_has_a_failing_status_and_exit_code() {
         for kind in ErrorKind::ALL {
             assert!((400..600).contains(&kind.http_status()));
-            assert!((1..=4).contains(&kind.exit_code()));
+            assert!((1..=5).contains(&kind.exit_code()));
         }
     }
 

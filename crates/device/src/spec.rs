@@ -318,7 +318,7 @@ impl DeviceSpec {
     /// another working directory. Links are not resolved.
     ///
     /// # Errors
-    /// `Io` if there is no working directory.
+    /// `Io` if there is no working directory; `WrongType` if its path is not UTF-8, for specifications are stored as text.
     pub fn absolute(&self) -> Result<Self, OpenError> {
         let mut spec = self.clone();
         let failed = |error| OpenError::new(OpenErrorKind::Io, self, error);
@@ -332,6 +332,17 @@ impl DeviceSpec {
         };
         for path in path.into_iter().chain(&mut spec.control) {
             *path = std::path::absolute(&*path).map_err(failed)?;
+            if path.to_str().is_none() {
+                let cause = format!(
+                    "the path of the working directory is not UTF-8 ({path:?}); give an absolute path that is, such as a link"
+                );
+                return Err(OpenError::new(OpenErrorKind::WrongType, self, cause));
+            }
+        }
+        let is_remote = matches!(spec.place, Place::Remote(_));
+        if is_remote && spec.to_string().parse().as_ref() != Ok(&spec) {
+            let cause = "it has a path relative to the working directory, whose path is not UTF-8; give an absolute one";
+            return Err(OpenError::new(OpenErrorKind::WrongType, self, cause));
         }
         Ok(spec)
     }

@@ -8,6 +8,7 @@ mod values;
 mod watch;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::{ProfileName, VolumeName};
@@ -21,16 +22,17 @@ pub(crate) use events::{EventsArgs, SupportArgs};
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 pub(crate) use traces::{AdviseArgs, TraceArgs};
-use values::{Words, block_size, size};
+use values::{Words, block_size, size, timeout};
 pub(crate) use watch::{KEYS, REVERSE, ShowArgs, TopArgs};
 
 /// Exit codes of the process, with their meanings.
-pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
+pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
     (0, "done"),
     (1, "failed"),
     (2, "wrong usage or configuration"),
     (3, "refused (in use, or the wrong device)"),
     (4, "data at risk (needs force)"),
+    (5, "the daemon does not answer (the command may still be carried out)"),
 ];
 
 fn exit_codes() -> String {
@@ -54,6 +56,19 @@ pub(crate) struct Cli {
     )]
     #[arg(value_hint = ValueHint::FilePath, display_order = 900)]
     pub(crate) socket: Option<PathBuf>,
+
+    /// How long to wait for each answer of the daemon, in seconds or as a duration like 500ms or 2m; an operation that is
+    /// in progress takes as long as it takes [default: 30]
+    #[arg(
+        long,
+        global = true,
+        env = "FOREBAY_TIMEOUT",
+        value_name = "SECONDS",
+        hide_env_values = true,
+        allow_hyphen_values = true
+    )]
+    #[arg(value_parser = timeout, display_order = 901)]
+    pub(crate) timeout: Option<Duration>,
 
     /// The verb with its arguments.
     #[command(subcommand)]
@@ -507,6 +522,17 @@ mod tests {
         let show = command.find_subcommand_mut("show").expect("a verb");
         let help = show.render_long_help().to_string();
         assert!(help.contains(&forebay_admin::reasons::help_text()), "{help}");
+    }
+
+    #[test]
+    fn a_timeout_is_in_seconds_or_has_a_unit_and_is_not_nothing() {
+        for (text, millis) in [("2", 2000), ("0.5", 500), ("500ms", 500), ("2m", 120_000)] {
+            let cli = Cli::try_parse_from(["forebay", "list", "--timeout", text]).expect(text);
+            assert_eq!(cli.timeout, Some(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "0", "-1", "0s", "1e30", "nan", "inf", "1 s", "0.0001", "99999999999999"] {
+            Cli::try_parse_from(["forebay", "list", "--timeout", text]).expect_err(text);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The client of the daemon: HTTP/1.1 with JSON over its admin socket, one request per connection.
 
+mod patience;
 mod stream;
 
 use std::fmt::Display;
@@ -15,16 +16,12 @@ use hyper::header::{ACCEPT, CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
-use tokio::time::timeout;
 
 use crate::paths;
+use patience::{Asking, Patience};
 
 /// Largest accepted answer, in bytes.
 const MAX_ANSWER: usize = 16 << 20;
-
-/// Time limit for an answer. The daemon answers within milliseconds; long operations are polled.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 const JSON: &str = "application/json";
 
@@ -32,15 +29,30 @@ const JSON: &str = "application/json";
 #[derive(Clone)]
 pub(crate) struct Client {
     socket: PathBuf,
+    patience: Patience,
 }
 
 impl Client {
-    /// Addresses the daemon at the given socket, or at the default one.
+    /// Addresses the daemon at the given socket, or at the default one. Each answer may take as long as `timeout`, or half
+    /// a minute.
     ///
     /// # Errors
     /// The path cannot be that of a socket.
-    pub(crate) fn new(socket: Option<PathBuf>) -> Result<Self, ApiError> {
-        Ok(Client { socket: paths::admin_socket(socket)? })
+    pub(crate) fn new(
+        socket: Option<PathBuf>,
+        timeout: Option<Duration>,
+    ) -> Result<Self, ApiError> {
+        Ok(Client { socket: paths::admin_socket(socket)?, patience: Patience::new(timeout) })
+    }
+
+    /// Returns a client that says nothing while it waits, for at most `limit`.
+    pub(crate) fn silently(&self, limit: Duration) -> Self {
+        Client { patience: self.patience.silently(limit), ..self.clone() }
+    }
+
+    /// Returns the path of the socket.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// Sends a GET request.
@@ -121,22 +133,14 @@ impl Client {
     fn round_trip(&self, method: &str, path: &str, body: &[u8]) -> Result<(u16, Bytes), ApiError> {
         let failed = |error: &dyn Display| self.failed(error);
         let request = self.request(method, path, JSON, body)?;
+        let asking = Asking::new(method != "GET");
         let exchange = async {
-            let stream = UnixStream::connect(&self.socket)
-                .await
-                .map_err(|error| unreachable_daemon(&self.socket, &error))?;
+            let stream = self.connect(&asking).await?;
             let (mut sender, connection) =
                 http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
             let answer = async {
-                let response = sender.send_request(request).await.map_err(|error| {
-                    if error.is_parse() {
-                        return ApiError::failed(format!(
-                            "the process that answers at {} is not a forebay daemon",
-                            self.socket.display()
-                        ));
-                    }
-                    failed(&error)
-                })?;
+                let response = sender.send_request(request).await;
+                let response = response.map_err(|error| self.unanswered(&error, &asking))?;
                 let status = response.status().as_u16();
                 let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
                 body.map(|body| (status, body.to_bytes())).map_err(|error| failed(&error))
@@ -145,9 +149,24 @@ impl Client {
             let (answer, _) = tokio::join!(answer, connection);
             answer
         };
-        let runtime = self.runtime()?;
-        let silent = |_| failed(&format_args!("no answer for {} s", PATIENCE.as_secs()));
-        runtime.block_on(async { timeout(PATIENCE, exchange).await.map_err(silent)? })
+        self.runtime()?.block_on(self.patiently(&asking, Duration::ZERO, exchange))
+    }
+
+    /// Returns the error for a connection that ended without an answer.
+    fn unanswered(&self, error: &hyper::Error, asking: &Asking) -> ApiError {
+        if error.is_parse() {
+            return ApiError::failed(format!(
+                "the process that answers at {} is not a forebay daemon",
+                self.socket.display()
+            ));
+        }
+        let carried_out = match asking.changes {
+            true => "; the command may have been carried out: 'forebay events' tells",
+            false => "",
+        };
+        self.failed(&format_args!(
+            "it has closed the connection without an answer ({error}), and has probably ended: see its log{carried_out}"
+        ))
     }
 }
 
@@ -197,7 +216,7 @@ mod tests {
     fn answered_with(answer: &[u8]) -> Result<serde_json::Value, String> {
         let dir = TempDir::new("client");
         let listener = UnixListener::bind(dir.path().join("s")).expect("free");
-        let client = Client::new(Some(dir.path().join("s"))).expect("a path");
+        let client = Client::new(Some(dir.path().join("s")), None).expect("a path");
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut peer, _) = listener.accept().expect("the client connects");

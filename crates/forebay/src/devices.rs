@@ -171,6 +171,14 @@ fn parse_number(text: &str) -> Option<u64> {
 /// The cache device of a volume that has none. A file of this name is `./none`.
 pub(crate) const NO_CACHE: &str = "none";
 
+/// Returns the path of a device that is a file or a block device.
+pub(crate) fn path_of(device: &str) -> Option<PathBuf> {
+    if device == NO_CACHE {
+        return None;
+    }
+    DeviceName::parse("device", device).ok()?.path
+}
+
 /// Whether a device is not there at the moment, though it may appear: while a machine boots, for instance.
 pub(crate) fn is_missing(device: &str) -> bool {
     device != NO_CACHE

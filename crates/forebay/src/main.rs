@@ -9,10 +9,13 @@
 //! - `daemon`: the daemon
 //! - `devices`: devices as the operator names them, and whether two names share bytes
 //! - `misaligned`: partitions that do not begin where blocks do
+//! - `process`: what a daemon that does not answer is doing
+//! - `sparse`: files whose filesystem is too small for them
 //! - `uevent`: tells udev about new volumes
 //! - `output`: tables, progress, and other text for people
 //! - `exit`: reports errors as one line and an exit code
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![allow(
     clippy::disallowed_methods,
     reason = "outside the data path, the binary owns its threads and its time"
@@ -28,6 +31,8 @@ mod exit;
 mod misaligned;
 mod output;
 mod paths;
+mod process;
+mod sparse;
 mod uevent;
 mod verbs;
 

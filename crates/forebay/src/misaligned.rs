@@ -9,7 +9,8 @@ use forebay_admin::VolumeReport;
 use forebay_core::SECTOR_SIZE;
 use forebay_device::{partitions, signature};
 
-use crate::devices::{DeviceName, NO_CACHE};
+use crate::devices::path_of;
+use crate::output::note;
 
 /// Says in one line for each device of a new volume that something in it, or it itself, is misaligned.
 pub(crate) fn warn(report: &VolumeReport) {
@@ -20,15 +21,8 @@ pub(crate) fn warn(report: &VolumeReport) {
     let cache = path_of(&report.cache.path);
     let cache = cache.as_deref().and_then(across_physical_blocks);
     for warning in [inside, own, cache].into_iter().flatten() {
-        eprintln!("{warning}");
+        note(&warning);
     }
-}
-
-fn path_of(device: &str) -> Option<PathBuf> {
-    if device == NO_CACHE {
-        return None;
-    }
-    DeviceName::parse("device", device).ok()?.path
 }
 
 /// Where the blocks of a volume begin on its origin: at multiples of `block`, less `alignment`.

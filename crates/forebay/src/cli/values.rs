@@ -5,7 +5,11 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use forebay_admin::EventKind;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
+use forebay_settings::duration::parse_duration;
 use forebay_trace::{BLOCK, Format};
+
+/// The longest time-out.
+const MOST: Duration = Duration::from_secs(30 * 86400);
 
 /// Parses one of some words with the type's own parser, which accepts short forms and reports its
 /// own errors; completions offer the words.
@@ -60,6 +64,16 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     let seconds = seconds.ok_or_else(|| "an interval must be 0.1 to 3600 seconds".to_owned())?;
     Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Parses a time in seconds, or one with a unit.
+pub(super) fn timeout(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().map(Duration::try_from_secs_f64).and_then(Result::ok);
+    let time = seconds.or_else(|| parse_duration(text).ok());
+    let time = time.filter(|time| (Duration::from_millis(1)..=MOST).contains(time));
+    time.ok_or_else(|| {
+        "a time-out must be 0.001 seconds to 30 days, like 10, 0.5, 500ms or 2m".to_owned()
+    })
 }
 
 /// Parses the size of a cache.

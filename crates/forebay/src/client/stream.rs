@@ -6,11 +6,10 @@ use forebay_admin::ApiError;
 use http_body_util::{BodyExt, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tokio::time::timeout;
 
-use super::{Client, MAX_ANSWER, PATIENCE, error_in, unreachable_daemon, versioned};
-use crate::daemon::events::stream::MEDIA_TYPE;
+use super::patience::Asking;
+use super::{Client, MAX_ANSWER, error_in, versioned};
+use crate::daemon::events::stream::{HEARTBEAT, MEDIA_TYPE};
 
 /// Splits a stream into messages.
 #[derive(Default)]
@@ -54,15 +53,17 @@ impl Client {
         mut take: impl FnMut(&str) -> Result<bool, ApiError>,
     ) -> Result<bool, ApiError> {
         let request = self.request("GET", &versioned(path), MEDIA_TYPE, &[])?;
+        let asking = Asking::new(false);
         self.runtime()?.block_on(async {
-            let Ok(stream) = UnixStream::connect(&self.socket).await else { return Ok(true) };
-            let Ok((mut sender, connection)) = http1::handshake(TokioIo::new(stream)).await else {
-                return Ok(true);
+            let answer = async {
+                let stream = self.connect(&asking).await?;
+                let shaken = http1::handshake(TokioIo::new(stream)).await;
+                let (mut sender, connection) = shaken.map_err(|error| self.failed(&error))?;
+                tokio::spawn(connection);
+                sender.send_request(request).await.map_err(|error| self.failed(&error))
             };
-            tokio::spawn(connection);
-            let Ok(Ok(response)) = timeout(PATIENCE, sender.send_request(request)).await else {
-                return Ok(true);
-            };
+            let answer = self.patiently(&asking, Duration::ZERO, answer).await;
+            let Ok(response) = answer else { return Ok(true) };
             let status = response.status().as_u16();
             let mut body = response.into_body();
             if status != 200 {
@@ -71,7 +72,11 @@ impl Client {
             }
             let mut messages = Messages::default();
             // The daemon sends something every few seconds.
-            while let Ok(Some(Ok(frame))) = timeout(PATIENCE, body.frame()).await {
+            let mut next = async || {
+                let frame = async { Ok(body.frame().await) };
+                self.patiently(&asking, HEARTBEAT, frame).await
+            };
+            while let Ok(Some(Ok(frame))) = next().await {
                 let bytes = frame.data_ref().map_or(&[][..], |bytes| bytes);
                 if !messages.feed(bytes, &mut take)? {
                     return Ok(false);
@@ -93,22 +98,27 @@ impl Client {
         mut take: impl FnMut(&[u8]) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
         let request = self.request("GET", &versioned(path), "*/*", &[])?;
-        let silent = |_| self.failed(&"no answer");
+        let asking = Asking::new(false);
         self.runtime()?.block_on(async {
-            let connected = UnixStream::connect(&self.socket).await;
-            let stream = connected.map_err(|error| unreachable_daemon(&self.socket, &error))?;
-            let shaken = http1::handshake(TokioIo::new(stream)).await;
-            let (mut sender, connection) = shaken.map_err(|error| self.failed(&error))?;
-            tokio::spawn(connection);
-            let answer = timeout(PATIENCE, sender.send_request(request)).await.map_err(silent)?;
-            let response = answer.map_err(|error| self.failed(&error))?;
+            let answer = async {
+                let stream = self.connect(&asking).await?;
+                let shaken = http1::handshake(TokioIo::new(stream)).await;
+                let (mut sender, connection) = shaken.map_err(|error| self.failed(&error))?;
+                tokio::spawn(connection);
+                sender.send_request(request).await.map_err(|error| self.failed(&error))
+            };
+            let response = self.patiently(&asking, Duration::ZERO, answer).await?;
             let status = response.status().as_u16();
             let mut body = response.into_body();
             if status != 200 {
                 let body = Limited::new(body, MAX_ANSWER).collect().await;
                 return Err(error_in(status, &body.map(|it| it.to_bytes()).unwrap_or_default()));
             }
-            while let Some(frame) = timeout(pause + PATIENCE, body.frame()).await.map_err(silent)? {
+            let mut next = async || {
+                let frame = async { Ok(body.frame().await) };
+                self.patiently(&asking, pause, frame).await
+            };
+            while let Some(frame) = next().await? {
                 let frame = frame.map_err(|error| self.failed(&error))?;
                 take(frame.data_ref().map_or(&[][..], |bytes| bytes))?;
             }

@@ -2,6 +2,7 @@
 //! on a lane: no client here can stop the data path.
 
 use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -148,8 +150,17 @@ async fn serve(
     _place: OwnedSemaphorePermit,
 ) {
     let (volumes, deadline) = (&volumes, Instant::now() + REQUEST_DEADLINE);
+    let peer = stream.as_fd().try_clone_to_owned();
     let answer = async |request: Request<Incoming>| {
         let answer = match http::receive(request, deadline).await {
+            // Invariant 31: its sender has reported that the daemon does not answer.
+            Ok(request) if request.method != "GET" && peer.as_ref().is_ok_and(has_left) => {
+                tracing::info!(
+                    target = request.target,
+                    "not carried out: its sender has left before it was read"
+                );
+                Err(ApiError::new(ErrorKind::Cancelled, "its sender has left"))
+            }
             Ok(request) => answer(volumes, request).await,
             Err(error) => Err(error),
         };
@@ -161,6 +172,14 @@ async fn serve(
     if let Err(error) = http::serve_one(stream, PATIENCE, answer).await {
         tracing::debug!("an admin connection failed: {error}");
     }
+}
+
+/// Whether both directions of a connection are closed at the other end.
+fn has_left(peer: &OwnedFd) -> bool {
+    let mut looks = [PollFd::new(peer, PollFlags::empty())];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut looks, Some(&now)).is_ok()
+        && looks[0].revents().contains(PollFlags::HUP)
 }
 
 /// Answers a request on a thread that may block.

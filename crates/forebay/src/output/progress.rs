@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, Operation, OperationState, Progress, Unit};
+use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, Progress, Unit};
 use forebay_core::units::format_size;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
+use super::note;
 use super::volume::{grouped, time};
 use crate::client::Client;
 use crate::exit::Outcome;
@@ -51,9 +52,9 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
             if interrupted.load(Ordering::Relaxed) && !asked {
                 asked = true;
                 let path = format!("/operations/{}/cancel", operation.id);
-                let _: Operation = client.post(&path, &serde_json::json!({}))?;
+                let _: Operation = client.post(&path, &serde_json::json!({})).map_err(goes_on)?;
             }
-            operation = client.get(&format!("/operations/{}", operation.id))?;
+            operation = client.get(&format!("/operations/{}", operation.id)).map_err(goes_on)?;
         }
         display.end();
     }
@@ -62,6 +63,14 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
         (_, Some(error)) => Err(error),
         (_, None) => Err(ApiError::failed(format!("'{}' failed", operation.verb))),
     }
+}
+
+/// Adds to the error of a daemon that does not answer what that means for an operation that has begun.
+fn goes_on(mut error: ApiError) -> ApiError {
+    if error.kind == ErrorKind::NoAnswer {
+        error.message = format!("the operation has begun and may go on: {}", error.message);
+    }
+    error
 }
 
 /// Returns a flag that the first SIGINT raises; a second SIGINT ends the process as usual.
@@ -101,7 +110,7 @@ impl Display {
             Display::Lines { next } => {
                 if Instant::now() >= *next {
                     *next += LINE;
-                    eprintln!("{label}: {}", describe(progress, elapsed));
+                    note(&format!("{label}: {}", describe(progress, elapsed)));
                 }
             }
         }

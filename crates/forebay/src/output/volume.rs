@@ -11,7 +11,7 @@ use forebay_core::{Caching, Durability, Mode};
 use super::table::{Column, Table};
 
 /// Width of the labels on the left.
-const LABEL: usize = 12;
+pub(crate) const LABEL: usize = 12;
 
 /// Formats the full report of a volume.
 pub(crate) fn render(report: &VolumeReport) -> String {

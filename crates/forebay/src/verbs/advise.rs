@@ -10,7 +10,7 @@ mod ram;
 mod whatif;
 mod words;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_admin::curve::{CurveReport, CurveRow, RamRow};
@@ -25,7 +25,7 @@ use crate::client::Client;
 use crate::curve::{hits, points, ram_rows, rows};
 use crate::exit::Outcome;
 use crate::output::progress::Display;
-use crate::output::{json, print_text};
+use crate::output::{json, note, print_text};
 
 /// Most blocks in the sample if no rate is given: a short trace is sampled completely, a long one
 /// with about this many blocks.
@@ -75,9 +75,9 @@ struct LiveAdvice<'a> {
 ///
 /// # Errors
 /// The trace cannot be read, the daemon refuses, or the plot cannot be written.
-pub(crate) fn run(socket: Option<PathBuf>, args: &AdviseArgs) -> Outcome {
+pub(crate) fn run(client: impl FnOnce() -> Result<Client, ApiError>, args: &AdviseArgs) -> Outcome {
     match (&args.live, &args.trace) {
-        (Some(name), _) => from_daemon(&Client::new(socket)?, name, args),
+        (Some(name), _) => from_daemon(&client()?, name, args),
         (None, Some(trace)) => from_trace(trace, args),
         (None, None) => Err(ApiError::invalid("TRACE", "name a trace, or a volume with --live")),
     }
@@ -144,13 +144,13 @@ fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
         draw(&advice.trace, advice.reads > 0, &curve, path)?;
     }
     if let Some(better) = suggestion {
-        eprintln!(
+        note(&format!(
             "{} % of the requests start {} bytes into a block; --align {} would align them, and so \
              would 'forebay create --alignment'.",
             better.percent,
             BLOCK - better.shift,
             (args.align + better.shift) % BLOCK,
-        );
+        ));
     }
     if args.json {
         json::print(&advice)

@@ -9,7 +9,9 @@ mod plan;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, Operation, StartRequest, StopRequest, VolumeList, VolumeReport};
+use forebay_admin::{
+    ApiError, ErrorKind, Operation, StartRequest, StopRequest, VolumeList, VolumeReport,
+};
 use serde::Serialize;
 
 use super::{operate, set};
@@ -18,8 +20,8 @@ use crate::client::Client;
 use crate::devices::{DeviceName, is_missing};
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
-use crate::output::{json, print_text, progress};
-use crate::{misaligned, paths, uevent};
+use crate::output::{json, note, print_text, progress};
+use crate::{misaligned, paths, sparse, uevent};
 use plan::{Action, Change, Step, Wanted};
 
 /// How often missing devices are looked for.
@@ -30,7 +32,8 @@ const POLL: Duration = Duration::from_millis(200);
 struct Taken {
     #[serde(flatten)]
     step: Step,
-    /// `planned`, `done`, `failed`, `skipped` because an earlier step of the volume failed, or `none`.
+    /// `planned`, `done`, `failed`, `skipped` because an earlier step of the volume failed or the daemon does not answer, or
+    /// `none`.
     result: &'static str,
     error: Option<ApiError>,
 }
@@ -92,7 +95,7 @@ fn conclude(taken: Vec<Taken>) -> Outcome {
     let Some(kind) = errors.first().map(|error| error.kind) else { return Ok(()) };
     let last = errors.pop();
     for error in &errors {
-        eprintln!("forebay: {error}");
+        note(&format!("forebay: {error}"));
     }
     last.map_or(Ok(()), |error| Err(ApiError { kind, ..error }))
 }
@@ -107,12 +110,15 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Takes the steps. One that fails does not keep other volumes from theirs.
+    /// Takes the steps. One that fails does not keep other volumes from theirs, unless the daemon does not answer.
     fn take(&self, steps: Vec<Step>) -> Vec<Taken> {
         let mut taken: Vec<Taken> = Vec::new();
         for step in steps {
-            let failed =
-                |earlier: &Taken| earlier.step.volume == step.volume && earlier.error.is_some();
+            let failed = |earlier: &Taken| {
+                let silent = |error: &ApiError| error.kind == ErrorKind::NoAnswer;
+                let same = earlier.step.volume == step.volume;
+                earlier.error.as_ref().is_some_and(|error| same || silent(error))
+            };
             let (result, error) = if taken.iter().any(failed) {
                 ("skipped", None)
             } else if !step.action.acts() {
@@ -168,6 +174,7 @@ impl Work<'_> {
         progress::follow(self.client, begun, &format!("Creating {}", request.name))?;
         let report: VolumeReport = self.client.get(&format!("/volumes/{}", request.name))?;
         misaligned::warn(&report);
+        sparse::warn(&report);
         uevent::announce(&report);
         Ok(())
     }

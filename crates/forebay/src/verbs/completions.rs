@@ -55,7 +55,7 @@ _forebay_values() {{
     local verb= place=0 settings= key= words= i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${{COMP_WORDS[i]}} in
-            --socket) ((i++)) ;;
+            --socket | --timeout) ((i++)) ;;
             -*) ;;
             *) if [[ $verb ]]; then ((place++)); else verb=${{COMP_WORDS[i]}}; fi ;;
         esac
@@ -66,7 +66,7 @@ _forebay_values() {{
     case $verb in
         {volumes})
             if ((place == 0)); then
-                COMPREPLY=($(compgen -W "$(forebay list --names 2>/dev/null)" -- "$cur"))
+                COMPREPLY=($(compgen -W "$(forebay --timeout 1 list --names 2>/dev/null)" -- "$cur"))
                 return
             fi
             ;;
@@ -110,7 +110,7 @@ fn zsh(script: &str) -> String {
         r#"
 (( $+functions[_forebay_volumes] )) || _forebay_volumes() {{
     local -a names
-    names=(${{(f)"$(forebay list --names 2>/dev/null)"}})
+    names=(${{(f)"$(forebay --timeout 1 list --names 2>/dev/null)"}})
     compadd -a names
 }}
 
@@ -147,7 +147,7 @@ fn fish() -> String {
     for verb in ABOUT_A_VOLUME {
         let _ = writeln!(
             lines,
-            "complete -c forebay -n \"__fish_forebay_using_subcommand {verb}\" -f -a \"(forebay list --names 2>/dev/null)\""
+            "complete -c forebay -n \"__fish_forebay_using_subcommand {verb}\" -f -a \"(forebay --timeout 1 list --names 2>/dev/null)\""
         );
     }
     let _ = writeln!(
@@ -179,7 +179,7 @@ mod tests {
             for setting in SETTINGS {
                 assert!(script.contains(setting.name), "{shell}: {}", setting.name);
             }
-            assert!(script.contains("list --names"), "{shell}");
+            assert!(script.contains("forebay --timeout 1 list --names"), "{shell}");
         }
     }
 }

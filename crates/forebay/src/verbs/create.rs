@@ -7,8 +7,8 @@ use crate::cli::CreateArgs;
 use crate::client::Client;
 use crate::devices::{DeviceName, cache_device};
 use crate::exit::Outcome;
-use crate::output::{json, print_line, progress};
-use crate::{misaligned, uevent};
+use crate::output::{json, note, print_line, progress};
+use crate::{misaligned, sparse, uevent};
 
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
@@ -20,9 +20,10 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     let chose_ram = request.settings.iter().any(|(setting, _)| setting == "ram");
     if let Some(profile) = request.profile.filter(|_| !chose_ram && report.settings.ram > 0) {
         let ram = format_size(report.settings.ram);
-        eprintln!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that");
+        note(&format!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that"));
     }
     misaligned::warn(&report);
+    sparse::warn(&report);
     uevent::announce(&report);
     if as_json {
         return json::print(&report);

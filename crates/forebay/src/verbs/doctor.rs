@@ -6,6 +6,9 @@
 mod checks;
 mod host;
 
+use std::time::Duration;
+
+use forebay_admin::{ErrorKind, VolumeList};
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
@@ -13,7 +16,12 @@ use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
+use crate::process::{self, Process};
+use crate::sparse::{self, Shortage};
 use host::Host;
+
+/// How long the daemon may take to answer before its process is looked at.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -69,16 +77,70 @@ pub(super) struct Findings {
     front_ends: Vec<Way>,
     /// The front end that makes the best block device here; `null`: none does.
     best: Option<&'static str>,
+    /// What a daemon that does not answer is doing; `null`: it answers, or there is none.
+    silent_daemon: Option<SilentDaemon>,
+}
+
+/// A daemon that does not answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct SilentDaemon {
+    /// Why that is said.
+    error: String,
+    /// Whether its socket takes no more connections, because too many have not been accepted.
+    socket_is_full: bool,
+    /// Its process, as far as this user may see it.
+    process: Option<Process>,
+}
+
+/// What the daemon says, or what can be seen of it.
+enum Daemon {
+    Answers {
+        version: String,
+        /// Filesystems that are too small for the files of volumes; `None`: the volumes are not known.
+        shortages: Option<Vec<Shortage>>,
+    },
+    /// There is none, or it refuses to say.
+    Fails(String),
+    Silent(SilentDaemon),
+}
+
+impl Daemon {
+    fn look(client: &Client) -> Self {
+        let socket = client.socket();
+        match client.silently(PATIENCE).get::<forebay_admin::DaemonReport>("/daemon") {
+            Ok(report) => {
+                let list = client.silently(PATIENCE).get::<VolumeList>("/volumes").ok();
+                let shortages = list.map(|VolumeList { volumes }| {
+                    let each = volumes.iter().flat_map(|it| [&*it.cache, &*it.origin]);
+                    sparse::shortages(&each.collect::<Vec<_>>())
+                });
+                Daemon::Answers { version: report.version, shortages }
+            }
+            Err(error) if error.kind == ErrorKind::NoAnswer => Daemon::Silent(SilentDaemon {
+                error: error.message,
+                socket_is_full: process::is_full(socket),
+                process: process::listening_at(socket).and_then(Process::look),
+            }),
+            Err(error) => Daemon::Fails(error.message),
+        }
+    }
 }
 
 impl Findings {
-    fn of(host: &Host, daemon: Result<String, String>) -> Self {
+    fn of(host: &Host, daemon: Daemon) -> Self {
         let mut checks = checks::all(host);
-        checks.push(checks::daemon(daemon));
+        checks.push(checks::daemon(&daemon));
+        if let Daemon::Answers { shortages: Some(shortages), .. } = &daemon {
+            checks.push(checks::space(shortages));
+        }
         let front_ends = checks::ways(host);
         // In the order of preference.
         let best = front_ends.iter().find(|way| way.works && way.block_device);
-        Findings { best: best.map(|way| way.name), checks, front_ends }
+        let silent_daemon = match daemon {
+            Daemon::Silent(silent) => Some(silent),
+            Daemon::Answers { .. } | Daemon::Fails(_) => None,
+        };
+        Findings { best: best.map(|way| way.name), checks, front_ends, silent_daemon }
     }
 
     fn render(&self) -> String {
@@ -117,9 +179,7 @@ pub(super) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
 
 /// Returns what was found.
 pub(super) fn findings(client: &Client) -> Findings {
-    let daemon = client.get::<forebay_admin::DaemonReport>("/daemon");
-    let daemon = daemon.map(|report| report.version).map_err(|error| error.to_string());
-    Findings::of(&Host::look(), daemon)
+    Findings::of(&Host::look(), Daemon::look(client))
 }
 
 #[cfg(test)]

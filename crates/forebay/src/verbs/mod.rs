@@ -35,51 +35,50 @@ use forebay_admin::{Operation, VolumeName};
 
 use crate::cli::{Cli, Verb};
 use crate::client::Client;
+use crate::daemon::hand_over;
 use crate::exit::Outcome;
-use crate::output::progress;
+use crate::output::{print_line, progress};
 
 /// Runs the verb of the command line.
 ///
 /// # Errors
 /// The verb failed.
 pub(crate) fn run(cli: Cli) -> Outcome {
-    let Cli { socket, verb } = cli;
+    let Cli { socket, timeout, verb } = cli;
+    let client = |socket| Client::new(socket, timeout);
     match verb {
-        Verb::Daemon(args) if args.take_over => take_over::run(&Client::new(socket)?),
+        Verb::Daemon(args) if args.take_over => take_over::run(&client(socket)?),
         Verb::Daemon(args) => daemon::run(socket, *args),
-        Verb::Create(args) => create::run(&Client::new(socket)?, args),
-        Verb::Apply(args) => apply::run(&Client::new(socket)?, &args),
-        Verb::List(args) => list::run(&Client::new(socket)?, &args),
-        Verb::Show(args) => show::run(&Client::new(socket)?, &args),
-        Verb::Top(args) => top::run(&Client::new(socket)?, &args),
-        Verb::Events(args) => events::run(&Client::new(socket)?, &args),
-        Verb::Set(args) => set::run(&Client::new(socket)?, &args),
-        Verb::Flush(args) => flush::run(&Client::new(socket)?, &args),
-        Verb::Pause(args) => caching::pause(&Client::new(socket)?, &args),
-        Verb::Freeze(args) => caching::freeze(&Client::new(socket)?, &args),
-        Verb::Resume(args) => caching::resume(&Client::new(socket)?, &args),
-        Verb::Drop(args) => drop::run(&Client::new(socket)?, &args),
-        Verb::Prefetch(args) => ranges::prefetch(&Client::new(socket)?, &args),
-        Verb::Pin(args) => ranges::pin(&Client::new(socket)?, &args),
-        Verb::Unpin(args) => ranges::unpin(&Client::new(socket)?, &args),
-        Verb::Evict(args) => ranges::evict(&Client::new(socket)?, &args),
-        Verb::Memory(args) => memory::run(&Client::new(socket)?, &args),
-        Verb::Stop(args) => stop::run(&Client::new(socket)?, &args),
-        Verb::Start(args) => start::run(&Client::new(socket)?, &args),
-        Verb::Delete(args) => delete::run(&Client::new(socket)?, &args),
+        Verb::Create(args) => create::run(&client(socket)?, args),
+        Verb::Apply(args) => apply::run(&client(socket)?, &args),
+        Verb::List(args) => list::run(&client(socket)?, &args),
+        Verb::Show(args) => show::run(&client(socket)?, &args),
+        Verb::Top(args) => top::run(&client(socket)?, &args),
+        Verb::Events(args) => events::run(&client(socket)?, &args),
+        Verb::Set(args) => set::run(&client(socket)?, &args),
+        Verb::Flush(args) => flush::run(&client(socket)?, &args),
+        Verb::Pause(args) => caching::pause(&client(socket)?, &args),
+        Verb::Freeze(args) => caching::freeze(&client(socket)?, &args),
+        Verb::Resume(args) => caching::resume(&client(socket)?, &args),
+        Verb::Drop(args) => drop::run(&client(socket)?, &args),
+        Verb::Prefetch(args) => ranges::prefetch(&client(socket)?, &args),
+        Verb::Pin(args) => ranges::pin(&client(socket)?, &args),
+        Verb::Unpin(args) => ranges::unpin(&client(socket)?, &args),
+        Verb::Evict(args) => ranges::evict(&client(socket)?, &args),
+        Verb::Memory(args) => memory::run(&client(socket)?, &args),
+        Verb::Stop(args) => stop::run(&client(socket)?, &args),
+        Verb::Start(args) => start::run(&client(socket)?, &args),
+        Verb::Delete(args) => delete::run(&client(socket)?, &args),
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
         Verb::Probe(args) => probe::run(&args),
         Verb::Demo(args) => demo::run(&args),
-        Verb::Doctor(args) => doctor::run(&Client::new(socket)?, &args),
-        Verb::Support(args) => support::run(&Client::new(socket)?, args),
+        Verb::Doctor(args) => doctor::run(&client(socket)?, &args),
+        Verb::Support(args) => support::run(&client(socket)?, args),
         Verb::Profiles(args) => profiles::run(&args),
-        Verb::Advise(args) => advise::run(socket, &args),
-        Verb::Trace(args) => trace::run(&Client::new(socket)?, &args),
-        Verb::HandOverVersion => {
-            crate::daemon::hand_over::print_version();
-            Ok(())
-        }
+        Verb::Advise(args) => advise::run(|| client(socket), &args),
+        Verb::Trace(args) => trace::run(&client(socket)?, &args),
+        Verb::HandOverVersion => print_line(&hand_over::VERSION.to_string()),
         Verb::BlockDevice { task } => block_device::run(&task),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),

@@ -6,6 +6,7 @@ use super::operate;
 use crate::cli::SetArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
+use crate::output::note;
 use crate::output::volume::waits_for_start;
 
 /// Changes settings.
@@ -20,9 +21,9 @@ pub(super) fn change(client: &Client, name: &VolumeName, settings: Assignments) 
     if concerns_ram {
         let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
         if let Some(setting) = waits_for_start(&report) {
-            eprintln!(
+            note(&format!(
                 "{setting} takes effect when the volume is started again: 'forebay stop {name}', 'forebay start {name}'"
-            );
+            ));
         }
     }
     Ok(())

@@ -16,15 +16,22 @@ use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Page, Times};
 use crate::output::{json, lost, print_more, print_text, volume};
+use crate::sparse;
 
 /// How often a volume that is watched has its blocks counted: lanes may have to wait for a count.
 const COUNT: Duration = Duration::from_secs(60);
+
+/// How long an answer may take before a screen says that there is none.
+const ANSWERING: Duration = Duration::from_secs(5);
 
 /// Prints a volume.
 pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
     let first = text(client, args, "volumes")?;
     let Some(every) = args.watch else { return print_text(&first) };
-    let (client, name, lost, json) = (client.clone(), args.name.clone(), args.lost, args.json);
+    let (name, lost, json) = (args.name.clone(), args.lost, args.json);
+    let on_screen = screen::is_usable() && !json;
+    // The screen itself says that there was no answer.
+    let client = if on_screen { client.silently(ANSWERING) } else { client.clone() };
     let args = ShowArgs { name, lost, json, watch: None };
     let mut counted = Instant::now();
     let next = move || {
@@ -34,7 +41,7 @@ pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
         }
         text(&client, &args, if fresh { "volumes" } else { "reports" })
     };
-    if screen::is_usable() && !json {
+    if on_screen {
         let mut page = Watched { text: first, first: 0, error: None, every };
         return screen::show(Times { first: every, every }, next, &mut page);
     }
@@ -49,7 +56,14 @@ fn text(client: &Client, args: &ShowArgs, from: &str) -> Result<String, ApiError
         return if args.json { json::text(&report) } else { Ok(lost::render(&report)) };
     }
     let report: VolumeReport = client.get(&format!("/{from}/{name}"))?;
-    if args.json { json::text(&report) } else { Ok(volume::render(&report)) }
+    if args.json {
+        return json::text(&report);
+    }
+    let mut text = volume::render(&report);
+    for shortage in sparse::shortages(&[&report.cache.path, &report.origin.path]) {
+        text.push_str(&format!("{:1$}{shortage}\n", "space", volume::LABEL));
+    }
+    Ok(text)
 }
 
 /// Prints one block after the other, until nobody reads them or the volume cannot be shown any more.

@@ -7,6 +7,7 @@ use forebay_admin::{ApiError, DaemonReport, ErrorKind, HandOverRequest};
 
 use crate::client::Client;
 use crate::exit::Outcome;
+use crate::output::print_line;
 
 /// How long the next program may take until it serves everything again.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -22,7 +23,7 @@ pub(super) fn run(client: &Client) -> Outcome {
     let mut last = match client.post::<DaemonReport>("/daemon/hand-over", &request) {
         Ok(_) => None,
         // The answer may be lost with the program that would have given it.
-        Err(error) if error.kind == ErrorKind::Failed => Some(error),
+        Err(error) if matches!(error.kind, ErrorKind::Failed | ErrorKind::NoAnswer) => Some(error),
         Err(error) => return Err(error),
     };
     let end = Instant::now() + PATIENCE;
@@ -36,8 +37,7 @@ pub(super) fn run(client: &Client) -> Outcome {
                         now.program
                     )));
                 }
-                println!("version {} has taken over", now.version);
-                return Ok(());
+                return print_line(&format!("version {} has taken over", now.version));
             }
             Ok(_) => {}
             // While the program is replaced, a connection may break.

@@ -9,6 +9,7 @@ use forebay_admin::ApiError;
 use crate::cli::TraceArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
+use crate::output::note;
 
 /// The beginning of the last line.
 const LAST: &str = "# requests=";
@@ -47,7 +48,7 @@ pub(super) fn run(client: &Client, args: &TraceArgs) -> Outcome {
     };
     let (requests, _) = end.split_once(' ').unwrap_or((end, ""));
     let place = output.as_ref().map_or_else(String::new, |path| format!(" in {}", path.display()));
-    eprintln!("{name}: {requests} requests in {} s{place}", number("seconds="));
+    note(&format!("{name}: {requests} requests in {} s{place}", number("seconds=")));
     match number("left_out=") {
         "0" => Ok(()),
         left_out => {

@@ -32,7 +32,7 @@ impl<'a> Daemon<'a> {
             command.args(["--export-raw", raw]);
         }
         let running = workspace.start("daemon", &mut command)?;
-        let client = Client::new(Some(socket))?;
+        let client = Client::new(Some(socket), None)?;
         let mut daemon = Daemon { workspace, running, client };
         daemon.wait(|daemon| daemon.client.get::<DaemonReport>("/daemon").is_ok())?;
         Ok(daemon)

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_admin::{ApiError, ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::output::note;
 use crate::paths::io_error;
 
 const STEP: Duration = Duration::from_millis(20);
@@ -56,7 +57,7 @@ impl Workspace {
 
     /// Reports the current step on stderr.
     pub(super) fn say(&self, what: &str) {
-        eprintln!("[{:3.0} s] {what}", self.started.elapsed().as_secs_f64());
+        note(&format!("[{:3.0} s] {what}", self.started.elapsed().as_secs_f64()));
     }
 
     /// Fails once the process was interrupted.
@@ -154,7 +155,7 @@ impl Drop for Workspace {
         // It can take a while, after everything of interest has been printed.
         self.say(&format!("removing {}", self.dir.display()));
         if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            eprintln!("forebay: cannot remove {}: {error}", self.dir.display());
+            note(&format!("forebay: cannot remove {}: {error}", self.dir.display()));
         }
     }
 }

@@ -3,7 +3,9 @@
 use forebay_core::units::format_size;
 
 use super::host::{Device, Host};
-use super::{Check, Level, Way};
+use super::{Check, Daemon, Level, Way};
+use crate::process::Process;
+use crate::sparse::Shortage;
 
 /// Bytes of the index for each cached block, rounded up; see `docs/performance.md`.
 const BYTES_PER_BLOCK: u64 = 11;
@@ -82,22 +84,47 @@ fn service(host: &Host) -> Check {
     Check { name: "service", level, found: found.to_owned(), remedy: remedy.to_owned() }
 }
 
-/// Judges the daemon's answer: its version, or why it cannot be asked.
-pub(super) fn daemon(answer: Result<String, String>) -> Check {
+/// Judges the daemon's answer.
+pub(super) fn daemon(daemon: &Daemon) -> Check {
     let name = "daemon";
     let own = env!("CARGO_PKG_VERSION");
-    match answer {
-        Ok(version) if version == own => {
+    match daemon {
+        Daemon::Answers { version, .. } if version == own => {
             let found = format!("runs, version {version}");
             Check { name, level: Level::Good, found, remedy: String::new() }
         }
-        Ok(version) => {
+        Daemon::Answers { version, .. } => {
             let found = format!("runs version {version}, while this is {own}");
             let remedy = "restart it when no client is connected".to_owned();
             Check { name, level: Level::Note, found, remedy }
         }
-        Err(error) => Check { name, level: Level::Note, found: error, remedy: String::new() },
+        Daemon::Fails(error) => {
+            Check { name, level: Level::Note, found: error.clone(), remedy: String::new() }
+        }
+        Daemon::Silent(silent) => {
+            let (words, remedy) = silent.process.as_ref().map_or_else(
+                || ("its process cannot be seen".to_owned(), "run this as root".to_owned()),
+                Process::words,
+            );
+            let full = match silent.socket_is_full {
+                true => "; its socket takes no more connections",
+                false => "",
+            };
+            let found = format!("does not answer: {words}{full}");
+            Check { name, level: Level::Missing, found, remedy }
+        }
     }
+}
+
+/// Judges the space for the files below volumes.
+pub(super) fn space(shortages: &[Shortage]) -> Check {
+    let name = "space";
+    if shortages.is_empty() {
+        let found = "the files of all volumes fit into their filesystems".to_owned();
+        return Check { name, level: Level::Good, found, remedy: String::new() };
+    }
+    let found: Vec<String> = shortages.iter().map(Shortage::to_string).collect();
+    Check { name, level: Level::Note, found: found.join("; "), remedy: String::new() }
 }
 
 /// Returns the ways to use a volume, those that make the best block devices first.

@@ -19,7 +19,7 @@ fn host() -> Host {
 }
 
 fn best(host: &Host) -> Option<&'static str> {
-    Findings::of(host, Ok("0".to_owned())).best
+    Findings::of(host, Daemon::Answers { version: "0".to_owned(), shortages: None }).best
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn each_lack_has_a_remedy() {
         fuse: Device::Loadable,
         ..host()
     };
-    let findings = Findings::of(&worst, Err("no daemon".to_owned()));
+    let findings = Findings::of(&worst, Daemon::Fails("no daemon".to_owned()));
     let lacking = |name: &str| {
         let check = findings.checks.iter().find(|check| check.name == name).expect("it is checked");
         (check.level, check.remedy.clone())
@@ -87,4 +87,23 @@ fn modules_are_found_by_their_whole_name() {
 fn this_host_can_be_looked_at() {
     let host = Host::look();
     assert!(host.memory > 0 && !host.release.is_empty());
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_described_without_it() {
+    let process = Process {
+        pid: 7,
+        state: process::State::Stopped,
+        threads: Vec::new(),
+        busy_devices: Vec::new(),
+    };
+    for (process, words) in [(Some(process), "pid 7 is stopped"), (None, "cannot be seen")] {
+        let error = "no answer".to_owned();
+        let silent = SilentDaemon { error, socket_is_full: true, process };
+        let findings = Findings::of(&host(), Daemon::Silent(silent.clone()));
+        let check = findings.checks.iter().find(|check| check.name == "daemon").expect("checked");
+        assert_eq!(check.level, Level::Missing);
+        assert!(check.found.contains(words) && check.found.contains("no more connections"));
+        assert_eq!(findings.silent_daemon, Some(silent));
+    }
 }

@@ -74,7 +74,7 @@ pub(super) fn everything(
     all.add("version.txt", Ok::<_, ApiError>(format!("forebay {}\n", env!("CARGO_PKG_VERSION"))));
     all.add("doctor.json", json::text(&doctor::findings(client)));
     host(&mut all);
-    let daemon = client.get::<DaemonReport>("/daemon");
+    let daemon = client.silently(PATIENCE).get::<DaemonReport>("/daemon");
     let state_dir = match (&daemon, state_dir) {
         (_, Some(dir)) => dir,
         (Ok(daemon), None) => PathBuf::from(&daemon.state_dir),
@@ -124,6 +124,7 @@ fn host(all: &mut Collection) {
 }
 
 fn from_daemon(all: &mut Collection, client: &Client) {
+    let client = &client.silently(PATIENCE);
     all.add("memory.json", client.get::<DaemonMemory>("/memory").and_then(|it| json::text(&it)));
     all.add("operations.json", client.get::<Value>("/operations").and_then(|it| json::text(&it)));
     all.add("metrics.txt", client.text("/metrics"));

@@ -32,7 +32,7 @@ use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Times};
 use crate::output::table::{Column, Table};
-use crate::output::{print_more, print_text};
+use crate::output::{note, print_more, print_text};
 use model::{Look, Model};
 use numbers::{bytes, count, megabytes, percent, time};
 use theme::Theme;
@@ -71,7 +71,8 @@ fn on_screen(client: &Client, args: &TopArgs) -> Outcome {
     let without = args.no_color || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
     let mut model =
         Model::new(Theme::new(!without), args.interval, args.name.clone(), Instant::now());
-    let client = client.clone();
+    // The screen itself says for how long there was no answer.
+    let client = client.silently(Duration::MAX);
     let times = Times { first: FIRST.min(args.interval), every: args.interval };
     screen::show(times, move || look(&client), &mut model)
 }
@@ -93,7 +94,7 @@ fn as_json(client: &Client, args: &TopArgs) -> Outcome {
             Err(error) => {
                 looks.forget();
                 if !silent {
-                    eprintln!("forebay: waiting for the daemon: {error}");
+                    note(&format!("forebay: waiting for the daemon: {error}"));
                 }
                 silent = true;
             }
