@@ -87,7 +87,7 @@ impl EngineLane {
     ///
     /// # Errors
     /// The name is taken, the settings contradict each other, the origin is empty or cannot be
-    /// opened, there is no space for another volume, or the cache device fails.
+    /// opened, there are too many volumes, or the cache device fails.
     pub async fn create(
         self: &Rc<Self>,
         mut spec: VolumeSpec,
@@ -110,6 +110,7 @@ impl EngineLane {
         }
         let name = spec.name.clone();
         let (samples, settled) = self.sample(&origin, size).await?;
+        self.store.rest_volume_ids().await?;
         let id = self
             .store
             .change_volumes(|volumes, next| {
@@ -137,11 +138,14 @@ impl EngineLane {
             })
             .await?;
         let blocks = (size + spec.alignment).div_ceil(block.bytes());
-        let added = match self.store.add_space(id, blocks) {
-            Ok(space) => self
-                .claim(&*origin, spec.uuid)
-                .await
-                .inspect_err(|_| self.store.remove_space(&space)),
+        let added = match self.store.add_space(id, blocks).await {
+            Ok(space) => match self.claim(&*origin, spec.uuid).await {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    self.store.remove_space(&space).await;
+                    Err(error)
+                }
+            },
             Err(error) => Err(error.into()),
         };
         if let Err(error) = added {

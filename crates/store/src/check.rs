@@ -322,7 +322,7 @@ impl Walk {
         if found.slot != slot {
             return None;
         }
-        if !found.check_matches(store.index.geometry(), entry.check) {
+        if !store.index.check_matches(&found, entry.check) {
             self.bad(
                 entry.volume,
                 entry.block,
@@ -375,7 +375,7 @@ impl Walk {
             Err(error) => error.to_string(),
             Ok(payload) => {
                 let check = store.check(space, block, &payload);
-                if entry.check_matches(store.index.geometry(), check) {
+                if store.index.check_matches(&entry, check) {
                     let mut report = self.report.borrow_mut();
                     report.verified += 1;
                     report.bytes += payload.len() as u64;

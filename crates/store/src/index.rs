@@ -7,21 +7,23 @@
 
 use std::sync::Arc;
 
-use forebay_core::sync::atomic::{AtomicU64, Ordering};
+use forebay_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_core::{BlockSize, SectorMask, SegmentId, Slot};
 use forebay_lane::{MemoryBudget, OverLimit};
 
 use crate::error::StoreError;
 use crate::hazard::{HazardId, HazardSlots};
 use crate::planted::{self, PlantedBug};
-use crate::table::{Entry, Geometry, LocalKey};
+use crate::table::{Entry, Geometry, GeometryError, LocalKey};
 use masks::Masks;
 use shard::{Content, Locked, Shard};
 
 mod masks;
+mod relocate;
 mod restore;
 mod shard;
 
+pub(crate) use relocate::Relocated;
 pub(crate) use restore::ShardContent;
 
 /// A block of any volume as one number: the volume's base plus the block number.
@@ -132,7 +134,12 @@ impl Content {
 
 /// The index of one cache.
 pub struct Index {
+    /// Where addresses are. Its widths are those that the index was made with.
     geometry: Geometry,
+    /// Addresses are below 2 to the power of this.
+    address_bits: AtomicU32,
+    /// The fewest bits of check of any shard.
+    check_bits: AtomicU32,
     shards: Box<[Shard]>,
     fill_numbers: AtomicU64,
 }
@@ -152,12 +159,60 @@ impl Index {
     ) -> Self {
         let masks = || Masks::new(memory, block.sectors(), shards);
         let shards = (0..shards).map(|_| Shard::new(&geometry, masks())).collect();
-        Index { geometry, shards, fill_numbers: AtomicU64::new(0) }
+        Index {
+            geometry,
+            address_bits: AtomicU32::new(geometry.address_bits()),
+            check_bits: AtomicU32::new(geometry.check_bits()),
+            shards,
+            fill_numbers: AtomicU64::new(0),
+        }
     }
 
-    /// Returns the shape of the table.
-    pub fn geometry(&self) -> &Geometry {
+    /// Returns the mapping from addresses to places. Its widths are those that the index was made with: see [`Index::check_bits`].
+    pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// Returns the number of addresses.
+    pub fn room(&self) -> u64 {
+        1 << self.address_bits.load(Ordering::Acquire)
+    }
+
+    /// Returns the bits of a check that every entry has, 16 to 32. Must be asked after the entry was found.
+    #[inline]
+    pub fn check_bits(&self) -> u32 {
+        self.check_bits.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the checksum of an entry's payload can be `full`.
+    #[inline]
+    pub fn check_matches(&self, entry: &Entry, full: u32) -> bool {
+        entry.check.matches(full, self.check_bits())
+    }
+
+    /// Begins to make room for addresses below 2^`address_bits`: checks are compared with as many bits as they will have. Ends
+    /// with [`Index::widened`], after [`Index::widen_shard`] of every shard. No address that is new may be used before.
+    ///
+    /// # Errors
+    /// Too few bits would be left for the checks; nothing has changed.
+    pub(crate) fn begin_widening(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+        let wide = self.geometry.widened(address_bits)?;
+        // Who finds an entry with fewer bits has taken the lock of its shard, or seen its version, after this.
+        self.check_bits.fetch_min(wide.check_bits(), Ordering::Relaxed);
+        Ok(wide)
+    }
+
+    /// Makes room in one shard.
+    pub(crate) fn widen_shard(&self, number: u32, wide: &Geometry) {
+        let shard = &self.shards[number as usize];
+        if shard.check_bits() > wide.check_bits() {
+            shard.widen(wide.check_bits());
+        }
+    }
+
+    /// All shards have room.
+    pub(crate) fn widened(&self, wide: &Geometry) {
+        self.address_bits.fetch_max(wide.address_bits(), Ordering::Release);
     }
 
     #[inline]
@@ -323,6 +378,15 @@ impl Index {
         shard.table_mut().remove(key);
         shard.set_mask(address, None, Some(&entry));
         Some(entry)
+    }
+
+    /// Overtakes the fills of all blocks of a shard that are `gone`.
+    pub(crate) fn overtake_fills_in(&self, number: u32, gone: impl Fn(Address) -> bool) {
+        let mut shard = self.shards[number as usize].lock();
+        if !shard.fills.is_empty() {
+            let address = |key| Address(self.geometry.address(number, key));
+            shard.fills.retain(|fill| !gone(address(fill.key)));
+        }
     }
 
     /// Makes every sequence assigned from now on higher than `sequence`.

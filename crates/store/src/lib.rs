@@ -46,7 +46,8 @@ mod record;
 pub mod recover;
 mod replay;
 mod retry;
-pub mod roots;
+pub mod room;
+mod roots;
 pub mod segments;
 mod spaces;
 pub mod store;
@@ -67,8 +68,8 @@ pub use planted::PlantedBug;
 pub use recover::RecoveryReport;
 pub use roots::{Roots, read_roots, read_superblock};
 pub use store::{
-    Appended, Class, PayloadCheck, Pinned, ReadFailure, Spaces, Store, Version, VersionId,
-    VolumeSpace,
+    Appended, Class, PayloadCheck, Pinned, ReadFailure, SpaceUse, Spaces, Store, Version,
+    VersionId, VolumeSpace,
 };
 pub use table::{Check, Entry, RANK_UNKNOWN};
 pub use team::Helper;

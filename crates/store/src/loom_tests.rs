@@ -152,6 +152,34 @@ fn a_look_up_without_the_lock_sees_one_version_or_the_other() {
     });
 }
 
+#[test]
+fn a_look_up_without_the_lock_sees_a_word_as_it_is_before_or_after_widening() {
+    loom::model(|| {
+        let shared = Arc::new((index(), HazardSlots::new(1)));
+        let check = 0x9876_5432;
+        let entry = Entry { check: Check::new(check), ..version(1).entry };
+        shared.0.put(Address(3), NewVersion { entry, mask: None }, Condition::Always);
+        let changing = shared.clone();
+        let thread = thread::spawn(move || {
+            let index = &changing.0;
+            let wide = index.begin_widening(30).expect("there are bits");
+            assert!(wide.check_bits() < index.geometry().check_bits());
+            index.widen_shard(0, &wide);
+            index.widened(&wide);
+        });
+        let (index, hazards) = &*shared;
+        let hazard = hazards.claim().expect("the first");
+        let found = index.look_up_in_hazard(Address(3), hazards, hazard, |slot| SegmentId(slot.0));
+        if let Some(found) = found {
+            assert_eq!(Entry { check: entry.check, ..found }, entry);
+            assert!(index.check_matches(&found, check), "it has the bits that are compared");
+        }
+        let found = index.peek(Address(3)).expect("it is there");
+        assert!(index.check_matches(&found.entry, check));
+        thread.join().expect("no panic");
+    });
+}
+
 /// Fills a block from the origin while `change` runs; in the end the index must agree with the
 /// origin.
 fn fill_beside(change: impl Fn(&Index, &AtomicU32) + Send + Sync + Copy + 'static) {

@@ -10,18 +10,19 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use forebay_core::VolumeId;
+use forebay_core::{OriginBlock, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::superblock::{COPY_A, COPY_B, PROTECTED, WIDE_GENERATIONS};
 use forebay_format::volume::EncodedTable;
-use forebay_format::{CheckSeed, Superblock, VolumeRecord, VolumeTableError, volume};
+use forebay_format::{Superblock, VolumeRecord, VolumeTableError, volume};
 
 use crate::damage::note_records;
 use crate::error::StoreError;
+use crate::index::Address;
 use crate::lane::StoreLane;
 use crate::planted::{self, PlantedBug};
 use crate::roots::describe;
-use crate::store::{Store, VolumeSpace};
+use crate::store::{SpaceUse, Store, VolumeSpace};
 
 /// Feature bit in `compat`: the device failed in use, and versions that it never received may have
 /// been written to the origins since. Clean copies and samples of origins are dropped when it is
@@ -82,7 +83,17 @@ impl Store {
 
     /// Returns the address range of a volume in the index.
     pub fn space_of(&self, id: VolumeId) -> Option<VolumeSpace> {
-        self.spaces.lock().iter().find(|space| space.id == id).copied()
+        self.spaces.lock().of(id)
+    }
+
+    /// Returns the volume of an address, and the block's number in it. For many addresses, see [`Store::spaces`].
+    pub fn find_space(&self, address: Address) -> Option<(VolumeSpace, OriginBlock)> {
+        self.spaces.lock().find(address)
+    }
+
+    /// Keeps the addresses of a volume for it: see [`SpaceUse`]. `None`: there is no such volume.
+    pub fn use_space_of(&self, id: VolumeId) -> Option<SpaceUse> {
+        self.spaces.lock().use_of(id)
     }
 
     /// Returns the number for a new volume; `next` is the counter that
@@ -90,7 +101,7 @@ impl Store {
     /// number of a deleted volume rests until a checkpoint makes its records in the log obsolete.
     ///
     /// # Errors
-    /// All numbers are in use or rest.
+    /// All numbers are in use or rest: see [`StoreLane::rest_volume_ids`].
     pub fn new_volume_id(
         &self,
         volumes: &[VolumeRecord],
@@ -105,27 +116,16 @@ impl Store {
             }
         }
         Err(StoreError::Refused(
-            "so many volumes were deleted lately that their numbers cannot be used again yet: stop all volumes of this cache and start them again".into(),
+            "so many volumes were deleted lately that their numbers cannot be used again yet: try again".into(),
         ))
     }
+
+    /// As many numbers may rest, half of all, before a new volume waits for a checkpoint.
+    const MOST_REST: usize = 1 << 15;
 
     /// Skips volume numbers below `next`, for tests near limits.
     pub fn skip_volume_ids(&self, next: u16) {
         self.meta.lock().next_volume_id = next;
-    }
-
-    pub(crate) fn add_space(&self, id: VolumeId, blocks: u64) -> Result<VolumeSpace, StoreError> {
-        let mut spaces = self.spaces.lock();
-        let base = spaces.iter().map(|space| space.base + space.blocks).max().unwrap_or(0);
-        let room = 1u64 << self.index.geometry().key_bits();
-        if base.checked_add(blocks).is_none_or(|end| end > room) {
-            return Err(StoreError::Refused(format!(
-                "the index of this cache was opened for {room} blocks of origins and has no room for another {blocks}: restart the daemon, which opens it anew"
-            )));
-        }
-        let space = VolumeSpace { id, base, blocks, seed: CheckSeed::new(&self.uuid, id) };
-        spaces.push(space);
-        Ok(space)
     }
 }
 
@@ -276,19 +276,14 @@ impl StoreLane {
         Ok(output)
     }
 
-    /// Assigns a new volume its address range in the index.
+    /// Has some numbers of volumes free for [`Store::new_volume_id`]: writes a checkpoint if too many rest.
     ///
     /// # Errors
-    /// There is no room for it.
-    pub fn add_space(&self, id: VolumeId, blocks: u64) -> Result<VolumeSpace, StoreError> {
-        self.store().add_space(id, blocks)
-    }
-
-    /// Removes a deleted volume's blocks from the index. Its number is not reused before a
-    /// checkpoint, so its records in the log have no effect from now on.
-    pub fn remove_space(&self, space: &VolumeSpace) {
-        self.store().end_ordered(space.id);
-        self.store().purge(space);
-        self.store().spaces.lock().retain(|other| other.id != space.id);
+    /// The device failed.
+    pub async fn rest_volume_ids(self: &Rc<Self>) -> Result<(), StoreError> {
+        if self.store().resting.lock().len() < Store::MOST_REST {
+            return Ok(());
+        }
+        self.checkpoint(false).await
     }
 }

@@ -148,6 +148,8 @@ planted_bugs! {
     OneRootOnly = "one-root-only",
     /// Only one superblock and one volume table are replaced by a change.
     RootsOnce = "roots-once",
+    /// The addresses of a deleted volume are used again while its blocks are in the index.
+    AddressesNotPurged = "addresses-not-purged",
     /// A volume is deleted before its dirty blocks are on the origin.
     DeletesUndrained = "deletes-undrained",
     /// A volume that takes over a larger origin keeps sectors valid behind its old end.

@@ -36,8 +36,7 @@ impl Store {
         payload: &[u8],
     ) -> Option<PayloadCheck> {
         let check = self.check(space, block, payload);
-        let good =
-            entry.check_matches(self.index.geometry(), check) || self.is_intact_somewhere(payload);
+        let good = self.index.check_matches(entry, check) || self.is_intact_somewhere(payload);
         if !good {
             self.counters.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
         }

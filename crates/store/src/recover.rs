@@ -87,7 +87,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let geometry = Geometry::plan(device.size(), block, device.logical_block(), None)
             .map_err(|cause| StoreError::Format { device: device.name().into(), cause })?;
-        let (table, _) = table_geometry(&geometry, options.room_for_blocks, options.shards)
+        let (table, _) = table_geometry(&geometry, options.room_for_blocks, options.shards, None)
             .map_err(|error| refused(device, error))?;
         hold_memory(device, options, &geometry, &table).map(drop)
     }

@@ -28,8 +28,12 @@ use crate::ordered::Ordered;
 use crate::planted::{self, PlantedBug};
 use crate::segments::{Live, Segments};
 use crate::spaces;
-pub use crate::spaces::{Spaces, VolumeSpace};
+use crate::spaces::Ranges;
+pub use crate::spaces::{SpaceUse, Spaces, VolumeSpace};
 use crate::table::Entry;
+
+/// So many numbers of deleted volumes rest that a checkpoint is due: a fourth of all.
+const MANY_REST: usize = 1 << 14;
 
 /// The check of a payload that was read back and verified.
 #[derive(Clone, Copy, Debug)]
@@ -140,10 +144,10 @@ pub struct Store {
     pub(crate) log: Log,
     pub(crate) appenders: Appenders,
     pub(crate) ordered: Ordered,
-    pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
+    pub(crate) spaces: Mutex<Ranges>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
-    /// Numbers of volumes that were deleted since the last checkpoint began.
+    /// Numbers of volumes that were deleted since the last checkpoint began: at most [`Store::MOST_REST`].
     pub(crate) resting: Mutex<HashSet<VolumeId>>,
     pub(crate) meta_gate: Gate,
     pub(crate) sync_gate: Gate,
@@ -207,7 +211,7 @@ impl Store {
 
     /// Returns the current address ranges of the volumes.
     pub fn spaces(&self) -> Spaces {
-        let mut spaces = self.spaces.lock().clone();
+        let mut spaces = self.spaces.lock().all();
         spaces.sort_by_key(|space| space.base);
         Spaces::new(spaces)
     }
@@ -398,24 +402,6 @@ impl Store {
         Some(entry)
     }
 
-    /// Removes all blocks of a volume that has left the volume table.
-    pub fn purge(&self, space: &VolumeSpace) {
-        let (mut copy, mut masks) = (Vec::new(), Vec::new());
-        for shard in 0..self.index.shard_count() {
-            copy.clear();
-            masks.clear();
-            self.index.snapshot_shard(shard, &mut copy, &mut masks);
-            for (address, _) in &copy {
-                if space.block(*address).is_some()
-                    && let Some(entry) = self.index.remove(*address, |_| true)
-                {
-                    let gone = Live::one(entry.dirty, entry.rank);
-                    self.segments.remove_live(self.segment_of(entry.slot), gone);
-                }
-            }
-        }
-    }
-
     /// Returns the blocks that fit into a segment, if every record is full.
     pub fn cells_per_segment(&self) -> u64 {
         self.log.layout().cells_per_segment()
@@ -466,11 +452,12 @@ impl Store {
 
     /// Returns whether a checkpoint is due: after that many bytes, or because volumes were created, deleted or
     /// have grown since the last one, so that after a crash a large index could not be loaded while
-    /// requests are served.
+    /// requests are served; or because the numbers of many deleted volumes rest.
     pub fn checkpoint_is_due(&self) -> bool {
         let at_checkpoint = self.spaces_at_checkpoint.load(Ordering::Relaxed);
         let is_large = || self.index.len() >= self.options.load_later_from;
         self.appended_since_checkpoint() >= self.checkpoint_due()
+            || self.resting.lock().len() >= MANY_REST
             || (spaces::checksum(self.spaces().all()) != at_checkpoint && is_large())
     }
 

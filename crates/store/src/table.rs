@@ -117,6 +117,19 @@ impl Table {
         self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64
     }
 
+    /// Gives remainders the bits that its checks have beyond `check_bits`, for larger keys. No entry moves. `check_bits` is 16 at
+    /// least, and what the table has at most.
+    pub fn widen(&mut self, check_bits: u32) {
+        let old = self.layout;
+        if self.len > 0 {
+            self.buckets.change_all(|word| old.widened(word, check_bits));
+        }
+        for overflow in &mut self.overflow {
+            overflow.word = old.widened(overflow.word, check_bits);
+        }
+        self.layout = Layout::new(check_bits, old.slot_bits());
+    }
+
     /// Finds the entry of `key`.
     #[inline]
     pub fn get(&self, key: LocalKey) -> Option<(Place, Entry)> {
@@ -131,7 +144,7 @@ impl Table {
     /// The key is new and there is no room.
     ///
     /// # Panics
-    /// The slot is wider than the geometry permits.
+    /// Key or slot are wider than the table permits.
     #[inline]
     pub fn insert(&mut self, key: LocalKey, entry: Entry) -> Result<Option<Entry>, Full> {
         let (remainder, first) = self.divide(key);

@@ -165,7 +165,7 @@ impl EngineLane {
         let memory = self.cache.memory().ghost;
         for block in clean {
             store.forget(&space, block, |entry| !entry.dirty);
-            memory.note(space.address(block).0, Past::Invalidated);
+            memory.note(space.unique(block), Past::Invalidated);
         }
         Ok(())
     }

@@ -48,10 +48,13 @@ impl EngineLane {
             tracing::warn!(%unanswered, "writes to the origin of the deleted volume may still be under way");
         }
         volume.waits.close();
-        self.store.remove_space(&volume.space);
-        self.cache.detached.remove(volume.id);
         self.cache.remove_volume(name);
         self.drop_view(volume.id);
+        let space = volume.space;
+        // Its addresses are free when the last task of it has ended.
+        drop(volume);
+        self.store.remove_space(&space).await;
+        self.cache.detached.remove(space.id);
         Ok(())
     }
 
@@ -90,7 +93,7 @@ impl EngineLane {
         }
         self.strike(name).await?;
         if let Some(space) = self.cache.store.space_of(record.id) {
-            self.store.remove_space(&space);
+            self.store.remove_space(&space).await;
         }
         self.cache.detached.remove(record.id);
         Ok(())

@@ -6,7 +6,7 @@
 use forebay_core::SectorMask;
 use forebay_format::{MAX_BLOCKS, VolumeRecord};
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Appended, Class, Condition, Version};
+use forebay_store::{Appended, Class, Condition, StoreError, Version};
 
 use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
@@ -32,15 +32,17 @@ impl EngineLane {
             );
             Ok(false)
         };
-        let Some(space) = store.space_of(record.id) else { return keeps("it has no blocks") };
         let alignment = u64::from(record.alignment);
         let wanted = size.saturating_add(alignment).div_ceil(block.bytes());
-        if wanted > space.blocks {
-            return keeps("the index was made for fewer blocks");
-        }
         if wanted > MAX_BLOCKS {
             return keeps("a volume cannot have so many blocks");
         }
+        let space = match self.store.grow_space(record.id, wanted).await {
+            Ok(Some(space)) => space,
+            Ok(None) => return keeps("it has no blocks"),
+            Err(error @ StoreError::Refused(_)) => return keeps(&error.to_string()),
+            Err(error) => return Err(error.into()),
+        };
         let end = record.origin_bytes + alignment;
         let inside = (end % block.bytes() / forebay_core::SECTOR_SIZE) as u32;
         if inside == 0 || planted::has(PlantedBug::OldEndStays) {

@@ -154,7 +154,7 @@ impl AdmissionControl<'_> {
         if own.number != number {
             *own = self.0.cache.memory();
         }
-        ask(&own.ghost, self.0.volume.space.address(block).0)
+        ask(&own.ghost, self.0.volume.space.unique(block))
     }
 
     /// Forgets the ghost of a block that has been filled.

@@ -33,7 +33,7 @@ impl Policy<'_> {
     }
 
     fn key(self, block: OriginBlock) -> Key {
-        Key(self.0.volume.space.address(block).0)
+        Key(self.0.volume.space.unique(block))
     }
 
     /// Records that a cached block has been read.
@@ -66,7 +66,7 @@ impl Policy<'_> {
         if let Some(entry) = entry {
             return Rank::from_bits(entry.rank).used();
         }
-        let address = self.0.volume.space.address(block).0;
+        let address = self.0.volume.space.unique(block);
         let comes_back = self.with_replacement(|replacement| replacement.comes_back(address));
         if comes_back { Rank::MAIN } else { Rank::SMALL }
     }
@@ -165,7 +165,7 @@ impl Policy<'_> {
 
     /// Adds a ghost for a block that the policy has given up and that is still cached.
     pub(crate) fn remember_given_up(self, block: OriginBlock) {
-        let address = self.0.volume.space.address(block).0;
+        let address = self.0.volume.space.unique(block);
         self.with_replacement(|replacement| replacement.remember(address));
     }
 

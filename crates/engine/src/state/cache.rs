@@ -276,8 +276,11 @@ impl Cache {
     pub(crate) fn show_cached(&self, shard: u32) {
         let (_, replacement) = self.replacement();
         if let How::Lists(lists) = &replacement.how {
+            let spaces = self.store.spaces();
             self.store.index.scan_shard(shard, &mut |address, entry: &Entry| {
-                lists.begin(entry.slot, Key(address.0));
+                if let Some((space, block)) = spaces.find(address) {
+                    lists.begin(entry.slot, Key(space.unique(block)));
+                }
             });
         }
     }
@@ -287,8 +290,9 @@ impl Cache {
     pub(crate) fn on_load(&self, lane: &Lane, address: Address, entry: &Entry) {
         if !self.ranks()
             && let How::Lists(lists) = &self.replacement().1.how
+            && let Some((space, block)) = self.store.find_space(address)
         {
-            lists.begin(entry.slot, Key(address.0));
+            lists.begin(entry.slot, Key(space.unique(block)));
         }
         if !entry.dirty {
             return;

@@ -57,7 +57,7 @@ impl Detached {
 
     /// Counts a dirty block that was loaded, of a volume that is not attached.
     pub(crate) fn loaded(&self, store: &Store, address: Address) {
-        if let Some((space, _)) = store.spaces().find(address) {
+        if let Some((space, _)) = store.find_space(address) {
             self.change(|volumes| *volumes.entry(space.id).or_default() += 1);
         }
     }

@@ -18,7 +18,7 @@ use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_policy::whatif::{Prediction, Setup};
 use forebay_settings::Settings;
-use forebay_store::{Entry, Store, VolumeSpace};
+use forebay_store::{Entry, SpaceUse, Store, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::error::WritebackError;
@@ -71,6 +71,8 @@ pub struct Volume {
     /// The origin.
     pub origin: Arc<dyn Device>,
     pub(crate) space: VolumeSpace,
+    /// Its addresses stay its own as long as anything has the volume.
+    _space_use: Option<SpaceUse>,
     pub(crate) block: BlockSize,
     size: u64,
     alignment: u64,
@@ -172,6 +174,7 @@ impl Volume {
             origin_name: record.origin.clone(),
             origin,
             space,
+            _space_use: store.use_space_of(space.id),
             block,
             size: record.origin_bytes,
             alignment: u64::from(record.alignment),

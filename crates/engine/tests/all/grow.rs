@@ -130,11 +130,47 @@ fn an_ordered_origin_grows_when_it_has_its_last_block() {
     }
 }
 
+/// Whatever is in the index before and behind it.
 #[test]
-fn without_room_the_old_size_stays_and_a_smaller_origin_is_refused() {
+fn a_volume_grows_in_a_cache_that_serves_another() {
+    for last in [Last::Absent, Last::Clean, Last::Dirty, Last::PartlyDirty] {
+        for orderly in [true, false] {
+            let (cache, disk, mut model) = used(last, 512, orderly);
+            let world = World::new();
+            let (engine, _) = world.open(&cache);
+            let other = ram(1);
+            let neighbour = world.create_as(&engine, "other", &other, settings(Mode::Writeback), 0);
+            world.write(&neighbour, 0, &[0x33; 1 << 20]);
+            let target = world.try_attach(&engine, &disk, false).expect("started");
+            assert_eq!(target.size(), NEW, "{last:?}");
+            assert!(world.read(&target, 0, NEW as usize) == model, "{last:?}");
+            for at in [OLD - 4096, NEW - 4096] {
+                world.write(&target, at, &[0x77; 4096]);
+                model[at as usize..][..4096].fill(0x77);
+            }
+            assert!(world.read(&neighbour, 0, 1 << 20) == [0x33; 1 << 20], "{last:?}");
+            world.op(&target, Op::Flush, 0, 0);
+            world.lane.abandon();
+            let world = World::new();
+            let (engine, _) = world.open(&cache);
+            let neighbour = world.attach_as(&engine, "other", &other);
+            assert!(world.read(&neighbour, 0, 1 << 20) == [0x33; 1 << 20], "{last:?}");
+            let target = world.try_attach(&engine, &disk, false).expect("started");
+            assert!(world.read(&target, 0, NEW as usize) == model, "{last:?}");
+            world.drain(&engine).expect("drained");
+            assert!(peek(&disk, 0, NEW as usize) == model, "{last:?}: the origin");
+        }
+    }
+}
+
+/// Requests of its last run may still put blocks where the volume was.
+#[test]
+fn a_volume_that_cannot_move_keeps_its_size_and_a_smaller_origin_is_refused() {
     let (cache, disk, model) = used(Last::Dirty, 0, false);
     let world = World::new();
     let (engine, _) = world.open(&cache);
+    let _used = engine.cache.store.use_space_of(VolumeId(1)).expect("it is there");
+    world.create_as(&engine, "other", &ram(1), settings(Mode::Writeback), 0);
     let target = world.try_attach(&engine, &disk, false).expect("started");
     assert_eq!(target.size(), OLD);
     assert!(world.read(&target, 0, OLD as usize) == model[..OLD as usize]);
@@ -153,10 +189,11 @@ fn a_fill_at_the_end_stays_within_the_volume() {
     let (cache, disk, model) = used(Last::Absent, 0, true);
     let world = World::new();
     let (engine, _) = world.open(&cache);
-    let target = world.try_attach(&engine, &disk, false).expect("started");
-    assert_eq!(target.size(), OLD);
     let other = ram(1);
     let neighbour = world.create_as(&engine, "other", &other, settings(Mode::Writeback), 0);
+    let _used = engine.cache.store.use_space_of(VolumeId(1)).expect("it is there");
+    let target = world.try_attach(&engine, &disk, false).expect("started");
+    assert_eq!(target.size(), OLD);
     let promoting = Settings { promote: 64 << 10, ..settings(Mode::Writeback) };
     world.set(&engine, promoting).expect("set");
     let before = engine.cache.store.index.len();

@@ -71,7 +71,7 @@ impl World {
                 Ok(())
             });
             added.await.expect("room");
-            let space = store.add_space(VolumeId(1), BLOCKS + 1).expect("room");
+            let space = store.add_space(VolumeId(1), BLOCKS + 1).await.expect("room");
             let append = |block: u64| {
                 let version = Version {
                     space: &space,

@@ -44,7 +44,7 @@ impl<'a> ImageWriter<'a> {
         let last = store.meta.lock().checkpoint;
         let (area, number) = last.map_or((0, 1), |last| (1 - last.area, last.number + 1));
         let most = u32::from(forebay_format::checkpoint::MAX_CHECK_BITS);
-        let check_bits = store.index.geometry().check_bits().min(most);
+        let check_bits = store.index.check_bits().min(most);
         let (geometry, bits) = (&store.geometry, check_bits as u8);
         let mut writer =
             CheckpointWriter::new(geometry, store.uuid, area, number, bits).map_err(fault)?;

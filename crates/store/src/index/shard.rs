@@ -6,7 +6,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use forebay_core::sync::atomic::{AtomicU64, Ordering, fence};
+use forebay_core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use forebay_core::sync::{Mutex, MutexGuard};
 use forebay_device::hint::{Spot, fetch, fetch_to_write};
 
@@ -19,6 +19,8 @@ use crate::table::{Buckets, Entry, Geometry, LocalKey, Table};
 pub(super) struct Shard {
     /// In the line of the lock, and so is where the buckets are: see [`Shard::expect`].
     version: AtomicU64,
+    /// Bits of check in the words; changes as they do.
+    check_bits: AtomicU32,
     buckets: Buckets,
     content: Mutex<Content>,
 }
@@ -42,7 +44,22 @@ impl Shard {
         let table = Table::new(geometry);
         let buckets = table.shared();
         let content = Content { table, sequence: 0, fills: Vec::new(), masks, loaded: true };
-        Shard { version: AtomicU64::new(0), buckets, content: Mutex::new(content) }
+        let check_bits = AtomicU32::new(geometry.check_bits());
+        Shard { version: AtomicU64::new(0), check_bits, buckets, content: Mutex::new(content) }
+    }
+
+    /// Makes room in its words for larger keys: see [`Table::widen`].
+    pub(super) fn widen(&self, check_bits: u32) {
+        let mut shard = self.lock();
+        let mut table = shard.table_mut();
+        table.widen(check_bits);
+        // Relaxed: the version is odd until the table is dropped.
+        self.check_bits.store(check_bits, Ordering::Relaxed);
+    }
+
+    /// Returns the bits of check in its words.
+    pub(super) fn check_bits(&self) -> u32 {
+        self.check_bits.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -65,7 +82,8 @@ impl Shard {
         if before % 2 == 1 {
             return None;
         }
-        let entry = geometry.find(&self.buckets, key).filter(|entry| !entry.partial)?;
+        let check_bits = self.check_bits.load(Ordering::Relaxed);
+        let entry = geometry.find(&self.buckets, check_bits, key).filter(|entry| !entry.partial)?;
         if !seen(&entry) {
             return None;
         }

@@ -196,3 +196,127 @@ fn a_mask_goes_when_its_block_is_whole_or_gone() {
     put(1, None);
     assert_eq!(masks(), [].into());
 }
+
+/// Widens an index to as many addresses as it can have, in steps.
+fn widen(index: &Index) {
+    for bits in index.geometry().key_bits() + 1.. {
+        let Ok(wide) = index.begin_widening(bits) else { return };
+        (0..index.shard_count()).for_each(|shard| index.widen_shard(shard, &wide));
+        index.widened(&wide);
+        assert_eq!(index.room(), 1 << bits);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_look_up_finds_the_right_entry_while_the_index_is_widened() {
+    while_others_move(|index, stays| {
+        let before = index.check_bits();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..u64::MAX {
+                    if done.load(Ordering::Relaxed) && round >= stays {
+                        break;
+                    }
+                    let address = round * 7919 % stays;
+                    let found = index.peek(Address(address)).expect("it stays");
+                    assert_eq!(found.entry.slot, Slot(address as u32));
+                    assert!(index.check_matches(&found.entry, 0));
+                }
+            });
+            widen(index);
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(index.check_bits() < before && index.check_bits() == 16);
+    });
+}
+
+#[test]
+fn a_widened_index_holds_what_it_held_and_blocks_beyond() {
+    let mut random = fastrand::Rng::with_seed(4);
+    let entries = if cfg!(miri) { 100 } else { 30_000u64 };
+    let index = Index::new(Geometry::new(entries, 3, 20, 18).expect("fits"), 3);
+    let mut model = std::collections::BTreeMap::new();
+    let mut put = |index: &Index, address: u64| {
+        let mask = random.bool().then(|| SectorMask::of(8, 0..random.u32(1..8)));
+        let entry = Entry {
+            slot: Slot(random.u32(..1 << 18)),
+            dirty: random.bool(),
+            partial: mask.is_some(),
+            rank: random.u8(..16),
+            check: Check::new(random.u32(..)),
+        };
+        let version = NewVersion { entry, mask: mask.clone() };
+        let put = index.put(Address(address), version, Condition::Always);
+        assert!(matches!(put, Put::Done { .. }));
+        model.insert(address, (entry, mask));
+    };
+    // So many that some are in the second of their buckets.
+    (0..entries / 2).for_each(|address| put(&index, address * 7));
+    widen(&index);
+    let (last, stride) = (index.room() - 1, index.room() / entries);
+    (0..entries / 2 - 1).for_each(|number| put(&index, last - number * stride));
+    assert!(index.begin_widening(56).is_err());
+
+    let mut seen = 0;
+    index.scan(|address, entry| {
+        let (wanted, _) = model[&address.0];
+        let same = Entry { check: entry.check, ..wanted } == *entry;
+        assert!(same && index.check_matches(entry, wanted.check.high_bits()), "{address:?}");
+        assert!(!index.check_matches(entry, !wanted.check.high_bits()));
+        seen += 1;
+    });
+    assert_eq!(seen, model.len());
+    for (address, (_, mask)) in &model {
+        assert_eq!(index.look_up(Address(*address), |_| None).expect("there").mask, *mask);
+    }
+}
+
+#[test]
+fn a_block_is_at_one_of_two_addresses_while_it_moves() {
+    let index = Index::new(Geometry::new(1000, 8, 20, 20).expect("fits"), 8);
+    let (from, to) = (Address(77), Address(4000));
+    assert_ne!(index.shard_of(from), index.shard_of(to));
+    let mask = SectorMask::of(8, 0..3);
+    let entry = Entry {
+        slot: Slot(9),
+        dirty: true,
+        partial: true,
+        rank: 3,
+        check: Check::new(0xf000_0000),
+    };
+    let version = |mask| NewVersion { entry, mask };
+    for _ in 0..50 {
+        index.put(from, version(Some(mask.clone())), Condition::Always);
+    }
+    let sequence = index.highest_sequence();
+    assert_eq!(index.relocate(Address(78), to), Relocated::Absent);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..if cfg!(miri) { 20 } else { 20_000 } {
+                let (from, to) = if round % 2 == 0 { (from, to) } else { (to, from) };
+                assert_eq!(index.relocate(from, to), Relocated::Done);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            for address in [from, to] {
+                if let Some(found) = index.look_up(address, |_| None) {
+                    assert_eq!((found.entry, found.mask), (entry, Some(mask.clone())));
+                }
+            }
+        }
+    });
+    assert_eq!((index.len(), index.relocate(from, to)), (1, Relocated::Done));
+    let Put::Done { sequence: next, old } = index.put(to, version(None), Condition::Always) else {
+        panic!("there is room");
+    };
+    assert_eq!(old, Some(entry));
+    assert!(next > sequence, "a later version would lose against one from before the move");
+    // Within a shard too.
+    let near = (5000..).map(Address).find(|near| index.shard_of(*near) == index.shard_of(to));
+    assert_eq!(index.relocate(to, near.expect("one of eight")), Relocated::Done);
+    assert_eq!(index.len(), 1);
+}

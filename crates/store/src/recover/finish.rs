@@ -24,6 +24,7 @@ use crate::planted::{self, PlantedBug};
 use crate::replay::{End, Replay};
 use crate::roots::refused;
 use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
+use crate::spaces::Ranges;
 use crate::store::Store;
 use crate::table::Entry;
 
@@ -128,7 +129,7 @@ impl Opening<'_> {
             appenders: Appenders::new(parts.log.roles()),
             log: parts.log,
             ordered: parts.ordered,
-            spaces: parking_lot::Mutex::new(self.spaces),
+            spaces: parking_lot::Mutex::new(Ranges::new(self.spaces)),
             meta: parking_lot::Mutex::new(superblock),
             volumes: parking_lot::Mutex::new(self.volumes),
             meta_gate: Default::default(),

@@ -87,6 +87,10 @@ pub(super) async fn load(
             }
             let segment = geometry.place_of(entry.slot).0;
             let Some((_, address)) = address_in(spaces, entry.volume, entry.block) else {
+                // Its number must not be used before the next checkpoint.
+                if spaces.iter().all(|space| space.id != entry.volume) {
+                    replay.deleted.insert(entry.volume);
+                }
                 continue;
             };
             if gone(segment.0 as usize) {

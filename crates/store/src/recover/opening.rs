@@ -121,8 +121,9 @@ impl<'a> Opening<'a> {
         };
         let order = checkpoint.as_ref().ok().and_then(|it| it.header().arrangement);
         let shards = options.shards.or(order.as_ref().and_then(shards_of));
-        let (table, shards) =
-            table_geometry(geometry, blocks, shards).map_err(|error| refused(&device, error))?;
+        let key_bits = order.as_ref().map(|order| order.key_bits);
+        let (table, shards) = table_geometry(geometry, blocks, shards, key_bits)
+            .map_err(|error| refused(&device, error))?;
         let kept_bits = checkpoint.as_ref().map_or(28, |it| u32::from(it.header().check_bits));
         let table = table
             .with_check_bits(table.check_bits().min(kept_bits))

@@ -23,11 +23,13 @@ pub(super) fn shards_of(order: &Arrangement) -> Option<u32> {
     (order.shards.is_power_of_two() && order.shards <= MOST_SHARDS).then_some(order.shards)
 }
 
-/// Returns the shape of a cache's index, and its number of shards.
+/// Returns the shape of a cache's index for this number of addresses, and its number of shards. It has the number of shards, and mixes
+/// as many bits of addresses, as it is told, if it can.
 pub(super) fn table_geometry(
     geometry: &Geometry,
     blocks: u64,
     shards: Option<u32>,
+    key_bits: Option<u32>,
 ) -> Result<(TableGeometry, u32), String> {
     let cells = SegmentLayout::new(geometry).cells_per_segment();
     // Every cell holds at most one version, so this is always sufficient, even while recovery
@@ -38,12 +40,20 @@ pub(super) fn table_geometry(
     let of = |bits: u32| (capacity >> bits).next_power_of_two();
     let by_capacity = of(14).min(1024).max(of(15).min(MOST_SHARDS.into()));
     let shards = shards.unwrap_or(by_capacity as u32);
-    let addresses = (blocks * 2).max(capacity * 32).max(1 << 20).next_power_of_two();
-    let key_bits = addresses.trailing_zeros();
+    // Bits that are mixed spread blocks evenly, from some tens of times the cache's size on; bits above them can be added later.
+    let own_bits = (capacity * 32).max(1 << 20).next_power_of_two().trailing_zeros();
+    let bits = blocks.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
     let slot_bits = geometry.slot_count().next_power_of_two().trailing_zeros().max(1);
-    let table = TableGeometry::new(capacity, shards, key_bits, slot_bits)
-        .map_err(|error| error.to_string())?;
-    Ok((table, shards))
+    let of = |key_bits: u32| TableGeometry::new(capacity, shards, key_bits, slot_bits);
+    let known = key_bits
+        .filter(|known| *known >= own_bits)
+        .map(|known| of(known)?.widened(bits.max(known)));
+    let table = match known {
+        Some(Ok(table)) => Ok(table),
+        // A small table grows until the check fits.
+        _ => of(own_bits).and_then(|table| table.widened(bits)).or_else(|_| of(bits)),
+    };
+    Ok((table.map_err(|error| error.to_string())?, shards))
 }
 
 /// Returns the fixed memory of an open cache: use, bytes and name of each part.
@@ -94,26 +104,44 @@ mod tests {
 
     #[test]
     fn the_index_has_room_for_every_cell_and_addresses_to_spare() {
-        // Device size, blocks of origins; the resulting shards, and bits of addresses and slots.
-        for (bytes, blocks, shards, address, slot) in [
-            (5 << 20, 100, 1, 20, 11),
-            (5 << 20, (1 << 30) - 5, 1, 31, 11),
-            (4 << 30, 100, 64, 25, 20),
-            (64 << 30, 100, 1024, 29, 24),
-            (128 << 30, 100, 1024, 30, 25),
-            (1 << 40, 100, 8192, 33, 28),
-            (4 << 40, 100, 8192, 35, 30),
+        // Device size, blocks of origins; the resulting shards, mixed bits, and bits of addresses and slots.
+        for (bytes, blocks, shards, key, address, slot) in [
+            (5 << 20, 100, 1, 20, 20, 11),
+            (5 << 20, (1 << 30) - 5, 1, 20, 30, 11),
+            (5 << 20, 1 << 42, 1, 42, 42, 11),
+            (4 << 30, 100, 64, 25, 25, 20),
+            (64 << 30, 100, 1024, 29, 29, 24),
+            (128 << 30, 100, 1024, 30, 30, 25),
+            (1 << 40, 100, 8192, 33, 33, 28),
+            (1 << 40, 1 << 38, 8192, 33, 38, 28),
+            (4 << 40, 100, 8192, 35, 35, 30),
         ] {
             let geometry = geometry(bytes);
             let cells = SegmentLayout::new(&geometry).cells_per_segment()
                 * u64::from(geometry.segment_count);
             for asked in [None, Some(4)] {
-                let (table, given) = table_geometry(&geometry, blocks, asked).expect("it fits");
+                let made = table_geometry(&geometry, blocks, asked, None);
+                let (table, given) = made.expect("it fits");
                 assert_eq!(given, asked.unwrap_or(shards), "{bytes}");
-                let wanted = TableGeometry::new(cells, given, address, slot).expect("it fits");
+                let wanted = TableGeometry::new(cells, given, key, slot).expect("it fits");
+                let wanted = wanted.widened(address).expect("it fits");
                 assert_eq!(format!("{table:?}"), format!("{wanted:?}"), "{bytes} {blocks}");
             }
         }
+    }
+
+    #[test]
+    fn an_index_mixes_as_many_bits_as_that_of_its_checkpoint_if_it_can() {
+        let geometry = geometry(4 << 30);
+        let bits = |blocks, known| {
+            let (table, _) = table_geometry(&geometry, blocks, None, Some(known)).expect("it fits");
+            (table.key_bits(), table.address_bits())
+        };
+        assert_eq!(bits(100, 25), (25, 25));
+        assert_eq!(bits(100, 31), (31, 31));
+        assert_eq!(bits(1 << 34, 31), (31, 34));
+        // Nothing writes these.
+        assert_eq!([0, 24, 57, u32::MAX].map(|known| bits(1 << 34, known)), [(25, 34); 4]);
     }
 
     #[test]
@@ -129,7 +157,7 @@ mod tests {
     fn what_an_open_cache_takes_is_held_and_tested_before_it_is_made() {
         let bytes = 64 << 20;
         let geometry = geometry(bytes);
-        let (table, _) = table_geometry(&geometry, 1000, None).expect("it fits");
+        let (table, _) = table_geometry(&geometry, 1000, None, None).expect("it fits");
         let [(index, index_bytes, _), (log, log_bytes, _)] = memory_of(&geometry, &table, 2);
         assert_eq!((index, log), (MemoryUse::Index, MemoryUse::LogBuffers));
         let segments = Segments::bytes_for(geometry.segment_count, 2);

@@ -76,6 +76,17 @@ impl Buckets {
         // Relaxed: see `word`.
         self[at.bucket][at.lane].store(word, Ordering::Relaxed);
     }
+
+    /// Changes all words; 0 must stay 0. The caller holds the lock of the table.
+    pub(super) fn change_all(&self, change: impl Fn(u64) -> u64) {
+        for word in self.iter().flatten() {
+            let before = word.load(Ordering::Relaxed);
+            // Pages that have never been written to have no memory yet.
+            if before != 0 {
+                word.store(change(before), Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 impl Deref for Buckets {

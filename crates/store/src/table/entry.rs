@@ -65,12 +65,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns whether the payload's checksum can be `full`, compared at the width of `geometry`.
-    #[inline]
-    pub fn check_matches(&self, geometry: &super::Geometry, full: u32) -> bool {
-        self.check.matches(full, geometry.check_bits())
-    }
-
     /// Returns the 28 high bits of the check; missing bits of a narrower one are 0.
     pub fn check28(&self) -> u32 {
         self.check.to_28()
@@ -121,9 +115,21 @@ impl Layout {
     }
 
     /// Returns the part of a word in its first bucket that identifies its key.
+    ///
+    /// # Panics
+    /// The remainder does not fit: truncated, it would be that of another key.
     #[inline]
     pub(super) fn tag(self, remainder: u64) -> u64 {
-        (remainder + 1) << (self.rank_shift() + FIXED_BITS)
+        let shift = self.rank_shift() + FIXED_BITS;
+        assert!(remainder < (1 << (64 - shift)) - 1, "an address is out of range");
+        (remainder + 1) << shift
+    }
+
+    /// Returns a used word of this layout in one with fewer bits of check.
+    #[inline]
+    pub(super) fn widened(self, word: u64, check_bits: u32) -> u64 {
+        // The lowest bits of the check are the lowest of the word.
+        word >> (self.check_bits - check_bits)
     }
 
     /// Returns the remainder in a used word.
@@ -232,6 +238,38 @@ mod tests {
         assert!(!short.matches(0xdead_beef, 32));
         assert_eq!(short.to_28(), check.to_28());
         assert_eq!(Check::from_28(u32::MAX).to_28(), (1 << 28) - 1);
+    }
+
+    #[test]
+    fn a_word_that_is_widened_loses_bits_of_its_check_only() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for (from, to) in [(32, 16), (25, 24), (20, 20)] {
+            let (narrow, wide) = (Layout::new(from, 16), Layout::new(to, 16));
+            for _ in 0..1000 {
+                let entry = Entry {
+                    slot: Slot(random.u32(..1 << 16)),
+                    dirty: random.bool(),
+                    partial: random.bool(),
+                    rank: random.u8(..=RANK_MAX),
+                    check: Check::new(random.u32(..)),
+                };
+                let remainder = random.u64(..(1 << (64 - 16 - FIXED_BITS - from)) - 1);
+                let choice =
+                    if random.bool() { (narrow.choice_bit(), wide.choice_bit()) } else { (0, 0) };
+                let word = narrow.with_entry(narrow.tag(remainder) | choice.0, &entry);
+                let wanted = wide.with_entry(wide.tag(remainder) | choice.1, &entry);
+                assert_eq!(narrow.widened(word, to), wanted);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn remainders_are_never_cut_short() {
+        let layout = Layout::new(16, 8);
+        let bits = 64 - 16 - 8 - FIXED_BITS;
+        assert_ne!(layout.tag((1 << bits) - 2), 0);
+        layout.tag((1 << bits) - 1);
     }
 
     #[test]

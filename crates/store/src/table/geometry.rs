@@ -1,4 +1,9 @@
 //! Sizes of the tables, widths of their fields, and the mapping from addresses to shards and keys.
+//!
+//! The low `key_bits` bits of an address are mixed by a permutation, together with a hash of the bits above them, the *fold*. Shard
+//! and quotient come from the mixed bits alone; the key is the quotient plus the fold times the number of quotients. So more bits of
+//! addresses make keys, and with them remainders, larger; they leave every address of fewer bits where it is. A table that is in use
+//! is *widened* by giving its remainders more bits and its checks fewer.
 
 use super::entry::{FIXED_BITS, Layout};
 use super::permutation::{Divisor, KEY_BITS_MAX, Permutation, mix};
@@ -83,11 +88,15 @@ pub struct Placed {
 /// Sizes, widths and the mapping from addresses to shards and keys; common to all shards.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
+    /// Of the bits of an address that are mixed.
     permutation: Permutation,
     shards: Divisor,
+    /// The number of different quotients of mixed bits by the number of shards.
+    quotients: Divisor,
     buckets: Divisor,
     layout: Layout,
     key_bits: u32,
+    address_bits: u32,
 }
 
 impl Geometry {
@@ -125,17 +134,36 @@ impl Geometry {
         if buckets > BUCKETS_MAX {
             return Err(GeometryError::ShardTooLarge { entries, shards });
         }
-
-        // Remainders are stored plus one.
-        let remainder_bits = (key_last / buckets + 1).ilog2() + 1;
-        let check_bits = (64 - FIXED_BITS - slot_bits - remainder_bits).min(CHECK_BITS_MAX);
-        Ok(Geometry {
+        let geometry = Geometry {
             permutation: Permutation::new(key_bits, 0),
             shards: Divisor::new(u64::from(shards)),
+            quotients: Divisor::new(key_last + 1),
             buckets: Divisor::new(buckets),
-            layout: Layout::new(check_bits, slot_bits),
+            layout: Layout::new(CHECK_BITS_MAX.min(64 - FIXED_BITS - slot_bits), slot_bits),
             key_bits,
-        })
+            address_bits: key_bits,
+        };
+        geometry.widened(key_bits)
+    }
+
+    /// Returns the same geometry for addresses below 2^`address_bits`. It has the same places for the same addresses, and perhaps
+    /// fewer bits of check; never more, and for fewer bits than it has now it stays as it is.
+    ///
+    /// # Errors
+    /// These are more than 56 bits, or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
+    pub fn widened(mut self, address_bits: u32) -> Result<Self, GeometryError> {
+        in_range("the address", address_bits.max(1), 1, KEY_BITS_MAX)?;
+        self.address_bits = self.address_bits.max(address_bits);
+        // Below 2^57.
+        let keys = self.quotients.get() << (self.address_bits - self.key_bits);
+        // Remainders are stored plus one.
+        let remainder_bits = ((keys - 1) / self.buckets.get() + 1).ilog2() + 1;
+        let slot_bits = self.slot_bits();
+        let left = (64 - FIXED_BITS - slot_bits).checked_sub(remainder_bits);
+        let no_room = GeometryError::NoRoomForCheck { key_bits: self.address_bits, slot_bits };
+        let left = left.filter(|bits| *bits >= CHECK_BITS_MIN).ok_or(no_room)?;
+        self.layout = Layout::new(self.check_bits().min(left), slot_bits);
+        Ok(self)
     }
 
     /// Returns the same geometry with at most `bits` (16 to 32) bits of check.
@@ -166,9 +194,14 @@ impl Geometry {
         self.layout.slot_bits()
     }
 
-    /// Returns the bits of an address, 1 to 56.
+    /// Returns the bits of an address that are mixed, 1 to 56. With the number of shards they say which shard an address is in.
     pub fn key_bits(&self) -> u32 {
         self.key_bits
+    }
+
+    /// Returns the bits of an address, from [`Geometry::key_bits`] to 56.
+    pub fn address_bits(&self) -> u32 {
+        self.address_bits
     }
 
     /// Returns the number of shards.
@@ -181,21 +214,34 @@ impl Geometry {
         self.shards.get() * self.buckets.get() * BUCKET_BYTES
     }
 
-    /// Returns shard and key of `address`.
-    ///
-    /// # Panics
-    /// `address` is not below 2^key_bits: it would be mistaken for another one.
+    /// Returns shard and key of `address`. A key that is too large for the table's layout is refused there.
     #[inline]
     pub fn place(&self, address: u64) -> Placed {
-        assert!(self.permutation.contains(address), "address {address} is out of range");
-        let (key, shard) = self.shards.divide(self.permutation.forward(address));
+        let fold = address >> self.key_bits;
+        let mixed = self.permutation.forward((address ^ self.spread(fold)) & self.mask());
+        let (quotient, shard) = self.shards.divide(mixed);
+        let key = quotient.wrapping_add(fold.wrapping_mul(self.quotients.get()));
         Placed { shard: shard as u32, key: LocalKey(key) }
     }
 
     /// Returns the address that [`Geometry::place`] maps to `key` in `shard`.
     #[inline]
     pub fn address(&self, shard: u32, key: LocalKey) -> u64 {
-        self.permutation.backward(key.0 * self.shards.get() + u64::from(shard))
+        let (fold, quotient) = self.quotients.divide(key.0);
+        let mixed = self.permutation.backward(quotient * self.shards.get() + u64::from(shard));
+        ((mixed ^ self.spread(fold)) & self.mask()) | fold << self.key_bits
+    }
+
+    #[inline]
+    fn mask(&self) -> u64 {
+        (1 << self.key_bits) - 1
+    }
+
+    /// Returns the bits that are added to those that are mixed, so that addresses that differ only in their fold are in different
+    /// shards. Nothing is added to fold 0.
+    #[inline]
+    fn spread(&self, fold: u64) -> u64 {
+        if fold == 0 { 0 } else { mix(fold) >> 8 }
     }
 
     /// Returns the offset of a key's first bucket in its table, in bytes.
@@ -205,13 +251,14 @@ impl Geometry {
         first as usize * BUCKET_BYTES as usize
     }
 
-    /// Finds the entry of a key in the buckets of a table of this shape, without the table's overflow list. Needs no lock: if the
-    /// table is changed meanwhile, the result is any entry or none.
+    /// Finds the entry of a key in the buckets of a table of this shape with so many bits of check, without the table's overflow
+    /// list. Needs no lock: if the table is changed meanwhile, the result is any entry or none.
     #[inline]
-    pub(crate) fn find(&self, buckets: &Buckets, key: LocalKey) -> Option<Entry> {
+    pub(crate) fn find(&self, buckets: &Buckets, check_bits: u32, key: LocalKey) -> Option<Entry> {
         let (remainder, first) = self.buckets.divide(key.0);
-        let at = buckets.find(self.layout, remainder, first as usize)?;
-        Some(self.layout.entry(buckets.word(at)))
+        let layout = Layout::new(check_bits, self.slot_bits());
+        let at = buckets.find(layout, remainder, first as usize)?;
+        Some(layout.entry(buckets.word(at)))
     }
 
     /// Returns the divisor that splits keys into remainder and first bucket.
@@ -329,8 +376,42 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "out of range")]
-    fn addresses_outside_are_never_taken_for_others() {
-        Geometry::new(100, 1, 20, 20).expect("fits").place(1 << 20);
+    fn places_stay_when_there_are_more_addresses() {
+        let mut random = fastrand::Rng::with_seed(2);
+        for (entries, shards, key_bits, slot_bits) in
+            [(1 << 16, 4, 21, 16), (5000, 7, 20, 13), (1000, 1, 20, 11), (1 << 24, 1000, 29, 24)]
+        {
+            let narrow = Geometry::new(entries, shards, key_bits, slot_bits).expect("fits");
+            let (mut wide, mut bits) = (narrow, key_bits);
+            while let Ok(wider) = wide.widened(bits + 1) {
+                (wide, bits) = (wider, bits + 1);
+                let last = (1u64 << bits) - 1;
+                let some = (0..300).map(|_| random.u64(..=last) >> random.u32(..bits));
+                for address in some.collect::<Vec<_>>().into_iter().chain([0, last / 2, last]) {
+                    let placed = wide.place(address);
+                    assert!(placed.shard < shards);
+                    assert_eq!(wide.address(placed.shard, placed.key), address, "{bits} bits");
+                    assert_eq!(narrow.place(address), placed, "{bits} bits");
+                }
+                assert_eq!(wide.widened(key_bits).expect("less").check_bits(), wide.check_bits());
+            }
+            assert!(bits >= 34 && wide.check_bits() == CHECK_BITS_MIN, "{bits} bits");
+        }
+    }
+
+    /// Filesystems have their own data at regular distances.
+    #[test]
+    fn addresses_that_differ_in_their_high_bits_are_in_different_shards() {
+        let geometry = Geometry::new(1 << 16, 16, 21, 16).and_then(|it| it.widened(34));
+        let geometry = geometry.expect("fits");
+        for stride in [1 << 21, 1 << 22, (1 << 21) + 1] {
+            let mut shards = [0u32; 16];
+            for number in 0..(1u64 << 34) / stride {
+                shards[geometry.place(number * stride).shard as usize] += 1;
+            }
+            let (least, most) = (shards.iter().min(), shards.iter().max());
+            let mean = ((1u64 << 34) / stride / 16) as u32;
+            assert!(least > Some(&(mean * 3 / 4)) && most < Some(&(mean * 5 / 4)), "{shards:?}");
+        }
     }
 }

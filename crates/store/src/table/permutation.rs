@@ -37,7 +37,7 @@ impl Permutation {
     }
 
     /// Returns whether `x` is below 2^bits.
-    #[inline]
+    #[cfg(test)]
     pub(super) fn contains(&self, x: u64) -> bool {
         x & !self.mask == 0
     }

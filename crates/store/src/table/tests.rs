@@ -317,9 +317,9 @@ fn checks_are_compared_at_the_width_of_the_geometry() {
         let entry = Entry { check: Check::new(0x89ab_cdef), ..plain(1) };
         assert_eq!(table.insert(LocalKey(5), entry), Ok(None));
         let (_, kept) = table.get(LocalKey(5)).expect("inserted");
-        assert!(kept.check_matches(&geometry, 0x89ab_cdef));
+        assert!(kept.check.matches(0x89ab_cdef, geometry.check_bits()));
         for flipped in 0..32 {
-            let matches = kept.check_matches(&geometry, 0x89ab_cdef ^ (1 << flipped));
+            let matches = kept.check.matches(0x89ab_cdef ^ (1 << flipped), geometry.check_bits());
             assert_eq!(matches, flipped < 32 - bits);
         }
         assert_eq!(kept.check28() >> (28 - bits.min(28)), 0x89ab_cdef >> (32 - bits.min(28)));

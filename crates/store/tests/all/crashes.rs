@@ -320,9 +320,7 @@ fn volume_numbers_are_used_again() {
         let space = world.add_volume(&store, &format!("v{round}"), Mode::Writeback, 64, &[]);
         append(&store, &space, 0, 1 + round, true, None);
         world.commit(&store);
-        let inner = store.clone();
-        world.change_volumes(&store, move |volumes| volumes.retain(|it| it.id != space.id));
-        inner.remove_space(&space);
+        world.delete_volume(&store, &space);
         assert!(space.id != kept.id && !seen.contains(&space.id), "{:?} rests", space.id);
         seen.push(space.id);
     }

@@ -333,8 +333,7 @@ fn the_number_of_a_volume_in_the_log_rests_after_a_crash() {
     let gone = world.add_volume(&store, "gone", Mode::Writeback, 64, &[]);
     append(&store, &gone, 0, 1, true, None);
     world.commit(&store);
-    world.change_volumes(&store, |volumes| volumes.retain(|it| it.name != "gone"));
-    store.remove_space(&gone);
+    world.delete_volume(&store, &gone);
     drop(store);
     let store = open(&world, 1);
     assert!(!store.store().is_loaded());

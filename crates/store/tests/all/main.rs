@@ -4,6 +4,7 @@ mod crashes;
 mod golden;
 mod loading;
 mod opening;
+mod ranges;
 mod room;
 mod sweep;
 mod world;

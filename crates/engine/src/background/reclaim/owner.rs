@@ -128,7 +128,7 @@ impl<'a> Owner<'a> {
         if let How::Lists(lists) = &self.replacement.how {
             lists.gone(self.lane(), entry.slot);
         }
-        self.engine.cache.memory().ghost.note(self.space.address(live.block).0, Past::Evicted);
+        self.engine.cache.memory().ghost.note(self.space.unique(live.block), Past::Evicted);
     }
 
     /// Records the result of reinserting a block. `false`: the block stays where it was.

@@ -137,6 +137,7 @@ impl World {
     ) -> VolumeSpace {
         let (store, name, settings) = (store.clone(), name.to_owned(), settings.to_vec());
         self.block_on(async move {
+            store.rest_volume_ids().await.expect("the disk works");
             let id = store
                 .change_volumes(|volumes, next| {
                     let id = store.store().new_volume_id(volumes, next)?;
@@ -160,8 +161,47 @@ impl World {
                 })
                 .await
                 .expect("there is room");
-            store.add_space(id, blocks).expect("there is room")
+            store.add_space(id, blocks).await.expect("there is room")
         })
+    }
+
+    /// Has the numbers of volumes rest that came and went.
+    pub fn rest_numbers(&self, store: &Rc<StoreLane>, numbers: std::ops::RangeInclusive<u16>) {
+        let record = |id, store: &StoreLane| VolumeRecord {
+            id: forebay_core::VolumeId(id),
+            uuid: Uuid::from_u128(100 + u128::from(id)),
+            origin: "/o".into(),
+            name: format!("n{id}"),
+            origin_bytes: 4096,
+            alignment: 0,
+            mode: Mode::Writeback,
+            durability: Durability::Flush,
+            policy: ReplacementKind::Lru,
+            started: true,
+            fingerprint: None,
+            identity: None,
+            samples: None,
+            settings: store
+                .store()
+                .volumes()
+                .first()
+                .map(|it| it.settings.clone())
+                .unwrap_or_default(),
+        };
+        // As many at a time as a table can have.
+        let numbers: Vec<u16> = numbers.collect();
+        for some in numbers.chunks(256) {
+            let records: Vec<_> = some.iter().map(|id| record(*id, store)).collect();
+            self.change_volumes(store, move |volumes| *volumes = records);
+        }
+        self.change_volumes(store, |volumes| volumes.clear());
+    }
+
+    /// Deletes a volume with everything that the cache has of it.
+    pub fn delete_volume(&self, store: &Rc<StoreLane>, space: &VolumeSpace) {
+        let (inner, space) = (store.clone(), *space);
+        self.change_volumes(store, move |volumes| volumes.retain(|it| it.id != space.id));
+        self.block_on(async move { inner.remove_space(&space).await });
     }
 
     /// The content of a block, if the cache has it; `Err`: it has it and cannot read it.
