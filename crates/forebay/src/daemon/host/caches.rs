@@ -90,7 +90,10 @@ impl Place {
 
     /// Notes a stopped volume.
     pub(super) fn note_left(&self, volume: &Arc<Volume>) {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(volume));
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not only when somebody asks: each keeps the memory of its volume, and a cache that is always open sees many go.
+        left.retain(|volume| volume.strong_count() > 0);
+        left.push(Arc::downgrade(volume));
     }
 
     /// Whether something still waits for the origin of a stopped volume; the cache cannot be closed
