@@ -331,12 +331,24 @@ async fn set_policy(lane: &Rc<EngineLane>, policy: ReplacementKind) -> Result<()
     lane.set(&volume.name, settings).await
 }
 
+/// Drops the views of volumes that have left their cache, as the daemon does when it dismisses their clients.
+fn dismiss(lanes: &[Rc<EngineLane>], id: Option<VolumeId>) {
+    let left = |lane: &EngineLane, id| lane.cache.volumes().iter().all(|volume| volume.id != id);
+    for lane in lanes {
+        if let Some(id) = id.filter(|id| left(lane, *id)) {
+            lane.drop_view(id);
+        }
+    }
+}
+
 async fn administrate(
-    lane: Rc<EngineLane>,
+    lanes: Vec<Rc<EngineLane>>,
     machine: Machine,
     tiers: Rc<Tiers>,
     action: Admin,
 ) -> Result<(), EngineError> {
+    let Some(lane) = lanes.first().cloned() else { return Ok(()) };
+    let known = |volume: u16| lane.cache.volume(&name(volume)).map(|volume| volume.id);
     let present = |volume: u16| {
         let volume = lane.cache.volume(&name(volume));
         volume.map(|volume| volume.settings()).ok_or_else(|| failed("there is no such volume"))
@@ -384,19 +396,28 @@ async fn administrate(
             if ssd { lane.forget_clean(&name(volume), |_| ()).await } else { Ok(()) }
         }
         Admin::Restart(volume) => {
+            let id = known(volume);
             stop(&lane, &tiers, volume, false).await?;
+            dismiss(&lanes, id);
             attach(&lane, &machine, volume, false).await
         }
-        Admin::Stop(volume) => stop(&lane, &tiers, volume, true).await,
+        Admin::Stop(volume) => {
+            let id = known(volume);
+            let stopped = stop(&lane, &tiers, volume, true).await;
+            dismiss(&lanes, id);
+            stopped
+        }
         Admin::Start(volume) => attach(&lane, &machine, volume, machine.setup.insists).await,
         Admin::Delete(volume, discard) => {
             if !discard {
                 tiers.write_down(&lane, volume, true).await?;
             }
+            let id = known(volume);
             let deleted = lane.delete(&name(volume), discard, |_| ()).await;
             if deleted.is_ok() {
                 tiers.remove(volume);
             }
+            dismiss(&lanes, id);
             deleted
         }
         Admin::DeleteStopped(volume, discard) => lane.delete_stopped(&name(volume), discard).await,
@@ -456,8 +477,8 @@ impl Instance for Running {
     }
 
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), EngineError>> {
-        let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
-        Box::pin(administrate(lane, self.machine.clone(), self.tiers.clone(), action))
+        let lanes = self.lanes.clone();
+        Box::pin(administrate(lanes, self.machine.clone(), self.tiers.clone(), action))
     }
 
     fn stop(&self, drain: bool) -> LocalFuture<Result<(), EngineError>> {

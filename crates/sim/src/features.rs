@@ -145,7 +145,7 @@ impl Feature {
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::GenerationsWrap => Some(Feature::Aged),
-            PlantedBug::DeletesUndrained => Some(Feature::Absence),
+            PlantedBug::DeletesUndrained | PlantedBug::AddressesNotPurged => Some(Feature::Absence),
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
             PlantedBug::OldEndStays => Some(Feature::Grown),
             PlantedBug::NotesForgotten => Some(Feature::Ledger),
