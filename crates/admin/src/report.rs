@@ -105,6 +105,12 @@ pub struct OriginReport {
     pub path: String,
     /// Size in bytes; 0 if the volume was never started.
     pub size: u64,
+    /// The logical sectors that clients see, in bytes; `null` while the volume is not served.
+    #[serde(default)]
+    pub sector_bytes: Option<u32>,
+    /// Whether it is only read, and clients may only read; `null` while the volume is not served.
+    #[serde(default)]
+    pub read_only: Option<bool>,
     /// Whether distance costs time on it, as the setting or the origin says; `null` while the volume is not served.
     #[serde(default)]
     pub rotational: Option<bool>,
@@ -400,6 +406,7 @@ impl VolumeReport {
             state: self.state,
             mode: self.mode,
             caching: self.caching,
+            read_only: self.origin.read_only.unwrap_or(self.settings.read_only),
             size: self.origin.size,
             origin: self.origin.path.clone(),
             cache: self.cache.path.clone(),
@@ -429,6 +436,9 @@ pub struct VolumeSummary {
     #[serde(default)]
     #[schemars(schema_with = "crate::schema::caching")]
     pub caching: Caching,
+    /// Whether clients may only read.
+    #[serde(default)]
+    pub read_only: bool,
     /// Size in bytes.
     pub size: u64,
     /// The origin as the operator named it.

@@ -3,6 +3,7 @@
 //! - [`units`]: block numbers, slots, segments and sizes
 //! - [`identity`]: identifies a device by everything except its content
 //! - [`mask`]: which sectors of a block are valid
+//! - [`sectors`]: the sizes in which a disk is addressed
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day
 //! - [`export`]: front ends of a volume
@@ -21,6 +22,7 @@ pub mod latency;
 pub mod mask;
 pub mod op;
 pub mod quiet;
+pub mod sectors;
 pub mod settings;
 pub mod sync;
 pub mod text;
@@ -35,9 +37,10 @@ pub use latency::{LATENCY_BOUNDS_US, LATENCY_RANGES, LatencyCounts};
 pub use mask::SectorMask;
 pub use op::{IoError, Op, Survives};
 pub use quiet::QuietHours;
+pub use sectors::Sectors;
 pub use settings::{
     Admission, Caching, ChoiceError, Durability, Laziness, Mode, RamStrategy, ReplacementKind,
-    Rotational, WriteDown,
+    Rotational, SectorSize, WriteDown,
 };
 pub use time::{Clock, ManualClock, Nanos};
 pub use units::{

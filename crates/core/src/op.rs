@@ -41,6 +41,9 @@ pub enum IoError {
     /// The data could not be read or written.
     #[error("input/output error")]
     Io,
+    /// A write, and the volume or its origin is read-only.
+    #[error("the volume is read-only")]
+    ReadOnly,
     /// The volume is stopping.
     #[error("the volume is shutting down")]
     ShuttingDown,

@@ -195,6 +195,29 @@ choice! {
     }
 }
 
+choice! {
+    /// Which logical sectors clients see.
+    SectorSize, "size of sectors", default Auto: {
+        /// Those of the origin.
+        Auto = 1, "auto";
+        /// 512 bytes.
+        Small = 2, "512";
+        /// 4096 bytes.
+        Large = 3, "4096" or "4K" or "4k";
+    }
+}
+
+impl SectorSize {
+    /// Returns the size in bytes; `None`: the origin decides.
+    pub fn bytes(self) -> Option<u32> {
+        match self {
+            SectorSize::Auto => None,
+            SectorSize::Small => Some(512),
+            SectorSize::Large => Some(4096),
+        }
+    }
+}
+
 impl Rotational {
     /// Returns the answer for an origin that says `told`.
     pub fn of(self, told: Option<bool>) -> bool {

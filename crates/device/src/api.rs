@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_core::{Clock, Identity, Nanos};
+use forebay_core::{Clock, Identity, Nanos, Sectors};
 use uuid::Uuid;
 
 use crate::buffer::IoBuf;
@@ -147,6 +147,8 @@ pub enum DeviceErrorKind {
     NotSupported,
     /// The device is gone.
     Gone,
+    /// The device takes no writes at the moment: it is write-protected, or open for reading only.
+    ReadOnly,
 }
 
 /// A failed operation on a device.
@@ -212,6 +214,13 @@ pub trait Device: Send + Sync {
     /// Returns the smallest unit of a read or write in bytes: 512 or 4096.
     fn logical_block(&self) -> u64;
 
+    /// Returns the sizes in which clients should see the device. The logical sectors of a disk are its logical
+    /// blocks. Those of a file are 512 bytes whatever direct I/O on its filesystem demands, because the partitions
+    /// in an image must not depend on where the image lies.
+    fn sectors(&self) -> Sectors {
+        Sectors::of(u32::try_from(self.logical_block()).unwrap_or(Sectors::SMALL.logical))
+    }
+
     /// Returns whether a [`DeviceOp::DurableWrite`] costs little more than a write and does not
     /// delay other operations (forced unit access), so that it is better than a write and a sync.
     fn writes_durably(&self) -> bool {
@@ -227,6 +236,17 @@ pub trait Device: Send + Sync {
     /// Returns why nothing may be done with the device any more until it is opened again: another machine
     /// has taken it over, or may do so. Every operation fails then.
     fn fenced(&self) -> Option<Arc<str>> {
+        None
+    }
+
+    /// Returns whether the device was opened for reading only, so that it is never written to.
+    fn for_reading_only(&self) -> bool {
+        false
+    }
+
+    /// Returns why the device takes no writes at the moment, in a sentence with the way out; `None`: no reason is
+    /// known. It may change at any time, either way. Does not wait for the device.
+    fn write_protected(&self) -> Option<Arc<str>> {
         None
     }
 

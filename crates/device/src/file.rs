@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
+use forebay_core::Sectors;
 use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
 
@@ -24,6 +25,7 @@ use crate::ram::{unknown, unpublished};
 use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
 use crate::rotational::rotational;
 use crate::table::{OpTable, Shape};
+use crate::write_protection::write_protection;
 
 /// Bytes of zeroes per write where the device has no operation for zeroing.
 const ZEROES: u64 = 1 << 20;
@@ -35,6 +37,7 @@ struct Shared {
     memory_align: usize,
     direct: bool,
     writable: bool,
+    sectors: Sectors,
     writes_durably: bool,
     rotational: Option<bool>,
     /// The smallest size that a regular file was seen with; `None` for a block device, where the
@@ -126,6 +129,7 @@ impl FileDevice {
             logical_block: opened.logical_block,
         };
         let shared = Shared {
+            sectors: opened.sectors,
             writes_durably: writes_durably(&opened.fd),
             rotational: rotational(&opened.fd),
             least: is_regular(&opened.fd).then(|| AtomicU64::new(shape.size)),
@@ -157,12 +161,24 @@ impl Device for FileDevice {
         self.shared.shape.logical_block
     }
 
+    fn sectors(&self) -> Sectors {
+        self.shared.sectors
+    }
+
     fn writes_durably(&self) -> bool {
         self.shared.writes_durably
     }
 
     fn shrunk_to(&self) -> Option<u64> {
         Some(self.shared.left()).filter(|left| *left < self.shared.shape.size)
+    }
+
+    fn for_reading_only(&self) -> bool {
+        !self.shared.writable
+    }
+
+    fn write_protected(&self) -> Option<Arc<str>> {
+        write_protection(&self.shared.fd)
     }
 
     fn rotational(&self) -> Option<bool> {
@@ -235,7 +251,7 @@ impl FileQueue {
                 if !self.shared.writable
                     && !matches!(op, DeviceOp::Read { .. } | DeviceOp::Sync) =>
             {
-                let (kind, cause) = (DeviceErrorKind::NotSupported, "it is open for reading only");
+                let (kind, cause) = (DeviceErrorKind::ReadOnly, "it is open for reading only");
                 Some(shape.error(kind, what, 0, cause))
             }
             Ok(()) => self.shared.check_left(&op).err(),
@@ -343,7 +359,12 @@ impl FileQueue {
     }
 
     fn failed(&self, what: &'static str, offset: u64, error: &io::Error) -> DeviceError {
-        self.shared.shape.error(kind_of(error), what, offset, error.to_string())
+        let kind = kind_of(error);
+        let protection = (kind == DeviceErrorKind::ReadOnly)
+            .then(|| write_protection(&self.shared.fd))
+            .flatten();
+        let cause = protection.unwrap_or_else(|| error.to_string().into());
+        self.shared.shape.error(kind, what, offset, cause)
     }
 
     fn finish(&self, what: &'static str, offset: u64, next: Next, done: RingDone) -> DeviceDone {
@@ -447,6 +468,7 @@ pub(crate) fn kind_of(error: &io::Error) -> DeviceErrorKind {
         Some(Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM | Errno::SHUTDOWN) => {
             DeviceErrorKind::Gone
         }
+        Some(Errno::ROFS | Errno::PERM) => DeviceErrorKind::ReadOnly,
         _ => DeviceErrorKind::Io,
     }
 }

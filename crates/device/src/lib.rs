@@ -1,6 +1,7 @@
 //! The only access to the disks of this machine. Besides `rbd`, no other crate contains unsafe code.
 //!
 //! - [`api`]: devices, their operations, and the results of operations
+//! - `block_ioctl`: numbers that the kernel knows of a block device
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
@@ -24,7 +25,9 @@
 //! - [`spec`]: the syntax of device specifications
 //! - [`ublk`]: the kernel's side of block devices that this process serves
 //! - [`words`]: large memory of atomic words
+//! - `write_protection`: whether a file or block device takes writes
 pub mod api;
+mod block_ioctl;
 pub mod buffer;
 mod bus_error;
 mod faulty;
@@ -59,6 +62,7 @@ mod testing;
 pub mod ublk;
 pub mod watch;
 pub mod words;
+mod write_protection;
 
 pub use api::{
     Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp,

@@ -7,10 +7,17 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use forebay_core::Sectors;
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags, flock,
 };
 use rustix::io::Errno;
+
+use crate::block_ioctl;
+use crate::write_protection::write_protection;
+
+/// The unit in which nearly all filesystems write files.
+const FILE_BLOCK: u32 = 4096;
 
 /// How the device will be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -18,10 +25,19 @@ pub enum Access {
     /// For reading and writing, exclusively.
     #[default]
     Exclusive,
+    /// For reading, with the claim of [`Access::Exclusive`], so that no other user changes the content.
+    ReadOnly,
     /// For reading, shared with other readers but not with writers.
     Shared,
     /// For reading, regardless of other users; data may be torn.
     Unlocked,
+}
+
+impl Access {
+    /// Returns whether no other user may claim the device meanwhile.
+    fn is_claim(self) -> bool {
+        matches!(self, Access::Exclusive | Access::ReadOnly)
+    }
 }
 
 /// The kind of an error, as far as it decides the caller's next step.
@@ -35,6 +51,8 @@ pub enum OpenErrorKind {
     WrongType,
     /// The permissions do not allow it.
     Denied,
+    /// It can be read but not written: it is write-protected.
+    ReadOnly,
     /// Its size is not the requested one, or cannot be used.
     BadSize,
     /// Any other error of the system.
@@ -83,6 +101,8 @@ pub(crate) struct Opened {
     pub(crate) size: u64,
     /// 512 or 4096.
     pub(crate) logical_block: u64,
+    /// See [`crate::Device::sectors`].
+    pub(crate) sectors: Sectors,
     /// Required alignment of buffers in memory, in bytes.
     pub(crate) memory_align: usize,
     /// Whether I/O bypasses the kernel's page cache.
@@ -106,7 +126,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
     }
     let before = opener.stat()?;
     let block = opener.is_block(&before)?;
-    if block && access == Access::Exclusive {
+    if block && access.is_claim() {
         opener.check_mounts(before.st_rdev)?;
     }
     let (fd, direct) = opener.descriptor(block)?;
@@ -116,11 +136,20 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
         return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
     }
     opener.lock(&fd, block)?;
+    if access == Access::Exclusive
+        && let Some(cause) = write_protection(&fd)
+    {
+        return Err(opener.error(OpenErrorKind::ReadOnly, cause));
+    }
     let (logical_block, memory_align) = opener.alignment(&fd, block)?;
     let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|errno| opener.failed(errno))?;
     opener.check_size(bytes, size, logical_block)?;
     let size = bytes - bytes % logical_block;
-    Ok(Opened { fd, size, logical_block, memory_align, direct })
+    let sectors = match block {
+        true => block_ioctl::sectors(&fd, logical_block as u32),
+        false => Sectors::told(Sectors::SMALL.logical, FILE_BLOCK, FILE_BLOCK, 0),
+    };
+    Ok(Opened { fd, size, logical_block, sectors, memory_align, direct })
 }
 
 /// Returns the identity of the file or device at `path`, following links.
@@ -150,7 +179,8 @@ impl Opener<'_> {
             Errno::BUSY | Errno::TXTBSY | Errno::WOULDBLOCK => {
                 return self.error(OpenErrorKind::InUse, "it is in use by another process");
             }
-            Errno::ACCESS | Errno::PERM | Errno::ROFS => OpenErrorKind::Denied,
+            Errno::ACCESS | Errno::PERM => OpenErrorKind::Denied,
+            Errno::ROFS => OpenErrorKind::ReadOnly,
             Errno::ISDIR => OpenErrorKind::WrongType,
             Errno::FBIG => OpenErrorKind::BadSize,
             _ => OpenErrorKind::Io,
@@ -218,18 +248,36 @@ impl Opener<'_> {
             // For block devices this claims the whole device, or fails if it is mounted or claimed.
             Access::Exclusive if block => OFlags::RDWR | OFlags::EXCL,
             Access::Exclusive => OFlags::RDWR,
-            Access::Shared | Access::Unlocked => OFlags::RDONLY,
+            Access::ReadOnly if block => OFlags::RDONLY | OFlags::EXCL,
+            Access::ReadOnly | Access::Shared | Access::Unlocked => OFlags::RDONLY,
         };
         match rustix::fs::open(self.path, flags | OFlags::DIRECT, Mode::empty()) {
             Ok(fd) => Ok((fd, true)),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => {
                 match rustix::fs::open(self.path, flags, Mode::empty()) {
                     Ok(fd) => Ok((fd, false)),
-                    Err(errno) => Err(self.failed(errno)),
+                    Err(errno) => Err(self.not_opened(errno)),
                 }
             }
-            Err(errno) => Err(self.failed(errno)),
+            Err(errno) => Err(self.not_opened(errno)),
         }
+    }
+
+    /// Returns the error for a path that cannot be opened. Where only writing is in the way, it says so.
+    fn not_opened(&self, errno: Errno) -> OpenError {
+        let writes = self.access == Access::Exclusive;
+        if !writes || !matches!(errno, Errno::ROFS | Errno::PERM | Errno::ACCESS) {
+            return self.failed(errno);
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let Ok(fd) = rustix::fs::open(self.path, flags, Mode::empty()) else {
+            return self.failed(errno);
+        };
+        let cause = write_protection(&fd).unwrap_or_else(|| match errno {
+            Errno::ACCESS => "its permissions allow this user to read but not to write it; 'chmod' or 'chown' changes that".into(),
+            errno => io::Error::from(errno).to_string().into(),
+        });
+        self.error(OpenErrorKind::ReadOnly, cause)
     }
 
     /// Locks the device. A block device is not locked by `flock`: the system's device manager takes that as a
@@ -237,6 +285,9 @@ impl Opener<'_> {
     /// that way itself when it handles one.
     fn lock(&self, fd: &OwnedFd, block: bool) -> Result<(), OpenError> {
         let exclusive = match self.access {
+            // A lock for writing takes a descriptor for writing, but a lock of a file does not. Beside the lock, a block
+            // device has its claim.
+            Access::ReadOnly => !block,
             Access::Exclusive => true,
             Access::Shared => false,
             Access::Unlocked => return Ok(()),

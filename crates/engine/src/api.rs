@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{IoError, Op, Survives};
+use forebay_core::{IoError, Op, Sectors, Survives};
 use forebay_device::{Device, IoBuf};
 
 /// One request of a client.
@@ -123,6 +123,12 @@ pub trait BlockService {
 
     /// Returns the preferred request size in bytes: the cache's block size.
     fn preferred_block(&self) -> u64;
+
+    /// Returns the sizes in which clients see the volume. Requests of whole 512-byte sectors are served whatever the
+    /// logical ones are.
+    fn sectors(&self) -> Sectors {
+        Sectors::SMALL
+    }
 
     /// Returns the smallest range around this one that can be written without reading what is beside
     /// it.

@@ -12,6 +12,7 @@ mod patience;
 mod pins;
 pub(crate) mod recognise;
 pub(crate) mod samples;
+pub(crate) mod sectors;
 mod table;
 
 use std::rc::Rc;
@@ -109,6 +110,9 @@ impl EngineLane {
             spec.settings.policy = policy;
         }
         let name = spec.name.clone();
+        let sectors = sectors::of_new(&*origin, spec.settings.sector_size)?;
+        let mut tags = spec.settings.to_tags();
+        sectors::record(sectors, &mut tags);
         let (samples, settled) = self.sample(&origin, size).await?;
         self.store.rest_volume_ids().await?;
         let id = self
@@ -132,7 +136,7 @@ impl EngineLane {
                     fingerprint: None,
                     identity: origin.identity(),
                     samples,
-                    settings: spec.settings.to_tags(),
+                    settings: tags,
                 });
                 Ok(id)
             })
@@ -158,7 +162,7 @@ impl EngineLane {
             return Err(error);
         }
         self.switch_policy(spec.settings.policy).await;
-        self.bring_up(&name, origin, settled)
+        self.bring_up(&name, origin, sectors, settled)
     }
 
     /// Switches the replacement policy. The cached blocks are shown to the new policy in no

@@ -39,6 +39,7 @@ pub use api::{
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
 pub use control::samples::SampledOrigin;
+pub use control::sectors::check_sectors;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::{IoError, Nanos, Op, OriginBlock};
+use forebay_core::{IoError, Nanos, Op, OriginBlock, Sectors};
 use forebay_device::{Device, IoBuf};
 use forebay_lane::{Inbox, Lane, Pool};
 use forebay_policy::curve::Access;
@@ -272,12 +272,16 @@ impl BlockService for LaneVolume {
         self.volume.block.bytes()
     }
 
+    fn sectors(&self) -> Sectors {
+        self.volume.sectors()
+    }
+
     fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
         self.volume.widen(range)
     }
 
     fn read_only(&self) -> bool {
-        false
+        self.volume.is_read_only()
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {

@@ -1,7 +1,9 @@
 //! Volume settings in the volume table: reading them from a record, and names of tags.
 
 use forebay_format::VolumeRecord;
-use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST, QUIET_RECORD};
+use forebay_format::volume::{
+    CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST, QUIET_RECORD, SECTOR_BYTES,
+};
 use forebay_settings::{Setting, Settings};
 
 /// Returns the settings in a volume's record.
@@ -25,6 +27,7 @@ pub fn tag_name(tag: u16) -> Option<String> {
         DAMAGE_COUNT => "damage_count",
         CREATED_RECORD => "created_record",
         QUIET_RECORD => "quiet_record",
+        SECTOR_BYTES => "sector_bytes",
         _ => return Setting::of_tag(tag).map(Setting::tag_name),
     };
     Some(other.to_owned())
@@ -42,7 +45,7 @@ mod tests {
         assert_eq!(names.len(), tags.len());
         assert!(names.contains("dirty_age_ms"));
         assert_eq!(tag_name(60_000), None);
-        for own in [DAMAGE_FIRST, DAMAGE_COUNT, CREATED_RECORD, QUIET_RECORD] {
+        for own in [DAMAGE_FIRST, DAMAGE_COUNT, CREATED_RECORD, QUIET_RECORD, SECTOR_BYTES] {
             assert!(Setting::of_tag(own).is_none(), "{own}");
         }
     }

@@ -277,6 +277,11 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) ordered: bool,
 
+    /// Let clients only read, and never write to the origin: for a write-protected device, or one that has to
+    /// stay as it is. What is read is cached as usual
+    #[arg(long)]
+    pub(crate) read_only: bool,
+
     /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and
     /// nbd-kernel (block devices of this machine; auto: the first of these that works here), and
     /// vhost-user [default: nbd]
@@ -298,7 +303,7 @@ pub(crate) struct CreateArgs {
 
     /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
     /// after the daemon's state was lost, on another machine, or when a device has a new path
-    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "export", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "read_only", "export", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI

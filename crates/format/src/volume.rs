@@ -41,6 +41,9 @@ pub const CREATED_RECORD: u16 = 37;
 /// Setting tag: the last closed record when the volume entered a mode that makes nothing dirty.
 pub const QUIET_RECORD: u16 = 38;
 
+/// Setting tag: bytes of the logical sectors that clients saw when the volume was started last.
+pub const SECTOR_BYTES: u16 = 39;
+
 const STARTED: u8 = 1;
 const FINGERPRINT: u8 = 2;
 const IDENTITY: u8 = 4;

@@ -24,6 +24,8 @@ const REMEMBERED: u64 = 24 * 3600;
 pub struct FileFacts {
     /// Bytes, a multiple of 512.
     pub size: u64,
+    /// Bytes of the logical sectors of the loop device.
+    pub sector: u32,
     /// Writes are refused.
     pub read_only: bool,
     /// Bytes of a cached block.
@@ -298,6 +300,7 @@ pub fn errno(error: IoError) -> Errno {
     match error {
         IoError::Invalid => Errno::INVAL,
         IoError::NoSpace => Errno::NOSPC,
+        IoError::ReadOnly => Errno::ROFS,
         IoError::Io | IoError::ShuttingDown => Errno::IO,
         IoError::NotSupported => Errno::OPNOTSUPP,
     }

@@ -347,7 +347,8 @@ fn mount_file(connection: &OwnedFd, file: PathBuf) -> Result<Mounted, ExportErro
 
 /// Attaches a loop device to the mounted file.
 fn attach(file: &Path, facts: &FileFacts) -> Result<LoopNumber, ExportError> {
-    let task = Task::Attach { file: file.to_owned(), read_only: facts.read_only };
+    let (sector, read_only) = (facts.sector, facts.read_only);
+    let task = Task::Attach { file: file.to_owned(), sector, read_only };
     task.run(ATTACHING).map_err(|error| refused("/dev/loop-control", error))
 }
 

@@ -7,11 +7,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_core::SECTOR_SIZE;
 use forebay_device::loop_device::{self, LoopNumber, LoopOptions};
 use forebay_export::helper;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+
+/// Words for attaching.
+const READ_WRITE: &str = "attach";
+const READ_ONLY: &str = "attach-read-only";
 
 /// One task of the helper.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub enum Task {
     Attach {
         /// The file.
         file: PathBuf,
+        /// Bytes of its logical sectors.
+        sector: u32,
         /// Refuse writes.
         read_only: bool,
     },
@@ -37,8 +42,9 @@ impl Task {
     fn arguments(&self) -> [OsString; 3] {
         let flag = |set: bool, word: &str| if set { word.into() } else { "".into() };
         match self {
-            Task::Attach { file, read_only } => {
-                ["attach".into(), file.into(), flag(*read_only, "read-only")]
+            Task::Attach { file, sector, read_only } => {
+                let word = if *read_only { READ_ONLY } else { READ_WRITE };
+                [word.into(), file.into(), sector.to_string().into()]
             }
             Task::Detach { number, force } => {
                 ["detach".into(), number.0.to_string().into(), flag(*force, "force")]
@@ -50,9 +56,11 @@ impl Task {
     pub fn parse(arguments: &[OsString]) -> Option<Self> {
         let [word, what, flag] = arguments else { return None };
         let flag = flag.to_str()?;
-        match (word.to_str()?, flag) {
-            ("attach", "" | "read-only") => {
-                Some(Task::Attach { file: what.into(), read_only: !flag.is_empty() })
+        let word = word.to_str()?;
+        match (word, flag) {
+            (READ_WRITE | READ_ONLY, sector) => {
+                let (file, sector) = (what.into(), sector.parse().ok()?);
+                Some(Task::Attach { file, sector, read_only: word == READ_ONLY })
             }
             ("detach", "" | "force") => {
                 let number = LoopNumber(what.to_str()?.parse().ok()?);
@@ -68,7 +76,7 @@ impl Task {
     /// That of the system.
     pub fn execute(&self) -> io::Result<u32> {
         let number = match self {
-            Task::Attach { file, read_only } => attach(file, *read_only),
+            Task::Attach { file, sector, read_only } => attach(file, *sector, *read_only),
             Task::Detach { number, force } => detach(*number, *force),
         };
         number.map(|number| number.0)
@@ -83,13 +91,13 @@ impl Task {
     }
 }
 
-fn attach(file: &Path, read_only: bool) -> io::Result<LoopNumber> {
+fn attach(file: &Path, sector: u32, read_only: bool) -> io::Result<LoopNumber> {
     let opened = OpenOptions::new()
         .read(true)
         .write(!read_only)
         .custom_flags(OFlags::DIRECT.bits().cast_signed())
         .open(file)?;
-    let options = LoopOptions { sector: SECTOR_SIZE as u32, read_only, name: file };
+    let options = LoopOptions { sector, read_only, name: file };
     loop_device::attach(&opened, options)
 }
 
@@ -120,8 +128,8 @@ mod tests {
     fn tasks_read_back() {
         let number = LoopNumber(12);
         for task in [
-            Task::Attach { file: "/run/x y".into(), read_only: false },
-            Task::Attach { file: "/run/x".into(), read_only: true },
+            Task::Attach { file: "/run/x y".into(), sector: 512, read_only: false },
+            Task::Attach { file: "/run/x".into(), sector: 4096, read_only: true },
             Task::Detach { number, force: false },
             Task::Detach { number, force: true },
         ] {

@@ -110,6 +110,7 @@ async fn take_posts(shared: Rc<Shared>) {
 fn facts(target: &dyn BlockService, outlives: bool, io_uring: bool) -> FileFacts {
     FileFacts {
         size: target.size(),
+        sector: target.sectors().logical,
         read_only: target.read_only(),
         block: target.preferred_block(),
         uid: geteuid().as_raw(),

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use forebay_core::Sectors;
 use forebay_device::{
     Access, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue,
     NbdUri, OpId, OpTable, OpenError, OpenErrorKind, QueueContext,
@@ -20,6 +21,9 @@ use crate::port::{Mail, Port};
 use crate::remote::Remote;
 use crate::reply::{Reply, To};
 
+/// Bytes of the largest physical block that a preferred size is taken for.
+const PAGE: u32 = 4096;
+
 /// How long the question for an extent may take.
 const EXTENT: Duration = Duration::from_secs(2);
 
@@ -32,7 +36,7 @@ impl NbdDevice {
     /// Connects to the server and opens the export. May wait, so it must not be called on a lane.
     ///
     /// # Errors
-    /// `Denied`: it is read-only or has no flush, and `access` is exclusive. `BadSize`: it is empty. `WrongType`:
+    /// `ReadOnly` or `Denied`: it is read-only, or has no flush, and `access` is exclusive. `BadSize`: it is empty. `WrongType`:
     /// the server refuses the export, or cannot do as needed. `Io`: there is no connection, and there may be
     /// one later.
     pub fn open(uri: &NbdUri, access: Access) -> Result<Arc<dyn Device>, OpenError> {
@@ -44,7 +48,11 @@ impl NbdDevice {
         let export = connection.export;
         let writable = access == Access::Exclusive;
         if let Some(why) = unfit(&export).filter(|_| writable) {
-            return Err(failed(OpenErrorKind::Denied, why.to_owned()));
+            let kind = match export.has(transmission_flag::READ_ONLY) {
+                true => OpenErrorKind::ReadOnly,
+                false => OpenErrorKind::Denied,
+            };
+            return Err(failed(kind, why.to_owned()));
         }
         let logical_block = match export.least {
             0..=512 => 512,
@@ -97,12 +105,24 @@ impl Device for NbdDevice {
         self.remote.logical_block
     }
 
+    /// The protocol has no physical blocks; the preferred size, nearly always a page, is the best that is known.
+    fn sectors(&self) -> Sectors {
+        let logical = self.remote.logical_block as u32;
+        let preferred = self.remote.export.preferred;
+        let physical = preferred.clamp(logical, logical.max(PAGE));
+        Sectors::told(logical, physical, preferred, 0)
+    }
+
     fn writes_durably(&self) -> bool {
         self.remote.abilities.writes_durably()
     }
 
     fn shrunk_to(&self) -> Option<u64> {
         self.remote.size_now.get().copied().filter(|size| *size < self.remote.size)
+    }
+
+    fn for_reading_only(&self) -> bool {
+        !self.remote.writable
     }
 
     /// As the server says: the protocol has no way to say that it does not know.
@@ -189,7 +209,7 @@ impl NbdQueue {
         }
         if !self.remote.writable && !matches!(op, DeviceOp::Read { .. } | DeviceOp::Sync) {
             let cause = "it is open for reading only".to_owned();
-            return self.refused(op, DeviceErrorKind::NotSupported, cause);
+            return self.refused(op, DeviceErrorKind::ReadOnly, cause);
         }
         if let DeviceOp::Discard { len: 0, .. } = op
             && !self.remote.abilities.discards()

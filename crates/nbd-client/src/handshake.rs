@@ -30,6 +30,8 @@ pub struct Export {
     pub flags: u16,
     /// The smallest unit of requests in bytes, at least 1.
     pub least: u32,
+    /// The size of requests that the server prefers, in bytes; 0: it has not said.
+    pub preferred: u32,
     /// The largest payload of a request in bytes, at least `least`.
     pub most: u32,
     /// Whether replies can be chunks.
@@ -125,7 +127,8 @@ pub fn choose(stream: &mut (impl Read + Write), name: &str) -> Result<Export, Co
         Some(_) => false,
     };
     let allocation = if chunks { choose_allocation(stream, name)? } else { None };
-    let mut export = Export { size: 0, flags: 0, least: 1, most: USUAL_MAX, chunks, allocation };
+    let mut export =
+        Export { size: 0, flags: 0, least: 1, preferred: 0, most: USUAL_MAX, chunks, allocation };
     let mut described = false;
     let mut asked = sized(name.as_bytes());
     asked.extend_from_slice(&1u16.to_be_bytes());
@@ -144,14 +147,15 @@ pub fn choose(stream: &mut (impl Read + Write), name: &str) -> Result<Export, Co
                 (export.size, export.flags, described) = (size.get(), flags, true);
             }
             info::BLOCK_SIZE => {
-                let (Some(least), Some(_), Some(most)) = (reader.u32(), reader.u32(), reader.u32())
+                let (Some(least), Some(preferred), Some(most)) =
+                    (reader.u32(), reader.u32(), reader.u32())
                 else {
                     return Err(nonsense("short block sizes"));
                 };
                 if !least.is_power_of_two() || most < least {
                     return Err(nonsense("impossible block sizes"));
                 }
-                (export.least, export.most) = (least, most);
+                (export.least, export.preferred, export.most) = (least, preferred, most);
             }
             _ => {}
         }

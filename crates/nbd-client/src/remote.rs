@@ -113,8 +113,8 @@ impl Remote {
         if let Some(why) = unfit(export).filter(|_| self.writable) {
             return Err(ConnectError::Refused(why.to_owned()));
         }
-        let same =
-            Export { allocation: None, ..*export } == Export { allocation: None, ..self.export };
+        let compared = |export: &Export| Export { allocation: None, preferred: 0, ..*export };
+        let same = compared(export) == compared(&self.export);
         if !same {
             return gone(
                 "the server came back with other abilities; stop the volume and start it again"

@@ -40,7 +40,9 @@ impl Head {
 pub(crate) fn kind_of(error: u32) -> DeviceErrorKind {
     const NO_SPACE: u32 = ErrorCode::NoSpace as u32;
     const NOT_SUPPORTED: u32 = ErrorCode::NotSupported as u32;
+    const PERMISSION: u32 = ErrorCode::Permission as u32;
     match error {
+        PERMISSION => DeviceErrorKind::ReadOnly,
         NO_SPACE => DeviceErrorKind::NoSpace,
         NOT_SUPPORTED => DeviceErrorKind::NotSupported,
         _ => DeviceErrorKind::Io,

@@ -99,7 +99,7 @@ fn a_server_with_few_abilities_is_used_or_refused() {
         assert_eq!(discarded.expect_err("no fast zeroes").kind, DeviceErrorKind::NotSupported);
     });
     for (kind, why) in [
-        (OpenErrorKind::Denied, "reading only"),
+        (OpenErrorKind::ReadOnly, "reading only"),
         (OpenErrorKind::Denied, "no flush"),
         (OpenErrorKind::BadSize, "size"),
     ] {

@@ -10,7 +10,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forebay_core::SECTOR_SIZE;
 use forebay_engine::{ExportError, ExportErrorKind};
 use forebay_export::errors::{busy, failed};
 use forebay_export::sync::sync;
@@ -94,14 +93,13 @@ impl Shop {
     /// Sets up a device.
     fn make(&self, volume: &str, mark: u64, survives: bool) -> Result<Device, ExportError> {
         let control = Control::open().map_err(refused)?;
-        let (socket, Export { size, flags }) =
+        let (socket, Export { size, flags, sector }) =
             self.dial(volume, survives.then_some(OutlivingDevice { mark, flushes: true }))?;
         let patience = if survives { ABSENCE } else { NO_ABSENCE };
         let text = identifier(mark);
         for number in unused() {
-            // Sectors as of most origins, whose partition tables and file systems count them. udev learns the
-            // name before it sees the device.
-            let (block, identifier) = (SECTOR_SIZE, &*text);
+            // udev learns the name before it sees the device.
+            let (block, identifier) = (u64::from(sector), &*text);
             let new = NewDevice { number, size, block, flags, patience, identifier };
             self.name(volume, number);
             match control.connect(&new, socket.as_fd()) {

@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 
+use forebay_core::SECTOR_SIZE;
 use forebay_nbd::OutlivingDevice;
 use forebay_nbd::wire::{
     GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader,
@@ -32,6 +33,8 @@ pub struct Export {
     pub size: u64,
     /// Transmission flags for the kernel.
     pub flags: u16,
+    /// Bytes of a logical sector.
+    pub sector: u32,
 }
 
 fn unexpected(what: &str) -> io::Error {
@@ -98,7 +101,12 @@ fn ask(stream: &mut (impl Read + Write), option: u32, data: &[u8]) -> io::Result
         receive(stream, &mut content)?;
         match header.kind.get() {
             option_reply::ACK => return Ok(export),
-            option_reply::INFO => export = read_export(&content).or(export),
+            option_reply::INFO => {
+                export = read_export(&content).or(export);
+                if let (Some(export), Some(sector)) = (&mut export, read_sector(&content)) {
+                    export.sector = sector;
+                }
+            }
             option_reply::ERR_UNKNOWN => return Err(io::ErrorKind::NotFound.into()),
             _ => {
                 let text = String::from_utf8_lossy(&content);
@@ -116,7 +124,15 @@ fn read_export(content: &[u8]) -> Option<Export> {
     let (flags, rest) = rest.split_first_chunk()?;
     let whole = u16::from_be_bytes(*kind) == info::EXPORT && rest.is_empty();
     let flags = u16::from_be_bytes(*flags) & KNOWN;
-    whole.then_some(Export { size: u64::from_be_bytes(*size), flags })
+    let sector = SECTOR_SIZE as u32;
+    whole.then_some(Export { size: u64::from_be_bytes(*size), flags, sector })
+}
+
+/// Reads the smallest size of the information [`info::BLOCK_SIZE`]; `None`: it is another one.
+fn read_sector(content: &[u8]) -> Option<u32> {
+    let (kind, rest) = content.split_first_chunk()?;
+    let (least, _) = rest.split_first_chunk()?;
+    (u16::from_be_bytes(*kind) == info::BLOCK_SIZE).then_some(u32::from_be_bytes(*least))
 }
 
 #[cfg(test)]
@@ -199,7 +215,7 @@ mod tests {
         ] {
             let mut server = Served::new();
             let export = agree(&mut server, volume, device).expect("agreed");
-            assert_eq!(export, Export { size: 1 << 20, flags });
+            assert_eq!(export, Export { size: 1 << 20, flags, sector: 512 });
             assert_eq!(server.started, Some(device));
             assert!(server.replies.is_empty() && server.received.is_empty());
         }

@@ -49,7 +49,7 @@ pub struct ReplyTo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ErrorCode {
-    /// The export is read-only.
+    /// A write, and the export is read-only.
     Permission = 1,
     /// The data could not be read or written.
     Io = 5,
@@ -71,6 +71,7 @@ impl From<IoError> for ErrorCode {
             IoError::Invalid => ErrorCode::Invalid,
             IoError::NoSpace => ErrorCode::NoSpace,
             IoError::Io => ErrorCode::Io,
+            IoError::ReadOnly => ErrorCode::Permission,
             IoError::ShuttingDown => ErrorCode::Shutdown,
             IoError::NotSupported => ErrorCode::NotSupported,
         }

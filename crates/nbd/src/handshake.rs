@@ -5,7 +5,6 @@
 
 use std::rc::Rc;
 
-use forebay_core::SECTOR_SIZE;
 use forebay_engine::{BlockService, Exports};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -331,7 +330,7 @@ impl Handshake {
 
     fn start(&self, export: String, target: Rc<dyn BlockService>) -> Start {
         let session = Session {
-            size: target.size() / SECTOR_SIZE * SECTOR_SIZE,
+            size: target.size() - target.size() % u64::from(target.sectors().logical.max(1)),
             read_only: target.read_only(),
             headers: self.headers,
             contexts: self.contexts_of(&export),
@@ -376,8 +375,11 @@ impl Handshake {
         };
         let (size, flags) = (U64::new(start.session.size), transmission_flags(&start.session));
         fact(info::EXPORT, &[size.as_bytes(), &flags.to_be_bytes()]);
-        let preferred = start.target.preferred_block().clamp(SECTOR_SIZE, u64::from(MAX_PAYLOAD));
-        let sizes = [SECTOR_SIZE as u32, preferred as u32, MAX_PAYLOAD].map(U32::new);
+        let sectors = start.target.sectors();
+        let preferred = start.target.preferred_block().max(sectors.physical.into());
+        let preferred = preferred.min(u64::from(MAX_PAYLOAD));
+        // A client that takes no notice of the smallest size, as many do, is served all the same.
+        let sizes = [sectors.logical, preferred as u32, MAX_PAYLOAD].map(U32::new);
         fact(info::BLOCK_SIZE, &[sizes.as_bytes()]);
         for kind in wanted {
             match kind {

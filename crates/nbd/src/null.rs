@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Op, Sectors};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Exports, Extent, Request};
 use forebay_lane::Lane;
@@ -286,6 +286,10 @@ impl BlockService for LaterTarget {
 
     fn preferred_block(&self) -> u64 {
         self.inner.preferred_block()
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.inner.sectors()
     }
 
     fn read_only(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Sectors, Survives};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{
     BlockService, Coming, Completion, CompletionSink, Extent, Request, StateExtent,
@@ -123,6 +123,10 @@ impl BlockService for RamVolume {
 
     fn preferred_block(&self) -> u64 {
         self.lower.preferred_block().max(self.tier.block().bytes())
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.lower.sectors()
     }
 
     fn read_only(&self) -> bool {

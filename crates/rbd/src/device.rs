@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_core::{Clock, Identity, Nanos};
+use forebay_core::{Clock, Identity, Nanos, Sectors};
 use forebay_device::{
     Access, Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue,
     OpId, OpTable, OpenError, QueueContext, RbdName, Tasks,
@@ -66,6 +66,10 @@ impl Device for RbdDevice {
         LOGICAL_BLOCK
     }
 
+    fn sectors(&self) -> Sectors {
+        self.image.shared().sectors
+    }
+
     fn shrunk_to(&self) -> Option<u64> {
         let shared = self.image.shared();
         let now = shared.size_now.load(Ordering::Relaxed);
@@ -74,6 +78,10 @@ impl Device for RbdDevice {
 
     fn fenced(&self) -> Option<Arc<str>> {
         self.image.shared().lost().cloned()
+    }
+
+    fn for_reading_only(&self) -> bool {
+        !self.image.shared().writable
     }
 
     /// Objects are spread over the cluster, whatever its disks are.
@@ -168,7 +176,7 @@ impl Inner {
         }
         if !shared.writable && !matches!(op, DeviceOp::Read { .. } | DeviceOp::Sync) {
             let cause = "it is open for reading only".into();
-            return Some((DeviceErrorKind::NotSupported, cause));
+            return Some((DeviceErrorKind::ReadOnly, cause));
         }
         let mut given_up = self.given_up.borrow_mut();
         given_up.retain(|flight| !flight.has_ended());
@@ -217,6 +225,7 @@ impl Inner {
             libc::ENOSPC | libc::EDQUOT => DeviceErrorKind::NoSpace,
             libc::EINVAL => DeviceErrorKind::Invalid,
             libc::EOPNOTSUPP => DeviceErrorKind::NotSupported,
+            libc::EROFS | libc::EPERM => DeviceErrorKind::ReadOnly,
             libc::ENOENT => DeviceErrorKind::Gone,
             _ => DeviceErrorKind::Io,
         };

@@ -219,6 +219,14 @@ impl Handle {
         checked("rbd_get_size", result).map(|_| size)
     }
 
+    /// Returns the bytes that lie together in one object: the size of an object, unless the image is striped.
+    pub(crate) fn stripe_unit(&self) -> Result<u64, CallError> {
+        let mut bytes = 0;
+        // SAFETY: the image is open; the result is written to a variable.
+        let result = unsafe { (self.functions().rbd_get_stripe_unit)(self.image, &raw mut bytes) };
+        checked("rbd_get_stripe_unit", result).map(|_| bytes)
+    }
+
     /// Returns whether the image has a lock for one writer.
     pub(crate) fn has_lock(&self) -> Result<bool, CallError> {
         let mut features = 0;

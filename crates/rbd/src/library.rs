@@ -64,6 +64,7 @@ functions! {
     rbd_open_read_only(IoContext, *const c_char, *mut ImagePointer, *const c_char) -> c_int;
     rbd_close(ImagePointer) -> c_int;
     rbd_get_size(ImagePointer, *mut u64) -> c_int;
+    rbd_get_stripe_unit(ImagePointer, *mut u64) -> c_int;
     rbd_get_features(ImagePointer, *mut u64) -> c_int;
     rbd_get_id(ImagePointer, *mut c_char, usize) -> c_int;
     rbd_lock_acquire(ImagePointer, c_int) -> c_int;

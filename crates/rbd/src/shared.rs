@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_core::Identity;
+use forebay_core::{Identity, Sectors};
 use forebay_device::{DeviceError, DeviceErrorKind, RbdName};
 use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
@@ -44,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) text: Arc<str>,
     /// In bytes, in whole sectors.
     pub(crate) size: u64,
+    pub(crate) sectors: Sectors,
     pub(crate) writable: bool,
     pub(crate) identity: Option<Identity>,
     /// The volume that had claimed it last when it was opened.
@@ -61,7 +62,7 @@ impl Shared {
     pub(crate) fn new(
         handle: Handle,
         name: &RbdName,
-        size: u64,
+        (size, sectors): (u64, Sectors),
         writable: bool,
         identity: Option<Identity>,
         holder: Option<Uuid>,
@@ -71,6 +72,7 @@ impl Shared {
             name: name.clone(),
             text: name.to_string().into(),
             size,
+            sectors,
             writable,
             identity,
             holder,

@@ -7,6 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use forebay_core::Sectors;
 use forebay_device::{OpenError, OpenErrorKind, RbdName};
 use forebay_lane::MemoryHold;
 use parking_lot::Mutex;
@@ -21,6 +22,8 @@ use crate::unattended::{Alive, Unattended, wait_for};
 const ASKING: Duration = Duration::from_secs(2);
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
+/// Bytes of a page.
+const PAGE: u32 = 4096;
 
 const FENCED: &str = "this client was fenced from the cluster, because another one has taken the image over or an operator wanted it: nothing is written to the image any more until the volume is stopped and started again";
 const UNLOCKED: &str = "the image's exclusive lock is lost: nothing is written to the image any more until the volume is stopped and started again";
@@ -156,10 +159,13 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
         let cause = format!("its size of {bytes} bytes cannot be used");
         return Err(failed(OpenErrorKind::BadSize, cause));
     }
+    // A page is the unit in which object stores allocate at least.
+    let object = handle.stripe_unit().ok().and_then(|bytes| u32::try_from(bytes).ok());
+    let sectors = Sectors::told(SECTOR as u32, PAGE, PAGE, object.unwrap_or(0));
     let identity = handle.identity().map_err(call)?;
     // With the lock: nobody changes it from now on.
     let holder = handle.holder().map_err(call)?;
-    let shared = Shared::new(handle, name, size, writable, identity, holder);
+    let shared = Shared::new(handle, name, (size, sectors), writable, identity, holder);
     let bell = shared.bell.clone();
     shared.handle.watch(Box::new(move || bell.ring(|news| news.look = true))).map_err(call)?;
     Ok(shared)

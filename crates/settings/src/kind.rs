@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_core::units::format_size;
 use forebay_core::{
     Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
-    ReplacementKind, Rotational, WriteDown, parse_size,
+    ReplacementKind, Rotational, SectorSize, WriteDown, parse_size,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -216,6 +216,7 @@ word_values!(
     Laziness,
     RamStrategy,
     Rotational,
+    SectorSize,
     WriteDown
 );
 

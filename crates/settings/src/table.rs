@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_core::{
     Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
-    ReplacementKind, Rotational, WriteDown,
+    ReplacementKind, Rotational, SectorSize, WriteDown,
 };
 use serde_json::Value;
 
@@ -186,6 +186,12 @@ operator {
     ordered: bool = false, Volume, Some(32),
         SettingKind::Switch,
         "Whether writes reach the origin in the order of flushes, so that it is always in a state that a power cut could leave on a disk; for mode=writeback and mode=writeonly.";
+    read_only: bool = false, Volume, Some(64),
+        SettingKind::Switch,
+        "Whether clients may only read: the origin is opened for reading only, as a write-protected device has to be, and every front end exports the volume as read-only; takes effect when the volume is next started.";
+    sector_size: SectorSize = SectorSize::Auto, Volume, Some(65),
+        SettingKind::Choice { words: SectorSize::WORDS },
+        "The logical sectors that clients see, in which partition tables count: those of the origin (auto), which are 512 bytes for a file; or 512 or 4096 bytes whatever the origin has. Takes effect when the volume is next started.";
     rotational: Rotational = Rotational::Auto, Volume, Some(56),
         SettingKind::Choice { words: Rotational::WORDS },
         "Whether distance costs time on the origin: as it says itself (auto); yes, it is a disk whose head has to move; no, it is an SSD or behind a network. Virtual disks often say yes where no is right.";

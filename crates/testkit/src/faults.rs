@@ -89,6 +89,7 @@ pub struct Faults {
     counts: Mutex<Counts>,
     observer: Mutex<Option<Observer>>,
     fenced: AtomicBool,
+    protected: AtomicBool,
 }
 
 impl Faults {
@@ -141,6 +142,19 @@ impl Faults {
         self.fenced.load(Ordering::Relaxed)
     }
 
+    /// Makes every write fail as those of a write-protected device do. `told`: the device also says what it is.
+    /// [`Faults::heal`] ends it.
+    pub fn protect(&self, told: bool) {
+        self.protected.store(told, Ordering::Relaxed);
+        let fault = Fault::Fails(DeviceErrorKind::ReadOnly);
+        self.add(OpKind::Write, ANYWHERE, u64::MAX, fault);
+    }
+
+    /// Returns whether the device says that it is write-protected.
+    pub(crate) fn is_protected(&self) -> bool {
+        self.protected.load(Ordering::Relaxed)
+    }
+
     /// Makes every operation of these kinds hang. [`Faults::heal`] lets it continue.
     pub fn hang(&self, kinds: &[OpKind]) {
         kinds.iter().for_each(|kind| self.add(*kind, ANYWHERE, u64::MAX, Fault::Hangs));
@@ -148,6 +162,7 @@ impl Faults {
 
     /// Removes all rules and wakes the tasks whose operations hang.
     pub fn heal(&self) {
+        self.protected.store(false, Ordering::Relaxed);
         self.rules.lock().clear();
         let hung = std::mem::take(&mut self.hung.lock().ops);
         hung.into_values().for_each(|(_, waker)| waker.wake());

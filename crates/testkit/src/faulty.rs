@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use forebay_core::Sectors;
 use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, OpTable, QueueContext,
 };
@@ -37,6 +38,18 @@ impl Device for Faulty {
 
     fn rotational(&self) -> Option<bool> {
         self.0.rotational()
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.0.sectors()
+    }
+
+    fn for_reading_only(&self) -> bool {
+        self.0.for_reading_only()
+    }
+
+    fn write_protected(&self) -> Option<Arc<str>> {
+        self.1.is_protected().then(|| "it is write-protected".into())
     }
 
     fn fenced(&self) -> Option<Arc<str>> {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Identity, IdentityPart};
+use forebay_core::{Identity, IdentityPart, Sectors};
 use forebay_device::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -73,6 +73,18 @@ impl Device for Guise {
 
     fn logical_block(&self) -> u64 {
         self.inner.logical_block()
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.inner.sectors()
+    }
+
+    fn for_reading_only(&self) -> bool {
+        self.inner.for_reading_only()
+    }
+
+    fn write_protected(&self) -> Option<Arc<str>> {
+        self.inner.write_protected()
     }
 
     fn rotational(&self) -> Option<bool> {

@@ -4,6 +4,7 @@
 //! - [`faults`]: the rules for a faulty device
 //! - `faulty`: the device that applies them
 //! - [`disk`]: a disk in RAM whose content a test can read and damage
+//! - `seen`: devices with other sectors, or opened for reading only
 //! - [`guise`]: devices with another size or identity, or that record who uses them
 //!
 //! It reports failures by panics.
@@ -13,10 +14,12 @@ pub mod disk;
 pub mod faults;
 mod faulty;
 pub mod guise;
+mod seen;
 pub mod world;
 
 pub use disk::{Disk, open_queue, peek, poke, ram};
 pub use faults::{ANYWHERE, Faults, OpKind};
 pub use faulty::faulty;
 pub use guise::{Holder, shortened, with_endless_claims, with_holder, with_serial};
+pub use seen::{for_reading, with_sectors};
 pub use world::LaneWorld;

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use forebay_core::Sectors;
 use forebay_device::IoBuf;
 use forebay_lane::{MemoryBudget, MemoryUse};
 
@@ -19,6 +20,8 @@ pub(crate) struct VolumeFacts {
     pub(crate) size: u64,
     /// Writes are refused.
     pub(crate) read_only: bool,
+    /// The sizes in which it is addressed, and works best.
+    pub(crate) sectors: Sectors,
     /// Bytes of a cached block.
     pub(crate) block: u64,
 }

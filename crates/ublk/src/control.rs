@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use forebay_core::Sectors;
 use forebay_device::IoBuf;
 use forebay_device::ublk::{ControlCommand, control};
 use rustix::io::Errno;
@@ -20,8 +21,8 @@ const DEPTH: u16 = 64;
 pub(crate) const MAX_IO: u32 = 256 << 10;
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
-/// The unit of writes that no disk below has to read for: a page.
-const PHYSICAL_SHIFT: u8 = 12;
+/// Bytes of the smallest unit of discards.
+const PAGE: u64 = 4096;
 /// Sectors of the longest discard, or write of zeroes: 1 GiB.
 const MAX_ZEROED: u32 = (1 << 30) / SECTOR as u32;
 
@@ -36,7 +37,9 @@ pub(crate) struct NewDevice {
     pub(crate) size: u64,
     /// Writes are refused.
     pub(crate) read_only: bool,
-    /// Bytes of the best size of requests, a power of two.
+    /// The sizes in which it is addressed, and works best.
+    pub(crate) sectors: Sectors,
+    /// Bytes of a block of the cache, a power of two: the best size of requests, unless the disk below has one.
     pub(crate) preferred: u64,
     /// It outlives its server.
     pub(crate) survives: bool,
@@ -93,8 +96,11 @@ pub(crate) fn survives(info: &DeviceInfo) -> bool {
 }
 
 fn params(new: &NewDevice, granted: &DeviceInfo) -> Params {
-    let preferred = new.preferred.clamp(1 << PHYSICAL_SHIFT, 1 << 30);
-    let best_shift = preferred.checked_ilog2().map_or(PHYSICAL_SHIFT, |shift| shift as u8);
+    let Sectors { logical, physical, io_min, io_opt } = new.sectors;
+    let preferred = new.preferred.clamp(PAGE, 1 << 30);
+    // The kernel takes powers of two alone.
+    let best = Some(u64::from(io_opt)).filter(|best| best.is_power_of_two()).unwrap_or(preferred);
+    let least = if io_min.is_power_of_two() { io_min } else { physical };
     let cache = attribute::VOLATILE_CACHE | attribute::FUA;
     let discards = if new.read_only { 0 } else { param::DISCARD };
     Params {
@@ -102,10 +108,10 @@ fn params(new: &NewDevice, granted: &DeviceInfo) -> Params {
         types: param::BASIC | discards,
         basic: BasicParams {
             attributes: cache | if new.read_only { attribute::READ_ONLY } else { 0 },
-            logical_shift: SECTOR.trailing_zeros() as u8,
-            physical_shift: PHYSICAL_SHIFT,
-            best_shift,
-            least_shift: PHYSICAL_SHIFT,
+            logical_shift: logical.trailing_zeros() as u8,
+            physical_shift: physical.trailing_zeros() as u8,
+            best_shift: best.trailing_zeros() as u8,
+            least_shift: least.trailing_zeros() as u8,
             max_sectors: granted.max_io_bytes / SECTOR as u32,
             chunk_sectors: 0,
             sectors: new.size / SECTOR,
@@ -166,6 +172,7 @@ mod tests {
         queues: 2,
         size: (64 << 20) + 512,
         read_only: false,
+        sectors: Sectors { logical: 512, physical: 4096, io_min: 4096, io_opt: 0 },
         preferred: 16384,
         survives: true,
     };
@@ -190,6 +197,14 @@ mod tests {
         assert_eq!((with.basic.sectors, with.basic.max_sectors), (131_073, 512));
         assert_eq!((with.basic.logical_shift, with.basic.physical_shift), (9, 12));
         assert_eq!((with.basic.best_shift, with.discard.granularity), (14, 16384));
+        let disk = |sectors| {
+            let basic = params(&NewDevice { sectors, ..NEW }, &granted(both)).basic;
+            (basic.logical_shift, basic.physical_shift, basic.least_shift, basic.best_shift)
+        };
+        assert_eq!(disk(Sectors::of(512)), (9, 9, 9, 14));
+        assert_eq!(disk(Sectors::of(4096)), (12, 12, 12, 14));
+        assert_eq!(disk(Sectors::told(512, 4096, 65_536, 1 << 20)), (9, 12, 16, 20));
+        assert_eq!(disk(Sectors::told(512, 4096, 12_288, 196_608)), (9, 12, 12, 14));
         let read_only = params(&NewDevice { read_only: true, ..NEW }, &granted(both));
         assert_eq!(read_only.basic.attributes, cache | attribute::READ_ONLY);
         assert_eq!(read_only.types, param::BASIC);

@@ -115,9 +115,9 @@ impl Shop {
         survives: bool,
         facts: &VolumeFacts,
     ) -> Result<Device, ExportError> {
-        let VolumeFacts { size, read_only, block: preferred } = *facts;
+        let VolumeFacts { size, read_only, sectors, block: preferred } = *facts;
         let queues = u16::try_from(self.board.lanes()).unwrap_or(u16::MAX);
-        let new = NewDevice { mark, queues, size, read_only, preferred, survives };
+        let new = NewDevice { mark, queues, size, read_only, sectors, preferred, survives };
         let info = control::add(&new).map_err(|error| {
             // One that has timed out may still be carried out.
             if error.kind() != io::ErrorKind::TimedOut && find(mark).is_none() {

@@ -114,6 +114,7 @@ pub fn errno(error: IoError) -> Errno {
     match error {
         IoError::Invalid => Errno::INVAL,
         IoError::NoSpace => Errno::NOSPC,
+        IoError::ReadOnly => Errno::ROFS,
         IoError::Io | IoError::ShuttingDown => Errno::IO,
         IoError::NotSupported => Errno::OPNOTSUPP,
     }

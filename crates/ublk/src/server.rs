@@ -76,8 +76,8 @@ async fn take_posts(shared: Rc<Shared>) {
                 Post::Describe(volume, answer) => {
                     if let Some(target) = shared.exports.open(&volume) {
                         let (size, read_only) = (target.size(), target.read_only());
-                        let block = target.preferred_block();
-                        let _ = answer.send(VolumeFacts { size, read_only, block });
+                        let (sectors, block) = (target.sectors(), target.preferred_block());
+                        let _ = answer.send(VolumeFacts { size, read_only, sectors, block });
                     }
                 }
                 Post::Serve(queue) => begin(&shared, queue),

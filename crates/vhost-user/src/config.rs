@@ -1,5 +1,7 @@
 //! The configuration space: what the guest reads about the device.
 
+use forebay_core::Sectors;
+
 /// Most data segments of a request that a driver may use.
 pub const SEGMENTS_MAX: u32 = 126;
 
@@ -30,7 +32,9 @@ pub const CONFIG_BYTES: usize = 60;
 pub struct DeviceConfig {
     /// Size in bytes.
     pub size: u64,
-    /// Preferred request size in bytes, a power of two.
+    /// The sizes in which it is addressed, and works best.
+    pub sectors: Sectors,
+    /// Bytes of a block of the cache: the best size of requests, unless the disk below has one.
     pub preferred: u64,
     /// Whether the write cache is on.
     pub write_cache: bool,
@@ -46,17 +50,20 @@ impl DeviceConfig {
             }
         };
         let sectors = |len: u64| u32::try_from(len / SECTOR).unwrap_or(u32::MAX).to_le_bytes();
+        let Sectors { logical, physical, io_min, io_opt } = self.sectors;
+        let logical = logical.max(SECTOR as u32);
+        let exponent = (physical / logical).checked_ilog2().unwrap_or(0);
         let preferred = self.preferred.max(SECTOR);
-        let exponent = (preferred / SECTOR).checked_ilog2().unwrap_or(0);
+        let best = if io_opt > 0 { io_opt } else { u32::try_from(preferred).unwrap_or(u32::MAX) };
         put(0, &(self.size / SECTOR).to_le_bytes());
         put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
-        put(20, &(SECTOR as u32).to_le_bytes());
-        // The topology: the physical block as a power of two of logical ones, no offset of the
-        // alignment, and the least and the best request.
+        put(20, &logical.to_le_bytes());
+        // The topology, in logical blocks: the physical block as a power of two, no offset of the alignment,
+        // and the least and the best request.
         put(24, &[exponent as u8, 0]);
-        put(26, &u16::try_from(preferred / SECTOR).unwrap_or(u16::MAX).to_le_bytes());
-        put(28, &sectors(preferred));
+        put(26, &u16::try_from(io_min / logical).unwrap_or(u16::MAX).to_le_bytes());
+        put(28, &(best / logical).to_le_bytes());
         put(WRITE_CACHE_AT as usize, &[u8::from(self.write_cache)]);
         put(34, &QUEUES_MAX.to_le_bytes());
         // Discards: most sectors and segments, and the alignment. Write-zeroes: most sectors and
@@ -77,15 +84,38 @@ mod tests {
 
     #[test]
     fn fields_are_where_the_guest_looks() {
-        let config = DeviceConfig { size: (3 << 40) + 512, preferred: 4096, write_cache: true };
+        let sectors = Sectors::told(512, 4096, 4096, 0);
+        let (size, preferred) = ((3 << 40) + 512, 16_384);
+        let config = DeviceConfig { size, sectors, preferred, write_cache: true };
         let bytes = config.to_bytes();
         assert_eq!(bytes[..8], (((3_u64 << 40) + 512) / 512).to_le_bytes());
         assert_eq!(bytes[24], 3);
         assert_eq!(bytes[26..28], 8_u16.to_le_bytes());
+        assert_eq!(bytes[28..32], 32_u32.to_le_bytes(), "a block of the cache");
         assert_eq!(bytes[32], 1);
         assert_eq!(bytes[34..36], QUEUES_MAX.to_le_bytes());
         assert_eq!(bytes[36..40], (2_u32 << 20).to_le_bytes());
         assert_eq!(bytes[56], 1);
         assert!(u64::from(SEGMENTS_MAX) * u64::from(SEGMENT_BYTES_MAX) <= REQUEST_MAX);
+    }
+
+    #[test]
+    fn sizes_of_the_disk_are_given_in_its_logical_blocks() {
+        let of = |sectors| {
+            let config =
+                DeviceConfig { size: 1 << 30, sectors, preferred: 4096, write_cache: true };
+            let bytes = config.to_bytes();
+            let least = u16::from_le_bytes([bytes[26], bytes[27]]);
+            (
+                u32::from_le_bytes(bytes[20..24].try_into().expect("four")),
+                bytes[24],
+                least,
+                bytes[28],
+            )
+        };
+        assert_eq!(of(Sectors::of(512)), (512, 0, 1, 8));
+        assert_eq!(of(Sectors::told(512, 4096, 4096, 0)), (512, 3, 8, 8));
+        assert_eq!(of(Sectors::of(4096)), (4096, 0, 1, 1));
+        assert_eq!(of(Sectors::told(4096, 4096, 65_536, 196_608)), (4096, 0, 16, 48));
     }
 }

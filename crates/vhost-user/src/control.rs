@@ -381,6 +381,7 @@ impl Control {
         let volume = self.volume()?;
         let config = DeviceConfig {
             size: volume.size(),
+            sectors: volume.sectors(),
             preferred: volume.preferred_block(),
             write_cache: self.session.has_write_cache(),
         };

@@ -1,10 +1,16 @@
 """Devices with logical blocks of 512 and 4096 bytes in every combination, and partitions that begin at odd sectors."""
 
-import json
 import os
+import pathlib
 import struct
+import uuid
+import zlib
+
+import nbd
 
 from harness import *
+from harness.devices import clean_up
+from harness.vhost_user import Driver
 
 
 def loop(box, path, sector):
@@ -41,7 +47,7 @@ def every_combination_serves_single_sectors(box):
                     done = daemon.cli(*make, expect=2)
                     check("at least 4096" in done.stderr, f"{what}: {done.stderr}")
                     continue
-                client = connect(daemon.cli(*make).stdout.strip())
+                client = lenient(daemon.cli(*make).stdout.strip())
                 for sector in (0, 1, 7, 8, 9, 100, 2047):
                     piece = random_bytes(sector, 512)
                     content[sector * 512 : sector * 512 + 512] = piece
@@ -58,6 +64,127 @@ def every_combination_serves_single_sectors(box):
                     check(file.read() == content, f"{what}: the origin")
                 for path in (box.path("cache"), origin):
                     detach(box, path)
+
+
+def lenient(uri):
+    """A client that takes no notice of the smallest size of requests, as many do."""
+    client = connect(uri)
+    client.set_strict_mode(client.get_strict_mode() & ~nbd.STRICT_ALIGN)
+    return client
+
+
+def smallest(uri):
+    """The smallest size of requests that an export names."""
+    return connect(uri).get_block_size(nbd.SIZE_MINIMUM)
+
+
+def gpt(size, sector):
+    """A disk of this size with a partition table in units of this sector, and one partition."""
+    last = size // sector - 1
+    kind = uuid.UUID("0fc63daf-8483-4772-8e79-3d69d8477de4").bytes_le
+    entry = kind + uuid.UUID(int=5).bytes_le + struct.pack("<QQQ", 256, last - 64, 0)
+    entries = (entry + "data".encode("utf-16le").ljust(72, b"\0")).ljust(128 * 128, b"\0")
+
+    def header(own, other, at):
+        head = struct.pack(
+            "<8sIIIIQQQQ16sQIII", b"EFI PART", 0x10000, 92, 0, 0, own, other, 6, last - 6,
+            uuid.UUID(int=7).bytes_le, at, 128, 128, zlib.crc32(entries),
+        )  # fmt: skip
+        return (head[:16] + struct.pack("<I", zlib.crc32(head)) + head[20:]).ljust(sector, b"\0")
+
+    disk = bytearray(size)
+    protective = struct.pack("<4xB3xII", 0xEE, 1, min(last, 0xFFFFFFFF))
+    for at, data in (
+        (446, protective), (510, b"\x55\xaa"), (sector, header(1, last, 2)), (2 * sector, entries),
+        ((last - 4) * sector, entries), (last * sector, header(last, 1, last - 4)),
+    ):  # fmt: skip
+        disk[at : at + len(data)] = data
+    return bytes(disk)
+
+
+def partitions(box, device):
+    """The partitions of a device, as util-linux finds them."""
+    done = box.run("partx", "--show", "--noheadings", "--output", "START,SECTORS,UUID", device, expect=None)
+    return done.stdout.split()
+
+
+@test
+def partitions_of_a_disk_are_those_of_its_volume_by_every_front_end(box):
+    need("partx", "blockdev")
+    vhost, daemon = box.path("vu"), box.daemon()
+    box.at_end(clean_up, box, daemon)
+    for sector in (4096, 512):
+        disk = loop(box, box.file(f"disk-{sector}", 64 * MIB, gpt(64 * MIB, sector)), sector)
+        found = partitions(box, disk)
+        check_equal(len(found), 3, f"fields of the partition of the disk: {found}")
+        cache, export = box.file(f"cache-{sector}", 64 * MIB), f"fuse,vhost-user={vhost}"
+        made = daemon.create_run("v", cache, disk, "--export", export, expect=None)
+        if made.returncode != 0 and ("CAP_SYS_ADMIN" in made.stderr or "modprobe" in made.stderr):
+            skip(made.stderr.strip())
+        check_equal(made.returncode, 0, made.stderr)
+        device = made.stdout.strip()
+        check_equal(partitions(box, device), found, f"partitions of the volume, sectors of {sector}")
+        check_equal(box.run("blockdev", "--getss", device).stdout.strip(), str(sector), "--getss")
+        check_equal(smallest(daemon.uri("v")), sector, "the smallest size by NBD")
+        check_equal(daemon.show("v")["origin"]["sector_bytes"], sector, "show")
+        config = Driver(vhost).config()
+        check_equal(struct.unpack_from("<I", config, 20)[0], sector, "the sectors of a guest")
+        client = lenient(daemon.uri("v"))
+        client.pwrite(b"\5" * 512, 32 * MIB + 512)
+        check_equal(bytes(client.pread(1024, 32 * MIB)), bytes(512) + b"\5" * 512, "a part of a sector")
+        del client
+        daemon.cli("delete", "v")
+
+
+@test
+def a_disk_that_comes_back_with_other_sectors_is_refused(box):
+    daemon, link = box.daemon(), box.path("disk")
+    file, cache = box.file("file", 16 * MIB), box.file("cache", 64 * MIB)
+
+    def connected(sector):
+        detach(box, file)
+        pathlib.Path(link).unlink(missing_ok=True)
+        os.symlink(loop(box, file, sector), link)
+
+    for before, now in ((512, 4096), (4096, 512)):
+        connected(before)
+        client = connect(daemon.create("v", cache, link, "--set", "idle=0", "--set", "dirty_age=0"))
+        client.pwrite(b"\6" * 4096, 8192)
+        client.flush()
+        del client
+        daemon.cli("stop", "v")
+        connected(now)
+        kept = digest(cache, file)
+        for force in ((), ("--force",)):
+            said = daemon.cli("start", "v", *force, expect=3).stderr
+            check(f"sector_size={before}" in said and f"sectors of {now} bytes" in said, said)
+        check_equal(digest(cache, file), kept, "the devices after a refusal")
+        daemon.cli("set", "v", f"sector_size={before}")
+        daemon.cli("start", "v")
+        check_equal(smallest(daemon.uri("v")), before, "what clients see")
+        check_equal(bytes(connect(daemon.uri("v")).pread(4096, 8192)), b"\6" * 4096, "the data")
+        daemon.cli("delete", "v")
+
+
+@test
+def an_image_has_small_sectors_wherever_it_lies(box):
+    need("mkfs.ext4", "mount")
+    daemon = box.daemon()
+    device = loop(box, box.file("disk", 128 * MIB), 4096)
+    box.run("mkfs.ext4", "-q", "-F", "-b", "4096", device)
+    point = box.path("point")
+    os.makedirs(point)
+    if box.run("mount", device, point, expect=None).returncode != 0:
+        skip("ext4 cannot be mounted here")
+    box.at_end(box.run, "umount", "-l", point)
+    pathlib.Path(f"{point}/image").write_bytes(bytes(16 * MIB))
+    cache = box.file("cache", 64 * MIB)
+    uri = daemon.create("v", cache, f"{point}/image")
+    check_equal(smallest(uri), 512, "the smallest size")
+    daemon.cli("delete", "v")
+    uri = daemon.create("v", cache, f"{point}/image", "--set", "sector_size=4096")
+    check_equal(smallest(uri), 4096, "the smallest size that was chosen")
+    daemon.cli("delete", "v")
 
 
 def mbr(*starts):

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::Identity;
+use forebay_core::{Identity, Sectors};
 use uuid::Uuid;
 
 use crate::api::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
@@ -86,6 +86,10 @@ impl Device for FaultyDevice {
         self.shared.shape.logical_block
     }
 
+    fn sectors(&self) -> Sectors {
+        self.inner.sectors()
+    }
+
     fn writes_durably(&self) -> bool {
         self.inner.writes_durably()
     }
@@ -96,6 +100,14 @@ impl Device for FaultyDevice {
 
     fn fenced(&self) -> Option<Arc<str>> {
         self.inner.fenced()
+    }
+
+    fn for_reading_only(&self) -> bool {
+        self.inner.for_reading_only()
+    }
+
+    fn write_protected(&self) -> Option<Arc<str>> {
+        self.inner.write_protected()
     }
 
     fn rotational(&self) -> Option<bool> {

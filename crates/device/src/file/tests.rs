@@ -146,7 +146,7 @@ fn a_device_for_reading_is_not_written() {
         DeviceOp::Discard { offset: 0, len: 4096 },
         DeviceOp::WriteZeroes { offset: 0, len: 4096 },
     ] {
-        assert_eq!(bench.done(op), Err(DeviceErrorKind::NotSupported));
+        assert_eq!(bench.done(op), Err(DeviceErrorKind::ReadOnly));
     }
     bench.run(bench.queue.sync()).expect("nothing to do");
 }

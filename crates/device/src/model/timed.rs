@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use forebay_core::{Clock, Nanos};
+use forebay_core::{Clock, Nanos, Sectors};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -100,6 +100,10 @@ impl Device for ModelledDevice {
         self.inner.logical_block()
     }
 
+    fn sectors(&self) -> Sectors {
+        self.inner.sectors()
+    }
+
     fn writes_durably(&self) -> bool {
         !self.shared.lock().model.kind().is_rotational()
     }
@@ -110,6 +114,14 @@ impl Device for ModelledDevice {
 
     fn fenced(&self) -> Option<Arc<str>> {
         self.inner.fenced()
+    }
+
+    fn for_reading_only(&self) -> bool {
+        self.inner.for_reading_only()
+    }
+
+    fn write_protected(&self) -> Option<Arc<str>> {
+        self.inner.write_protected()
     }
 
     fn rotational(&self) -> Option<bool> {

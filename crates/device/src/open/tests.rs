@@ -2,6 +2,8 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
 use super::*;
+use crate::api::DeviceErrorKind;
+use crate::file::kind_of;
 
 fn kind(path: &Path, access: Access, size: Option<u64>) -> Result<u64, OpenErrorKind> {
     open(path, access, size).map(|opened| opened.size).map_err(|error| {
@@ -64,7 +66,7 @@ fn files_are_created_once_and_their_size_is_checked() {
 
 #[test]
 fn whoever_writes_is_alone() {
-    use Access::{Exclusive, Shared, Unlocked};
+    use Access::{Exclusive, ReadOnly, Shared, Unlocked};
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("file");
     std::fs::write(&path, [0; 4096]).expect("file");
@@ -76,6 +78,11 @@ fn whoever_writes_is_alone() {
         (Shared, Shared, true),
         (Shared, Unlocked, true),
         (Unlocked, Exclusive, true),
+        (Exclusive, ReadOnly, false),
+        (ReadOnly, Exclusive, false),
+        (ReadOnly, ReadOnly, false),
+        (ReadOnly, Shared, false),
+        (ReadOnly, Unlocked, true),
     ] {
         let held = open(&path, first, None).expect("free");
         let expected = if together { Ok(4096) } else { Err(OpenErrorKind::InUse) };
@@ -125,4 +132,36 @@ fn a_mounted_block_device_is_refused() {
         let refused = kind(&path, Access::Exclusive, None).expect_err("mounted");
         assert!(matches!(refused, OpenErrorKind::InUse | OpenErrorKind::Denied));
     }
+}
+
+#[test]
+fn errors_of_writes_to_protected_devices_are_told_apart() {
+    for (errno, expected) in [
+        (Errno::ROFS, DeviceErrorKind::ReadOnly),
+        (Errno::PERM, DeviceErrorKind::ReadOnly),
+        (Errno::IO, DeviceErrorKind::Io),
+        (Errno::ACCESS, DeviceErrorKind::Io),
+    ] {
+        assert_eq!(kind_of(&io::Error::from(errno)), expected, "{errno}");
+    }
+}
+
+#[test]
+fn a_file_that_may_not_be_written_can_be_opened_for_reading_only() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("file");
+    std::fs::write(&path, [0; 8192]).expect("file");
+    let opened = open(&path, Access::ReadOnly, None).expect("readable");
+    assert_eq!(opened.sectors, Sectors::told(512, 4096, 4096, 0), "whatever is below");
+    drop(opened);
+    if rustix::process::geteuid().is_root() {
+        // Permissions do not keep root from writing.
+        return;
+    }
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o400);
+    std::fs::set_permissions(&path, mode).expect("ours");
+    let refused = open(&path, Access::Exclusive, None).expect_err("no permission");
+    assert_eq!(refused.kind, OpenErrorKind::ReadOnly);
+    assert!(refused.cause.contains("chmod"), "{refused}");
+    open(&path, Access::ReadOnly, None).expect("readable");
 }

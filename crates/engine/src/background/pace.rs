@@ -74,14 +74,14 @@ pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u
     }
 }
 
-/// Waits before a retry, but only while the volume is attached: a task that sleeps here keeps the
-/// origin open.
+/// Waits before a retry, unless the origin becomes writable, and only while the volume is attached: a task that
+/// sleeps here keeps the origin open.
 pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
-    let until = view.now() + time;
+    let (until, healed) = (view.now() + time, view.volume.healed());
     loop {
         let changed = view.volume.writeback_wanted.listen();
         let gone = view.cache.is_stopping() || view.volume.state() == VolumeState::Removed;
-        if gone || view.now() >= until {
+        if gone || view.now() >= until || view.volume.healed() != healed {
             return;
         }
         either(changed, view.lane().sleep_until(until)).await;

@@ -118,6 +118,12 @@ impl Writeback {
     async fn step(&mut self) {
         let view = self.view.clone();
         let volume = &view.volume;
+        if volume.is_read_only() {
+            // What is dirty was written before, and stays until the volume may write.
+            let wanted = volume.writeback_wanted.listen();
+            either(wanted, view.lane().sleep(LONGEST_WAIT)).await;
+            return;
+        }
         if volume.is_ordered() {
             self.settle().await;
             self.sweep_failed = true;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::{SectorSize, Sectors};
 use forebay_device::{Claiming, Device};
 use forebay_format::volume::Samples;
 use forebay_format::{Uuid, VolumeRecord};
@@ -18,12 +19,28 @@ use forebay_store::planted::{self, PlantedBug};
 use crate::background;
 use crate::control::recognise::{Verdict, recognise};
 use crate::control::samples::SampledOrigin;
+use crate::control::sectors::{self, Seen};
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
+use crate::settings::settings_of;
 use crate::state::ledger::{self, Note};
 use crate::state::volume::Volume;
 
 impl EngineLane {
+    /// As [`EngineLane::attach_with`], with the sectors that the volume's settings on the cache device choose.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn attach(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        force: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
+        let sector_size = settings_of(&self.record_of_stopped(name)?).sector_size;
+        self.attach_with(name, origin, sector_size, force).await
+    }
+
     /// Starts a known volume with its origin. If the origin has grown, the volume takes the new
     /// size, provided that the store was opened with space for it.
     ///
@@ -32,16 +49,18 @@ impl EngineLane {
     ///   keeps dirty data and drops clean data. Without dirty data, an origin that was written
     ///   elsewhere needs no force.
     /// - The volume may have lost data. `force` acknowledges that for this volume.
-    /// - The origin is smaller than the volume. `force` makes no difference.
+    /// - The origin is smaller than the volume, or has other logical sectors than clients have seen, and
+    ///   `sector_size` does not choose them. `force` makes no difference.
     /// - A note lists dirty blocks that the cache device no longer has. `force` goes on with the
     ///   origin's data.
     ///
     /// After the first three errors nothing has been written; after the last, clean blocks may have
     /// been dropped.
-    pub async fn attach(
+    pub async fn attach_with(
         self: &Rc<Self>,
         name: &str,
         origin: Arc<dyn Device>,
+        sector_size: SectorSize,
         force: bool,
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
@@ -60,6 +79,7 @@ impl EngineLane {
                 ),
             ));
         }
+        let Seen { sectors, recorded } = sectors::seen(&record, &*origin, sector_size)?;
         let queue = self.context.open(&origin)?;
         let look = SampledOrigin::take(&queue, record.origin_bytes).await;
         let identity = origin.identity();
@@ -115,11 +135,14 @@ impl EngineLane {
                     volume.origin_bytes = size;
                     volume.identity.clone_from(&identity);
                     volume.samples.clone_from(&samples);
+                    if recorded {
+                        sectors::record(sectors, &mut volume.settings);
+                    }
                 }
                 Ok(())
             })
             .await?;
-        self.bring_up(name, origin, settled)
+        self.bring_up(name, origin, sectors, settled)
     }
 
     /// Returns the record of a volume that is not started.
@@ -271,7 +294,7 @@ impl EngineLane {
         Ok((Some(SampledOrigin::take(&queue, size).await.samples()), true))
     }
 
-    /// Has the origin know that a volume uses it, unless it does.
+    /// Has the origin know that a volume uses it, unless it does, or cannot be written.
     ///
     /// A claim that is given up may be recorded late. That is safe: only a client that may still write to the origin can
     /// record it, and what the volume may not serve any more is dropped already. The device takes
@@ -280,7 +303,7 @@ impl EngineLane {
     /// # Errors
     /// It cannot be recorded, or takes too long.
     pub(crate) async fn claim(&self, origin: &dyn Device, volume: Uuid) -> Result<(), EngineError> {
-        if origin.holder() == Some(volume) {
+        if origin.holder() == Some(volume) || origin.for_reading_only() {
             return Ok(());
         }
         let Claiming { recorded, limit } = origin.claim(volume);
@@ -303,6 +326,7 @@ impl EngineLane {
         self: &Rc<Self>,
         name: &str,
         origin: Arc<dyn Device>,
+        sectors: Sectors,
         settled: bool,
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
@@ -312,7 +336,8 @@ impl EngineLane {
             .find(|record| record.name == name)
             .ok_or_else(|| EngineError::no_volume(name))?;
         let space = store.space_of(record.id).ok_or_else(|| EngineError::no_volume(name))?;
-        let volume = Arc::new(Volume::new(record, origin, space, self.lane.clock(), store));
+        let volume =
+            Arc::new(Volume::new(record, (origin, sectors), space, self.lane.clock(), store));
         if settled {
             volume.syncs.earlier_run_is_durable();
         }

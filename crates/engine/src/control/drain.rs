@@ -102,6 +102,9 @@ impl EngineLane {
         enough: u64,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
+        if let Some(protected) = volume.kept_from_origin() {
+            return Err(EngineError::new(EngineErrorKind::Failed, protected));
+        }
         self.until_clean(volume, enough, progress).await?;
         if let Some(shrunk) = volume.origin_shrunk() {
             let name = &volume.name;

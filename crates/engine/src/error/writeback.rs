@@ -1,7 +1,7 @@
 //! Errors of writeback.
 
 use forebay_core::OriginBlock;
-use forebay_device::DeviceError;
+use forebay_device::{DeviceError, DeviceErrorKind};
 use forebay_lane::OverLimit;
 use forebay_store::StoreError;
 
@@ -42,4 +42,11 @@ pub enum WritebackError {
     /// A task panicked.
     #[error("a task failed")]
     Panicked,
+}
+
+impl WritebackError {
+    /// Returns whether the origin takes no writes at all at the moment.
+    pub(crate) fn is_write_protection(&self) -> bool {
+        matches!(self, WritebackError::Origin(error) if error.kind == DeviceErrorKind::ReadOnly)
+    }
 }

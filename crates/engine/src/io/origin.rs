@@ -142,6 +142,7 @@ impl OriginIo<'_> {
         self.write_failed(error);
         match error.kind {
             DeviceErrorKind::NoSpace => IoError::NoSpace,
+            DeviceErrorKind::ReadOnly => IoError::ReadOnly,
             _ => IoError::Io,
         }
     }

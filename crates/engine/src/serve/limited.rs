@@ -1,5 +1,6 @@
-//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings allow, and none
-//! any more when another machine has taken the origin over: what is cached may be out of date then.
+//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings allow, no writes
+//! while the origin takes none, and nothing any more when another machine has taken the origin over: what is cached
+//! may be out of date then.
 //!
 //! Flushes are not limited, so that a limit delays no commit of what was written. Nor is background
 //! work, which has settings of its own.
@@ -11,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Op, Sectors};
 use forebay_device::Device;
 use forebay_lane::either;
 
@@ -36,6 +37,12 @@ impl LimitedVolume {
         Rc::new(LimitedVolume { volume, below, admitted: Admitted::default() })
     }
 
+    /// Returns why a request is refused, if it is.
+    #[inline]
+    fn refusal(&self, op: Op) -> Option<IoError> {
+        refusal(&self.volume, op)
+    }
+
     /// Answers a request at once, if its turn has come.
     #[inline]
     fn now(
@@ -44,8 +51,8 @@ impl LimitedVolume {
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         let volume = &self.volume.volume;
-        if volume.is_fenced() {
-            return Some(Err(IoError::Io));
+        if let Some(error) = self.refusal(op) {
+            return Some(Err(error));
         }
         let limits = &volume.limits;
         let limited = limits.are_set();
@@ -77,9 +84,19 @@ impl LimitedVolume {
     }
 }
 
-fn refuse(request: Request, sink: &Rc<dyn CompletionSink>) {
+/// Returns why a request of a client is refused, if it is.
+#[inline]
+fn refusal(view: &LaneVolume, op: Op) -> Option<IoError> {
+    if view.volume.is_fenced() {
+        return Some(IoError::Io);
+    }
+    let writes = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
+    (writes && view.volume.refuses_writes()).then_some(IoError::ReadOnly)
+}
+
+fn refuse(request: Request, error: IoError, sink: &Rc<dyn CompletionSink>) {
     let Request { tag, data, .. } = request;
-    sink.complete(Completion { tag, result: Err(IoError::Io), data });
+    sink.complete(Completion { tag, result: Err(error), data });
 }
 
 /// Waits for the turn of a request of this many bytes, or until the volume stops.
@@ -115,6 +132,10 @@ impl BlockService for LimitedVolume {
 
     fn preferred_block(&self) -> u64 {
         self.below.preferred_block()
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.below.sectors()
     }
 
     fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
@@ -167,8 +188,8 @@ impl BlockService for LimitedVolume {
             Op::WriteZeroes | Op::Discard => Some(0),
             Op::Flush => None,
         };
-        if self.volume.volume.is_fenced() {
-            return refuse(request, sink);
+        if let Some(error) = self.refusal(request.op) {
+            return refuse(request, error, sink);
         }
         self.record(request.op, request.offset, request.len);
         let Some(bytes) = bytes.filter(|_| limits.are_set()) else {
@@ -181,9 +202,9 @@ impl BlockService for LimitedVolume {
         let (view, below, sink) = (self.volume.clone(), self.below.clone(), sink.clone());
         self.volume.lane().spawn(async move {
             wait(&view, bytes).await;
-            match view.volume.is_fenced() {
-                true => refuse(request, &sink),
-                false => below.submit(request, &sink),
+            match refusal(&view, request.op) {
+                Some(error) => refuse(request, error, &sink),
+                None => below.submit(request, &sink),
             }
         });
     }

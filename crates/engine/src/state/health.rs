@@ -42,6 +42,12 @@ impl LastError {
         }
     }
 
+    /// Returns whether there is one.
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn get(&self) -> Option<String> {
         self.text.lock().clone()
     }

@@ -10,7 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use forebay_core::{BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, VolumeId};
+use forebay_core::{
+    BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, Sectors, VolumeId,
+};
 use forebay_device::{Device, Meter};
 use forebay_format::VolumeRecord;
 use forebay_lane::{Gate, Lane, MemoryBudget, Notify};
@@ -130,6 +132,16 @@ pub struct Volume {
     pub(crate) read_error: LastError,
     /// The error of the last write to the origin for a client, if it failed.
     pub(crate) write_error: LastError,
+    /// The sizes in which clients see the volume.
+    sectors: Sectors,
+    /// Whether clients may not write as long as the volume is started.
+    read_only: bool,
+    /// Why the origin takes no writes at the moment, although clients may write.
+    protection: LastError,
+    /// Whether the device itself says so, and not just a write that it has refused.
+    is_protected: AtomicBool,
+    /// How often the origin has become writable again.
+    healed: AtomicU64,
     /// Whether it has been logged that the origin has shrunk.
     pub(crate) shrunk_told: AtomicBool,
     /// Whether the origin was taken over by another machine.
@@ -161,13 +173,14 @@ pub struct Volume {
 impl Volume {
     pub(crate) fn new(
         record: &VolumeRecord,
-        origin: Arc<dyn Device>,
+        (origin, sectors): (Arc<dyn Device>, Sectors),
         space: VolumeSpace,
         clock: &Arc<dyn Clock>,
         store: &Store,
     ) -> Self {
         let (block, lanes) = (store.block_size(), store.options().lanes);
         let dirty = DirtyMap::new(space.blocks, DIRTY_REGIONS);
+        let read_only = origin.for_reading_only();
         let volume = Volume {
             id: space.id,
             name: record.name.clone(),
@@ -215,6 +228,11 @@ impl Volume {
             bad: BadBlocks::default(),
             read_error: LastError::default(),
             write_error: LastError::default(),
+            read_only,
+            sectors,
+            protection: LastError::default(),
+            is_protected: AtomicBool::new(false),
+            healed: AtomicU64::new(0),
             shrunk_told: AtomicBool::new(false),
             is_fenced: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
@@ -238,6 +256,11 @@ impl Volume {
     /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Returns the sizes in which clients see the volume.
+    pub fn sectors(&self) -> Sectors {
+        self.sectors
     }
 
     /// Returns the number of bytes by which the block grid is shifted towards the start of the
@@ -488,8 +511,10 @@ impl Volume {
                 "writing back to the origin fails; the data stays dirty and is tried again"
             );
         }
-        if error.is_none() {
-            self.write_error.clear();
+        match &error {
+            None => self.write_error.clear(),
+            Some(error) if error.is_write_protection() => self.protected(error),
+            Some(_) => {}
         }
         self.writeback_fails.store(error.is_some(), Ordering::SeqCst);
         *slot = error;
@@ -510,9 +535,9 @@ impl Volume {
     }
 
     /// Returns whether the volume is bound: its dirty blocks cannot be written back at the moment,
-    /// because its origin does not answer or writeback fails.
+    /// because its origin does not answer or may not be written, or writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
-        self.writeback_fails() || self.waits.is_hung()
+        self.writeback_fails() || self.waits.is_hung() || self.is_read_only()
     }
 
     /// Returns whether the volume's writers must not take the last free space in the cache: the

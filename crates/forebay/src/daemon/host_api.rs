@@ -131,6 +131,8 @@ pub(crate) enum Trouble {
     OriginFenced,
     /// The origin has become smaller.
     OriginShrunk,
+    /// The origin takes no writes.
+    OriginReadOnly,
     /// Requests to the origin fail.
     OriginFailed,
     /// The origin does not answer.
@@ -149,6 +151,7 @@ impl Trouble {
             Trouble::CacheHangs => "cache-hangs",
             Trouble::OriginFenced => "origin-fenced",
             Trouble::OriginShrunk => "origin-shrunk",
+            Trouble::OriginReadOnly => "origin-read-only",
             Trouble::OriginFailed => "origin-failed",
             Trouble::OriginHangs => "origin-hangs",
             Trouble::CacheErrors => "cache-errors",

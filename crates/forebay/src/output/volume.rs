@@ -101,15 +101,15 @@ fn exports(export: &ExportReport, line: &mut impl FnMut(&str, String)) {
     }
 }
 
-/// Returns the origin with its size, and whether distance costs time on it.
+/// Returns the origin with its size, and what is special about it.
 fn origin(report: &VolumeReport) -> String {
-    let OriginReport { path, size, rotational } = &report.origin;
-    let rotational = match rotational {
-        Some(true) => ", rotational",
-        Some(false) => ", not rotational",
-        None => "",
-    };
-    format!("{path}  {}{rotational}", format_size(*size))
+    let OriginReport { path, size, rotational, read_only, sector_bytes } = &report.origin;
+    let rotational =
+        rotational.map_or("", |it| if it { ", rotational" } else { ", not rotational" });
+    let read_only = if *read_only == Some(true) { ", read-only" } else { "" };
+    let unusual = sector_bytes.filter(|bytes| *bytes != 512);
+    let sectors = unusual.map_or(String::new(), |bytes| format!(", sectors of {bytes} bytes"));
+    format!("{path}  {}{rotational}{read_only}{sectors}", format_size(*size))
 }
 
 /// Returns the mode, and whether the volume is paused or frozen.
@@ -120,9 +120,12 @@ pub(crate) fn mode(mode: Mode, caching: Caching) -> String {
     }
 }
 
-/// Returns the setting of the RAM tier that has not taken effect yet, because the volume is served.
+/// Returns a setting that has not taken effect yet, because the volume is served.
 pub(crate) fn waits_for_start(report: &VolumeReport) -> Option<&'static str> {
     report.export.nbd.as_ref()?;
+    if report.origin.read_only.is_some_and(|now| now != report.settings.read_only) {
+        return Some("read_only");
+    }
     match &report.ram {
         None => (report.settings.ram > 0).then_some("ram"),
         Some(ram) => (ram.block_size != report.settings.ram_block).then_some("ram_block"),

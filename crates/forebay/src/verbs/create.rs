@@ -47,6 +47,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         ("defer", args.defer.as_deref()),
         ("ignore_flush", args.ignore_flush.then_some("on")),
         ("ordered", args.ordered.then_some("on")),
+        ("read_only", args.read_only.then_some("on")),
         ("export", export.as_deref()),
     ] {
         if let Some(value) = value {

@@ -51,7 +51,11 @@ fn render(list: &VolumeList, dirty: bool) -> String {
         table.row([
             volume.name.to_string(),
             volume.state.name().to_owned(),
-            mode(volume.mode, volume.caching),
+            format!(
+                "{}{}",
+                mode(volume.mode, volume.caching),
+                if volume.read_only { ", read-only" } else { "" }
+            ),
             format_size(volume.size),
             if volume.ram > 0 { format_size(volume.ram) } else { "-".to_owned() },
             held(volume.used),

@@ -41,7 +41,7 @@ where
         name.text.parse().map_err(|error| ApiError::invalid("DEVICE", error))?;
     let device = spec.open(access).map_err(|error| {
         let kind = match error.kind {
-            OpenErrorKind::InUse => ErrorKind::Refused,
+            OpenErrorKind::InUse | OpenErrorKind::ReadOnly => ErrorKind::Refused,
             OpenErrorKind::Denied | OpenErrorKind::Io => ErrorKind::Failed,
             _ => ErrorKind::Invalid,
         };

@@ -5,6 +5,7 @@ use crate::request::RequestId;
 
 const FILE: FileFacts = FileFacts {
     size: 1 << 20,
+    sector: 512,
     read_only: false,
     block: 4096,
     uid: 5,

@@ -145,6 +145,7 @@ fn volume(how: How, lane: &Rc<Lane>, seen: Arc<Seen>) -> (Rc<Ram>, FileFacts) {
     let _ = ram.this.set(Rc::downgrade(&ram));
     let file = FileFacts {
         size: SIZE as u64,
+        sector: 512,
         read_only: false,
         block: 4096,
         uid: 0,

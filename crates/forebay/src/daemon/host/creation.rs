@@ -15,7 +15,7 @@ use forebay_store::{FormatOptions, Store, StoreOptions, format};
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::volumes::{blocks_of, made, spec};
-use super::{EngineHost, claim, faults, settings};
+use super::{EngineHost, access_of, claim, claim_for, faults, settings};
 use crate::daemon::host_api::{Definition, Existing, StartError};
 use crate::daemon::operations::Work;
 
@@ -98,7 +98,8 @@ impl EngineHost {
         }
         let origin = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
-            let origin = claim(&self.memory, "origin", &origin_spec)?;
+            let access = access_of(&volume.settings);
+            let origin = claim_for(access, &self.memory, "origin", &origin_spec)?;
             // Before anything is written for this volume.
             self.await_answer(&origin)?;
             origin

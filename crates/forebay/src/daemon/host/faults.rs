@@ -33,11 +33,20 @@ pub(super) fn store(error: StoreError) -> ApiError {
 /// Converts an error of opening the device named in `field`.
 pub(super) fn open(field: &str, error: &OpenError) -> ApiError {
     let kind = match error.kind {
-        OpenErrorKind::InUse => ErrorKind::Refused,
+        OpenErrorKind::InUse | OpenErrorKind::ReadOnly => ErrorKind::Refused,
         OpenErrorKind::NotFound | OpenErrorKind::WrongType | OpenErrorKind::BadSize => {
             ErrorKind::Invalid
         }
         OpenErrorKind::Denied | OpenErrorKind::Io => ErrorKind::Failed,
     };
-    ApiError::new(kind, format!("{field}: {error}")).about(field)
+    let way_out = match (error.kind, field) {
+        (OpenErrorKind::ReadOnly, "origin") => {
+            "; or have it served for reading only ('forebay create --read-only', or 'forebay set NAME read_only=on' for a volume that exists)"
+        }
+        (OpenErrorKind::ReadOnly, "cache") => {
+            "; or name another device, because a cache is written to"
+        }
+        _ => "",
+    };
+    ApiError::new(kind, format!("{field}: {error}{way_out}")).about(field)
 }

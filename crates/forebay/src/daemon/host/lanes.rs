@@ -65,8 +65,7 @@ impl LaneState {
         let mut raw = Vec::new();
         for (name, device) in devices {
             let queue = context.open(device).map_err(io::Error::other)?;
-            let (size, unit) = (device.size(), device.logical_block());
-            raw.push((name.clone(), RawTarget::new(context.lane.clone(), queue, size, unit)));
+            raw.push((name.clone(), RawTarget::new(context.lane.clone(), queue, &**device)));
         }
         let state = Rc::new(LaneState {
             context,

@@ -55,6 +55,7 @@ use forebay_engine::{FrontEnd, Recording};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_nbd_client::NbdDevice;
 use forebay_rbd::RbdDevice;
+use forebay_settings::Settings;
 
 use super::afterlife::outlasting;
 use super::block_lists::BlockLists;
@@ -85,14 +86,29 @@ const KEPT_PART: u64 = 16;
 /// How long volumes and caches may each take to close before the daemon ends without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Opens the device named in `field`, and claims it.
+/// Opens the device named in `field` for reading and writing, and claims it.
 fn claim(
     memory: &Arc<MemoryBudget>,
     field: &str,
     spec: &DeviceSpec,
 ) -> Result<Arc<dyn Device>, ApiError> {
+    claim_for(Access::Exclusive, memory, field, spec)
+}
+
+/// Returns how the origin of a volume with these settings is opened.
+fn access_of(settings: &Settings) -> Access {
+    if settings.read_only { Access::ReadOnly } else { Access::Exclusive }
+}
+
+/// Opens the device named in `field`, and claims it according to `access`.
+fn claim_for(
+    access: Access,
+    memory: &Arc<MemoryBudget>,
+    field: &str,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, ApiError> {
     let open = || {
-        spec.open_with(Access::Exclusive, &|name, access| match name {
+        spec.open_with(access, &|name, access| match name {
             RemoteName::Nbd(uri) => NbdDevice::open(uri, access),
             RemoteName::Rbd(name) => {
                 let what = format!("the image {name}");
@@ -104,6 +120,17 @@ fn claim(
     };
     outlasting(open, |error| error.kind == OpenErrorKind::InUse)
         .map_err(|error| faults::open(field, &error))
+}
+
+/// Opens a device that is served without a cache; one that is write-protected is served for reading only.
+fn claim_raw(memory: &Arc<MemoryBudget>, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
+    const FIELD: &str = "--export-raw";
+    claim(memory, FIELD, spec).or_else(|error| {
+        // If writing is not in the way, the second attempt fails as well.
+        let device = claim_for(Access::ReadOnly, memory, FIELD, spec).map_err(|_| error.clone())?;
+        tracing::warn!("it is served for reading only: {error}");
+        Ok(device)
+    })
 }
 
 /// Sets up lanes that serve through `front_ends`. The devices in `raw` are served without a cache.
@@ -120,7 +147,7 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
-        let device = claim(memory, "--export-raw", &export.device)?;
+        let device = claim_raw(memory, &export.device)?;
         devices.push((export.name.to_string(), device));
     }
     let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));

@@ -7,8 +7,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind, EventKind};
-use forebay_device::{Device, DeviceSpec, IoBuf, RemoteName};
-use forebay_engine::{Cache, Ledger, settings_of};
+use forebay_device::{Access, Device, DeviceSpec, IoBuf, RemoteName};
+use forebay_engine::{Cache, Ledger, check_sectors, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_lane::MemoryBudget;
 use forebay_store::Roots;
@@ -18,7 +18,7 @@ use super::inspect::{self, Content};
 use super::lanes::Flag;
 use super::report::Wait;
 use super::volumes::{blocks_of, made};
-use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
+use super::{CLOSE_PATIENCE, EngineHost, access_of, claim, claim_for, faults, settings};
 use crate::daemon::events::NewEvent;
 use crate::daemon::host_api::{Definition, StartError};
 use crate::daemon::known::Position;
@@ -46,7 +46,7 @@ impl EngineHost {
             let spec = made("origin", &volume.origin)?;
             // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
-            claim_again(&self.memory, "origin", &spec, &wait)?
+            claim_again(access_of(&volume.settings), &self.memory, &spec, &wait)?
         };
         let (spec, place) = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -145,8 +145,10 @@ impl EngineHost {
         let attached = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             let (number, name) = (place.number, volume.name.to_string());
+            let sector_size = wanted.sector_size;
             self.lanes.run(0, move |state| async move {
-                state.engine(number)?.attach(&name, origin, force).await.map_err(faults::engine)
+                let engine = state.engine(number)?;
+                engine.attach_with(&name, origin, sector_size, force).await.map_err(faults::engine)
             })??
         };
         if attached.settings() != wanted {
@@ -192,6 +194,8 @@ impl EngineHost {
             let record =
                 self.check_record(volume, superblock.cache, &roots.volumes, force)?.clone();
             self.check_position(volume, superblock.cache, position_of(superblock))?;
+            check_sectors(&record, &**origin, volume.settings.sector_size)
+                .map_err(faults::engine)?;
             if origin.size() >= record.origin_bytes
                 && !force
                 && look.as_ref().is_none_or(|(known, _)| *known != record)
@@ -381,17 +385,17 @@ impl EngineHost {
     }
 }
 
-/// Opens a device that was there before. A server that is not reached has the time that its requests have.
+/// Opens an origin that was there before. A server that is not reached has the time that its requests have.
 fn claim_again(
+    access: Access,
     memory: &Arc<MemoryBudget>,
-    field: &str,
     spec: &DeviceSpec,
     wait: &Wait<'_>,
 ) -> Result<Arc<dyn Device>, ApiError> {
     let patience = spec.remote().map_or(Duration::ZERO, RemoteName::patience);
     let until = Instant::now() + patience;
     loop {
-        match claim(memory, field, spec) {
+        match claim_for(access, memory, "origin", spec) {
             Err(error) if error.kind == ErrorKind::Failed && Instant::now() < until => {
                 wait.fails(&error);
                 std::thread::sleep(ASKING);

@@ -5,9 +5,9 @@ use std::rc::{Rc, Weak};
 use std::str::FromStr;
 
 use forebay_admin::VolumeName;
-use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
+use forebay_core::{IoError, Op, SECTOR_SIZE, Sectors, Survives};
 use forebay_device::{
-    DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue,
 };
 use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
 use forebay_lane::Lane;
@@ -38,14 +38,25 @@ pub(super) struct RawTarget {
     queue: Queue,
     size: u64,
     unit: u64,
+    read_only: bool,
+    sectors: Sectors,
     own: Weak<RawTarget>,
 }
 
 impl RawTarget {
-    /// Makes a target on the lane's `queue`; `size` and `unit`, the logical block size, are in
-    /// bytes.
-    pub(super) fn new(lane: Rc<Lane>, queue: Queue, size: u64, unit: u64) -> Rc<Self> {
-        Rc::new_cyclic(|own| RawTarget { lane, queue, size, unit, own: own.clone() })
+    /// Makes a target on the lane's `queue` to `device`.
+    pub(super) fn new(lane: Rc<Lane>, queue: Queue, device: &dyn Device) -> Rc<Self> {
+        let (size, unit) = (device.size(), device.logical_block());
+        let (read_only, sectors) = (device.for_reading_only(), device.sectors());
+        Rc::new_cyclic(|own| RawTarget {
+            lane,
+            queue,
+            size,
+            unit,
+            read_only,
+            sectors,
+            own: own.clone(),
+        })
     }
 
     fn check(&self, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
@@ -110,6 +121,7 @@ impl RawTarget {
             tracing::debug!(%error, "a request to a raw device fails");
             match kind {
                 DeviceErrorKind::NotSupported if fast => IoError::NotSupported,
+                DeviceErrorKind::ReadOnly => IoError::ReadOnly,
                 _ => IoError::Io,
             }
         });
@@ -126,8 +138,12 @@ impl BlockService for RawTarget {
         4096
     }
 
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+
     fn read_only(&self) -> bool {
-        false
+        self.read_only
     }
 
     fn read_now(&self, _: u64, _: &mut [u8]) -> Option<Result<(), IoError>> {

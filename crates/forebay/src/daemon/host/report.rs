@@ -350,6 +350,8 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     report.settings = settings::for_operator(&set);
     let block = store.block_size().bytes();
     report.origin.size = volume.size();
+    report.origin.sector_bytes = Some(volume.sectors().logical);
+    report.origin.read_only = Some(volume.is_read_only());
     report.origin.rotational = Some(volume.is_rotational());
     // The cache's numbers include the blocks of all its volumes.
     report.cache.size = store.capacity_blocks().saturating_mul(block);
@@ -466,6 +468,7 @@ fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
         .or_else(|| volume.origin_fenced().map(as_(Trouble::OriginFenced)))
         .or_else(|| hung(running).map(as_(Trouble::CacheHangs)))
         .or_else(|| volume.origin_shrunk().map(as_(Trouble::OriginShrunk)))
+        .or_else(|| volume.origin_protected().map(as_(Trouble::OriginReadOnly)))
         .or_else(|| writeback().or_else(sync).map(as_(Trouble::OriginFailed)))
         .or_else(|| waits().map(as_(Trouble::OriginHangs)))
         .or_else(|| volume.origin_write_error().map(as_(Trouble::OriginFailed)))

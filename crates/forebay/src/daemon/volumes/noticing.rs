@@ -139,6 +139,7 @@ impl Volumes {
             | Trouble::DataLost => &cache,
             Trouble::OriginFenced
             | Trouble::OriginShrunk
+            | Trouble::OriginReadOnly
             | Trouble::OriginFailed
             | Trouble::OriginHangs => &origin,
         };

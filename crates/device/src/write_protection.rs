@@ -1,0 +1,96 @@
+//! Whether a file or block device takes writes, as the kernel knows it.
+//!
+//! Opening for writing does not show it: the kernel opens a write-protected disk for writing and fails the
+//! writes, and a file that is open for writing can become immutable, or its filesystem read-only.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, StatVfsMountFlags, StatxAttributes, StatxFlags};
+
+use crate::block_ioctl::is_read_only;
+
+/// Why nothing can be written, and how that is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protection {
+    /// The disk, or a switch or an operator for it.
+    Disk,
+    /// The filesystem of a file, or its mount.
+    Filesystem,
+    /// The file's attribute.
+    Immutable,
+    /// The file's attribute.
+    AppendOnly,
+}
+
+impl Protection {
+    /// Returns a sentence with the way out.
+    fn words(self) -> &'static str {
+        match self {
+            Protection::Disk => {
+                "the disk is write-protected; 'blockdev --setrw' lifts that, unless the hardware or the driver protects it"
+            }
+            Protection::Filesystem => {
+                "its filesystem is read-only; after a check of the filesystem 'mount -o remount,rw' makes it writable"
+            }
+            Protection::Immutable => "the file is immutable; 'chattr -i' makes it writable",
+            Protection::AppendOnly => "the file is append-only; 'chattr -a' makes it writable",
+        }
+    }
+}
+
+/// Returns why nothing can be written to the file or block device open as `fd`; `None`: nothing that the kernel
+/// knows is in the way. Does not wait for the device or for a file server.
+pub(crate) fn write_protection(fd: impl AsFd) -> Option<Arc<str>> {
+    found(fd).map(|protection| protection.words().into())
+}
+
+fn found(fd: impl AsFd) -> Option<Protection> {
+    let fd = fd.as_fd();
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(fd, c"", flags, StatxFlags::TYPE).ok()?;
+    if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+        return is_read_only(fd).then_some(Protection::Disk);
+    }
+    if stat.stx_attributes.contains(StatxAttributes::IMMUTABLE) {
+        return Some(Protection::Immutable);
+    }
+    if stat.stx_attributes.contains(StatxAttributes::APPEND) {
+        return Some(Protection::AppendOnly);
+    }
+    let mount = rustix::fs::fstatvfs(fd).ok()?;
+    mount.f_flag.contains(StatVfsMountFlags::RDONLY).then_some(Protection::Filesystem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_and_a_read_only_filesystem_are_told_apart() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = std::fs::File::create_new(folder.path().join("file")).expect("file");
+        assert_eq!(found(&file), None);
+        // Kernels mount some filesystems for reading only, and nothing else is as common as this one.
+        if let Ok(file) = std::fs::File::open("/sys/fs/cgroup/cgroup.controllers") {
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let is_read_only =
+                |line: &&str| line.split(' ').nth(5).is_some_and(|it| it.starts_with("ro"));
+            let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some("/sys/fs/cgroup"));
+            let expected = line.filter(is_read_only).map(|_| Protection::Filesystem);
+            assert_eq!(found(&file), expected);
+        }
+    }
+
+    #[test]
+    fn each_reason_names_its_way_out() {
+        for (protection, way_out) in [
+            (Protection::Disk, "blockdev --setrw"),
+            (Protection::Filesystem, "remount,rw"),
+            (Protection::Immutable, "chattr -i"),
+            (Protection::AppendOnly, "chattr -a"),
+        ] {
+            assert!(protection.words().contains(way_out));
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Devices that are seen in other sectors than they have, or were opened for reading only.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{Identity, Sectors};
+use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
+
+struct Seen {
+    inner: Arc<dyn Device>,
+    sectors: Sectors,
+    read_only: bool,
+}
+
+/// Returns `inner` with these sectors.
+pub fn with_sectors(inner: &Arc<dyn Device>, sectors: Sectors) -> Arc<dyn Device> {
+    Arc::new(Seen { inner: inner.clone(), sectors, read_only: false })
+}
+
+/// Returns `inner` as it is when it was opened for reading only.
+pub fn for_reading(inner: &Arc<dyn Device>) -> Arc<dyn Device> {
+    Arc::new(Seen { inner: inner.clone(), sectors: inner.sectors(), read_only: true })
+}
+
+impl Device for Seen {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.inner.logical_block()
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+
+    fn for_reading_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        self.inner.identity()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        self.inner.open_queue(context)
+    }
+}
