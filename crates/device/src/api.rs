@@ -5,7 +5,9 @@
 //! still access is neither freed nor read early.
 
 use std::future::Future;
+use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -282,6 +284,21 @@ pub trait Device: Send + Sync {
     /// `None`: it is unknown. May wait for the device, so it must not be called on a lane.
     fn extent_at(&self, _offset: u64) -> Option<DeviceExtent> {
         None
+    }
+
+    /// Opens the bytes again, for reading through the kernel's page cache: for programs that cannot use a
+    /// [`DeviceQueue`]. `None`: it has no descriptor. May wait for the device, so it must not be called on a lane.
+    fn descriptor(&self) -> Option<OwnedFd> {
+        None
+    }
+
+    /// Has the kernel read the partition table again, if this is a disk of which it shows partitions. May wait
+    /// for the device, so it must not be called on a lane.
+    ///
+    /// # Errors
+    /// `ResourceBusy`: a partition is in use. Others: the kernel's.
+    fn reread_partitions(&self) -> io::Result<()> {
+        Ok(())
     }
 
     /// Opens this device for one lane.

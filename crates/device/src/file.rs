@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use forebay_core::Sectors;
-use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::api::{
@@ -21,6 +21,7 @@ use crate::buffer::IoBuf;
 use crate::holes::{extent_at, makes_holes};
 use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
+use crate::partitions::reread_partitions;
 use crate::ram::{unknown, unpublished};
 use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
 use crate::rotational::rotational;
@@ -196,6 +197,16 @@ impl Device for FileDevice {
     fn extent_at(&self, offset: u64) -> Option<DeviceExtent> {
         // Bytes that a file has lost are no hole.
         self.knows_holes().then(|| extent_at(&self.shared.fd, offset, self.shared.left()))?
+    }
+
+    fn descriptor(&self) -> Option<OwnedFd> {
+        // The path may lead to another file by now; the descriptor does not.
+        let own = format!("/proc/self/fd/{}", self.shared.fd.as_raw_fd());
+        rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    }
+
+    fn reread_partitions(&self) -> io::Result<()> {
+        reread_partitions(&self.shared.fd)
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

@@ -1,6 +1,7 @@
 //! The only access to the disks of this machine. Besides `rbd`, no other crate contains unsafe code.
 //!
 //! - [`api`]: devices, their operations, and the results of operations
+//! - [`blkid`]: marks of other systems, through libblkid
 //! - `block_ioctl`: numbers that the kernel knows of a block device
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
@@ -21,12 +22,13 @@
 //! - [`ring`]: one lane's io_uring
 //! - `rotational`: whether a file or block device has a head that must move
 //! - [`shared_memory`]: memory shared with another process
-//! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin
+//! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin, and the kernel's view of them
 //! - [`spec`]: the syntax of device specifications
 //! - [`ublk`]: the kernel's side of block devices that this process serves
 //! - [`words`]: large memory of atomic words
 //! - `write_protection`: whether a file or block device takes writes
 pub mod api;
+pub mod blkid;
 mod block_ioctl;
 pub mod buffer;
 mod bus_error;

@@ -1,6 +1,16 @@
-//! Where the partitions of a disk begin, from the tables near its start.
+//! Where the partitions of a disk begin, from the tables near its start; and those that the kernel shows.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, major, minor};
+use rustix::ioctl::{NoArg, Opcode, ioctl};
 
 use crate::signature::HEAD_LEN;
+
+/// `BLKRRPART`.
+const REREAD: Opcode = 0x125f;
 
 /// Size of a sector in an MBR's table, and the logical block that a GPT is looked for with first.
 const SECTOR: u64 = 512;
@@ -38,6 +48,30 @@ pub fn starts(head: &[u8]) -> Vec<(u32, u64)> {
         (kind != 0 && kind != PROTECTIVE && start > 0).then_some((index as u32 + 1, start))
     });
     entries.collect()
+}
+
+/// Has the kernel read the partition table of a disk again, if it shows partitions of it.
+///
+/// # Errors
+/// `ResourceBusy`: a partition is in use. Others: the kernel's.
+pub(crate) fn reread_partitions(fd: impl AsFd) -> io::Result<()> {
+    let stat = rustix::fs::fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
+        return Ok(());
+    }
+    let about = format!("/sys/dev/block/{}:{}", major(stat.st_rdev), minor(stat.st_rdev));
+    if !shows_partitions(Path::new(&about)) {
+        return Ok(());
+    }
+    // SAFETY: the request takes no argument and returns nothing.
+    unsafe { ioctl(&fd, NoArg::<REREAD>::new()) }?;
+    Ok(())
+}
+
+/// Whether the directory of a block device has one of a partition.
+fn shows_partitions(about: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(about) else { return false };
+    entries.flatten().any(|entry| entry.path().join("partition").exists())
 }
 
 /// Parses a GPT of a disk with this logical block; `None`: there is none.

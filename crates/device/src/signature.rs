@@ -1,15 +1,100 @@
-//! Existing content of a device, recognised by marks of other systems near its start.
+//! Existing content of a device, recognised by marks of other systems. [`crate::blkid`] finds them all; the
+//! table here names the usual ones where there is no libblkid, and what it does not name is still not blank.
 
+use std::fmt;
 use std::io::Read;
+
+/// What a mark says of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Usage {
+    /// A filesystem.
+    Filesystem,
+    /// A part of something larger: RAID, a volume manager, another cache.
+    Member,
+    /// Encrypted data.
+    Encrypted,
+    /// A table of partitions.
+    PartitionTable,
+    /// Anything else, such as swap space.
+    Other,
+    /// What [`identify`] says.
+    Named,
+}
+
+impl Usage {
+    /// Returns the one with this name of libblkid's.
+    pub fn of(name: &str) -> Self {
+        let known = [Usage::Filesystem, Usage::Member, Usage::Encrypted, Usage::PartitionTable];
+        known.into_iter().find(|usage| usage.name() == name).unwrap_or(Usage::Other)
+    }
+
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Usage::Filesystem => "filesystem",
+            Usage::Member => "raid",
+            Usage::Encrypted => "crypto",
+            Usage::PartitionTable => "partitions",
+            Usage::Other | Usage::Named => "other",
+        }
+    }
+}
+
+/// The mark of a system on a device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Mark {
+    /// What it says of the device.
+    pub usage: Usage,
+    /// The system, as libblkid names it: `ext4`, `crypto_LUKS`, `gpt`.
+    pub kind: String,
+    /// The label that its owner gave to the content.
+    pub label: Option<String>,
+    /// Its UUID as the system writes it.
+    pub uuid: Option<String>,
+    /// Where on the device the mark is, in bytes.
+    pub offset: u64,
+}
+
+impl fmt::Display for Mark {
+    /// Writes the content with an article, its label and its UUID. Both are the device's words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind.as_str() {
+            "dos" => "MBR",
+            "gpt" => "GPT",
+            kind => kind,
+        };
+        let article = match kind.as_bytes() {
+            [b'a' | b'e' | b'i' | b'o' | b'u' | b'A' | b'E' | b'I' | b'O' | b'M', ..] => "an",
+            [b'x' | b'f' | b'h' | b'n' | b'l', second, ..] if !b"aeiou".contains(second) => "an",
+            _ => "a",
+        };
+        match self.usage {
+            _ if kind.ends_with("_member") || kind.ends_with("_array") => {
+                write!(f, "{article} {kind}")?;
+            }
+            Usage::Filesystem => write!(f, "{article} {kind} filesystem")?,
+            Usage::PartitionTable => write!(f, "{article} {kind} partition table")?,
+            Usage::Member => write!(f, "{article} {kind} member")?,
+            Usage::Encrypted => write!(f, "encrypted data ({kind})")?,
+            Usage::Other => write!(f, "{article} {kind} mark")?,
+            Usage::Named => f.write_str(kind)?,
+        }
+        match (&self.label, &self.uuid) {
+            (Some(label), _) => write!(f, " labelled '{label}'"),
+            (None, Some(uuid)) => write!(f, " with UUID {uuid}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
 
 /// Bytes from the start of a device that are searched for marks.
 pub const HEAD_LEN: usize = 68 << 10;
 
-/// A mark: its system, its offset, and its bytes.
-type Mark = (&'static str, usize, &'static [u8]);
+/// An entry of the table: a system, the offset of its mark, and the mark's bytes.
+type Entry = (&'static str, usize, &'static [u8]);
 
 /// Marks from specific to general: a partition table's two bytes are also in many boot sectors.
-const MARKS: &[Mark] = &[
+const MARKS: &[Entry] = &[
     ("an ext2, ext3 or ext4 filesystem", 0x438, b"\x53\xef"),
     ("an XFS filesystem", 0, b"XFSB"),
     ("a btrfs filesystem", 0x10040, b"_BHRfS_M"),
@@ -64,6 +149,12 @@ pub fn identify(head: &[u8]) -> Option<&'static str> {
         .map(|(what, ..)| *what)
 }
 
+/// As [`identify`], as a mark.
+pub fn named(head: &[u8]) -> Option<Mark> {
+    let kind = identify(head)?.to_owned();
+    Some(Mark { usage: Usage::Named, kind, label: None, uuid: None, offset: 0 })
+}
+
 /// Reads the head of a device, or all of it if it is shorter.
 ///
 /// # Errors
@@ -87,6 +178,31 @@ mod tests {
             assert_eq!(identify(&head), Some(*what));
             assert_eq!(identify(&head[..offset + mark.len() - 1]), None, "{what} cut short");
         }
+    }
+
+    #[test]
+    fn a_mark_is_written_with_its_label() {
+        let text = |usage, kind: &str, label: Option<&str>, uuid: Option<&str>| {
+            let (label, uuid) = (label.map(str::to_owned), uuid.map(str::to_owned));
+            Mark { usage, kind: kind.to_owned(), label, uuid, offset: 0 }.to_string()
+        };
+        let both = (Some("photos"), Some("1-2"));
+        assert_eq!(
+            text(Usage::Filesystem, "ext4", both.0, both.1),
+            "an ext4 filesystem labelled 'photos'"
+        );
+        assert_eq!(text(Usage::Filesystem, "xfs", None, None), "an xfs filesystem");
+        assert_eq!(
+            text(Usage::Filesystem, "btrfs", None, both.1),
+            "a btrfs filesystem with UUID 1-2"
+        );
+        assert_eq!(text(Usage::PartitionTable, "dos", None, None), "an MBR partition table");
+        assert_eq!(text(Usage::PartitionTable, "gpt", None, None), "a GPT partition table");
+        assert_eq!(text(Usage::Member, "linux_raid_member", None, None), "a linux_raid_member");
+        assert_eq!(text(Usage::Filesystem, "zfs_member", None, None), "a zfs_member");
+        assert_eq!(text(Usage::Other, "swap", None, None), "a swap mark");
+        let swap = named(&[&[0; 4086][..], b"SWAPSPACE2"].concat()).expect("known");
+        assert_eq!(swap.to_string(), "swap space");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! - [`held`]: the content of a volatile write cache
 //! - [`queue`]: the operations of one lane
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -116,6 +118,14 @@ impl Device for FaultyDevice {
 
     fn identity(&self) -> Option<Identity> {
         self.inner.identity()
+    }
+
+    fn descriptor(&self) -> Option<OwnedFd> {
+        self.inner.descriptor()
+    }
+
+    fn reread_partitions(&self) -> io::Result<()> {
+        self.inner.reread_partitions()
     }
 
     fn holder(&self) -> Option<Uuid> {

@@ -11,6 +11,8 @@
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -130,6 +132,14 @@ impl Device for ModelledDevice {
 
     fn identity(&self) -> Option<forebay_core::Identity> {
         self.inner.identity()
+    }
+
+    fn descriptor(&self) -> Option<OwnedFd> {
+        self.inner.descriptor()
+    }
+
+    fn reread_partitions(&self) -> io::Result<()> {
+        self.inner.reread_partitions()
     }
 
     fn holder(&self) -> Option<Uuid> {
