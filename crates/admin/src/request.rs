@@ -106,6 +106,10 @@ pub struct DeleteRequest {
     /// Discard the dirty blocks instead of writing them back first.
     #[serde(default)]
     pub discard_dirty: bool,
+    /// Wipe the cache device afterwards, so that it shows no mark of Forebay any more; refused if it holds
+    /// other volumes.
+    #[serde(default)]
+    pub wipe: bool,
 }
 
 #[cfg(test)]

@@ -424,6 +424,11 @@ pub(crate) struct DeleteArgs {
     /// Discard the dirty blocks instead of writing them to the origin
     #[arg(long)]
     pub(crate) discard_dirty: bool,
+
+    /// Wipe the cache device afterwards, for another use: it shows no mark of Forebay any more. Refused if it
+    /// holds other volumes
+    #[arg(long)]
+    pub(crate) wipe: bool,
 }
 
 /// Arguments of `check`.

@@ -24,6 +24,7 @@
 mod activity;
 mod cli;
 mod client;
+mod content;
 mod curve;
 mod daemon;
 mod devices;

@@ -51,6 +51,10 @@ pub(crate) struct ProbeArgs {
     #[arg(long)]
     pub(crate) udev: bool,
 
+    /// Print what it holds instead, as create judges it: blank, content of other systems, or of an unknown kind
+    #[arg(long, conflicts_with = "udev")]
+    pub(crate) content: bool,
+
     /// Directory of the daemon's state, which names origins [default: as 'forebay daemon']
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,

@@ -104,9 +104,10 @@ pub(crate) enum Existing {
     /// The cache belongs to other volumes of this daemon, and the new one joins them. It is an
     /// error if there is no cache.
     Join,
-    /// An empty cache is used; one with volumes is [`forebay_admin::ErrorKind::DataAtRisk`].
+    /// A blank device and an empty cache are used; anything else is [`forebay_admin::ErrorKind::DataAtRisk`].
     Spare,
-    /// The device is overwritten, whatever it holds.
+    /// The device is overwritten, whatever it holds when the command is given; if that has changed when the
+    /// device is written to, as with [`Existing::Spare`].
     Overwrite,
 }
 
@@ -229,11 +230,13 @@ pub(crate) trait Host: Send + Sync {
     fn memory(&self) -> &Arc<MemoryBudget>;
 
     /// Formats the cache device, or joins its cache, according to `existing`, and serves the
-    /// volume, which has a UUID.
+    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their devices
+    /// are called now.
     fn create(
         &self,
         volume: &Definition,
         existing: Existing,
+        volumes: &[Definition],
         work: &Arc<Work>,
     ) -> Result<(), ApiError>;
 
@@ -325,6 +328,10 @@ pub(crate) trait Host: Send + Sync {
         discard_dirty: bool,
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError>;
+
+    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of Forebay
+    /// afterwards, nor of anything else.
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 
     /// Returns the report of a volume that is served, being started, or still waiting for a device,
     /// without the daemon's memory; `None` otherwise. Quick: no I/O.

@@ -1,13 +1,9 @@
 //! Checks of a new volume before any device is touched.
 
-use std::fs::File;
-use std::path::Path;
-
 use forebay_admin::{
     ApiError, Assignments, CreateRequest, ErrorKind, Profile, ProfileName, Settings,
 };
 use forebay_core::{BlockSize, Mode, SECTOR_SIZE};
-use forebay_device::signature;
 
 use super::host_api::Definition;
 use crate::devices::{DeviceName, NO_CACHE, Place, cache_device};
@@ -116,18 +112,12 @@ pub(crate) fn same_cache(one: &Definition, other: &Definition) -> bool {
     }
 }
 
-/// Checks the devices of a new volume against each other and against those of `others`, and the
-/// content of the cache device. Reads only.
+/// Checks the devices of a new volume against each other and against those of `others`, by their names.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] if the two are the same device or do not exist; [`ErrorKind::Refused`] if
-/// another volume uses them; [`ErrorKind::DataAtRisk`] if the cache device holds something else and
-/// `force` is not given.
-pub(crate) fn check_devices(
-    new: &Definition,
-    others: &[Definition],
-    force: bool,
-) -> Result<(), ApiError> {
+/// another volume uses them.
+pub(crate) fn check_devices(new: &Definition, others: &[Definition]) -> Result<(), ApiError> {
     let cache = place("cache", &new.cache)?;
     let origin = place("origin", &new.origin)?;
     if let (Some(cache), Some(origin)) = (&cache, &origin)
@@ -157,27 +147,7 @@ pub(crate) fn check_devices(
             return in_use("cache", &new.cache, other, "origin");
         }
     }
-    if new.cache == NO_CACHE {
-        return Ok(());
-    }
-    match DeviceName::parse("cache", &new.cache)?.path {
-        Some(path) if !force && !matches!(cache, Some(Place::Planned(_))) => check_signature(&path),
-        _ => Ok(()),
-    }
-}
-
-fn check_signature(path: &Path) -> Result<(), ApiError> {
-    let read = File::open(path).and_then(signature::read_head).map_err(|error| {
-        ApiError::failed(format!("cache: cannot read {}: {error}", path.display())).about("cache")
-    })?;
-    match signature::identify(&read) {
-        None => Ok(()),
-        Some(what) => {
-            let message =
-                format!("cache: {} holds {what}; use --force to overwrite it", path.display());
-            Err(ApiError::new(ErrorKind::DataAtRisk, message).about("cache"))
-        }
-    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -285,7 +255,7 @@ mod tests {
         let volume =
             |cache: &str, origin: &str| definition(&request(cache, origin)).expect("well formed");
         let kind = |cache: &str, origin: &str, others: &[Definition]| {
-            check_devices(&volume(&path(cache), &path(origin)), others, false)
+            check_devices(&volume(&path(cache), &path(origin)), others)
                 .map_err(|error| (error.kind, error.field.unwrap_or_default()))
         };
         let other = [volume(&path("cache"), &path("origin"))];
@@ -300,21 +270,5 @@ mod tests {
         assert_eq!(kind("third", "origin", &other), refused("origin"));
         assert_eq!(kind("third", "link", &other), refused("origin"));
         assert_eq!(kind("origin", "third", &other), refused("cache"));
-    }
-
-    #[test]
-    fn what_is_on_the_cache_device_is_spared_without_force() {
-        let dir = TempDir::new("preflight-force");
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let mut head = vec![0; 4096];
-        head[0x438..0x43a].copy_from_slice(b"\x53\xef");
-        fs::write(path("cache"), &head).expect("writable");
-        fs::write(path("origin"), &head).expect("writable");
-        let volume = definition(&request(&path("cache"), &path("origin"))).expect("well formed");
-        let error = check_devices(&volume, &[], false).expect_err("a filesystem");
-        assert_eq!(error.kind, ErrorKind::DataAtRisk);
-        assert!(error.message.contains("ext4") && error.message.contains("--force"), "{error}");
-        assert_eq!(check_devices(&volume, &[], true), Ok(()));
-        assert_eq!(fs::read(path("cache")).expect("readable"), head);
     }
 }

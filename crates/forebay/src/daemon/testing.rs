@@ -236,6 +236,7 @@ impl Host for FakeHost {
         &self,
         volume: &Definition,
         existing: Existing,
+        _volumes: &[Definition],
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let how = match existing {
@@ -305,6 +306,10 @@ impl Host for FakeHost {
         self.ask("delete", &volume.name, how, work)?;
         self.running.lock().expect("not poisoned").remove(&volume.name);
         Ok(Remains::None)
+    }
+
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("wipe", &volume.name, "", work)
     }
 
     fn drop_clean(

@@ -53,6 +53,7 @@ mod ranges;
 mod starting;
 mod telling;
 mod watching;
+mod wiping;
 
 pub(crate) use programs::Programs;
 
@@ -451,7 +452,7 @@ impl Volumes {
         Ok(begun)
     }
 
-    /// Removes a volume.
+    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device.
     ///
     /// # Errors
     /// There is no such volume, or it is busy.
@@ -459,6 +460,7 @@ impl Volumes {
         self: &Arc<Self>,
         name: &VolumeName,
         discard_dirty: bool,
+        wipe: bool,
     ) -> Result<OperationId, ApiError> {
         if discard_dirty {
             self.supersede(name);
@@ -466,11 +468,15 @@ impl Volumes {
         self.operate("delete", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let volume = entry.volume.clone();
+            if wipe {
+                this.check_wipe(&volume)?;
+            }
             this.withdraw(&volume.name, &ExportSet::NONE, false)
                 .inspect_err(|_| this.publish_again(&volume))?;
             if discard_dirty {
                 work.limit(PARTING_PATIENCE);
-                return this.delete_whatever_happens(&volume, work);
+                this.delete_whatever_happens(&volume, work)?;
+                return if wipe { this.wipe(&volume, work) } else { Ok(()) };
             }
             // Tells a restarted daemon why the cache no longer contains the volume.
             entry.deleting = true;
@@ -488,7 +494,7 @@ impl Volumes {
             }
             this.remove(&volume);
             this.tell_deleted(&volume.name, false);
-            Ok(())
+            if wipe { this.wipe(&volume, work) } else { Ok(()) }
         })
     }
 

@@ -4,15 +4,19 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::text::one_line;
+use forebay_device::blkid;
 use forebay_format::superblock::{COPY_A, COPY_B, MAGIC};
 use forebay_format::{PAGE, Superblock};
 
 use crate::cli::ProbeArgs;
+use crate::content::Content;
 use crate::daemon::{ledger, state};
 use crate::devices::{DeviceName, Place};
 use crate::exit::Outcome;
@@ -24,6 +28,10 @@ type Properties = Vec<(&'static str, String)>;
 
 /// Prints what a device is. With `--udev` it never fails: a device that cannot be read is nothing.
 pub(super) fn run(args: &ProbeArgs) -> Outcome {
+    if args.content {
+        Place::of("DEVICE", &args.device)?;
+        return print_text(&format!("{}\n", content(&args.device)?));
+    }
     match look(args) {
         Ok(found) => print_text(&render(&found, args.udev)),
         Err(_) if args.udev => Ok(()),
@@ -72,6 +80,24 @@ fn volume_of(device: &Path) -> Option<VolumeName> {
 fn exported(file: &str) -> Option<VolumeName> {
     let own = file.strip_prefix("/run/initramfs/forebay").unwrap_or(file);
     own.strip_prefix("/run/forebay/export/")?.parse().ok()
+}
+
+/// Says what a device holds.
+fn content(device: &Path) -> Result<String, ApiError> {
+    let unreadable = |error| paths::io_error("cannot read", device, &error);
+    if !cache(device).map_err(unreadable)?.is_empty() {
+        return Ok("a Forebay cache".to_owned());
+    }
+    let mut file = File::open(device).map_err(unreadable)?;
+    let size = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
+    let marks = || blkid::marks(file.as_fd()).ok();
+    let content = Content::look(size, &[], marks, |at, len| {
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, at).map(|()| bytes)
+    });
+    let content = content.map_err(unreadable)?;
+    let is_blank = content.blank && content.marks.is_empty();
+    Ok(if is_blank { "blank".to_owned() } else { content.describe() })
 }
 
 /// Looks for the superblocks of a cache device. A device with a damaged one is still nobody else's.

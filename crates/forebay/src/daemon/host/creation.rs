@@ -9,15 +9,16 @@ use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, VolumeSpec, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid};
 use forebay_lane::MemoryBudget;
-use forebay_store::Roots;
 use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
+use super::overwriting::Seen;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, access_of, claim, claim_for, faults, settings};
 use crate::daemon::host_api::{Definition, Existing, StartError};
 use crate::daemon::operations::Work;
+use crate::daemon::preflight::same_cache;
 
 /// A newly created file, deleted on drop unless it is kept.
 struct Made(Option<PathBuf>);
@@ -44,21 +45,33 @@ impl Drop for Made {
     }
 }
 
+/// What is known of a new volume and its cache device before the device is claimed.
+struct New<'a> {
+    volume: &'a Definition,
+    existing: Existing,
+    /// What the device held when the command was given.
+    seen: Option<&'a Seen>,
+    /// The volumes of this daemon.
+    volumes: &'a [Definition],
+}
+
 impl EngineHost {
     /// See [`crate::daemon::host_api::Host::create`].
     pub(super) fn create_volume(
         self: &Arc<Self>,
         volume: &Definition,
         existing: Existing,
+        volumes: &[Definition],
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         self.served.begin(volume)?;
         let (own, unwanted) = (volume.clone(), volume.clone());
+        let volumes = volumes.to_vec();
         self.attended(
             &volume.name,
             work,
             move |host, _| {
-                let result = host.create_now(&own, existing);
+                let result = host.create_now(&own, existing, &volumes);
                 if result.is_err() {
                     host.served.remove(&own.name);
                 }
@@ -76,15 +89,17 @@ impl EngineHost {
         self: &Arc<Self>,
         volume: &Definition,
         existing: Existing,
+        volumes: &[Definition],
     ) -> Result<(), ApiError> {
+        let (cache_spec, origin_spec) =
+            (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
+        let seen = self.see_first(volume, existing, (&cache_spec, &origin_spec), volumes)?;
         self.served.ram.make(
             &volume.name,
             &volume.settings,
             self.lanes.memory(),
             self.lanes.clock(),
         )?;
-        let (cache_spec, origin_spec) =
-            (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
         let made = [
             Made::new(&self.memory, "cache", &cache_spec)?,
             Made::new(&self.memory, "origin", &origin_spec)?,
@@ -102,11 +117,13 @@ impl EngineHost {
             let origin = claim_for(access, &self.memory, "origin", &origin_spec)?;
             // Before anything is written for this volume.
             self.await_answer(&origin)?;
+            self.check_not_exchanged(volume, seen.as_ref(), &cache_spec, &origin)?;
             origin
         };
         let place = self.caches.place(&cache_spec, &volume.name)?;
         let created = self.using(&place, || {
-            let open = self.open_new(volume, existing, &cache_spec, &origin, &place)?;
+            let new = New { volume, existing, seen: seen.as_ref(), volumes };
+            let open = self.open_new(&new, &cache_spec, &origin, &place)?;
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             self.create_in(volume, origin, &place, &open)
         });
@@ -131,23 +148,23 @@ impl EngineHost {
     /// Returns the cache for a new volume; opens it if necessary.
     fn open_new(
         &self,
-        volume: &Definition,
-        existing: Existing,
+        new: &New<'_>,
         cache_spec: &DeviceSpec,
         origin: &Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<Arc<Cache>, ApiError> {
+        let volume = new.volume;
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
         let mut cache = place.lock();
         if let Some(open) = &*cache {
             check_block_size(volume, open.store.block_size())?;
             return Ok(open.clone());
         }
-        let device = match existing {
+        let device = match new.existing {
             Existing::Join => claim(&self.memory, "cache", &cache_spec.made())?,
             Existing::Spare | Existing::Overwrite => claim(&self.memory, "cache", cache_spec)?,
         };
-        self.prepare(volume, existing, &device)?;
+        self.prepare(new, &device)?;
         let room = blocks_of(volume, origin);
         let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
         self.remove_deleted(place, &opened);
@@ -299,56 +316,32 @@ impl EngineHost {
         }
     }
 
-    /// Formats the device as a cache, unless it holds one that must be kept.
-    fn prepare(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        device: &Arc<dyn Device>,
-    ) -> Result<(), ApiError> {
-        let at_risk = |what: String| {
-            let message = format!("cache: {} {what}; use --force to overwrite it", device.name());
-            Err(ApiError::new(ErrorKind::DataAtRisk, message).about("cache"))
-        };
+    /// Checks the cache that the volume joins, or formats the device.
+    fn prepare(&self, new: &New<'_>, device: &Arc<dyn Device>) -> Result<(), ApiError> {
+        let &New { volume, existing, seen, volumes } = new;
+        if existing != Existing::Join {
+            return self.overwrite(volume, device, existing, seen, volumes);
+        }
         let own = device.clone();
         let content = self
             .lanes
             .run(0, move |state| async move { inspect::content(&state.context, &own).await })??;
-        match (existing, content) {
-            (Existing::Join, Content::Cache(roots)) => {
+        let why = match content {
+            Content::Cache(roots) if is_theirs(volume, volumes, roots.superblock.cache) => {
                 return check_block_size(volume, roots.superblock.geometry.block);
             }
-            (Existing::Join, _) => {
-                let message = format!(
-                    "cache: {} is the cache device of other volumes, but holds no usable cache; see 'forebay check'",
-                    device.name()
-                );
-                return Err(ApiError::new(ErrorKind::Refused, message).about("cache"));
-            }
-            (Existing::Spare, Content::Unusable(why)) => {
-                return at_risk(format!("holds a Forebay cache that cannot be used ({why})"));
-            }
-            (Existing::Spare, Content::Cache(roots)) if self.has_volumes(&roots) => {
-                let names: Vec<&str> =
-                    roots.volumes.iter().map(|record| record.name.as_str()).collect();
-                let names = names.join(", ");
-                let message = format!(
-                    "cache: {} holds a Forebay cache with the volumes {names}; use --adopt to adopt the one of this name with its dirty blocks, or --force to overwrite the cache and lose them",
-                    device.name()
-                );
-                return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("cache"));
-            }
-            (Existing::Spare | Existing::Overwrite, _) => {}
-        }
-        self.format(volume, device)
+            Content::Cache(_) => "holds another cache than theirs",
+            Content::Nothing | Content::Unusable(_) => "holds no usable cache",
+        };
+        let message = format!(
+            "cache: {} is the cache device of other volumes, but {why}; see 'forebay check'",
+            device.name()
+        );
+        Err(ApiError::new(ErrorKind::Refused, message).about("cache"))
     }
 
-    /// Whether the cache has a volume that has not been deleted.
-    fn has_volumes(&self, roots: &Roots) -> bool {
-        roots.volumes.iter().any(|record| !self.caches.known.is_deleted(record.uuid))
-    }
-
-    pub(super) fn format(
+    /// Checks that the device and the daemon's memory have room for a cache.
+    pub(super) fn fits(
         &self,
         volume: &Definition,
         device: &Arc<dyn Device>,
@@ -359,7 +352,16 @@ impl EngineHost {
             memory: self.lanes.memory().clone(),
             ..StoreOptions::default()
         };
-        Store::fits(device, block, &opened).map_err(|error| faults::store(error).about("cache"))?;
+        Store::fits(device, block, &opened).map_err(|error| faults::store(error).about("cache"))
+    }
+
+    pub(super) fn format(
+        &self,
+        volume: &Definition,
+        device: &Arc<dyn Device>,
+    ) -> Result<(), ApiError> {
+        self.fits(volume, device)?;
+        let block = BlockSize::new(volume.block_size).unwrap_or_default();
         let options = FormatOptions { block, segment_bytes: None, uuid: Uuid::new_v4() };
         let device = device.clone();
         self.lanes.run(0, move |state| async move {
@@ -369,6 +371,12 @@ impl EngineHost {
                 .map_err(|error| faults::store(error).about("cache"))
         })?
     }
+}
+
+/// Whether a cache is, as far as is known, that of the volumes whose cache device the new one shares.
+fn is_theirs(new: &Definition, volumes: &[Definition], cache: Uuid) -> bool {
+    let mut theirs = volumes.iter().filter(|other| same_cache(new, other));
+    theirs.all(|other| other.cache_uuid.is_none_or(|known| known == cache))
 }
 
 fn check_block_size(volume: &Definition, there: BlockSize) -> Result<(), ApiError> {

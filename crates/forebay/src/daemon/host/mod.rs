@@ -9,6 +9,7 @@
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
+//! - [`overwriting`]: whether a device may be formatted, and wipes it before
 //! - [`volumes`]: all further operations on volumes
 //! - [`curve`]: hit ratios of caches of other sizes; [`lost`]: ranges lost with a cache device
 //! - [`faults`], [`settings`], [`report`]: convert from the engine's types to the admin API's
@@ -29,6 +30,7 @@ mod inspect;
 mod lanes;
 mod lost;
 mod opening;
+mod overwriting;
 mod ram;
 mod ranges;
 mod raw;
@@ -247,9 +249,10 @@ impl Host for Arc<EngineHost> {
         &self,
         volume: &Definition,
         existing: Existing,
+        volumes: &[Definition],
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        self.create_volume(volume, existing, work)
+        self.create_volume(volume, existing, volumes, work)
     }
 
     fn adopt(
@@ -291,6 +294,10 @@ impl Host for Arc<EngineHost> {
         let deleted = deleted?;
         self.caches.notes.forget(volume.name.as_str());
         Ok(deleted)
+    }
+
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.wipe_cache(volume, work)
     }
 
     fn drop_clean(

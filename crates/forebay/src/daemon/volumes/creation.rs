@@ -29,7 +29,7 @@ impl Volumes {
             let message = format!("name: there is a volume '{name}' already; choose another name");
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
-        preflight::check_devices(&volume, &others, force)?;
+        preflight::check_devices(&volume, &others)?;
         self.check_exports(&volume.settings.export)?;
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Force never overwrites the data of other volumes.
@@ -56,7 +56,7 @@ impl Volumes {
         // Until the volume is stored, its UUID counts as deleted: if the daemon dies in between,
         // its remains on the cache device are removed.
         self.state.change(|_, known| known.deleted.extend([uuid]))?;
-        if let Err(error) = self.host.create(&volume, existing, work) {
+        if let Err(error) = self.host.create(&volume, existing, &others, work) {
             if self.host.condition(&name).is_none() {
                 self.forget_deleted(uuid);
             }
@@ -118,8 +118,7 @@ impl Volumes {
             .map(|entry| entry.volume)
             .filter(|other| other.name != name)
             .collect();
-        // The cache device is expected to hold the volume.
-        preflight::check_devices(&volume, &others, true)?;
+        preflight::check_devices(&volume, &others)?;
         // Detects a state that cannot be written before anything is changed.
         self.state.change(|_, _| ())?;
         self.accepting_older(force, &name, &mut || self.host.adopt(&mut volume, force, work))?;

@@ -105,7 +105,7 @@ fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
     daemon.set("export=nbd").expect("good");
     assert_eq!(daemon.export(), (None, "nbd".into(), None));
     daemon.set("export=nbd,fuse").expect("good");
-    daemon.end(daemon.volumes.delete(&name(), false)).expect("good");
+    daemon.end(daemon.volumes.delete(&name(), false, false)).expect("good");
     assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
 }
 
@@ -116,8 +116,8 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
     daemon.fails(Some("withdraw"));
     for refused in [
         daemon.end(daemon.volumes.stop(&name(), false)),
-        daemon.end(daemon.volumes.delete(&name(), false)),
-        daemon.end(daemon.volumes.delete(&name(), true)),
+        daemon.end(daemon.volumes.delete(&name(), false, false)),
+        daemon.end(daemon.volumes.delete(&name(), true, false)),
         daemon.set("export=nbd idle=7s"),
     ] {
         assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);
@@ -232,7 +232,7 @@ fn a_refusal_by_one_front_end_leaves_the_exports_of_the_others() {
     daemon.ublk.fails(Some("withdraw"));
     for refused in [
         daemon.end(daemon.volumes.stop(&name(), false)),
-        daemon.end(daemon.volumes.delete(&name(), false)),
+        daemon.end(daemon.volumes.delete(&name(), false, false)),
         daemon.set("export=nbd"),
     ] {
         assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);
