@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::faults::{FaultPlan, Latency};
 use crate::image::{Image, Patch, PowerCut};
+use crate::protected::Protection;
 use crate::shared::Shared;
 use crate::stamp::{self, SECTOR};
 
@@ -80,6 +81,8 @@ pub(crate) struct State {
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
+    /// When it takes no writes.
+    pub(crate) protection: Protection,
     /// There is no connection before that.
     pub(crate) away_until: Nanos,
     /// A connection was lost when changes were not synced: the next sync fails.
@@ -137,6 +140,7 @@ impl SimDisk {
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
                 hung_until: Nanos(0),
+                protection: Protection::default(),
                 away_until: Nanos(0),
                 doubtful: false,
                 queues: 0,
@@ -173,6 +177,7 @@ impl SimDisk {
             state.bad_sectors.clear();
             state.slow_until = Nanos(0);
             state.outage_until = Nanos(0);
+            state.protection.end(self.shared.clock.now());
             drop(state);
             self.hang(Nanos(0));
         }

@@ -50,11 +50,13 @@ pub enum Feature {
     Remote,
     /// Volumes have least and largest shares of the cache.
     Shares,
+    /// Origins take no writes for a while.
+    Protected,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 18] = [
+    pub const ALL: [Feature; 19] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -73,6 +75,7 @@ impl Feature {
         Feature::Written,
         Feature::Remote,
         Feature::Shares,
+        Feature::Protected,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -96,6 +99,7 @@ impl Feature {
             Feature::Written => "written",
             Feature::Remote => "remote",
             Feature::Shares => "shares",
+            Feature::Protected => "protected",
         }
     }
 
@@ -107,6 +111,7 @@ impl Feature {
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
             Feature::Deferred | Feature::Caching | Feature::Loading | Feature::Written => 6,
             Feature::IgnoreFlush => 24,
+            Feature::Protected => 3,
             Feature::Remote => 2,
         }
     }
@@ -126,6 +131,7 @@ impl Feature {
             Feature::Written => Some(0x3717),
             Feature::Remote => Some(0x4e07),
             Feature::Shares => Some(0x5a2e),
+            Feature::Protected => Some(0x3e00),
             _ => None,
         }
     }
@@ -149,6 +155,7 @@ impl Feature {
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
             PlantedBug::OldEndStays => Some(Feature::Grown),
             PlantedBug::NotesForgotten => Some(Feature::Ledger),
+            PlantedBug::ProtectionIgnored => Some(Feature::Protected),
             PlantedBug::FillsOvertaken
             | PlantedBug::RacedCopyKept
             | PlantedBug::OldCopyServed
@@ -186,7 +193,7 @@ impl Feature {
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
-            Feature::Remote => fault_profile == FaultProfile::OriginErrors,
+            Feature::Remote | Feature::Protected => fault_profile == FaultProfile::OriginErrors,
             Feature::Ledger => fault_profile != FaultProfile::Damage,
             Feature::Decay | Feature::Rot => {
                 matches!(fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)

@@ -16,6 +16,7 @@
 //! - `decay`: decay of the cache device, and recoveries with read errors
 //! - `growth`: origins that grow
 //! - [`ledger`]: the daemon's notes outside of the cache, which may be lost
+//! - `protected`: origins that take no writes for a while
 //! - `remote`: origins on other machines
 //! - `rot`: damage to the log while the system is down
 //! - `external`: external writers to the origins while the system is down
@@ -41,6 +42,7 @@ pub mod oracle;
 pub mod order;
 pub mod presence;
 pub mod profile;
+mod protected;
 pub mod queue;
 mod ram;
 pub mod reference;

@@ -96,6 +96,8 @@ impl Volume {
 pub struct Excuses {
     /// Whether disks failed operations, so that requests may fail.
     pub disk_errors: bool,
+    /// Whether the origin may take no writes.
+    pub protected: bool,
     /// Whether the volume is being stopped, so that requests may be refused.
     pub stopping: bool,
 }
@@ -184,6 +186,11 @@ impl Oracle {
     /// Returns the number of requests in progress on one volume.
     pub fn underway_on(&self, volume: u16) -> usize {
         self.underway.values().filter(|request| request.asked.volume == volume).count()
+    }
+
+    /// Returns when a request in progress was submitted.
+    pub(crate) fn submitted_at(&self, tag: u64) -> Option<Nanos> {
+        self.underway.get(&tag).map(|request| request.at)
     }
 
     /// Returns the requests in progress: number, request, and submission time.
@@ -314,6 +321,8 @@ impl Oracle {
             {
                 Ok(())
             }
+            // A flush writes deferred data down.
+            Err(IoError::ReadOnly) if excuses.protected && asked.op != Op::Read => Ok(()),
             Err(IoError::Io) if excuses.disk_errors || excused || self.may_fail(asked) => Ok(()),
             Err(error) => Err(Violation {
                 invariant: if asked.op == Op::Read { 11 } else { 25 },

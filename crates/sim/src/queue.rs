@@ -151,7 +151,7 @@ impl SimDisk {
             state.done.insert(id, DeviceDone { result: Ok(()), buf: None });
             return OpId(id);
         }
-        let effect = match effect {
+        let mut effect = match effect {
             Ok(effect) => effect,
             Err(buf) => {
                 self.shared.complain(format!(
@@ -163,6 +163,13 @@ impl SimDisk {
                 return OpId(id);
             }
         };
+        if let Effect::Change { buf, .. } = &mut effect
+            && state.refuses_changes(self.shared.clock.now())
+        {
+            let result = Err(self.error(what, offset, DeviceErrorKind::ReadOnly));
+            state.done.insert(id, DeviceDone { result, buf: buf.take() });
+            return OpId(id);
+        }
         let changes = !matches!(effect, Effect::Read { .. });
         if let Effect::Change { patch, .. } = &effect {
             if state.plan.overlap_is_fault {
@@ -270,6 +277,10 @@ impl Device for DiskHandle {
 
     fn identity(&self) -> Option<Identity> {
         Identity::new([(IdentityPart::Serial, self.serial.clone())])
+    }
+
+    fn write_protected(&self) -> Option<Arc<str>> {
+        self.disk.says_protected().then(|| "protected by the simulator".into())
     }
 
     /// Chosen by the seed; some disks do not tell.

@@ -58,6 +58,7 @@ impl SystemUnderTest for ReferenceModel {
             Feature::Rot,
             Feature::Grown,
             Feature::Ledger,
+            Feature::Protected,
             Feature::Ram,
             // Its clients' writes overlap on the disk, where one that is sent again can be the last, and fail.
             Feature::Remote,

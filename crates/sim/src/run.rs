@@ -254,6 +254,13 @@ impl World<'_> {
             Ending::CrashAtRoot { roots, changes } => self.shared.arm_at_root(roots, changes),
             Ending::CrashAtEnd | Ending::Stop { .. } => (),
         }
+        if let Some(known) = self.perhaps_protect()
+            && self.pump(false, |world| Ok(world.now() >= known))? == End::Crashed
+        {
+            self.shared.stop();
+            self.crash();
+            return Ok(true);
+        }
         let target = self.counts.requests + self.profile.requests;
         let administers = self.profile.admin;
         let rots = self.profile.fault_profile == FaultProfile::Damage;

@@ -124,6 +124,8 @@ pub struct World<'a> {
     pub(crate) adopts: bool,
     /// Decides when origins grow.
     pub(crate) growth: fastrand::Rng,
+    /// Decides when origins take no writes.
+    pub(crate) protecting: fastrand::Rng,
     /// The rot of the log.
     pub(crate) rot: Rot,
     pub(crate) counts: Counts,
@@ -161,6 +163,7 @@ impl<'a> World<'a> {
         let has_ledger = profile.features.has(Feature::Ledger);
         let ledger = has_ledger.then(|| SimLedger::new(&shared, profile.setup.seed));
         let growth = fastrand::Rng::with_seed(profile.setup.seed ^ 0x6709);
+        let protecting = fastrand::Rng::with_seed(profile.setup.seed ^ 0x3e00);
         let counts = Counts::new(profile.fault_profile, profile.features);
         World {
             shared,
@@ -193,6 +196,7 @@ impl<'a> World<'a> {
             noted: BTreeSet::new(),
             adopts: false,
             growth,
+            protecting,
             rot,
             counts,
         }
@@ -269,6 +273,7 @@ impl<'a> World<'a> {
         let errors = [FaultProfile::OriginErrors, FaultProfile::CacheErrors].contains(&faults);
         Excuses {
             disk_errors: errors || kept_in_ram,
+            protected: self.may_refuse_changes(volume),
             stopping: self.closed == Some(volume) || !self.is_running(volume),
         }
     }
@@ -342,6 +347,7 @@ impl<'a> World<'a> {
                 self.unreadable.extend(places.map(|sector| Place { volume, sector }));
             }
         }
+        self.judge_protection(tag, asked, result)?;
         let excuses = self.excuses(asked.volume);
         self.oracle.complete(tag, result, data, excuses)
     }

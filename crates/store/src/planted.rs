@@ -184,6 +184,8 @@ planted_bugs! {
     /// A sample of the origin that the cache writes to stays marked as untouched on the cache
     /// device.
     SampleStaysUntouched = "sample-stays-untouched",
+    /// Writes are taken although the origin takes none.
+    ProtectionIgnored = "protection-ignored",
     /// Any origin is accepted as the volume's, and as unchanged.
     AnyOriginWillDo = "any-origin-will-do",
 }

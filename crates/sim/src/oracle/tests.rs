@@ -85,7 +85,7 @@ fn errors_need_a_cause() {
         oracle.complete(1, Err(IoError::Io), None, excuses)
     };
     assert!(failed(&mut oracle, Excuses::default()).is_err());
-    assert!(failed(&mut oracle, Excuses { disk_errors: true, stopping: false }).is_ok());
+    assert!(failed(&mut oracle, Excuses { disk_errors: true, ..Excuses::default() }).is_ok());
     oracle.taint(Place { volume: 0, sector: 9 });
     assert!(failed(&mut oracle, Excuses::default()).is_err());
     oracle.taint(Place { volume: 0, sector: 7 });

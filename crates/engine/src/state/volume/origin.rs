@@ -5,6 +5,8 @@ use std::fmt::Display;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_store::planted::{self, PlantedBug};
+
 use crate::state::volume::Volume;
 
 impl Volume {
@@ -69,7 +71,7 @@ impl Volume {
     /// is acknowledged has to have a way to the origin (invariant 36).
     #[inline]
     pub(crate) fn refuses_writes(&self) -> bool {
-        self.read_only || self.protection.is_set()
+        (self.read_only || self.protection.is_set()) && !planted::has(PlantedBug::ProtectionIgnored)
     }
 
     /// Returns a message if dirty blocks have no way to the origin, because it takes no writes; and if clients are

@@ -1,0 +1,107 @@
+//! Origins that take no writes for a while: some say so, of others only refused writes tell. Clients must be refused
+//! soon after an origin has said so, because what is acknowledged has to have a way to the origin (invariant 36).
+
+use std::time::Duration;
+
+use forebay_core::{Clock, IoError, Nanos, Op};
+
+use crate::disk::{SimDisk, State};
+use crate::features::Feature;
+use crate::oracle::{Asked, Violation, plain};
+use crate::world::World;
+
+/// Time within which it has to be noticed that an origin takes no writes, and that it takes them again.
+const NOTICED: Duration = Duration::from_secs(3);
+/// Time within which a write that is tried again shows that an origin takes writes.
+const RETRIED: Duration = Duration::from_secs(15);
+
+/// A time in which a disk takes no writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Protection {
+    since: Nanos,
+    until: Nanos,
+    /// The disk says so.
+    told: bool,
+}
+
+impl Protection {
+    /// Ends it, at `now` at the latest.
+    pub(crate) fn end(&mut self, now: Nanos) {
+        self.until = self.until.min(now);
+    }
+
+    fn is_in_force(self, now: Nanos) -> bool {
+        self.since <= now && now < self.until
+    }
+}
+
+impl State {
+    /// Returns whether a change is refused.
+    pub(crate) fn refuses_changes(&self, now: Nanos) -> bool {
+        self.protection.is_in_force(now)
+    }
+}
+
+impl SimDisk {
+    /// Returns whether the disk says that it takes no writes.
+    pub(crate) fn says_protected(&self) -> bool {
+        let protection = self.state.lock().protection;
+        protection.told && protection.is_in_force(self.shared.clock.now())
+    }
+
+    fn protection(&self) -> Protection {
+        self.state.lock().protection
+    }
+}
+
+impl World<'_> {
+    /// Sometimes protects an origin. Returns when it is known to the engine.
+    pub(crate) fn perhaps_protect(&mut self) -> Option<Nanos> {
+        if !self.profile.features.has(Feature::Protected) || self.protecting.u8(0..3) == 0 {
+            return None;
+        }
+        let now = self.now();
+        let volume = self.protecting.usize(0..self.origins.len());
+        let (told, longest) = (self.protecting.bool(), 1 << self.protecting.u32(7..15));
+        let until = now + NOTICED + Duration::from_millis(self.protecting.u64(0..longest));
+        self.origins[volume].state.lock().protection = Protection { since: now, until, told };
+        self.shared.fault(
+            "write protection",
+            &[volume as u64, until.0, u64::from(told)],
+            format_args!("origin-{volume} until {until}, it says so: {told}"),
+        );
+        (told && self.protecting.bool()).then_some(now + NOTICED)
+    }
+
+    /// Returns whether an origin may refuse changes, or its volume for that reason.
+    pub(crate) fn may_refuse_changes(&self, volume: u16) -> bool {
+        let protection = self.origins.get(usize::from(volume)).map(|origin| origin.protection());
+        protection.is_some_and(|it| it.until > Nanos(0) && self.now() < it.until + RETRIED)
+    }
+
+    /// Checks that no write was acknowledged that began when it was known that the origin takes none.
+    pub(crate) fn judge_protection(
+        &self,
+        tag: u64,
+        asked: Asked,
+        result: Result<(), IoError>,
+    ) -> Result<(), Violation> {
+        let changes = matches!(asked.op, Op::Write | Op::WriteZeroes);
+        let Some(origin) = self.origins.get(usize::from(asked.volume)).filter(|_| changes) else {
+            return Ok(());
+        };
+        let (protection, begun) = (origin.protection(), self.oracle.submitted_at(tag));
+        let known = protection.since + NOTICED;
+        let late = begun.is_some_and(|begun| begun > known && protection.is_in_force(begun));
+        match late && protection.told && result.is_ok() && protection.is_in_force(self.now()) {
+            true => Err(plain(
+                36,
+                format!(
+                    "write {tag} of volume {} was acknowledged, although its origin has taken none since {}",
+                    asked.volume, protection.since
+                ),
+            )),
+            false => Ok(()),
+        }
+    }
+}
