@@ -139,8 +139,10 @@ pub struct DeviceDone {
 /// The kind of an error, as far as it decides the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceErrorKind {
-    /// The medium or the connection to it failed.
+    /// The medium failed here: other parts of the range, and of the device, may be good.
     Io,
+    /// Wherever it is asked, the device does nothing at the moment: it does not answer in time, or no path leads to it.
+    Unreachable,
     /// Out of space under a sparse file.
     NoSpace,
     /// Outside the device or not aligned: a bug in the caller.
@@ -167,6 +169,13 @@ pub struct DeviceError {
     pub offset: u64,
     /// The system's error message.
     pub cause: Arc<str>,
+}
+
+impl DeviceError {
+    /// Returns whether the same operation on a part of the range may succeed.
+    pub fn is_local(&self) -> bool {
+        self.kind == DeviceErrorKind::Io
+    }
 }
 
 /// Identifies a started operation on the queue that returned it.

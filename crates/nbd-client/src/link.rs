@@ -293,7 +293,7 @@ impl Link {
             let waited = part.sent.map(|sent| now.since(sent));
             (late && waited.is_some_and(|waited| waited >= limit)).then(|| {
                 let cause = format!("the server has not answered for {} s", limit.as_secs());
-                Failure::new(DeviceErrorKind::Io, cause)
+                Failure::new(DeviceErrorKind::Unreachable, cause)
             })
         };
         let ended = self.requests.borrow_mut().lost(fails);

@@ -435,7 +435,7 @@ impl Requests {
                 }
                 again.push(id);
             }
-            let lost = |cause| Some(Failure::new(DeviceErrorKind::Io, cause));
+            let lost = |cause| Some(Failure::new(DeviceErrorKind::Unreachable, cause));
             if op.losses >= LOSSES_MAX {
                 failure = failure.or(lost("the connection was lost each time that this was sent"));
             }

@@ -351,7 +351,7 @@ fn a_server_that_hangs_or_stays_away_fails_requests_in_the_end() {
         read(&queue, 0, 512).await.expect("another connection is good");
         std::fs::remove_file(path).expect("there");
         let error = read(&queue, 0, 512).await.expect_err("nobody is there");
-        assert_eq!(error.kind, DeviceErrorKind::Io);
+        assert_eq!(error.kind, DeviceErrorKind::Unreachable);
         assert!(error.to_string().contains("no connection for"), "{error}");
     });
 }

@@ -237,7 +237,7 @@ fn a_request_that_ends_each_connection_fails_at_last() {
     let device = server.open("").expect("it seems good");
     let error = OnLane::new().run(&device, |queue| async move { read(&queue, 0, 512).await });
     let error = error.expect_err("never answered");
-    assert_eq!(error.kind, DeviceErrorKind::Io);
+    assert_eq!(error.kind, DeviceErrorKind::Unreachable);
     assert!(error.to_string().contains("lost each time"), "{error}");
     drop(device);
     server.join();

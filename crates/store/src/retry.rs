@@ -10,7 +10,7 @@ const ATTEMPTS: usize = 4;
 
 /// Returns whether another attempt may succeed.
 fn is_transient(error: &DeviceError) -> bool {
-    error.kind == DeviceErrorKind::Io
+    matches!(error.kind, DeviceErrorKind::Io | DeviceErrorKind::Unreachable)
 }
 
 /// Reads `len` bytes, with retries; fails if the last attempt does.

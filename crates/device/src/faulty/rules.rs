@@ -10,8 +10,11 @@ use rustix::io::Errno;
 use crate::api::DeviceOp;
 
 /// Errors that a rule can name.
-const ERRORS: [(&str, Errno); 8] = [
+const ERRORS: [(&str, Errno); 11] = [
     ("EIO", Errno::IO),
+    ("ENODATA", Errno::NODATA),
+    ("EILSEQ", Errno::ILSEQ),
+    ("ENOLINK", Errno::NOLINK),
     ("ENOSPC", Errno::NOSPC),
     ("ENXIO", Errno::NXIO),
     ("ENODEV", Errno::NODEV),

@@ -91,7 +91,7 @@ impl Link {
             return false;
         }
         let cause = format!("there has been no connection for {} s: {failure}", waited.as_secs());
-        self.fail_all(&Failure::new(DeviceErrorKind::Io, cause));
+        self.fail_all(&Failure::new(DeviceErrorKind::Unreachable, cause));
         true
     }
 
