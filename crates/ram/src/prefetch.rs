@@ -23,6 +23,10 @@ const GIVES_WAY: Duration = Duration::from_millis(100);
 /// How often a read that gives way looks again.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// A read that fails is split into parts of this size, until so many of them have failed.
+const PART: u64 = 64 << 10;
+const MOST_BAD: u64 = 8;
+
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefetched {
@@ -64,14 +68,12 @@ pub async fn prefetch(
                 let len = wanted.end - wanted.start;
                 own.set(own.get() + 1);
                 reading.set(reading.get() + len);
-                let result = read(volume, wanted.start, len as usize).await;
+                let result = read_parts(volume, wanted).await;
                 own.set(own.get() - 1);
                 reading.set(reading.get() - len);
-                match result {
-                    Ok(_) => add(bytes, len),
-                    Err(IoError::ShuttingDown) => return Err(IoError::ShuttingDown),
-                    Err(_) => add(failed, 1),
-                }
+                let (good, bad) = result?;
+                add(bytes, good);
+                add(failed, bad);
             }
             add(done, range.end - range.start);
             progress(done.get());
@@ -84,6 +86,39 @@ pub async fn prefetch(
     // Only a volume that stops ends it early.
     let _ = each(DEPTH, pieces, one).await;
     Prefetched { bytes: bytes.get(), failed: failed.get() }
+}
+
+/// Reads a range, in parts where a bad sector fails the whole. Returns how many bytes were read, and how many reads
+/// failed that were not split.
+///
+/// # Errors
+/// The volume stops.
+async fn read_parts(
+    volume: &Rc<dyn BlockService>,
+    range: Range<u64>,
+) -> Result<(u64, u64), IoError> {
+    let (mut good, mut bad, mut rest) = (0, 0, vec![range]);
+    while let Some(range) = rest.pop() {
+        let len = range.end - range.start;
+        match read(volume, range.start, len as usize).await {
+            Ok(_) => good += len,
+            Err(IoError::ShuttingDown) => return Err(IoError::ShuttingDown),
+            Err(_) if len > PART && bad == 0 => {
+                let first = range.start / PART * PART;
+                let starts = (first..range.end).step_by(PART as usize);
+                let part = |at: u64| at.max(range.start)..(at + PART).min(range.end);
+                rest.extend(starts.map(part));
+                rest.reverse();
+            }
+            Err(_) => {
+                bad += 1;
+                if bad >= MOST_BAD {
+                    break;
+                }
+            }
+        }
+    }
+    Ok((good, bad))
 }
 
 /// Returns the part of a range within one region that is to be read, beside `reading` bytes that may

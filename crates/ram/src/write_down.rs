@@ -42,6 +42,11 @@ const MOST_STALLED: usize = 8;
 /// Time until a failed write-down is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// A run that cannot be written is split into about so many parts, until so many writes in a row have failed: then the
+/// lower tier takes nothing.
+const PARTS: u64 = 16;
+const MOST_IN_VAIN: u32 = 32;
+
 /// How data is written down when writes are no longer deferred.
 const LEFT: Deferral =
     Deferral { within: Duration::ZERO, mode: WriteDown::Buffer, share: 100, ignore_flush: false };
@@ -128,12 +133,13 @@ struct InFlight<'a> {
     tier: &'a Tier,
     taken: Taken,
     urgent: bool,
-    done: bool,
+    /// What the lower tier does not have.
+    failed: Vec<Range<u64>>,
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.tier.settle(&self.taken, self.done, self.urgent);
+        self.tier.settle(&self.taken, &self.failed, self.urgent);
     }
 }
 
@@ -174,6 +180,61 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     result.get()
 }
 
+/// Writes a run to the lower tier. If that fails, splits it until only blocks of the tier are left that cannot be
+/// written, whose ranges are added to `failed`: a bad sector keeps no others from the lower tier. `answered` is called
+/// at each answer.
+///
+/// # Errors
+/// The last failure.
+async fn put(
+    lower: &Rc<dyn BlockService>,
+    block: u64,
+    offset: u64,
+    data: IoBuf,
+    answered: &impl Fn(),
+    failed: &RefCell<Vec<Range<u64>>>,
+) -> Result<(), IoError> {
+    let (mut rest, mut result, mut in_vain) = (vec![(offset, data)], Ok(()), 0);
+    while let Some((offset, data)) = rest.pop() {
+        let end = offset + data.len() as u64;
+        let completion = ask(lower, write(offset, data)).await;
+        answered();
+        let Err(error) = completion.result else {
+            in_vain = 0;
+            continue;
+        };
+        in_vain += 1;
+        let back = completion.data.filter(|data| data.len() as u64 == end - offset);
+        match back
+            .filter(|_| error == IoError::Io && in_vain < MOST_IN_VAIN && end - offset > block)
+        {
+            Some(data) => rest.extend(parts(offset, data, block).into_iter().rev()),
+            None => {
+                failed.borrow_mut().push(offset..end);
+                result = Err(error);
+            }
+        }
+        if error == IoError::ShuttingDown || in_vain >= MOST_IN_VAIN {
+            let left = rest.drain(..).map(|(at, data)| at..at + data.len() as u64);
+            failed.borrow_mut().extend(left);
+        }
+    }
+    result
+}
+
+/// Cuts data into parts that end where blocks do.
+fn parts(offset: u64, mut data: IoBuf, block: u64) -> Vec<(u64, IoBuf)> {
+    let part = (data.len() as u64).div_ceil(PARTS).next_multiple_of(block);
+    let (mut all, mut at) = (Vec::new(), offset);
+    while !data.is_empty() {
+        let end = ((at + part) / block * block).min(at + data.len() as u64);
+        let rest = data.split_off((end - at) as usize);
+        all.push((at, std::mem::replace(&mut data, rest)));
+        at = end;
+    }
+    all
+}
+
 /// Writes down what is deferred now in blocks of a region that touch `within`. `answered` is called at
 /// each answer of the lower tier.
 ///
@@ -204,16 +265,16 @@ async fn region(
         };
         let (partly, losses) = (taken.partly, lower.losses());
         let runs = std::mem::take(&mut taken.runs);
-        let mut in_flight = InFlight { tier, taken, urgent, done: false };
-        let send = |(offset, data)| async move {
-            let completion = ask(lower, write(offset, data)).await;
-            answered();
-            completion.result
-        };
+        let mut in_flight = InFlight { tier, taken, urgent, failed: vec![ALL] };
+        let failed = RefCell::new(Vec::new());
+        let send =
+            |(offset, data)| put(lower, tier.block().bytes(), offset, data, answered, &failed);
         let result = each(REGION_DEPTH.min(runs.len()), runs.into_iter(), send).await;
         // A failed sync may have lost some of it already; RAM still has it.
         let lost = lower.losses() != losses;
-        in_flight.done = result.is_ok() && !lost;
+        if !lost && result != Err(IoError::ShuttingDown) {
+            in_flight.failed = failed.into_inner();
+        }
         drop(in_flight);
         result?;
         if !partly && !lost {

@@ -477,9 +477,10 @@ impl Shard {
         (pieces.first().map_or(0, |piece| piece.0), data)
     }
 
-    /// Ends a write-down. `done`: whether the lower tier has all of the data; otherwise all of it is
-    /// dirty again.
-    pub(crate) fn settle(&mut self, taken: &Taken, done: bool) {
+    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch `failed`, which is dirty
+    /// again.
+    pub(crate) fn settle(&mut self, taken: &Taken, failed: &[Range<u64>]) {
+        let done = failed.is_empty();
         if let Some(region) = self.deferred.regions.get_mut(&taken.region) {
             region.busy = false;
             self.deferred.busy -= 1;
@@ -491,7 +492,10 @@ impl Shard {
             }
         }
         for &(block, sectors) in &taken.blocks {
-            self.end_writing(block, sectors, done || planted::has(PlantedBug::LostWriteDown));
+            let (start, size) = (block.0 << self.block.shift(), self.block.bytes());
+            let fails = |range: &Range<u64>| start < range.end && range.start < start + size;
+            let done = !failed.iter().any(fails) || planted::has(PlantedBug::LostWriteDown);
+            self.end_writing(block, sectors, done);
         }
     }
 

@@ -414,11 +414,13 @@ impl Tier {
         self.shard_of(region).take(region, within, taker)
     }
 
-    /// Ends a write-down. `done`: whether the lower tier has all of the data.
-    pub(crate) fn settle(&self, taken: &Taken, done: bool, urgent: bool) {
-        self.shard_of(taken.region).settle(taken, done);
-        let own = &self.deferring;
-        own.failing.store(!done, Ordering::Relaxed);
+    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch `failed`.
+    pub(crate) fn settle(&self, taken: &Taken, failed: &[Range<u64>], urgent: bool) {
+        self.shard_of(taken.region).settle(taken, failed);
+        let (own, done) = (&self.deferring, failed.is_empty());
+        // If some of it was written, there is space for what waits.
+        let lacks: u64 = failed.iter().map(|range| range.end - range.start).sum();
+        own.failing.store(lacks >= taken.bytes && !done, Ordering::Relaxed);
         let add = |counter: &AtomicU64, count| counter.fetch_add(count, Ordering::Relaxed);
         let requests = taken.requests;
         if done {

@@ -368,6 +368,41 @@ fn a_place_that_cannot_be_written_does_not_hold_back_the_others() {
 }
 
 #[test]
+fn a_bad_sector_in_a_run_holds_back_its_own_block_alone() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(4, 1000, 5)), Ok(()));
+    bench.disk.unwritable.replace(333..334);
+    assert_eq!(bench.flush(), Err(IoError::Io));
+    assert_eq!(bench.tier.counts().deferred_bytes, 4096, "the block with the sector");
+    let below = |sectors: Range<usize>| bench.below(sectors).iter().all(|value| *value == 5);
+    assert!(below(4..328) && below(336..1004), "what is beside it is not there");
+    assert_eq!(bench.read(4, 1000), [5; 1000]);
+    let tries = bench.disk.requests(Op::Write).len();
+    assert!(tries < 60, "{tries} writes for one bad sector");
+    // Only this block is tried again.
+    assert_eq!(bench.flush(), Err(IoError::Io));
+    assert_eq!(bench.disk.requests(Op::Write).len(), tries + 1);
+    bench.disk.repair();
+    assert_eq!(bench.flush(), Ok(()));
+    assert!((4..1004).all(|sector| bench.disk.after_a_crash(sector) == 5));
+    assert!(!bench.tier.has_deferred());
+}
+
+#[test]
+fn a_disk_that_takes_nothing_is_not_asked_for_each_block() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(0, 1024, 5)), Ok(()));
+    bench.disk.fails.set(100);
+    assert_eq!(bench.flush(), Err(IoError::Io));
+    let tries = bench.disk.requests(Op::Write).len();
+    assert!(tries <= 32, "{tries} writes");
+    assert_eq!(bench.tier.counts().deferred_bytes, 1024 * SECTOR_SIZE, "all of it is kept");
+    bench.disk.repair();
+    assert_eq!(bench.flush(), Ok(()));
+    assert!((0..1024).all(|sector| bench.disk.after_a_crash(sector) == 5));
+}
+
+#[test]
 fn those_who_wait_for_a_region_are_served_together() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     let durable =
