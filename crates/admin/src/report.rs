@@ -250,6 +250,9 @@ pub struct ErrorReport {
     pub checksum: u64,
     /// Dirty data that can no longer be read.
     pub lost: Vec<ByteRange>,
+    /// Dirty data that the origin does not take, although it takes other writes. It stays in the cache and is tried
+    /// again at least once a minute.
+    pub refused: Vec<ByteRange>,
     /// The latest error, until it is resolved.
     pub last: Option<String>,
 }

@@ -227,7 +227,7 @@ impl Inner {
             libc::EOPNOTSUPP => DeviceErrorKind::NotSupported,
             libc::EROFS | libc::EPERM => DeviceErrorKind::ReadOnly,
             libc::ENOENT => DeviceErrorKind::Gone,
-            libc::ETIMEDOUT | libc::EROFS | libc::ESHUTDOWN => DeviceErrorKind::Unreachable,
+            libc::ETIMEDOUT | libc::ESHUTDOWN => DeviceErrorKind::Unreachable,
             _ => DeviceErrorKind::Io,
         };
         shared.bell.ring(|news| news.look = true);

@@ -70,6 +70,8 @@ struct Counts {
     writes: u64,
     discards: u64,
     syncs: u64,
+    /// Operations that a rule made fail.
+    failed: u64,
 }
 
 /// Operations that hang, with their wakers.
@@ -188,6 +190,17 @@ impl Faults {
         self.counts.lock().syncs
     }
 
+    /// Returns the number of operations that were made to fail.
+    pub fn failed(&self) -> u64 {
+        self.counts.lock().failed
+    }
+
+    /// Makes every operation of these kinds fail as those of a device to which no path leads.
+    pub fn cut_off(&self, kinds: &[OpKind]) {
+        let fault = Fault::Fails(DeviceErrorKind::Unreachable);
+        kinds.iter().for_each(|kind| self.add(*kind, ANYWHERE, u64::MAX, fault));
+    }
+
     /// Returns whether a discard was requested, successful or not.
     pub fn has_seen_discards(&self) -> bool {
         self.counts.lock().discards > 0
@@ -229,6 +242,9 @@ impl Faults {
             |rule: &Rule| rule.left > 0 && rule.kind.covers(kind) && overlap(&rule.range, &range);
         let rule = rules.iter_mut().find(|rule| matches(rule))?;
         rule.left -= 1;
+        if matches!(rule.fault, Fault::Fails(_)) {
+            self.counts.lock().failed += 1;
+        }
         Some(rule.fault)
     }
 

@@ -7,37 +7,35 @@
 //! made durable in between if the log still has a version that must not be written over the
 //! origin's present one; otherwise it is updated for several groups together.
 //!
+//! Blocks that the origin does not take stop the order: what was written later would make the origin a state that never
+//! was. The other blocks of their group are written, because a power cut between two flushes could have left them too.
+//!
 //! When a volume becomes ordered, the blocks that are dirty then are written first, in any order.
 //! With that the origin is at a flush, and it stays at one from then on.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
+mod group;
+
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::{WakeReason, WritebackReason};
-use forebay_core::{Nanos, OriginBlock, SectorMask};
-use forebay_device::IoBuf;
-use forebay_lane::{concurrently, either, join_all};
-use forebay_policy::sweep::Merge;
-use forebay_policy::{Bucket, Decision, Pacer, RateControl, next_run};
-use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Front, OrderedVersion, Pinned};
+use forebay_core::{Nanos, OriginBlock};
+use forebay_lane::either;
+use forebay_policy::{Bucket, Decision, Pacer, RateControl};
+use forebay_store::Front;
 
 use crate::background::pace::{
-    FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_for, reason,
+    FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_unless, reason,
 };
 use crate::error::WritebackError;
-use crate::io::copies::Copies;
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
-use crate::state::volume::layout::bytes_of;
-use crate::state::volume::{Volume, VolumeState};
+use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// Blocks whose writes are planned together.
-const BATCH_BLOCKS: usize = 4096;
+/// Blocks to schedule before yielding to other tasks.
+const BLOCKS_AT_ONCE: usize = 4096;
 
 /// The most versions that the origin may have before the horizon is updated.
 const MOST_UNSETTLED: u64 = 4096;
@@ -47,21 +45,6 @@ const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 /// How long to wait when blocks are dirty but none can be written.
 const NOTHING_TO_WRITE: Duration = Duration::from_millis(20);
-
-/// The result of writing a group.
-#[derive(Default)]
-struct Outcome {
-    /// Whether anything was written.
-    any: bool,
-    unreadable: BTreeSet<OriginBlock>,
-    /// Runs that the origin does not have, until they are written again.
-    failed: Vec<Run>,
-    /// Why it does not have the last of them, or is not synced.
-    error: Option<WritebackError>,
-}
-
-/// Versions of adjacent blocks.
-type Run = Vec<(OriginBlock, OrderedVersion)>;
 
 /// A drain under way: everything up to `cut`, which was taken at `started`.
 struct Sweep {
@@ -143,40 +126,20 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
         match result {
             Ok(()) => {
                 progress.retry = FIRST_RETRY;
-                if volume.volume.writeback_error().is_some() {
+                if volume.volume.shows_writeback_error() {
                     volume.volume.set_writeback_error(None);
                 }
             }
             Err(error) => {
                 volume.volume.set_writeback_error(Some(error));
-                pause_for(volume, progress.retry).await;
+                let over = || volume.volume.settings().wants_order() != settings.wants_order();
+                pause_unless(volume, progress.retry, over).await;
+                volume.volume.refused.count_anew();
                 progress.retry = (progress.retry * 2).min(LONGEST_RETRY);
             }
         }
     }
     Ending::Over
-}
-
-impl Volume {
-    /// Adds the valid sectors of a block to the list of origin writes, joining adjacent runs.
-    pub(crate) fn gather(
-        &self,
-        block: OriginBlock,
-        mask: Option<&SectorMask>,
-        payload: &[u8],
-        writes: &mut Vec<(u64, Vec<u8>)>,
-    ) {
-        for valid in self.valid_sectors(block, mask).runs() {
-            let offset = self.origin_offset(block, valid.start);
-            let bytes = &payload[bytes_of(&valid)];
-            match writes.last_mut() {
-                Some((start, data)) if *start + data.len() as u64 == offset => {
-                    data.extend_from_slice(bytes);
-                }
-                _ => writes.push((offset, bytes.to_vec())),
-            }
-        }
-    }
 }
 
 /// The ordered writeback of a volume.
@@ -265,7 +228,7 @@ impl Ordered {
             .visit(|entry| entry.dirty, |address, _| dirty.extend(volume.space.block(address)));
         for (count, block) in dirty.into_iter().enumerate() {
             store.add_base(&volume.space, block);
-            if count % BATCH_BLOCKS == BATCH_BLOCKS - 1 {
+            if count % BLOCKS_AT_ONCE == BLOCKS_AT_ONCE - 1 {
                 forebay_lane::yield_now().await;
             }
         }
@@ -448,129 +411,5 @@ impl Ordered {
             self.0.volume.swept(started);
             self.0.volume.progress.notify_all();
         }
-    }
-
-    /// Writes versions to the origin in block order, and syncs it. Returns the blocks that cannot be read.
-    async fn write_group(
-        &self,
-        versions: &[(OriginBlock, OrderedVersion)],
-        why: WritebackReason,
-    ) -> Result<BTreeSet<OriginBlock>, WritebackError> {
-        let settings = self.0.volume.settings();
-        let failures = self.0.volume.syncs.failures();
-        let outcome = Rc::new(RefCell::new(Outcome::default()));
-        let merge = Merge::of(self.0.volume.block, settings.merge_bytes, 0);
-        for mut batch in versions.chunks(BATCH_BLOCKS) {
-            let blocks: Vec<OriginBlock> = batch.iter().map(|(block, _)| *block).collect();
-            let mut runs = Vec::new();
-            let mut rest = &blocks[..];
-            while let Some(run) = next_run(rest, merge, |_| false) {
-                let (first, others) = batch.split_at(run.count);
-                runs.push(first.to_vec());
-                (rest, batch) = (&rest[run.count..], others);
-            }
-            self.write_runs(runs, why, &outcome).await;
-            if outcome.borrow().error.is_some() {
-                break;
-            }
-        }
-        let mut outcome = outcome.take();
-        let unsynced = planted::has(PlantedBug::GroupUnsynced);
-        if outcome.any && outcome.error.is_none() && !unsynced {
-            // Barrier for invariants 9 and 28: the group is durable before the next one is written,
-            // and before a block is marked clean.
-            if let Err(error) = OriginIo(&self.0).sync_device(WakeReason::Other).await {
-                outcome.error = Some(error);
-            } else if self.0.volume.syncs.failures() != failures {
-                // Another task's sync failed, and may have lost these writes.
-                outcome.error = Some(WritebackError::SyncLost);
-            }
-        }
-        match outcome.error {
-            Some(error) => Err(error),
-            None => Ok(outcome.unreadable),
-        }
-    }
-
-    /// Writes runs, many at a time. Those that fail are written again as long as others succeed: an
-    /// origin that fails one write in a hundred might never take a whole group at once.
-    async fn write_runs(
-        &self,
-        mut runs: Vec<Run>,
-        why: WritebackReason,
-        outcome: &Rc<RefCell<Outcome>>,
-    ) {
-        let depth = self.0.volume.settings().writeback_depth.max(1) as usize;
-        loop {
-            let tried = runs.len();
-            let (this, all) = (self.clone(), outcome.clone());
-            let work = runs.into_iter().map(move |run| {
-                let (this, outcome) = (this.clone(), all.clone());
-                async move {
-                    if let Err(error) = this.write_held_run(&run, why, &outcome).await {
-                        let mut outcome = outcome.borrow_mut();
-                        outcome.failed.push(run);
-                        outcome.error = Some(error);
-                    }
-                }
-            });
-            concurrently(self.0.lane(), depth, work).await;
-            runs = std::mem::take(&mut outcome.borrow_mut().failed);
-            if runs.is_empty() || runs.len() == tried {
-                return;
-            }
-            pause_for(&self.0, FIRST_RETRY).await;
-            outcome.borrow_mut().error = None;
-        }
-    }
-
-    /// Writes versions of adjacent blocks, with as few writes as their valid sectors allow.
-    ///
-    /// # Errors
-    /// The origin does not have all of them.
-    async fn write_held_run(
-        &self,
-        run: &[(OriginBlock, OrderedVersion)],
-        why: WritebackReason,
-        outcome: &RefCell<Outcome>,
-    ) -> Result<(), WritebackError> {
-        let volume = &self.0.volume;
-        let store = self.0.store.store();
-        let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return Ok(()) };
-        let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
-        // No task may read a mix of older and newer data meanwhile.
-        let _range = volume.ranges.exclusive(range).await;
-        if volume.state() == VolumeState::Removed {
-            // The origin may have another owner from now on.
-            return Err(WritebackError::Stopped);
-        }
-        let pinned: Vec<Pinned<'_>> =
-            run.iter().map(|(block, version)| store.pin_held(*block, version)).collect();
-        let reads = pinned.iter().map(|pinned| async move {
-            let buf = IoBuf::for_overwrite(volume.block.as_usize());
-            Copies(&self.0).read_patiently(std::slice::from_ref(pinned), buf).await
-        });
-        let reads = {
-            let mut reads = std::pin::pin!(join_all(reads));
-            // Clients, and whoever stops the volume, wait for this range.
-            self.0.cache.unless_hung(&mut reads).await.ok_or(WritebackError::CacheHung)?
-        };
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (pinned, (payload, failed)) in pinned.iter().zip(reads) {
-            if failed.is_empty() {
-                // An earlier attempt at this run may have failed to read it.
-                outcome.borrow_mut().unreadable.remove(&pinned.block);
-                let mask = pinned.found.mask.as_ref();
-                volume.gather(pinned.block, mask, &payload, &mut writes);
-            } else {
-                outcome.borrow_mut().unreadable.insert(pinned.block);
-            }
-        }
-        drop(pinned);
-        for (offset, bytes) in writes {
-            outcome.borrow_mut().any = true;
-            OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes), why).await?;
-        }
-        Ok(())
     }
 }

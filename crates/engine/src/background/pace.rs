@@ -1,5 +1,6 @@
 //! What plain and ordered writeback share: when to write, why, and how long to wait.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::Nanos;
@@ -74,14 +75,23 @@ pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u
     }
 }
 
-/// Waits before a retry, unless the origin becomes writable, and only while the volume is attached: a task that
-/// sleeps here keeps the origin open.
+/// Waits before a retry, but only while the volume is attached, because a task that sleeps here keeps the
+/// origin open, and until the origin becomes writable, or a drain begins: an operator who has mended it does not wait
+/// for the pause.
 pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
+    pause_unless(view, time, || false).await;
+}
+
+/// As [`pause_for`], and only until the volume's settings make it `over`.
+pub(crate) async fn pause_unless(view: &LaneVolume, time: Duration, over: impl Fn() -> bool) {
     let (until, healed) = (view.now() + time, view.volume.healed());
+    let draining = || view.volume.draining.load(Ordering::SeqCst);
+    let before = draining();
     loop {
         let changed = view.volume.writeback_wanted.listen();
         let gone = view.cache.is_stopping() || view.volume.state() == VolumeState::Removed;
-        if gone || view.now() >= until || view.volume.healed() != healed {
+        let mended = view.volume.healed() != healed || draining() > before;
+        if gone || mended || over() || view.now() >= until {
             return;
         }
         either(changed, view.lane().sleep_until(until)).await;

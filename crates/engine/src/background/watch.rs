@@ -1,6 +1,6 @@
 //! Checks periodically whether the cache device answers. Each lane checks its own requests; the
-//! lane that opened the cache also keeps the notes about its volumes up to date and has bad blocks
-//! tried again. For origins see `state::origin`.
+//! lane that opened the cache also keeps the notes about its volumes up to date and has bad and refused
+//! blocks tried again. For origins see `state::origin`.
 
 use std::rc::Weak;
 use std::time::Duration;
@@ -45,8 +45,9 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
             }
             for volume in cache.volumes() {
                 volume.look_at_origin();
+                volume.try_refused_in_time(now);
                 if again {
-                    volume.try_bad_again();
+                    volume.try_unreadable_again();
                 }
                 if let Some(view) = this.lane_volume(volume.id) {
                     // A task of its own, so that a slow ledger does not delay the other volumes.

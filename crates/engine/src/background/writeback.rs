@@ -169,7 +169,7 @@ impl Writeback {
         match decision {
             Decision::Idle { .. } if self.flow.is_busy() => self.settle().await,
             Decision::Idle { look_again } => {
-                if volume.dirty_blocks() == 0 && volume.writeback_error().is_some() {
+                if volume.dirty_blocks() == 0 && volume.shows_writeback_error() {
                     // The blocks that could not be written have been overwritten or discarded.
                     volume.set_writeback_error(None);
                 }
@@ -256,6 +256,7 @@ impl Writeback {
                 (self.sweep_failed, self.failed_in_sweep) = (true, true);
                 volume.set_writeback_error(Some(error));
                 pause_for(&self.view, self.retry).await;
+                volume.refused.count_anew();
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);
             }
         }

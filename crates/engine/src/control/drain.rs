@@ -160,7 +160,6 @@ impl EngineLane {
         mut enough: u64,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
-        let failed = |message: String| EngineError::new(EngineErrorKind::Failed, message);
         let _draining = Draining::begin(volume);
         self.pass_those_answered_at_once(volume).await;
         volume.try_bad_again();
@@ -178,19 +177,20 @@ impl EngineLane {
             }
             // Until a volume has left the order for good, its clients write to the log alone.
             let leaves = volume.is_ordered() && !volume.settings().wants_order();
-            if !leaves && (left == 0 || (swept && !volume.has_bad())) {
+            let stuck = volume.has_bad() || volume.has_refused();
+            if !leaves && (left == 0 || (swept && !stuck)) {
                 return Ok(());
             }
             let bad = volume.bad_count();
             if bad >= if swept { 1 } else { left.max(1) } {
-                return Err(failed(format!(
-                    "{bad} dirty blocks of '{name}' cannot be read back; see 'forebay show {name}'"
-                )));
+                return Err(given_up(volume, bad));
             }
             if let Some(stuck) = volume.unanswered().or_else(|| self.cache.hung()) {
                 return Err(stuck);
             }
-            if let Some(error) = attempts.in_vain(volume, left) {
+            // A block that is found to be refused is progress: the others no longer wait for it.
+            if let Some(error) = attempts.in_vain(volume, left.saturating_sub(volume.all_refused()))
+            {
                 let message = format!("the dirty data of '{name}' cannot be written back: {error}");
                 return Err(EngineError::caused(EngineErrorKind::Failed, message, error));
             }
@@ -219,5 +219,34 @@ impl EngineLane {
                 error,
             )
         })
+    }
+}
+
+/// Returns the error of a drain that has left only blocks that cannot be read back, or that the origin refuses.
+fn given_up(volume: &Volume, count: u64) -> EngineError {
+    let (name, failed) = (&volume.name, EngineErrorKind::Failed);
+    let unreadable = volume.unreadable_count();
+    match volume.refusal() {
+        Some(error) if unreadable == 0 => EngineError::caused(
+            failed,
+            format!(
+                "{count} dirty blocks of '{name}' cannot be written back: {error}; 'forebay show {name}' lists them"
+            ),
+            error,
+        ),
+        Some(error) => EngineError::caused(
+            failed,
+            format!(
+                "{unreadable} dirty blocks of '{name}' cannot be read back, and {} not written back: {error}; 'forebay show {name}' lists them",
+                count.saturating_sub(unreadable)
+            ),
+            error,
+        ),
+        None => EngineError::new(
+            failed,
+            format!(
+                "{count} dirty blocks of '{name}' cannot be read back; see 'forebay show {name}'"
+            ),
+        ),
     }
 }

@@ -11,6 +11,24 @@ pub enum WritebackError {
     /// The origin cannot be read or written.
     #[error(transparent)]
     Origin(#[from] DeviceError),
+    /// The origin takes other writes, but not these bytes.
+    #[error("the origin does not take {ranges}: {error}")]
+    Refused {
+        /// The first ranges, and how many more there are.
+        ranges: String,
+        /// The last failure.
+        error: DeviceError,
+    },
+    /// The group of an ordered volume that is next has bytes that the origin does not take.
+    #[error(
+        "the origin does not take {ranges}: {error}; as the volume is ordered, the origin stays at the flush before, until it takes them or 'ordered' is set to off"
+    )]
+    OrderRefused {
+        /// The first ranges, and how many more there are.
+        ranges: String,
+        /// The last failure.
+        error: DeviceError,
+    },
     /// Another task's sync of the origin failed, and may have lost these writes.
     #[error("a sync of the origin failed")]
     SyncLost,

@@ -86,7 +86,8 @@ impl Commits<'_> {
             if volume.dirty.total() == 0 {
                 return true;
             }
-            if volume.has_bad() || self.0.now().since(began) >= THROUGH_PATIENCE {
+            let stays = volume.has_bad() || volume.has_refused();
+            if stays || self.0.now().since(began) >= THROUGH_PATIENCE {
                 return false;
             }
             either(progress, self.0.lane().sleep(Duration::from_millis(20))).await;

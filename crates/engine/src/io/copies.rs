@@ -6,6 +6,7 @@
 //! unreadable dirty copy is tried again whenever a client asks for it, when an operator flushes,
 //! deletes or changes the mode, and after some time; if it can be read then, nothing was lost.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use forebay_core::why::EvictionReason;
@@ -27,6 +28,9 @@ const RETRY_AFTER: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
 ];
+
+/// So many copies in a row that cannot be read mean that the device fails as a whole: clean ones are not retried.
+const CLEAN_IN_VAIN: u32 = 8;
 
 /// The outcome for a copy that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,14 +83,19 @@ impl Copies<'_> {
     ) -> (IoBuf, Vec<(usize, ReadFailure)>) {
         let (mut buf, mut failed) = self.0.store.read_run(&self.0.volume.space, run, buf).await;
         failed.iter().for_each(|(_, failure)| self.count_failure(failure));
-        if failed.iter().any(|(at, _)| run[*at].found.entry.dirty) {
+        let one_of_many = |(_, failure): &(usize, ReadFailure)| {
+            run.len() > 1 && matches!(failure, ReadFailure::Device(_))
+        };
+        let is_dirty = |(at, _): &(usize, ReadFailure)| run[*at].found.entry.dirty;
+        if failed.iter().any(|failed| is_dirty(failed) || one_of_many(failed)) {
             self.read_again(run, &mut buf, &mut failed).await;
         }
         (buf, failed)
     }
 
-    /// Retries dirty copies that could not be read, one by one: a single bad sector fails the read
-    /// of a whole run. Copies already known to be bad are retried once, so that clients do not wait
+    /// Retries copies that could not be read, one by one: a single bad sector fails the read of a whole
+    /// run. Clean ones, which the origin has as well, are retried once, and not if many in a row are
+    /// bad; dirty ones several times. Copies already known to be bad are retried once, so that clients do not wait
     /// each time; so are copies that fail verification.
     async fn read_again(
         self,
@@ -94,12 +103,15 @@ impl Copies<'_> {
         buf: &mut IoBuf,
         failed: &mut Vec<(usize, ReadFailure)>,
     ) {
-        let size = self.0.volume.block.as_usize();
+        let (size, in_vain) = (self.0.volume.block.as_usize(), Cell::new(0));
         for (round, pause) in RETRY_AFTER.into_iter().enumerate() {
             let worth = |(at, failure): &(usize, ReadFailure)| {
                 let passes = matches!(failure, ReadFailure::Device(_));
                 let known = self.0.volume.is_bad(run[*at].block);
-                run[*at].found.entry.dirty && (round == 0 || (passes && !known))
+                match run[*at].found.entry.dirty {
+                    true => round == 0 || (passes && !known),
+                    false => round == 0 && passes && run.len() > 1 && in_vain.get() < CLEAN_IN_VAIN,
+                }
             };
             if !failed.iter().any(worth) {
                 return;
@@ -117,10 +129,12 @@ impl Copies<'_> {
                     Some((_, failure)) => {
                         self.count_failure(&failure);
                         failed[index].1 = failure;
+                        in_vain.set(in_vain.get() + 1);
                     }
                     None => {
                         buf[at * size..(at + 1) * size].copy_from_slice(&one);
                         failed.remove(index);
+                        in_vain.set(0);
                     }
                 }
             }

@@ -2,6 +2,7 @@
 //!
 //! - [`span`]: the blocks of one write
 //! - [`run`]: carries out one write
+//! - [`split`]: splits a write that fails
 //! - [`read_turns`]: limits how many writes read from the cache device at a time
 //! - [`flow`]: writes under way, and the syncs that make them durable
 
@@ -9,6 +10,7 @@ pub(crate) mod flow;
 mod read_turns;
 pub(crate) mod run;
 pub(crate) mod span;
+pub(crate) mod split;
 
 use std::rc::Rc;
 
@@ -37,7 +39,7 @@ pub(crate) async fn put_on_origin(
     while let Some(span) = Spans(view).next_span(rest, Spans(view).merging()) {
         rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
         let (written, error) =
-            SpanWriter(view).write_back_span(&span, WritebackReason::Mode, 0, &turns).await;
+            SpanWriter(view).write_back_parts(span, WritebackReason::Mode, 0, &turns).await;
         // If a sync has failed since these were written, their state on the origin is unknown: they
         // stay dirty and are written again. Asked where they are noted, as a failure clears what is noted.
         let syncs = &view.volume.syncs;
@@ -47,10 +49,11 @@ pub(crate) async fn put_on_origin(
             return Err(error);
         }
     }
-    match blocks.iter().find(|block| view.volume.is_bad(**block)) {
-        Some(block) => Err(WritebackError::Unreadable(*block)),
-        None => Ok(()),
+    if let Some(block) = blocks.iter().find(|block| view.volume.is_bad(**block)) {
+        return Err(WritebackError::Unreadable(*block));
     }
+    let refused = blocks.iter().any(|block| view.volume.is_refused(*block));
+    view.volume.refusal().filter(|_| refused).map_or(Ok(()), Err)
 }
 
 /// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`. Skips

@@ -1,10 +1,12 @@
 //! Read misses: reads from the origin, and fills the blocks that may enter.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_core::why::{RefusalReason, WakeReason};
-use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
-use forebay_device::{DeviceOp, IoBuf};
+use forebay_core::{IoError, Nanos, OriginBlock, SECTOR_SIZE, SectorMask};
+use forebay_device::{DeviceError, DeviceOp, IoBuf};
 use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
 
 use crate::io::admission::AdmissionControl;
@@ -13,6 +15,7 @@ use crate::io::copies::Copies;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::path::retry::Retry;
+use crate::state::bad_reads::Widened;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
@@ -22,6 +25,19 @@ const FILL_BYTES: u64 = 64 << 10;
 /// The most bytes under way at a time, for one volume on one lane, that are read from the origin
 /// although nobody asked for them. Beyond that, misses fill only what was asked for.
 const MOST_PROMOTED: u64 = 16 << 20;
+
+/// Which part of a read of the origin fails is found out at most so often, and in so many parts and so much time.
+const LOCATED_EVERY: Duration = Duration::from_secs(1);
+const LOCATED_PARTS: u64 = 16;
+const LOCATED_IN: Duration = Duration::from_secs(1);
+
+/// Why a read of the origin was not completed.
+enum Failed {
+    /// The origin cannot be read.
+    Origin(DeviceError),
+    /// A cached copy that belongs to it was forgotten, or cannot be read.
+    Other(Retry),
+}
 
 /// A block that is being read from the origin.
 struct Filling {
@@ -56,15 +72,103 @@ impl<'a> Filler<'a> {
         gate: Option<Gate>,
     ) -> Result<(), Retry> {
         let enters = gate.is_some_and(|gate| self.any_may_enter(gate, &range));
-        let span = self.origin_span(&range, enters.then(|| self.fill_bytes()));
+        let (own, span) = (
+            self.origin_span(&range, None),
+            self.origin_span(&range, enters.then(|| self.fill_bytes())),
+        );
         if enters && let Some((more, _promotion)) = self.promotion(&range, &span) {
-            match self.read_span(&range, &more, into, gate).await {
-                // Only the promoted part may be bad; retry the requested range.
-                Err(Retry::Fail(_)) => (),
-                result => return result,
+            // Only the promoted part may be bad.
+            let result = self.read_wider(&range, &more, into, gate, Widened::Promoted).await;
+            if let Some(result) = result {
+                return result;
             }
         }
-        self.read_span(&range, &span, into, gate).await
+        if span != own {
+            // The same of the rest of the blocks.
+            let result = self.read_wider(&range, &span, into, gate, Widened::Filled).await;
+            if let Some(result) = result {
+                return result;
+            }
+        }
+        let gate = gate.filter(|_| span == own);
+        match self.read_span(&range, &own, into, gate).await {
+            Err(Failed::Origin(error)) => {
+                self.cannot_read(&own, error).await;
+                Err(Retry::Fail(IoError::Io))
+            }
+            Err(Failed::Other(retry)) => Err(retry),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Reads more than the range that was asked for. `None`: something there cannot be read, perhaps not what was
+    /// asked for. It is not tried again there for a while.
+    async fn read_wider(
+        self,
+        range: &Range<u64>,
+        span: &Range<u64>,
+        into: &mut IoBuf,
+        gate: Option<Gate>,
+        why: Widened,
+    ) -> Option<Result<(), Retry>> {
+        let volume = &self.0.volume;
+        if volume.bad_reads.may_fail(why, span, self.0.now()) {
+            return None;
+        }
+        match self.read_span(range, span, into, gate).await {
+            Ok(()) => Some(Ok(())),
+            Err(Failed::Origin(error)) if error.is_local() => {
+                volume.bad_reads.note(why, span.clone(), self.0.now());
+                None
+            }
+            Err(Failed::Other(Retry::Fail(_))) => None,
+            Err(Failed::Origin(error)) => {
+                self.cannot_read(span, error).await;
+                Some(Err(Retry::Fail(IoError::Io)))
+            }
+            Err(Failed::Other(retry)) => Some(Err(retry)),
+        }
+    }
+
+    /// Records that the origin cannot be read, and where exactly.
+    async fn cannot_read(self, span: &Range<u64>, error: DeviceError) {
+        let volume = &self.0.volume;
+        let now = self.0.now();
+        let before = Nanos(volume.read_located.load(Ordering::Relaxed));
+        let error = match error.is_local() && now.since(before) >= LOCATED_EVERY {
+            true => {
+                volume.read_located.store(now.0, Ordering::Relaxed);
+                self.locate(span.clone(), error).await
+            }
+            false => error,
+        };
+        volume.read_error.set(&error);
+        tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
+    }
+
+    /// Returns the error of the first part of a span that cannot be read, of a logical block if a disk that takes
+    /// its time leaves enough for that. A client waits for this.
+    async fn locate(self, mut span: Range<u64>, mut error: DeviceError) -> DeviceError {
+        let (logical, until) = (self.0.volume.origin.logical_block(), self.0.now() + LOCATED_IN);
+        while span.end - span.start > logical {
+            let part = (span.end - span.start).div_ceil(LOCATED_PARTS).next_multiple_of(logical);
+            let mut found = None;
+            let mut at = span.start;
+            while at < span.end && found.is_none() {
+                if self.0.now() >= until {
+                    return error;
+                }
+                let end = (at + part).min(span.end);
+                let buf = IoBuf::for_overwrite((end - at) as usize);
+                if let Err(failed) = self.0.origin.read(at, buf, WakeReason::Read).await {
+                    found = Some((at..end, failed));
+                }
+                at = end;
+            }
+            let Some((part, failed)) = found else { return error };
+            (span, error) = (part, failed);
+        }
+        error
     }
 
     fn any_may_enter(self, gate: Gate, range: &Range<u64>) -> bool {
@@ -142,7 +246,7 @@ impl<'a> Filler<'a> {
         span: &Range<u64>,
         into: &mut IoBuf,
         gate: Option<Gate>,
-    ) -> Result<(), Retry> {
+    ) -> Result<(), Failed> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
@@ -162,7 +266,7 @@ impl<'a> Filler<'a> {
                 let mut result = Ok(());
                 for filling in &blocks {
                     if let Err(retry) = self.merge(filling, range, span, &mut data, gate).await {
-                        result = Err(retry);
+                        result = Err(Failed::Other(retry));
                     }
                 }
                 let start = (range.start - span.start) as usize;
@@ -171,11 +275,9 @@ impl<'a> Filler<'a> {
             }
             (Err(error), _) => {
                 bump(&self.0.stats().counters.origin_read_errors, 1);
-                volume.read_error.set(&error);
-                tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
-                Err(Retry::Fail(IoError::Io))
+                Err(Failed::Origin(error))
             }
-            (Ok(()), None) => Err(Retry::Fail(IoError::Io)),
+            (Ok(()), None) => Err(Failed::Other(Retry::Fail(IoError::Io))),
         };
         for ticket in blocks.into_iter().filter_map(|filling| filling.ticket) {
             store.index.end_fill(ticket);

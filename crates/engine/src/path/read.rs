@@ -27,6 +27,9 @@ use crate::stats::bump;
 /// The most attempts of a read that starts again because a cached copy turned out to be bad.
 const ATTEMPTS: usize = 16;
 
+/// The most blocks in a row that a prefetch fails to read before it gives up.
+const MOST_IN_VAIN: u32 = 8;
+
 fn covers(found: &Found, sectors: &Range<u32>) -> bool {
     planted::has(PlantedBug::MaskIgnored)
         || found.mask.as_ref().is_none_or(|mask| mask.contains_range(sectors.clone()))
@@ -212,28 +215,46 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Fills the absent blocks of a range.
+    /// Fills the absent blocks of a range. Where it cannot be read, block by block: what is beside a bad sector is
+    /// filled as well.
+    ///
+    /// # Errors
+    /// The first block that was not filled.
     pub(crate) async fn prefetch(self, offset: u64, len: u64) -> Result<(), IoError> {
         const STEP: u64 = PREFETCH_PIECE;
-        let mut at = offset;
+        let (mut at, mut result) = (offset, Ok(()));
         while at < offset + len {
             let step = STEP.min(offset + len - at);
-            let missing = self.0.volume.pieces(at, step).any(|piece| {
-                self.0.store.store().peek(&self.0.volume.space, piece.block).is_none()
-            });
-            if missing {
-                let mut buf = IoBuf::for_overwrite(step as usize);
-                let gate =
-                    self.fills_on_request().then(|| AdmissionControl(self.0).gate_on_request());
-                let read = Filler(self.0).read_origin(at..at + step, &mut buf, gate).await;
-                read.map_err(|retry| match retry {
-                    Retry::Again => IoError::Io,
-                    Retry::Fail(error) => error,
-                })?;
+            if self.prefetch_piece(at, step).await.is_err() {
+                let mut in_vain = 0;
+                for piece in self.0.volume.pieces(at, step) {
+                    let start = at + piece.bytes.start as u64;
+                    let ended = self.prefetch_piece(start, piece.bytes.len() as u64).await;
+                    in_vain = if ended.is_ok() { 0 } else { in_vain + 1 };
+                    if in_vain >= MOST_IN_VAIN {
+                        return ended;
+                    }
+                    result = result.and(ended);
+                }
             }
             at += step;
         }
-        Ok(())
+        result
+    }
+
+    async fn prefetch_piece(self, offset: u64, len: u64) -> Result<(), IoError> {
+        let absent =
+            |piece: Piece| self.0.store.store().peek(&self.0.volume.space, piece.block).is_none();
+        if !self.0.volume.pieces(offset, len).any(absent) {
+            return Ok(());
+        }
+        let mut buf = IoBuf::for_overwrite(len as usize);
+        let gate = self.fills_on_request().then(|| AdmissionControl(self.0).gate_on_request());
+        let read = Filler(self.0).read_origin(offset..offset + len, &mut buf, gate).await;
+        read.map_err(|retry| match retry {
+            Retry::Again => IoError::Io,
+            Retry::Fail(error) => error,
+        })
     }
 
     /// Returns whether data that a client or a tier above wants to be cached may be filled.

@@ -327,7 +327,8 @@ impl Writer<'_> {
             };
             let mut dirty = volume.blocks(range.clone()).map(OriginBlock).filter(is_dirty);
             let Some(first) = dirty.next() else { return Ok(()) };
-            let bad = volume.is_bad(first) || dirty.any(|block| volume.is_bad(block));
+            let stays = |block| volume.is_bad(block) || volume.is_refused(block);
+            let bad = stays(first) || dirty.any(stays);
             if volume.state() != VolumeState::Running {
                 return Err(IoError::ShuttingDown);
             }

@@ -3,6 +3,7 @@
 
 pub(crate) mod admission_rules;
 pub(crate) mod bad;
+pub(crate) mod bad_reads;
 pub(crate) mod cache;
 pub(crate) mod committed;
 pub(crate) mod curve;
@@ -18,6 +19,7 @@ pub(crate) mod pins;
 pub(crate) mod ranges;
 pub(crate) mod read_share;
 pub(crate) mod recording;
+pub(crate) mod refused;
 pub(crate) mod replacement;
 pub(crate) mod share;
 pub(crate) mod streams;

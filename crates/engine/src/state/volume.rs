@@ -4,6 +4,7 @@ mod bad;
 pub(crate) mod layout;
 mod origin;
 pub(crate) mod recording;
+mod refused;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,6 +29,7 @@ use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
+use crate::state::bad_reads::BadReads;
 use crate::state::committed::Committed;
 use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
@@ -40,6 +42,7 @@ use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
 use crate::state::read_share::ReadShare;
 use crate::state::recording::Recorder;
+use crate::state::refused::Refused;
 use crate::state::replacement::room;
 use crate::state::share::Share;
 use crate::state::streams::Streams;
@@ -128,6 +131,10 @@ pub struct Volume {
     /// Whether the origin can discard: 0 not tried yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
     pub(crate) bad: BadBlocks,
+    pub(crate) refused: Refused,
+    pub(crate) bad_reads: BadReads,
+    /// When it was last found out which part of a read of the origin failed, in nanoseconds.
+    pub(crate) read_located: AtomicU64,
     /// The error of the last read of the origin, if it failed.
     pub(crate) read_error: LastError,
     /// The error of the last write to the origin for a client, if it failed.
@@ -226,6 +233,9 @@ impl Volume {
             syncs: Syncs::default(),
             discards: AtomicU8::new(0),
             bad: BadBlocks::default(),
+            refused: Refused::default(),
+            bad_reads: BadReads::default(),
+            read_located: AtomicU64::new(0),
             read_error: LastError::default(),
             write_error: LastError::default(),
             read_only,
@@ -422,6 +432,7 @@ impl Volume {
         self.dirty.sub(block);
         self.dirty_count.sub(lane.id());
         self.remove_bad(block);
+        self.remove_refused(block);
         self.progress.notify_all();
     }
 
@@ -555,8 +566,14 @@ impl Volume {
         self.overdue.store(overdue, Ordering::SeqCst);
     }
 
-    /// Returns why writeback fails at the moment, if it does.
+    /// Returns why dirty blocks cannot be written back at the moment: all, or those that the origin refuses.
     pub fn writeback_error(&self) -> Option<WritebackError> {
-        self.writeback_error.lock().clone()
+        let error = self.writeback_error.lock().clone();
+        error.or_else(|| self.refusal())
+    }
+
+    /// Returns whether an error of writeback as a whole is shown.
+    pub(crate) fn shows_writeback_error(&self) -> bool {
+        self.writeback_error.lock().is_some()
     }
 }

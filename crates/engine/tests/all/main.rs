@@ -1,6 +1,7 @@
 //! Tests of the engine on devices in RAM, in virtual time. One program, because each takes as long to build.
 
 mod admission;
+mod bad_sectors;
 mod caching;
 mod drains;
 mod failing;

@@ -309,6 +309,9 @@ fn errors(report: &VolumeReport, line: &mut impl FnMut(&str, String)) {
     for range in &errors.lost {
         line("lost", format!("{} bytes at {}", range.len, range.offset));
     }
+    for range in &errors.refused {
+        line("refused", format!("{} bytes at {}", range.len, range.offset));
+    }
 }
 
 /// Lists who served the requests of clients, in counts and shares that add up; empty if there were none.

@@ -67,7 +67,10 @@ impl Worth {
     fn reinserting(&self, owner: &Owner<'_>, live: &Live) -> bool {
         match live.dirty {
             true if owner.in_order => false,
-            true => self.dirty || (self.kept_dirty && live.kept) || (self.bound && owner.bound),
+            true => {
+                let bound = self.bound && owner.must_reinsert(live);
+                self.dirty || (self.kept_dirty && live.kept) || bound
+            }
             false if owner.must_reinsert(live) => self.bound,
             false => self.kept && live.kept,
         }
@@ -153,6 +156,7 @@ impl EngineLane {
             let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
                 continue;
             };
+            dirty.retain(|live| !view.volume.is_given_up(live.block));
             dirty.sort_unstable_by_key(|live| live.block);
             let blocks: Vec<OriginBlock> = dirty.iter().map(|live| live.block).collect();
             if !blocks.is_empty() && self.make_clean(view, blocks).await {

@@ -65,9 +65,14 @@ impl<'a> Owner<'a> {
     /// Returns whether a block can leave its segment only by being reinserted.
     pub(super) fn must_reinsert(&self, live: &Live) -> bool {
         match live.dirty {
-            true => self.bound && !self.in_order,
+            true => (self.bound || self.is_refused(live)) && !self.in_order,
             false => live.stays,
         }
+    }
+
+    /// Returns whether the origin refuses a dirty block, so that only other blocks of its volume can be written back.
+    fn is_refused(&self, live: &Live) -> bool {
+        self.view.as_ref().is_some_and(|view| view.volume.is_refused(live.block))
     }
 
     /// Finds out which clean blocks stay: those that are pinned, and those that the volume's share guards. What

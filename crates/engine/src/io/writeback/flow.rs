@@ -101,7 +101,7 @@ impl Flow {
             let mut ending = Ending { flow: &this, bytes, error: Some(WritebackError::Panicked) };
             let gap = Spans(&this.view).merging().gap;
             let (written, error) =
-                SpanWriter(&this.view).write_back_span(&span, why, gap, &this.reads).await;
+                SpanWriter(&this.view).write_back_parts(span, why, gap, &this.reads).await;
             if this.written.borrow().is_empty() {
                 this.since.set(this.view.now());
             }

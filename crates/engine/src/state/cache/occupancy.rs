@@ -74,12 +74,12 @@ impl Cache {
     }
 
     /// Returns the part of [`Cache::unwritten_blocks`] that cannot be written back at the moment:
-    /// the volumes are not attached, or their origins take no writes. The rest of the cache is left
+    /// the volumes are not attached, or their origins take no writes, or not these. The rest of the cache is left
     /// to the other volumes.
     pub(crate) fn bound_blocks(&self) -> u64 {
         let bound = |volume: &Volume| match volume.is_bound() {
             true => self.unwritten_of(volume),
-            false => 0,
+            false => volume.refused_count(),
         };
         // Which ordered volume holds a segment is not known: count all as bound if any attached
         // ordered volume is bound, or no ordered volume is attached.

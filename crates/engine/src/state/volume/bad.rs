@@ -11,6 +11,8 @@ use crate::state::volume::Volume;
 impl Volume {
     /// Records that a dirty block cannot be read back.
     pub(crate) fn add_bad(&self, block: OriginBlock) {
+        // It counts as one of the two, or blocks that can be written would seem to be none.
+        self.remove_refused(block);
         let mut bad = self.bad.bad.lock();
         self.bad.any.store(true, Ordering::Relaxed);
         if bad.add(block) {
@@ -26,10 +28,13 @@ impl Volume {
         self.has_bad() && self.bad.bad.lock().blocks.contains_key(&block)
     }
 
-    /// Returns whether a block was found bad in this round, so that it should not be tried now.
+    /// Returns whether a block was tried in this round in vain, so that it should not be tried now.
     pub(crate) fn is_given_up(&self, block: OriginBlock) -> bool {
-        let bad = self.bad.bad.lock();
-        bad.blocks.get(&block) == Some(&Tried::In(bad.round))
+        let unreadable = || {
+            let bad = self.bad.bad.lock();
+            bad.blocks.get(&block) == Some(&Tried::In(bad.round))
+        };
+        (self.has_bad() && unreadable()) || self.is_refused_now(block)
     }
 
     /// Returns whether any dirty block is known to be bad.
@@ -38,8 +43,14 @@ impl Volume {
         self.bad.any.load(Ordering::Relaxed)
     }
 
-    /// Begins a round: all bad blocks are tried once more.
+    /// Begins a round: all bad and refused blocks are tried once more.
     pub(crate) fn try_bad_again(&self) {
+        self.try_refused_again();
+        self.try_unreadable_again();
+    }
+
+    /// As [`Volume::try_bad_again`], for blocks that cannot be read back.
+    pub(crate) fn try_unreadable_again(&self) {
         if self.has_bad() {
             let mut bad = self.bad.bad.lock();
             bad.round += 1;
@@ -99,8 +110,14 @@ impl Volume {
         self.bad.bad.lock().blocks.range(first..end).map(|(block, _)| *block).collect()
     }
 
-    /// Returns how many dirty blocks were found bad in this round: waiting for them is pointless.
+    /// Returns how many dirty blocks could not be read, or were refused by the origin, in this round: waiting for
+    /// them is pointless.
     pub(crate) fn bad_count(&self) -> u64 {
+        self.unreadable_count() + self.refused_count()
+    }
+
+    /// Returns how many dirty blocks could not be read back in this round.
+    pub(crate) fn unreadable_count(&self) -> u64 {
         if self.has_bad() { self.bad.bad.lock().tried } else { 0 }
     }
 }

@@ -1,6 +1,7 @@
 //! The served volumes, and their reports.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -477,8 +478,12 @@ fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
 
 /// Returns the dirty data that cannot be read any more.
 fn lost_ranges(running: &Running) -> Vec<ByteRange> {
-    let ranges = running.volume.bad_ranges().into_iter();
-    ranges.map(|range| ByteRange { offset: range.start, len: range.end - range.start }).collect()
+    byte_ranges(running.volume.bad_ranges())
+}
+
+fn byte_ranges(ranges: Vec<Range<u64>>) -> Vec<ByteRange> {
+    let one = |range: Range<u64>| ByteRange { offset: range.start, len: range.end - range.start };
+    ranges.into_iter().map(one).collect()
 }
 
 fn errors(running: &Running) -> ErrorReport {
@@ -493,6 +498,7 @@ fn errors(running: &Running) -> ErrorReport {
         cache_write: u64::from(store.health.failed()),
         checksum: store.counters.corrupt_blocks.load(Ordering::Relaxed),
         lost: lost_ranges(running),
+        refused: byte_ranges(volume.refused_ranges()),
         last: last_error(running),
     }
 }

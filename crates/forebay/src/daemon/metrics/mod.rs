@@ -164,6 +164,10 @@ fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
         let lost: u64 = volume.errors.lost.iter().map(|range| range.len).sum();
         served(volume, lost as f64)
     });
+    each(&the::ORIGIN_REFUSES, &|volume| {
+        let refused: u64 = volume.errors.refused.iter().map(|range| range.len).sum();
+        served(volume, refused as f64)
+    });
     each(&the::ORIGIN_WRITES_FAIL, &|volume| {
         served(volume, f64::from(u8::from(volume.errors.origin_write > 0)))
     });
