@@ -1,9 +1,11 @@
 //! The report of a volume for people: aligned, with units; unusual facts only if there are any.
 
+mod served;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::{ExportReport, Latency, OriginReport, RamReport, RestReport, ServedBy};
+use forebay_admin::report::{ExportReport, Latency, OriginReport, RamReport, RestReport};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 use forebay_core::{Caching, Durability, Mode};
@@ -68,7 +70,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     errors(report, &mut line);
 
     text.push('\n');
-    text.push_str(&served(report));
+    text.push_str(&served::served(report));
     text.push_str(&requests(report));
     text.push_str(&why(report));
     text.push('\n');
@@ -314,33 +316,6 @@ fn errors(report: &VolumeReport, line: &mut impl FnMut(&str, String)) {
     }
 }
 
-/// Lists who served the requests of clients, in counts and shares that add up; empty if there were none.
-fn served(report: &VolumeReport) -> String {
-    let served = &report.served;
-    if served.reads.total + served.writes.total == 0 {
-        return String::new();
-    }
-    let mut table = Table::new(&[
-        Column::left("SERVED BY"),
-        Column::right("TOTAL"),
-        Column::right("RAM"),
-        Column::right(""),
-        Column::right("CACHE"),
-        Column::right(""),
-        Column::right("ORIGIN"),
-        Column::right(""),
-    ]);
-    for (what, by) in [("reads", &served.reads), ("writes", &served.writes)] {
-        let ServedBy { total, ram, cache, origin } = *by;
-        let shares =
-            by.shares().map_or_else(|| [(); 3].map(|()| "-".to_owned()), |s| s.map(percent));
-        let parts = [ram, cache, origin].into_iter().zip(shares);
-        let parts = parts.flat_map(|(count, share)| [grouped(count), share]);
-        table.row([what.to_owned(), grouped(total)].into_iter().chain(parts));
-    }
-    format!("{}\n", table.render())
-}
-
 fn requests(report: &VolumeReport) -> String {
     let requests = &report.requests;
     let mut table = Table::new(&[
@@ -500,7 +475,7 @@ pub(crate) fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay_admin::report::WaitReport;
+    use forebay_admin::report::{ServedBy, WaitReport};
     use forebay_admin::{Settings, VolumeState};
 
     use super::*;
