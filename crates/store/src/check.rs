@@ -375,7 +375,7 @@ impl Walk {
             Err(error) => error.to_string(),
             Ok(payload) => {
                 let check = store.check(space, block, &payload);
-                if store.index.check_matches(&entry, check) {
+                if store.index.check_matches(entry, check) {
                     let mut report = self.report.borrow_mut();
                     report.verified += 1;
                     report.bytes += payload.len() as u64;
