@@ -157,6 +157,7 @@ impl Text<'_> {
             alignment: 0,
             force: false,
             adopt: false,
+            stored_as: None,
             settings: Assignments::default(),
         };
         let lines = vec![(name.to_owned(), self.line(span.start))];

@@ -37,6 +37,10 @@ pub struct CreateRequest {
     /// and block size, alignment and settings are read from the device.
     #[serde(default)]
     pub adopt: bool,
+    /// With `adopt`, the name that the cache device has for the volume, if that is another one: it is renamed there, and
+    /// gets a new UUID. So can a copy of a cache device be used beside the original.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_as: Option<VolumeName>,
     /// Settings that differ from the profile, or else from the defaults.
     #[serde(default, skip_serializing_if = "Assignments::is_empty")]
     #[schemars(schema_with = "crate::schema::assignments")]

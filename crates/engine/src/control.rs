@@ -11,6 +11,7 @@ mod open;
 mod patience;
 mod pins;
 pub(crate) mod recognise;
+pub(crate) mod rename;
 pub(crate) mod samples;
 pub(crate) mod sectors;
 mod table;

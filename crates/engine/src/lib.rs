@@ -38,6 +38,7 @@ pub use api::{
 };
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
+pub use control::rename::Naming;
 pub use control::samples::SampledOrigin;
 pub use control::sectors::check_sectors;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};

@@ -306,6 +306,11 @@ pub(crate) struct CreateArgs {
     #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "read_only", "export", "alignment", "set"])]
     pub(crate) adopt: bool,
 
+    /// Adopt it under this name: it is renamed on the cache device, and becomes a volume of its own, so that a
+    /// copy of a cache and its origin can be used beside the original
+    #[arg(long = "as", value_name = "NAME", requires = "adopt")]
+    pub(crate) new_name: Option<VolumeName>,
+
     /// Print the volume as JSON instead of its URI
     #[arg(long)]
     pub(crate) json: bool,

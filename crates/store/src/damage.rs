@@ -86,7 +86,8 @@ impl Damage {
 /// mode that makes nothing dirty, the last closed record at that moment.
 pub(crate) fn note_records(before: &[VolumeRecord], after: &mut [VolumeRecord], last: u64) {
     for volume in after {
-        if !before.iter().any(|old| old.uuid == volume.uuid) {
+        // By number: a volume that gets another name and UUID is as old as before.
+        if !before.iter().any(|old| old.id == volume.id) {
             set(volume, CREATED_RECORD, last);
         }
         if matches!(volume.mode, Mode::Writeback | Mode::Writeonly) {

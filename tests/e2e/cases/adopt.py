@@ -77,4 +77,100 @@ def what_does_not_belong_together_is_not_adopted(box):
     check_whole(daemon, origin)
 
 
+def copied(box, volumes=("v",)):
+    """A daemon with volumes on one cache, and a copy of cache and origins from a moment when all were stopped; dirty blocks are in both."""
+    daemon = box.daemon()
+    cache = box.file("cache", 64 * MIB)
+    for number, name in enumerate(volumes):
+        client = connect(daemon.create(name, cache, box.file(f"origin-{name}", 16 * MIB, random_bytes(number, 16 * MIB)), "--set", "writeback_running=off"))
+        client.pwrite(DIRTY, MIB)
+        client.flush()
+    for name in volumes:
+        daemon.cli("stop", name)
+    copies = {name: shutil.copy(box.path(f"origin-{name}"), box.path(f"copy-{name}")) for name in volumes}
+    copy = shutil.copy(cache, box.path("copy"))
+    for name in volumes:
+        daemon.cli("start", name)
+    return daemon, cache, copy, copies
+
+
+def value(daemon, name):
+    return bytes(connect(daemon.uri(name)).pread(65536, MIB))
+
+
+def write(daemon, name, data):
+    client = connect(daemon.uri(name))
+    client.pwrite(data, MIB)
+    client.flush()
+
+
+@test
+def a_copy_is_used_beside_the_original_under_another_name(box):
+    daemon, _, copy, copies = copied(box)
+    for _ in range(3):
+        write(daemon, "v", b"\x01" * 65536)
+    daemon.create("v", copy, copies["v"], "--adopt", "--as", "w", "--force")
+    check_equal(value(daemon, "w"), DIRTY, "what the copy holds")
+    for number in range(20):
+        write(daemon, "w", bytes([number]) * 65536)
+    # Neither is taken for an older copy of the other: not after a stop, and not after a crash.
+    for end in (daemon.terminate, daemon.kill):
+        end()
+        daemon.start()
+        for name, byte in ("v", 1), ("w", 19):
+            check_equal(daemon.show(name)["state"], "running", f"the state of {name}")
+            check_equal(value(daemon, name), bytes([byte]) * 65536, f"what {name} holds")
+    daemon.cli("delete", "w")
+    with open(copies["v"], "rb") as file:
+        file.seek(MIB)
+        check_equal(file.read(65536), bytes([19]) * 65536, "the origin of the copy after the end")
+    check_equal(value(daemon, "v"), b"\x01" * 65536, "what v holds")
+
+
+@test
+def every_volume_of_a_copy_gets_a_name_of_its_own(box):
+    daemon, _, copy, copies = copied(box, ("v", "x"))
+    daemon.create("v", copy, copies["v"], "--adopt", "--as", "w", "--force")
+    daemon.create("x", copy, copies["x"], "--adopt", "--as", "y", "--force")
+    write(daemon, "y", b"\x02" * 65536)
+    daemon.restart()
+    for name, data in ("v", DIRTY), ("w", DIRTY), ("x", DIRTY), ("y", b"\x02" * 65536):
+        check_equal(value(daemon, name), data, f"what {name} holds")
+    # A device under the name of the other is noticed.
+    daemon.terminate()
+    cache, hidden = box.path("cache"), box.path("hidden")
+    os.rename(cache, hidden)
+    os.rename(copy, cache)
+    os.rename(hidden, copy)
+    daemon.start()
+    check_equal({daemon.show(name)["state"] for name in "vwxy"}, {"failed"}, "the states with exchanged devices")
+    daemon.terminate()
+    os.rename(copy, hidden)
+    os.rename(cache, copy)
+    os.rename(hidden, cache)
+    daemon.start()
+    check_equal({daemon.show(name)["state"] for name in "vwxy"}, {"running"}, "the states")
+
+
+@test
+def a_copy_is_not_mistaken_for_the_original(box):
+    daemon, cache, copy, copies = copied(box, ("v", "x"))
+    daemon.create("other", box.file("cache-2", 64 * MIB), box.file("origin-2", 16 * MIB))
+    wrong = box.file("wrong", 16 * MIB, random_bytes(9, 16 * MIB))
+    before = digest(copy, *copies.values(), wrong)
+    daemon.create("v", copy, copies["v"], "--as", "w", expect=2)
+    for name, *words, code in (
+        ("v", copy, copies["v"], "--as", "x", 3), ("v", copy, copies["v"], "--as", "other", 3), ("a", copy, copies["v"], "--as", "w", 3),
+        ("v", copy, wrong, "--as", "w", 4), ("v", cache, copies["v"], "--as", "w", 3),
+    ):  # fmt: skip
+        done = daemon.create_run(name, *words[:2], "--adopt", *words[2:], expect=code)
+        check_equal(len(done.stderr.strip().splitlines()), 1, f"lines on stderr: {done.stderr!r}")
+    daemon.cli("stop", "v")
+    done = daemon.create_run("v", copy, copies["v"], "--adopt", "--force", expect=3)
+    check("is a copy of" in done.stderr and "--as" in done.stderr, done.stderr)
+    check_equal(digest(copy, *copies.values(), wrong), before, "the copies")
+    daemon.cli("start", "v")
+    check_equal(value(daemon, "v"), DIRTY, "what v holds")
+
+
 main()

@@ -46,6 +46,16 @@ pub(crate) struct Definition {
     /// Identifies its cache; absent likewise.
     #[serde(default)]
     pub(crate) cache_uuid: Option<Uuid>,
+    /// The name that the cache device has for it, while it is adopted under another one.
+    #[serde(skip)]
+    pub(crate) stored_as: Option<VolumeName>,
+}
+
+impl Definition {
+    /// Returns the name that the cache device has for it.
+    pub(crate) fn stored_name(&self) -> &VolumeName {
+        self.stored_as.as_ref().unwrap_or(&self.name)
+    }
 }
 
 /// The UUIDs of a volume and its cache.
@@ -240,8 +250,8 @@ pub(crate) trait Host: Send + Sync {
         work: &Arc<Work>,
     ) -> Result<(), ApiError>;
 
-    /// Serves the volume of this name that the cache device holds, and copies its block size,
-    /// alignment, version and settings into the definition. For `force` see [`Host::start`].
+    /// Serves the volume of this name that the cache device holds, or renames the one that is stored under another
+    /// name, and copies its block size, alignment, version and settings into the definition. For `force` see [`Host::start`].
     fn adopt(
         &self,
         volume: &mut Definition,

@@ -28,7 +28,8 @@ impl Position {
 /// The stored facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Positions of caches, by their UUIDs.
+    /// Positions of caches, by the UUIDs of their volumes: those of a copy that was adopted differ from those of the original,
+    /// and the UUID of the cache does not. States of earlier programs have them by the UUIDs of caches.
     pub(crate) caches: BTreeMap<Uuid, Position>,
     /// UUIDs of volumes that were deleted, or never completed, and that may still be on their cache
     /// devices.
@@ -50,21 +51,52 @@ impl Known {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the last known position of a cache.
-    pub(crate) fn position(&self, cache: Uuid) -> Option<Position> {
-        self.facts().caches.get(&cache).copied()
+    /// Returns the last known position of the cache that holds a volume.
+    pub(crate) fn position(&self, volume: Option<Uuid>, cache: Uuid) -> Option<Position> {
+        let facts = self.facts();
+        let own = volume.and_then(|volume| facts.caches.get(&volume));
+        own.or_else(|| facts.caches.get(&cache)).copied()
     }
 
-    /// Records a durable position of a cache. Positions only grow.
-    pub(crate) fn reached(&self, cache: Uuid, position: Position) {
+    /// Records a durable position of a cache with these volumes. Positions only grow.
+    pub(crate) fn reached(
+        &self,
+        cache: Uuid,
+        volumes: impl IntoIterator<Item = Uuid>,
+        position: Position,
+    ) {
         let mut facts = self.facts();
-        let known = facts.caches.entry(cache).or_insert(position);
-        known.generation = known.generation.max(position.generation);
-        known.record = known.record.max(position.record);
+        let earlier = facts.caches.remove(&cache).unwrap_or(position);
+        for volume in volumes {
+            let known = facts.caches.entry(volume).or_insert(earlier);
+            known.generation = known.generation.max(position.generation);
+            known.record = known.record.max(position.record);
+        }
     }
 
     /// Whether a volume was deleted.
     pub(crate) fn is_deleted(&self, volume: Uuid) -> bool {
         self.facts().deleted.contains(&volume)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_positions_of_a_cache_and_of_its_copy_are_apart() {
+        let [cache, volume, copied] = [1, 2, 3].map(Uuid::from_u128);
+        let at = |number| Position { generation: number, record: number };
+        // As an earlier program has stored it.
+        let facts = Facts { caches: [(cache, at(50))].into(), ..Facts::default() };
+        let known = Known::new(facts);
+        assert_eq!(known.position(Some(volume), cache), Some(at(50)));
+        known.reached(cache, [volume], at(40));
+        assert_eq!(known.position(Some(volume), cache), Some(at(50)), "positions only grow");
+        known.reached(cache, [copied], at(7));
+        assert_eq!(known.position(Some(copied), cache), Some(at(7)));
+        assert_eq!(known.position(Some(volume), cache), Some(at(50)));
+        assert_eq!(known.position(None, cache), None);
     }
 }

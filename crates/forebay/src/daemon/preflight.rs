@@ -44,6 +44,10 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         }
     }
     check_mode(&cache, &settings)?;
+    if request.stored_as.is_some() && !request.adopt {
+        let reason = "only a volume that is adopted has a name on its cache device";
+        return Err(ApiError::invalid("stored_as", reason));
+    }
     Ok(Definition {
         name: request.name.clone(),
         cache,
@@ -54,6 +58,7 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         version: 0,
         uuid: None,
         cache_uuid: None,
+        stored_as: request.stored_as.clone(),
     })
 }
 
@@ -100,6 +105,14 @@ fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
 fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
     match (new, place(field, old)) {
         (Some(new), Ok(Some(old))) => new.overlaps(&old),
+        _ => false,
+    }
+}
+
+/// Whether two cache devices are there and are not the same.
+pub(crate) fn elsewhere(one: &str, other: &str) -> bool {
+    match (place("cache", one), place("cache", other)) {
+        (Ok(Some(one)), Ok(Some(other))) => !one.overlaps(&other),
         _ => false,
     }
 }
@@ -167,6 +180,7 @@ mod tests {
             alignment: 0,
             force: false,
             adopt: false,
+            stored_as: None,
             settings: forebay_admin::Assignments::default(),
         }
     }

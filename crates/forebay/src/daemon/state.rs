@@ -186,9 +186,11 @@ impl State {
             return Err(ApiError::new(ErrorKind::Refused, message));
         }
         // Facts about caches without volumes are of no use.
-        let used =
-            |cache: &Uuid| volumes.iter().any(|entry| entry.volume.cache_uuid == Some(*cache));
-        facts.caches.retain(|cache, _| used(cache));
+        let used = |key: &Uuid| {
+            let keys = |entry: &Remembered| [entry.volume.uuid, entry.volume.cache_uuid];
+            volumes.iter().any(|entry| keys(entry).contains(&Some(*key)))
+        };
+        facts.caches.retain(|key, _| used(key));
         write(&self.dir, &volumes, &facts)
             .map_err(|error| io_error("cannot write the state in", &self.dir, &error))?;
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
@@ -314,6 +316,7 @@ mod tests {
             version: 1,
             uuid: None,
             cache_uuid: None,
+            stored_as: None,
         };
         Remembered { volume, started, origin_bytes: 4096, deleting: false, behind: false }
     }

@@ -47,6 +47,7 @@ impl Daemon {
             alignment: 0,
             force: false,
             adopt: false,
+            stored_as: None,
             settings: Assignments::default(),
         }
     }

@@ -12,7 +12,7 @@ use crate::{misaligned, sparse, uevent};
 
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
-    let (name, as_json) = (args.name.clone(), args.json);
+    let (name, as_json) = (args.new_name.clone().unwrap_or(args.name.clone()), args.json);
     let request = request(args)?;
     let begun: Operation = client.post("/volumes", &request)?;
     progress::follow(client, begun, &format!("Creating {name}"))?;
@@ -54,8 +54,12 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
             settings.push(name, value)?;
         }
     }
+    let (name, stored_as) = match args.new_name {
+        Some(new) => (new, Some(args.name)),
+        None => (args.name, None),
+    };
     Ok(CreateRequest {
-        name: args.name,
+        name,
         // The daemon may have another working directory.
         cache: args.cache.map(|device| cache_device("--cache", &device)).transpose()?,
         origin: DeviceName::parse_origin("--origin", &args.origin)?.text,
@@ -64,6 +68,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         alignment: args.alignment,
         force: args.force,
         adopt: args.adopt,
+        stored_as,
         settings,
     })
 }

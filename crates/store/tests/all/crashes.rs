@@ -193,6 +193,11 @@ fn damage_is_durable_and_a_matter_of_each_volume() {
     world.change_volumes(&store, |volumes| {
         volumes.iter_mut().filter(|it| it.name == "b").for_each(|it| it.mode = Mode::Writethrough);
     });
+    // With another UUID, as those of a copied cache get it, a volume is as old as before.
+    world.change_volumes(&store, |volumes| {
+        let own = volumes.iter_mut().filter(|it| it.name == "v");
+        own.for_each(|it| it.uuid = Uuid::from_u128(99));
+    });
     let later = world.add_volume(&store, "later", Mode::Writeback, 4096, &[]);
     append(&store, &later, 0, 3, true, None);
     append(&store, &later, 1, 4, false, None);

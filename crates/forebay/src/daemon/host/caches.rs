@@ -1,7 +1,7 @@
 //! The open cache devices, each in a [`Place`] of its own.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use forebay_admin::{ApiError, VolumeName};
 use forebay_core::VolumeId;
 use forebay_device::{Device, DeviceIdentity, DeviceSpec};
 use forebay_engine::{Cache, EngineLane, Volume};
-use forebay_format::Uuid;
+use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::MemoryUse;
 use forebay_store::{Store, StoreOptions};
 
@@ -33,6 +33,8 @@ pub(super) struct Place {
     pub(super) number: u64,
     /// Whether its content is lost when it is closed.
     pub(super) volatile: bool,
+    /// Whether the volumes of an open cache still have the UUIDs of those that it is a copy of.
+    pub(super) is_copy: AtomicBool,
     notes: Arc<Notes>,
     open: Mutex<Option<Arc<Cache>>>,
     /// Operations that may bring a volume here.
@@ -131,11 +133,22 @@ impl Caches {
         self.places.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
+    /// Returns the device of an open cache at another place that has one of these volumes: one of the two is a copy.
+    pub(super) fn other_with(&self, place: &Place, volumes: &[VolumeRecord]) -> Option<String> {
+        let others = self.places().into_iter().filter(|other| other.number != place.number);
+        others.into_iter().find_map(|other| {
+            let open = other.try_lock()?.clone()?;
+            let has = |record: &VolumeRecord| volumes.iter().any(|own| own.uuid == record.uuid);
+            open.store.volumes().iter().any(has).then(|| open.store.device().name().to_owned())
+        })
+    }
+
     /// Records the log position of a cache.
     pub(super) fn note_position(&self, place: &Place, store: &Store) {
-        if !place.volatile {
+        if !place.volatile && !place.is_copy.load(Ordering::SeqCst) {
             let (generation, record) = store.position();
-            self.known.reached(store.uuid(), Position { generation, record: record.0 });
+            let volumes = store.volumes().into_iter().map(|record| record.uuid);
+            self.known.reached(store.uuid(), volumes, Position { generation, record: record.0 });
         }
     }
 
@@ -156,6 +169,7 @@ impl Caches {
             Arc::new(Place {
                 number,
                 volatile: spec.is_volatile(),
+                is_copy: AtomicBool::new(false),
                 notes: self.notes.clone(),
                 open: Mutex::default(),
                 users: AtomicUsize::new(0),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::BlockSize;
@@ -166,6 +167,7 @@ impl EngineHost {
         };
         self.prepare(new, &device)?;
         let room = blocks_of(volume, origin);
+        place.is_copy.store(false, Ordering::SeqCst);
         let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
         self.remove_deleted(place, &opened);
         *cache = Some(opened.clone());
@@ -236,12 +238,17 @@ impl EngineHost {
                 }
             }
         };
-        let Some(record) = inspect::record_of(&records, &volume.name) else {
+        if volume.stored_as.is_some() && inspect::record_of(&records, &volume.name).is_some() {
+            let message =
+                format!("name: {} holds a volume '{}' already", volume.cache, volume.name);
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name").into());
+        }
+        let Some(record) = inspect::record_of(&records, volume.stored_name()) else {
             let names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
             let message = format!(
                 "name: {} holds no volume '{}'; it holds {}",
                 volume.cache,
-                volume.name,
+                volume.stored_name(),
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             );
             return Err(ApiError::new(ErrorKind::Refused, message).about("name").into());
@@ -254,15 +261,19 @@ impl EngineHost {
                 );
                 return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("name").into());
             }
-            self.caches.known.facts().deleted.remove(&record.uuid);
+            if volume.stored_as.is_none() {
+                self.caches.known.facts().deleted.remove(&record.uuid);
+            }
         }
         volume.block_size = block.bytes();
         volume.alignment = record.alignment.into();
         let settings = settings_of(record);
         volume.version = settings.version;
         volume.settings = settings::for_operator(&settings);
-        (volume.uuid, volume.cache_uuid) = (Some(record.uuid), Some(cache));
+        let uuid = if volume.stored_as.is_some() { Uuid::new_v4() } else { record.uuid };
+        (volume.uuid, volume.cache_uuid) = (Some(uuid), Some(cache));
         self.bring_up(&volume, force)?;
+        volume.stored_as = None;
         Ok(volume)
     }
 

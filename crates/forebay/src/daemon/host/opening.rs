@@ -3,12 +3,13 @@
 //! so that other volumes can start and stop meanwhile.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind, EventKind};
 use forebay_device::{Access, Device, DeviceSpec, IoBuf, RemoteName};
-use forebay_engine::{Cache, Ledger, check_sectors, settings_of};
+use forebay_engine::{Cache, Ledger, Naming, check_sectors, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_lane::MemoryBudget;
 use forebay_store::Roots;
@@ -142,6 +143,7 @@ impl EngineHost {
     ) -> Result<(), StartError> {
         let open = self.open_for(volume, force, spec, &origin, place)?;
         let wanted = settings::of(volume);
+        let renamed = self.take_name(volume, place, &open)?;
         let attached = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             let (number, name) = (place.number, volume.name.to_string());
@@ -149,8 +151,16 @@ impl EngineHost {
             self.lanes.run(0, move |state| async move {
                 let engine = state.engine(number)?;
                 engine.attach_with(&name, origin, sector_size, force).await.map_err(faults::engine)
-            })??
+            })
         };
+        let attached = attached.and_then(|attached| attached).inspect_err(|_| {
+            // A command that fails has changed nothing.
+            let is_copy = !renamed.is_empty() && open.volumes().is_empty();
+            place.is_copy.store(is_copy, Ordering::SeqCst);
+            if let Err(error) = self.rename(place, renamed) {
+                tracing::error!(volume = %volume.name, "cannot undo that it was renamed on its cache device: {error}");
+            }
+        })?;
         if attached.settings() != wanted {
             let _wait = self.served.wait_for(&volume.name, &volume.cache);
             if let Err(error) = self.apply(place, &volume.name, wanted) {
@@ -164,6 +174,45 @@ impl EngineHost {
         self.served.running(volume, place, &open, &attached);
         self.pin_again(volume);
         Ok(())
+    }
+
+    /// Gives a volume that is adopted under another name that name, and a UUID of its own; also the other volumes of its
+    /// cache device if none of them is served, for it is a copy then. Returns how it was before.
+    fn take_name(
+        &self,
+        volume: &Definition,
+        place: &Place,
+        open: &Cache,
+    ) -> Result<Vec<Naming>, ApiError> {
+        let Some(stored) = &volume.stored_as else { return Ok(Vec::new()) };
+        let is_first = open.volumes().is_empty();
+        let records = open.store.volumes().into_iter();
+        let concerned = |record: &VolumeRecord| is_first || record.name == stored.as_str();
+        let before: Vec<Naming> = records
+            .filter(concerned)
+            .map(|VolumeRecord { id, name, uuid, .. }| Naming { id, name, uuid })
+            .collect();
+        let renamed = |naming: &Naming| match naming.name == stored.as_str() {
+            true => {
+                let uuid = volume.uuid.unwrap_or_else(Uuid::new_v4);
+                Naming { name: volume.name.to_string(), uuid, ..naming.clone() }
+            }
+            false => Naming { uuid: Uuid::new_v4(), ..naming.clone() },
+        };
+        let _wait = self.served.wait_for(&volume.name, &volume.cache);
+        self.rename(place, before.iter().map(renamed).collect())?;
+        place.is_copy.store(false, Ordering::SeqCst);
+        Ok(before)
+    }
+
+    fn rename(&self, place: &Place, wanted: Vec<Naming>) -> Result<(), ApiError> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let number = place.number;
+        self.lanes.run(0, move |state| async move {
+            state.engine(number)?.rename(wanted).await.map_err(faults::engine)
+        })?
     }
 
     /// Returns the cache of a volume; opens it if necessary. With the lock held it waits only for
@@ -191,6 +240,15 @@ impl EngineHost {
             let device = claim(&self.memory, "cache", spec)?;
             let roots = self.roots(&device)?;
             let superblock = &roots.superblock;
+            if volume.stored_as.is_none()
+                && let Some(other) = self.caches.other_with(place, &roots.volumes)
+            {
+                let message = format!(
+                    "{} is a copy of {other}, whose volumes are served: use one of them, or adopt a volume of the copy with 'forebay create NAME --adopt --as OTHER'",
+                    volume.cache
+                );
+                return Err(ApiError::new(ErrorKind::Refused, message).into());
+            }
             let record =
                 self.check_record(volume, superblock.cache, &roots.volumes, force)?.clone();
             self.check_position(volume, superblock.cache, position_of(superblock))?;
@@ -210,10 +268,11 @@ impl EngineHost {
                 continue;
             }
             let was_closed = superblock.clean_shutdown;
-            let grown = inspect::grown(&roots, &volume.name, origin.size());
+            let grown = inspect::grown(&roots, volume.stored_name(), origin.size());
             let (own_device, own_origin) = (device.clone(), origin.clone());
             let own_look = look.take();
-            let noted = self.caches.notes.distrusts(&record.name, superblock.cache).is_some();
+            let noted =
+                self.caches.notes.distrusts(volume.name.as_str(), superblock.cache).is_some();
             self.lanes.run(0, move |state| async move {
                 let look = own_look.as_ref().map(|(_, look)| look);
                 let context = &state.context;
@@ -222,6 +281,8 @@ impl EngineHost {
             })??;
             let asking = self.keep_asking(&device, &volume.cache);
             let begun = Instant::now();
+            // Until it is renamed, nothing may be noted of it: that would be about the original.
+            place.is_copy.store(volume.stored_as.is_some(), Ordering::SeqCst);
             let opened = caches::open(&self.lanes, place, device, 0, grown)?;
             drop(asking);
             if !was_closed {
@@ -313,7 +374,7 @@ impl EngineHost {
             );
             return Err(refused(message).into());
         }
-        let Some(record) = inspect::record_of(records, name) else {
+        let Some(record) = inspect::record_of(records, volume.stored_name()) else {
             let message = format!(
                 "{device} is the cache device of other volumes and does not hold '{name}'; name the device that does, or delete the volume with 'forebay delete --discard-dirty {name}'"
             );
@@ -323,7 +384,8 @@ impl EngineHost {
             });
         };
         let changes = settings_of(record).version.saturating_sub(volume.version);
-        let another = volume.uuid.is_some_and(|known| known != record.uuid);
+        let another =
+            volume.stored_as.is_none() && volume.uuid.is_some_and(|known| known != record.uuid);
         if (another || changes > 0) && !force {
             let why = match another {
                 true => format!("it holds another volume '{name}', created since"),
@@ -344,7 +406,9 @@ impl EngineHost {
         cache: Uuid,
         found: Position,
     ) -> Result<(), StartError> {
-        let Some(known) = self.caches.known.position(cache) else { return Ok(()) };
+        // A copy has a position of its own from its adoption on.
+        let known = self.caches.known.position(volume.uuid, cache);
+        let Some(known) = known.filter(|_| volume.stored_as.is_none()) else { return Ok(()) };
         if !found.is_behind(known) {
             return Ok(());
         }

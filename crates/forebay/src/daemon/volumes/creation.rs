@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ErrorKind};
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::ExportSet;
 use forebay_format::Uuid;
 
@@ -10,7 +10,7 @@ use super::{ANSWER_PATIENCE, Volumes, share};
 use crate::daemon::host_api::{Definition, Existing};
 use crate::daemon::operations::Work;
 use crate::daemon::preflight;
-use crate::daemon::state::put;
+use crate::daemon::state::{Remembered, put};
 
 impl Volumes {
     /// `chose_policy`: the request names the replacement policy; it is not just the default.
@@ -97,6 +97,28 @@ impl Volumes {
         }
     }
 
+    /// Checks that a volume to be adopted under another name is none that this daemon has.
+    fn check_copy(&self, volume: &Definition, stored: &VolumeName) -> Result<(), ApiError> {
+        let refused =
+            |message: String| Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        for Remembered { volume: other, .. } in self.state.volumes() {
+            if other.name == volume.name {
+                let name = &volume.name;
+                return refused(format!(
+                    "name: there is a volume '{name}' already; choose another name"
+                ));
+            }
+            if other.name == *stored && preflight::same_cache(volume, &other) {
+                let message = format!(
+                    "name: '{stored}' on {} is a volume of this daemon, and keeps its name; --as is for copies",
+                    other.cache
+                );
+                return refused(message);
+            }
+        }
+        Ok(())
+    }
+
     /// Adopts a volume that a cache device holds. The volume may be stored already if it is not
     /// served: its devices may have new names.
     pub(super) fn adopt_now(
@@ -118,10 +140,15 @@ impl Volumes {
             .map(|entry| entry.volume)
             .filter(|other| other.name != name)
             .collect();
+        if let Some(stored) = &volume.stored_as {
+            self.check_copy(&volume, stored)?;
+        }
         preflight::check_devices(&volume, &others)?;
         // Detects a state that cannot be written before anything is changed.
         self.state.change(|_, _| ())?;
-        self.accepting_older(force, &name, &mut || self.host.adopt(&mut volume, force, work))?;
+        let device = volume.cache.clone();
+        let adopt = &mut || self.host.adopt(&mut volume, force, work);
+        self.accepting_older(force, &name, &device, adopt)?;
         self.note_failure(&name, None);
         volume.version += 1;
         self.host.note_positions();

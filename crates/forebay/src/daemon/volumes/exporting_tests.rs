@@ -65,6 +65,7 @@ impl Daemon {
             alignment: 0,
             force: false,
             adopt: false,
+            stored_as: None,
             settings,
         }))
     }

@@ -9,6 +9,7 @@ use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, VolumeName
 use super::Volumes;
 use crate::daemon::host_api::{Count, StartError};
 use crate::daemon::operations::Work;
+use crate::daemon::preflight;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::{Remembered, not_found, put};
 use crate::devices::is_missing;
@@ -144,8 +145,9 @@ impl Volumes {
             entry.volume.version += 1;
             self.state.put(entry.clone())?;
         }
-        let started =
-            self.accepting_older(force, &name, &mut || self.host.start(&entry.volume, force, work));
+        let started = self.accepting_older(force, &name, &entry.volume.cache, &mut || {
+            self.host.start(&entry.volume, force, work)
+        });
         self.waiting().remove(&name);
         match started {
             Ok(()) => {
@@ -184,6 +186,7 @@ impl Volumes {
         &self,
         force: bool,
         name: &VolumeName,
+        device: &str,
         start: &mut dyn FnMut() -> Result<(), StartError>,
     ) -> Result<(), StartError> {
         match start() {
@@ -192,10 +195,15 @@ impl Volumes {
                 // Before it is opened: from then on it looks like a current one.
                 self.state.change(|volumes, known| {
                     known.caches.remove(&cache);
-                    let others = volumes.iter_mut().filter(|entry| entry.volume.name != *name);
-                    others
-                        .filter(|entry| entry.volume.cache_uuid == Some(cache))
-                        .for_each(|entry| entry.behind = true);
+                    // Not those of a copy on another device, which has the same UUID.
+                    let concerned = volumes.iter_mut().filter(|entry| {
+                        entry.volume.cache_uuid == Some(cache)
+                            && !preflight::elsewhere(device, &entry.volume.cache)
+                    });
+                    for entry in concerned {
+                        entry.volume.uuid.map(|uuid| known.caches.remove(&uuid));
+                        entry.behind |= entry.volume.name != *name;
+                    }
                 })?;
                 start()
             }
