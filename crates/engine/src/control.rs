@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::ReplacementKind;
 use forebay_core::why::WakeReason;
+use forebay_core::{ReplacementKind, VolumeId};
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::{either, join_all};
@@ -143,16 +143,7 @@ impl EngineLane {
             })
             .await?;
         let blocks = (size + spec.alignment).div_ceil(block.bytes());
-        let added = match self.store.add_space(id, blocks).await {
-            Ok(space) => match self.claim(&*origin, spec.uuid).await {
-                Ok(()) => Ok(()),
-                Err(error) => {
-                    self.store.remove_space(&space).await;
-                    Err(error)
-                }
-            },
-            Err(error) => Err(error.into()),
-        };
+        let added = self.take_space(id, blocks, &*origin, spec.uuid).await;
         if let Err(error) = added {
             self.store
                 .change_volumes(|volumes, _| {
@@ -164,6 +155,22 @@ impl EngineLane {
         }
         self.switch_policy(spec.settings.policy).await;
         self.bring_up(&name, origin, sectors, settled)
+    }
+
+    /// Gives a new volume its addresses, and has the origin know the volume.
+    async fn take_space(
+        &self,
+        id: VolumeId,
+        blocks: u64,
+        origin: &dyn Device,
+        uuid: Uuid,
+    ) -> Result<(), EngineError> {
+        let space = self.store.add_space(id, blocks).await?;
+        let claimed = self.claim(origin, uuid).await;
+        if claimed.is_err() {
+            self.store.remove_space(&space).await;
+        }
+        claimed
     }
 
     /// Switches the replacement policy. The cached blocks are shown to the new policy in no

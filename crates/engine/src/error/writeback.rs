@@ -1,5 +1,7 @@
 //! Errors of writeback.
 
+use std::sync::Arc;
+
 use forebay_core::OriginBlock;
 use forebay_device::{DeviceError, DeviceErrorKind};
 use forebay_lane::OverLimit;
@@ -15,7 +17,7 @@ pub enum WritebackError {
     #[error("the origin does not take {ranges}: {error}")]
     Refused {
         /// The first ranges, and how many more there are.
-        ranges: String,
+        ranges: Arc<str>,
         /// The last failure.
         error: DeviceError,
     },
@@ -25,7 +27,7 @@ pub enum WritebackError {
     )]
     OrderRefused {
         /// The first ranges, and how many more there are.
-        ranges: String,
+        ranges: Arc<str>,
         /// The last failure.
         error: DeviceError,
     },

@@ -178,6 +178,7 @@ pub struct Volume {
 }
 
 impl Volume {
+    #[expect(clippy::too_many_lines, reason = "a line for each field")]
     pub(crate) fn new(
         record: &VolumeRecord,
         (origin, sectors): (Arc<dyn Device>, Sectors),

@@ -152,20 +152,25 @@ impl EngineLane {
                     owner.evict(&live, reason);
                 }
             }
-            // The rest of an ordered volume is left to ordered writeback, or is unreadable.
-            let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
-                continue;
-            };
-            dirty.retain(|live| !view.volume.is_given_up(live.block));
-            dirty.sort_unstable_by_key(|live| live.block);
-            let blocks: Vec<OriginBlock> = dirty.iter().map(|live| live.block).collect();
-            if !blocks.is_empty() && self.make_clean(view, blocks).await {
-                for live in dirty {
-                    owner.evict(&live, EvictionReason::Reclaim);
-                }
-            }
+            self.evict_dirty(&owner, dirty).await;
         }
         Emptied::AsFarAsPossible
+    }
+
+    /// Writes dirty blocks back and evicts them, as far as the origin takes them.
+    async fn evict_dirty(self: &Rc<Self>, owner: &Owner<'_>, mut dirty: Vec<Live>) {
+        // The rest of an ordered volume is left to ordered writeback, or is unreadable.
+        let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
+            return;
+        };
+        dirty.retain(|live| !view.volume.is_given_up(live.block));
+        dirty.sort_unstable_by_key(|live| live.block);
+        let blocks: Vec<OriginBlock> = dirty.iter().map(|live| live.block).collect();
+        if !blocks.is_empty() && self.make_clean(view, blocks).await {
+            for live in dirty {
+                owner.evict(&live, EvictionReason::Reclaim);
+            }
+        }
     }
 
     /// Returns live blocks by owner. Those that stay count as kept.

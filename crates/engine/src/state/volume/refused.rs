@@ -146,6 +146,6 @@ impl Volume {
             1 => named.push("1 more range".to_owned()),
             more => named.push(format!("{more} more ranges")),
         }
-        Some(WritebackError::Refused { ranges: named.join(", "), error })
+        Some(WritebackError::Refused { ranges: named.join(", ").into(), error })
     }
 }
