@@ -481,7 +481,12 @@ impl Future for Running {
         if let Poll::Ready(done) = &polled {
             self.id = None;
             self.queue.under_way.end(place);
-            if let (Some(meter), Some(measured)) = (&self.queue.meter, measured) {
+            // What a device does not support is not attempted, so it has not failed either.
+            let refused =
+                matches!(&done.result, Err(error) if error.kind == DeviceErrorKind::NotSupported);
+            if let (Some(meter), Some(measured)) =
+                (&self.queue.meter, measured.filter(|_| !refused))
+            {
                 meter.end(measured, done.result.is_ok());
             }
         }
