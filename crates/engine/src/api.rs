@@ -189,7 +189,7 @@ pub trait BlockService {
 
     /// Returns what is above the origin, without doing I/O and without changing anything: extents in
     /// order that cover at least the first byte and at most the range. `None`: it is not known yet,
-    /// because the index is being loaded. Takes time in proportion to the blocks of the range.
+    /// because the index is being loaded. Takes a short time, and covers less of a long range for that.
     ///
     /// Acknowledged data is dirty until the origin has it. So [`BlockService::origin`] has the data of
     /// a run that is not dirty, if it is asked after this.

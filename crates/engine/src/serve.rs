@@ -35,6 +35,9 @@ mod observe;
 /// How often a request that waits for a cache device that hangs checks whether its volume stops.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
+/// Most blocks, and vacant regions, that are looked up for one answer about their states: some dozens of microseconds.
+const STATES_LOOKED_UP: u64 = 512;
+
 /// A request that was submitted.
 struct Submitted {
     volume: Rc<LaneVolume>,
@@ -93,9 +96,10 @@ impl Drop for Promise<'_> {
 pub(crate) struct Dispatch<'a>(pub(crate) &'a LaneVolume);
 
 impl Dispatch<'_> {
-    async fn serve(self, request: Request) -> Completion {
+    async fn serve(self, mut request: Request) -> Completion {
         let started = self.0.now();
-        let Request { tag, op, offset, len, survives, fast, no_hole, data } = request;
+        let Request { tag, op, offset, len, survives, fast, no_hole, .. } = request;
+        let data = request.data.take();
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
         let range =
             if op == Op::Flush { Ok(()) } else { self.0.volume.check_range(offset, len, write) };
@@ -141,19 +145,33 @@ impl Dispatch<'_> {
             Err(IoError::Io) if self.0.volume.waits.is_closed() => Err(IoError::ShuttingDown),
             result => result,
         };
+        self.count_ended(started, &request, result);
+        Completion { tag, result, data }
+    }
+
+    /// Counts a request that has ended, and its latency.
+    fn count_ended(self, started: Nanos, request: &Request, result: Result<(), IoError>) {
         let stats = self.0.stats();
-        let kind = match op {
+        let now = self.0.now();
+        stats.foreground(now);
+        let kind = match request.op {
+            // An answer to a question, not a failure: the client, or the front end, writes zeroes instead, and that counts.
+            _ if result == Err(IoError::NotSupported) => return,
             Op::Read | Op::Prefetch => Kind::Read,
             Op::Flush => Kind::Flush,
-            Op::Write | Op::WriteZeroes | Op::Discard => Kind::Write,
+            Op::WriteZeroes if !request.fast && request.len <= memory::WRITTEN_ZEROES => {
+                Kind::Write
+            }
+            Op::Write => Kind::Write,
+            Op::WriteZeroes | Op::Discard => Kind::Discard,
         };
-        let now = self.0.now();
         stats.latency(kind, now.since(started), 1);
+        if kind == Kind::Discard {
+            bump(&stats.counters.discards, 1);
+        }
         if result.is_err() {
             bump(&stats.counters.errors, 1);
         }
-        stats.foreground(now);
-        Completion { tag, result, data }
     }
 
     /// Returns whether the blocks of a request can be looked up.
@@ -376,13 +394,23 @@ impl BlockService for LaneVolume {
         {
             return None;
         }
-        let mut states = Vec::new();
-        for piece in volume.pieces(offset, len) {
-            let found = self.store.store().peek(&volume.space, piece.block);
+        let store = self.store.store();
+        let (mut states, mut at, end) = (Vec::new(), offset, offset + len);
+        let blocks = volume.blocks(offset..end);
+        let (mut block, behind) = (OriginBlock(blocks.start), OriginBlock(blocks.end));
+        let mut looked_up = 0;
+        while block < behind && looked_up < STATES_LOOKED_UP {
+            let vacant = store.vacant_to(&volume.space, block, behind);
+            let found = match vacant == block {
+                true => store.peek(&volume.space, block),
+                false => None,
+            };
+            block = vacant.max(OriginBlock(block.0 + 1));
+            let next = volume.block_range(OriginBlock(block.0 - 1)).end.min(end);
             let dirty = found.as_ref().is_some_and(|found| found.entry.dirty);
-            let extent =
-                StateExtent { len: piece.bytes.len() as u64, cached: found.is_some(), dirty };
-            extent.push(&mut states);
+            StateExtent { len: next - at, cached: found.is_some(), dirty }.push(&mut states);
+            at = next;
+            looked_up += 1;
         }
         Some(states)
     }

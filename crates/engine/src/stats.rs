@@ -82,10 +82,12 @@ pub(crate) struct LaneWhy {
 pub enum Kind {
     /// Reads and prefetches.
     Read,
-    /// Writes, discards and write zeroes.
+    /// Writes, and zeroes that are written as data.
     Write,
     /// Flushes.
     Flush,
+    /// Discards, and write zeroes of more than is written as data.
+    Discard,
 }
 
 /// One volume's counters on one lane, on cache lines of their own.
@@ -93,7 +95,7 @@ pub enum Kind {
 pub(crate) struct LaneStats {
     pub(crate) counters: LaneCounters,
     pub(crate) why: LaneWhy,
-    latencies: [Histogram; 3],
+    latencies: [Histogram; 4],
     /// Requests in flight; one that is being answered at once counts [`AT_ONCE`].
     pub(crate) in_flight: AtomicU64,
     /// Attempts to answer a request at once; selects every [`QUICK_SAMPLE`]th for a latency sample.

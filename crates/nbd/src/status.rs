@@ -18,11 +18,8 @@ use crate::wire::{allocation, state};
 /// Most extents in one answer.
 pub(crate) const EXTENTS_MAX: usize = 480;
 
-/// Bytes whose blocks are looked up before other tasks of the lane have their turn.
-const STEP: u64 = 4 << 20;
-
-/// Bytes whose blocks are looked up for one answer; the rest of a longer range is left to the next one.
-const LOOKED_UP_MAX: u64 = 256 << 20;
+/// How long blocks are looked up for one answer; the rest of a long range is left to the next one.
+const LOOKED_UP_MAX: Duration = Duration::from_millis(50);
 
 /// Time limit for the origin to tell its holes.
 const ORIGIN_MAX: Duration = Duration::from_secs(2);
@@ -138,11 +135,11 @@ impl Query {
         lane: &Rc<Lane>,
     ) -> Option<Vec<StateExtent>> {
         let since = lane.now();
-        let end = self.offset + self.len.min(LOOKED_UP_MAX);
+        let end = self.offset + self.len;
         let (mut at, mut states) = (self.offset, Vec::new());
-        while at < end && states.len() <= self.most {
-            let step = STEP.min(end - at);
-            let Some(next) = target.states(at, step) else {
+        let in_time = |at| at == self.offset || lane.now().since(since) < LOOKED_UP_MAX;
+        while at < end && states.len() <= self.most && in_time(at) {
+            let Some(next) = target.states(at, end - at) else {
                 if !states.is_empty() {
                     break;
                 }

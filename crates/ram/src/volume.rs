@@ -27,6 +27,9 @@ const QUICK_BLOCKS: usize = 8;
 /// Zeroes up to this many bytes are deferred like data. More may be cheaper below.
 const MOST_DEFERRED_ZEROES: u64 = 64 << 10;
 
+/// Bytes whose states are told in one answer.
+const STATES_AT_ONCE: u64 = 4 << 20;
+
 /// See the module.
 pub struct RamVolume {
     tier: Arc<Tier>,
@@ -285,6 +288,8 @@ impl BlockService for RamVolume {
     }
 
     fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
+        // Each block is looked up here.
+        let len = len.min(STATES_AT_ONCE);
         // First, so that data which is written down meanwhile is seen either here or below.
         let here = self.tier.states(offset, len);
         Some(StateExtent::join(&here, &self.lower.states(offset, len)?))

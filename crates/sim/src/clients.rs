@@ -43,11 +43,13 @@ pub struct Mix {
 impl Mix {
     /// Chooses random weights. `zeroes`: whether operations that make zeroes are allowed.
     pub fn choose(rng: &mut fastrand::Rng, zeroes: bool) -> Self {
+        // As of a filesystem that discards what it has just written, now and then.
+        let discards = if rng.u32(0..4) == 0 { 5..30 } else { 0..5 };
         Mix {
             read: rng.u32(5..60),
             write: rng.u32(10..60),
             flush: rng.u32(0..6),
-            discard: if zeroes { rng.u32(0..5) } else { 0 },
+            discard: if zeroes { rng.u32(discards) } else { 0 },
             write_zeroes: if zeroes { rng.u32(0..5) } else { 0 },
             prefetch: rng.u32(0..4),
             fua_percent: if rng.bool() { rng.u32(0..20) } else { 0 },

@@ -5,6 +5,7 @@
 //! version is the newest, the order of versions (the sequence), and whether a fill in flight was
 //! overtaken by a write.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,13 +17,16 @@ use crate::hazard::{HazardId, HazardSlots};
 use crate::planted::{self, PlantedBug};
 use crate::table::{Entry, Geometry, GeometryError, LocalKey};
 use masks::Masks;
+use regions::Regions;
 use shard::{Content, Locked, Shard};
 
 mod masks;
+pub(crate) mod regions;
 mod relocate;
 mod restore;
 mod shard;
 
+pub use regions::Walk;
 pub(crate) use relocate::Relocated;
 pub(crate) use restore::ShardContent;
 
@@ -141,6 +145,7 @@ pub struct Index {
     /// The fewest bits of check of any shard.
     check_bits: AtomicU32,
     shards: Box<[Shard]>,
+    regions: Regions,
     fill_numbers: AtomicU64,
 }
 
@@ -164,6 +169,7 @@ impl Index {
             address_bits: AtomicU32::new(geometry.address_bits()),
             check_bits: AtomicU32::new(geometry.check_bits()),
             shards,
+            regions: Regions::new(&geometry),
             fill_numbers: AtomicU64::new(0),
         }
     }
@@ -175,7 +181,8 @@ impl Index {
 
     /// Returns the number of addresses.
     pub fn room(&self) -> u64 {
-        1 << self.address_bits.load(Ordering::Acquire)
+        // In one order with the states of regions: see [`regions`].
+        1 << self.address_bits.load(Ordering::SeqCst)
     }
 
     /// Returns the bits of a check that every entry has, 16 to 32. Must be asked after the entry was found.
@@ -212,7 +219,7 @@ impl Index {
 
     /// All shards have room.
     pub(crate) fn widened(&self, wide: &Geometry) {
-        self.address_bits.fetch_max(wide.address_bits(), Ordering::Release);
+        self.address_bits.fetch_max(wide.address_bits(), Ordering::SeqCst);
     }
 
     #[inline]
@@ -299,6 +306,7 @@ impl Index {
     pub fn begin_fill(&self, address: Address) -> FillTicket {
         let number = self.fill_numbers.fetch_add(1, Ordering::Relaxed);
         let (mut shard, key) = self.locate(address);
+        self.regions.occupy(address);
         shard.fills.push(Filling { key, number });
         FillTicket { address, number }
     }
@@ -341,6 +349,9 @@ impl Index {
             return Put::NoMask;
         }
         let Ok(old) = shard.table_mut().insert(key, version.entry) else { return Put::Full };
+        if old.is_none() {
+            self.regions.occupy(address);
+        }
         shard.overtake_fills(key);
         shard.set_mask(address, version.mask, old.as_ref());
         shard.sequence += 1;
@@ -387,6 +398,17 @@ impl Index {
             let address = |key| Address(self.geometry.address(number, key));
             shard.fills.retain(|fill| !gone(address(fill.key)));
         }
+    }
+
+    /// Returns the end of the addresses of a range, beginning with its first one, of which no block is cached and no fill is under way.
+    /// Finds whole regions only; what it does not find has to be looked up.
+    pub(crate) fn vacant_to(&self, range: Range<u64>) -> u64 {
+        self.regions.vacant_to(range)
+    }
+
+    /// Begins to look up, or remove, each block at the beginning of a range, up to the address that is returned.
+    pub(crate) fn walk(&self, range: Range<u64>) -> (u64, Walk<'_>) {
+        self.regions.walk(range, || self.room())
     }
 
     /// Makes every sequence assigned from now on higher than `sequence`.
@@ -483,7 +505,8 @@ impl Index {
                 shard.table().bytes() + shard.masks.bytes()
             })
             .sum();
-        shards + (self.shards.len() * size_of::<Shard>()) as u64
+        let regions = regions::bytes_for(&self.geometry);
+        shards + (self.shards.len() * size_of::<Shard>()) as u64 + regions
     }
 }
 

@@ -58,7 +58,7 @@ pub use checkpoint::source::CheckpointSource;
 pub use damage::Damage;
 pub use error::StoreError;
 pub use format::{FormatOptions, format};
-pub use index::{Address, Condition, FillTicket, Found};
+pub use index::{Address, Condition, FillTicket, Found, Walk};
 pub use lane::StoreLane;
 pub use meta::CLEAN_DISTRUSTED;
 pub use options::StoreOptions;

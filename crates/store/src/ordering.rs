@@ -131,7 +131,7 @@ impl Store {
         let mut clean = Vec::new();
         for (block, version) in &settled.versions {
             // The version is held, so its segment has not been reused.
-            if self.written_back(space, *block, &self.version_at(version.slot)) {
+            if self.written_back(space, *block, &self.version_at(version.slot), || false) {
                 clean.push(*block);
             }
         }

@@ -117,8 +117,10 @@ planted_bugs! {
     WholeMask = "whole-mask",
     /// A read does not check whether the sectors of a cached block are valid.
     MaskIgnored = "mask-ignored",
-    /// A discard forgets dirty blocks instead of replacing them by zeroes.
+    /// A discard forgets dirty blocks before the origin is zeroed.
     DiscardForgetsDirty = "discard-forgets-dirty",
+    /// A discard gives up dirty blocks before the origin durably has the zeroes.
+    DiscardUnsynced = "discard-unsynced",
     /// A dirty block that cannot be read is read from the origin.
     BadBlockFromOrigin = "bad-block-from-origin",
 

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::appender::Appenders;
 use crate::hazard::{HazardId, HazardSlots};
 use crate::health::Health;
-use crate::index::{Condition, Found, Index};
+use crate::index::{Condition, Found, Index, Walk};
 use crate::latency::DeviceLatency;
 use crate::layout::SegmentLayout;
 use crate::loading::Loading;
@@ -347,19 +347,20 @@ impl Store {
         false
     }
 
-    /// Notes that a version is durable on the origin. Returns whether it was still the newest, and
-    /// dirty. The mark is logged with the next commit.
+    /// Notes that a version is durable on the origin, unless `stays`, which is asked under the lock of the block's shard. Returns
+    /// whether it was still the newest, and dirty. The mark is logged with the next commit.
     pub fn written_back(
         &self,
         space: &VolumeSpace,
         block: OriginBlock,
         version: &VersionId,
+        stays: impl FnOnce() -> bool,
     ) -> bool {
         let segment = self.segment_of(version.slot);
         let mut marked = false;
         self.index.update(space.address(block), |entry| {
             let replaced = entry.slot != version.slot && !planted::has(PlantedBug::MarksAnyVersion);
-            if replaced || !entry.dirty {
+            if replaced || !entry.dirty || stays() {
                 return None;
             }
             let generation = self.segments.generation(segment);
@@ -479,6 +480,32 @@ impl Store {
     /// written back may become dirty again.
     pub fn gone_durable(&self) -> bool {
         self.log.gone_pushed() <= self.log.marks_durable()
+    }
+
+    /// Returns the end of the blocks, from `first` on and before `end`, of which none is cached and no fill is under way, as far as that is
+    /// known without looking each of them up.
+    pub fn vacant_to(
+        &self,
+        space: &VolumeSpace,
+        first: OriginBlock,
+        end: OriginBlock,
+    ) -> OriginBlock {
+        // Entries that are not loaded have not been inserted either.
+        if !self.is_loaded() {
+            return first;
+        }
+        OriginBlock(self.index.vacant_to(space.base + first.0..space.base + end.0) - space.base)
+    }
+
+    /// Begins to remove each block from `first` on, up to the one that is returned: `end` at the latest.
+    pub fn walk(
+        &self,
+        space: &VolumeSpace,
+        first: OriginBlock,
+        end: OriginBlock,
+    ) -> (OriginBlock, Walk<'_>) {
+        let (end, walk) = self.index.walk(space.base + first.0..space.base + end.0);
+        (OriginBlock(end - space.base), walk)
     }
 
     /// Ends the reclaim of a segment. Returns whether it is empty: then it becomes free once

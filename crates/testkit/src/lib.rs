@@ -5,6 +5,7 @@
 //! - `faulty`: the device that applies them
 //! - [`disk`]: a disk in RAM whose content a test can read and damage
 //! - `seen`: devices with other sectors, or opened for reading only
+//! - [`void`]: a device of any size that stores nothing
 //! - [`guise`]: devices with another size or identity, or that record who uses them
 //!
 //! It reports failures by panics.
@@ -15,6 +16,7 @@ pub mod faults;
 mod faulty;
 pub mod guise;
 mod seen;
+pub mod void;
 pub mod world;
 
 pub use disk::{Disk, open_queue, peek, poke, ram};
@@ -22,4 +24,5 @@ pub use faults::{ANYWHERE, Faults, OpKind};
 pub use faulty::faulty;
 pub use guise::{Holder, shortened, with_endless_claims, with_holder, with_serial};
 pub use seen::{for_reading, with_sectors};
+pub use void::void;
 pub use world::LaneWorld;

@@ -198,7 +198,8 @@ impl OriginIo<'_> {
         volume.still_there()?;
         // Invariant 9: marked clean only after the sync.
         for (block, kept) in through {
-            if self.0.store.store().written_back(&volume.space, block, &kept) {
+            let stays = || volume.is_being_zeroed(block);
+            if self.0.store.store().written_back(&volume.space, block, &kept, stays) {
                 Policy(self.0).cleaned(block, &kept);
                 volume.cleaned(self.0.lane(), block);
             }

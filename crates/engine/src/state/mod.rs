@@ -8,6 +8,7 @@ pub(crate) mod cache;
 pub(crate) mod committed;
 pub(crate) mod curve;
 pub(crate) mod dirty;
+pub(crate) mod discarding;
 pub(crate) mod health;
 pub(crate) mod intent;
 pub(crate) mod ledger;

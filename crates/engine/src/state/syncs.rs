@@ -66,10 +66,12 @@ impl Syncs {
         // The number is taken under the lock: a sync on another lane that covers it finds its blocks.
         let mut unsynced = self.unsynced.lock();
         let number = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
-        if unsynced.len() > MOST_UNSYNCED {
+        let more = blocks.end.saturating_sub(blocks.start);
+        if unsynced.len() as u64 + more > MOST_UNSYNCED as u64 {
             // Too many to track: until the next sync every block counts as changed.
             unsynced.clear();
             self.all_unsynced.store(number, Ordering::SeqCst);
+            return;
         }
         for block in blocks {
             unsynced.insert(OriginBlock(block), number);
@@ -116,6 +118,11 @@ impl Syncs {
     pub(crate) fn begin(&self) -> (u64, u64) {
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         (number, self.changes.load(Ordering::SeqCst))
+    }
+
+    /// Makes whoever has written before, and waits for a sync, write again.
+    pub(crate) fn doubt(&self) {
+        self.failures.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Records that a sync has succeeded which [`Syncs::begin`] returned.

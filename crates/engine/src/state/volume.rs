@@ -33,6 +33,7 @@ use crate::state::bad_reads::BadReads;
 use crate::state::committed::Committed;
 use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
+use crate::state::discarding::Discarding;
 use crate::state::health::LastError;
 use crate::state::intent::Intent;
 use crate::state::limits::Limits;
@@ -130,6 +131,7 @@ pub struct Volume {
     pub(crate) syncs: Syncs,
     /// Whether the origin can discard: 0 not tried yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
+    pub(crate) discarding: Discarding,
     pub(crate) bad: BadBlocks,
     pub(crate) refused: Refused,
     pub(crate) bad_reads: BadReads,
@@ -233,6 +235,7 @@ impl Volume {
             through: Through::default(),
             syncs: Syncs::default(),
             discards: AtomicU8::new(0),
+            discarding: Discarding::default(),
             bad: BadBlocks::default(),
             refused: Refused::default(),
             bad_reads: BadReads::default(),
@@ -497,6 +500,18 @@ impl Volume {
     /// Returns whether a failed sync may have lost a client's change, so that flushes fail.
     pub fn origin_sync_failed(&self) -> bool {
         self.syncs.has_failed()
+    }
+
+    /// Records that a range of the origin may be zeroes or not: nobody knows whether it still has what writeback has written there.
+    /// Blocks that were not marked clean yet stay dirty.
+    pub(crate) fn origin_is_uncertain(&self) {
+        self.syncs.doubt();
+        self.through.clear();
+    }
+
+    /// Returns whether a request zeroes a block on the origin, so that it must not become clean by what was written there before.
+    pub(crate) fn is_being_zeroed(&self, block: OriginBlock) -> bool {
+        self.discarding.concerns(block)
     }
 
     /// Returns whether the origin can discard; `None`: it has not been tried.

@@ -3,10 +3,12 @@
 mod admission;
 mod bad_sectors;
 mod caching;
+mod discards;
 mod drains;
 mod failing;
 mod grow;
 mod held;
+mod huge;
 mod lazy;
 mod life;
 mod limits;

@@ -22,11 +22,13 @@ impl Index {
         let lock = |shard: u32| self.shards[shard as usize].lock();
         if old.shard == new.shard {
             let mut shard = lock(old.shard);
+            self.regions.occupy(to);
             return relocate(&mut shard, None, (old.key, from), (new.key, to));
         }
         // In the order of their numbers: this is the only place where a thread holds two.
         let mut first = lock(old.shard.min(new.shard));
         let mut second = lock(old.shard.max(new.shard));
+        self.regions.occupy(to);
         let (source, target) = if old.shard < new.shard {
             (&mut first, &mut second)
         } else {

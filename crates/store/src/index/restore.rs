@@ -24,6 +24,7 @@ impl Index {
     /// The table has no room.
     pub fn restore(&self, address: Address, entry: Entry) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
+        self.regions.occupy(address);
         shard.table_mut().insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
     }
 
@@ -51,6 +52,7 @@ impl Index {
         version: NewVersion,
     ) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
+        self.regions.occupy(address);
         let old = shard.table_mut().insert(key, version.entry).map_err(|_| Unfit::Blocks)?;
         match version.mask {
             Some(mask) => shard.masks.restore(address.0, mask).map_err(Unfit::Masks),
@@ -95,6 +97,7 @@ impl Index {
             if placed.shard != number || !known {
                 return Err(StoreError::Refused("the checkpoint has an impossible entry".into()));
             }
+            self.regions.occupy(*address);
             let inserted = shard.table_mut().insert(placed.key, *entry).map_err(|_| Unfit::Blocks);
             if inserted.map_err(|unfit| unfit.of("the checkpoint"))?.is_some() {
                 return Err(StoreError::Refused("the checkpoint has a block twice".into()));
@@ -102,6 +105,7 @@ impl Index {
         }
         for (address, NewVersion { entry, mask }) in content.versions.drain(..) {
             let placed = self.geometry.place(address.0);
+            self.regions.occupy(address);
             shard.table_mut().insert(placed.key, entry).map_err(|_| Unfit::Blocks.of("the log"))?;
             match mask {
                 // There is room for it: a mask of this block was loaded before.

@@ -320,3 +320,62 @@ fn a_block_is_at_one_of_two_addresses_while_it_moves() {
     assert_eq!(index.relocate(to, near.expect("one of eight")), Relocated::Done);
     assert_eq!(index.len(), 1);
 }
+
+/// Regions of 16 addresses.
+fn regions() -> Index {
+    Index::new(Geometry::new(1000, 1, 20, 20).expect("fits"), 1)
+}
+
+fn insert(index: &Index, address: u64) {
+    let entry = Entry { slot: Slot(7), dirty: true, partial: false, rank: 0, check: Check::new(0) };
+    let put = index.put(Address(address), NewVersion { entry, mask: None }, Condition::Always);
+    assert!(matches!(put, Put::Done { .. }));
+}
+
+#[test]
+fn a_region_is_vacant_until_something_is_inserted_and_after_a_walk_that_has_found_nothing() {
+    let index = regions();
+    assert_eq!(index.vacant_to(3..1 << 20), 1 << 20);
+    insert(&index, 100);
+    assert_eq!((index.vacant_to(0..1 << 20), index.vacant_to(97..110)), (96, 97));
+    assert_eq!(index.vacant_to(112..1 << 20), 1 << 20);
+    index.remove(Address(100), |_| true);
+    assert_eq!(index.vacant_to(96..112), 96, "nobody has looked");
+    for (range, whole) in [(97..200, false), (96..111, false), (96..200, true)] {
+        let (end, walk) = index.walk(range.clone());
+        assert_eq!(end, range.end.min(112));
+        assert_eq!(index.vacant_to(96..112), 96, "it may hold something until the walk ends");
+        walk.found_nothing();
+        assert_eq!(index.vacant_to(96..112), if whole { 112 } else { 96 }, "{range:?}");
+    }
+}
+
+#[test]
+fn what_happens_in_a_region_while_it_is_walked_keeps_it_occupied() {
+    let act: [(&str, &dyn Fn(&Index)); 4] = [
+        ("an insertion", &|index| insert(index, 5)),
+        ("a fill", &|index| index.end_fill(index.begin_fill(Address(5)))),
+        ("a walk that is given up", &|index| drop(index.walk(0..16).1)),
+        ("another walk", &|index| index.walk(0..16).1.found_nothing()),
+    ];
+    for (what, act) in act {
+        let index = regions();
+        insert(&index, 5);
+        index.remove(Address(5), |_| true);
+        let (_, walk) = index.walk(0..16);
+        act(&index);
+        walk.found_nothing();
+        let spoils = !what.contains("walk");
+        assert_eq!(index.vacant_to(0..16), if spoils { 0 } else { 16 }, "{what}");
+    }
+    // An insertion, and a walk that begins behind it, while the first one goes on.
+    let index = regions();
+    insert(&index, 5);
+    let (_, first) = index.walk(0..16);
+    insert(&index, 6);
+    let (_, second) = index.walk(0..16);
+    first.found_nothing();
+    assert_eq!(index.vacant_to(0..16), 0);
+    second.found_nothing();
+    assert_eq!(index.vacant_to(0..16), 0, "it had no chance");
+}

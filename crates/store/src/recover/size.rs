@@ -7,6 +7,7 @@ use forebay_format::{Arrangement, Geometry};
 use forebay_lane::{MemoryHold, MemoryUse};
 
 use crate::error::StoreError;
+use crate::index::regions;
 use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::options::StoreOptions;
@@ -64,7 +65,7 @@ fn memory_of(
 ) -> [(MemoryUse, u64, &'static str); 2] {
     let segments = geometry.segment_count;
     let buffers = Log::most_buffers(lanes, segments) as u64 * geometry.segment_bytes;
-    let index = table.bytes() + Segments::bytes_for(segments, lanes);
+    let index = table.bytes() + regions::bytes_for(table) + Segments::bytes_for(segments, lanes);
     [(MemoryUse::Index, index, "the index"), (MemoryUse::LogBuffers, buffers, "the log")]
 }
 
@@ -161,7 +162,7 @@ mod tests {
         let [(index, index_bytes, _), (log, log_bytes, _)] = memory_of(&geometry, &table, 2);
         assert_eq!((index, log), (MemoryUse::Index, MemoryUse::LogBuffers));
         let segments = Segments::bytes_for(geometry.segment_count, 2);
-        assert_eq!(index_bytes, table.bytes() + segments);
+        assert_eq!(index_bytes, table.bytes() + regions::bytes_for(&table) + segments);
         let buffers = Log::most_buffers(2, geometry.segment_count) as u64;
         assert_eq!(log_bytes, buffers * geometry.segment_bytes);
 

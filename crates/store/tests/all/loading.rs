@@ -111,7 +111,7 @@ fn write_back(store: &Rc<StoreLane>, space: &VolumeSpace, block: u64) {
     let (store, block) = (store.store(), OriginBlock(block));
     let slot = store.peek(space, block).expect("cached").entry.slot;
     let version = store.version_of(space, block, slot).expect("cached");
-    assert!(store.written_back(space, block, &version));
+    assert!(store.written_back(space, block, &version, || false));
 }
 
 /// The place of the checkpoint's area on the device, in pages.

@@ -112,7 +112,7 @@ fn a_copy_of_a_version_that_has_become_clean_is_clean() {
     };
     let old = [slot(1), slot(2)];
     let kept = store.store().version_of(&space, OriginBlock(1), old[0]).expect("it is there");
-    assert!(store.store().written_back(&space, OriginBlock(1), &kept));
+    assert!(store.store().written_back(&space, OriginBlock(1), &kept, || false));
     for (block, slot) in [(1, old[0]), (2, old[1])] {
         let condition = Condition::Copy(slot);
         let copy = Version { condition, ..version(&space, block, true, None) };

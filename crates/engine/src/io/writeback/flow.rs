@@ -211,7 +211,8 @@ impl Flow {
     fn mark(&self, written: &[Written]) {
         let view = &self.view;
         for Written { block, version, why, .. } in written {
-            if view.cache.store.written_back(&view.volume.space, *block, version) {
+            let stays = || view.volume.is_being_zeroed(*block);
+            if view.cache.store.written_back(&view.volume.space, *block, version, stays) {
                 Policy(view).cleaned(*block, version);
                 view.volume.cleaned(view.lane(), *block);
                 bump(&view.stats().counters.written_back_blocks, 1);

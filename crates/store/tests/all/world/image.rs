@@ -66,7 +66,7 @@ impl Maker<'_> {
             let store = self.store.store();
             let slot = store.peek(space, OriginBlock(block)).expect("cached").entry.slot;
             let version = store.version_of(space, OriginBlock(block), slot).expect("cached");
-            assert!(store.written_back(space, OriginBlock(block), &version));
+            assert!(store.written_back(space, OriginBlock(block), &version, || false));
             self.model.get_mut(&(name, block)).expect("cached").dirty = false;
         }
     }
