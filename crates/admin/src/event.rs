@@ -79,6 +79,7 @@ kinds! {
     Adopted "adopted" Info "A volume was adopted from its cache device. `origin`, `cache`.";
     Deleted "deleted" Info "A volume was deleted. `discard_dirty`: whether its dirty blocks were discarded.";
     Started "started" Info "A volume is served. `forced`.";
+    OriginChanged "origin-changed" Warning "The origin of a volume was written elsewhere while it was stopped, and clean blocks of the cache were dropped. `evidence`: what shows that; `compared`, `differing`, `dropped`: numbers of blocks.";
     StartFailed "start-failed" Warning "A volume cannot be served. `error`.";
     Stopped "stopped" Info "A volume is no longer served, at an operator's request. `forced`.";
     ModeSwitched "mode-switched" Info "The mode of a volume was changed. `from`, `to`.";

@@ -20,6 +20,7 @@ pub mod event;
 pub mod lost;
 pub mod name;
 pub mod operation;
+pub mod origin_check;
 pub mod profiles;
 pub mod ranges;
 pub mod reasons;

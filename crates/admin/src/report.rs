@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
 use crate::operation::Progress;
+pub use crate::origin_check::OriginReport;
 use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
@@ -96,24 +97,6 @@ impl VolumeState {
                 | VolumeState::Stopping
         )
     }
-}
-
-/// The origin of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-pub struct OriginReport {
-    /// The device as the operator named it.
-    pub path: String,
-    /// Size in bytes; 0 if the volume was never started.
-    pub size: u64,
-    /// The logical sectors that clients see, in bytes; `null` while the volume is not served.
-    #[serde(default)]
-    pub sector_bytes: Option<u32>,
-    /// Whether it is only read, and clients may only read; `null` while the volume is not served.
-    #[serde(default)]
-    pub read_only: Option<bool>,
-    /// Whether distance costs time on it, as the setting or the origin says; `null` while the volume is not served.
-    #[serde(default)]
-    pub rotational: Option<bool>,
 }
 
 /// How long the origin of a volume has rested since the volume was started. It rests while nothing has

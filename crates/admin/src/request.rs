@@ -80,6 +80,9 @@ pub struct StartRequest {
     /// cache had newer blocks.
     #[serde(default)]
     pub force: bool,
+    /// Compare every clean cached block with the origin first, and drop those that differ.
+    #[serde(default)]
+    pub verify: bool,
 }
 
 /// Stops serving a volume.

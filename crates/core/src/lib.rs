@@ -1,6 +1,7 @@
 //! Forebay's vocabulary as types. No I/O, no clocks of its own, no unsafe code.
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
+//! - [`evidence`]: what a device's system says about writes to it
 //! - [`identity`]: identifies a device by everything except its content
 //! - [`mask`]: which sectors of a block are valid
 //! - [`sectors`]: the sizes in which a disk is addressed
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod counters;
+pub mod evidence;
 pub mod export;
 pub mod identity;
 pub mod latency;
@@ -31,6 +33,7 @@ pub mod units;
 pub mod why;
 
 pub use counters::CounterTotals;
+pub use evidence::{Evidence, Since};
 pub use export::{ExportSet, ExportSetError, FrontEndKind};
 pub use identity::{Identity, IdentityPart};
 pub use latency::{LATENCY_BOUNDS_US, LATENCY_RANGES, LatencyCounts};

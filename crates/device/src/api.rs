@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_core::{Clock, Identity, Nanos, Sectors};
+use forebay_core::{Clock, Evidence, Identity, Nanos, Sectors};
 use uuid::Uuid;
 
 use crate::buffer::IoBuf;
@@ -269,6 +269,12 @@ pub trait Device: Send + Sync {
     /// Returns the identity that distinguishes this device from all others, independent of its
     /// content and stable across restarts of the machine. `None`: nothing is known, as for RAM.
     fn identity(&self) -> Option<Identity> {
+        None
+    }
+
+    /// Returns what the system says about writes to the device until now. All writes of this process
+    /// have ended and are synced. `None`: nothing is known, and only the content can tell.
+    fn write_evidence(&self) -> Option<Evidence> {
         None
     }
 

@@ -18,6 +18,7 @@ use crate::api::{
     OpId, QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::evidence::evidence;
 use crate::holes::{extent_at, makes_holes};
 use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
@@ -188,6 +189,10 @@ impl Device for FileDevice {
 
     fn identity(&self) -> Option<forebay_core::Identity> {
         identity(&*self.shared.fd)
+    }
+
+    fn write_evidence(&self) -> Option<forebay_core::Evidence> {
+        evidence(&*self.shared.fd)
     }
 
     fn knows_holes(&self) -> bool {

@@ -119,7 +119,7 @@ fn value(lines: &str, key: &str) -> Option<String> {
 }
 
 /// Returns the trimmed text of a file, unless it is empty.
-fn text(path: &Path) -> Option<String> {
+pub(crate) fn text(path: &Path) -> Option<String> {
     use std::io::Read;
     let mut bytes = Vec::new();
     fs::File::open(path).ok()?.take(MAX_TEXT).read_to_end(&mut bytes).ok()?;

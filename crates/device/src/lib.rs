@@ -6,6 +6,7 @@
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
+//! - `evidence`: what the system says about writes to a file or block device
 //! - [`fuse`]: the kernel's side of a file that this process serves
 //! - [`file_extents()`]: where the data of a file lies on its device
 //! - [`hint`]: hints to the CPU about future memory accesses
@@ -32,6 +33,7 @@ pub mod blkid;
 mod block_ioctl;
 pub mod buffer;
 mod bus_error;
+mod evidence;
 mod faulty;
 pub mod file;
 mod file_extents;

@@ -3,7 +3,7 @@
 use std::ffi::{OsString, c_void};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -165,14 +165,27 @@ pub fn attach(file: impl AsFd, options: LoopOptions<'_>) -> io::Result<LoopNumbe
 /// # Errors
 /// It has no file, or may not be used.
 pub fn name(number: LoopNumber) -> io::Result<PathBuf> {
-    let device = open(number, false)?;
+    let info = status(open(number, false)?.as_fd())?;
+    let name: Vec<u8> = info.file_name.into_iter().take_while(|byte| *byte != 0).collect();
+    Ok(PathBuf::from(OsString::from_vec(name)))
+}
+
+/// Returns the number of the filesystem that has the file of a loop device, or of a partition of
+/// one, and the file's inode.
+///
+/// # Errors
+/// It has no file, or may not be used.
+pub(crate) fn backing(device: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    status(device).map(|info| (info.device, info.inode))
+}
+
+/// Returns the state of a loop device.
+fn status(device: BorrowedFd<'_>) -> io::Result<Info> {
     // SAFETY: for this opcode the kernel writes a `struct loop_info64`, whose layout `Info` has, and any
     // bytes are an `Info`.
     let request = unsafe { Getter::<GET_STATUS, Info>::new() };
     // SAFETY: the request is made for loop devices, and this is one.
-    let info = unsafe { ioctl(&device, request)? };
-    let name: Vec<u8> = info.file_name.into_iter().take_while(|byte| *byte != 0).collect();
-    Ok(PathBuf::from(OsString::from_vec(name)))
+    Ok(unsafe { ioctl(device, request)? })
 }
 
 /// Detaches a loop device from its file, or has the kernel do so when its last user is gone.

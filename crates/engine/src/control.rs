@@ -3,6 +3,7 @@
 //! All of this runs on the lane that opened the cache.
 
 mod attach;
+mod compare;
 mod delete;
 mod drain;
 mod forget;
@@ -14,7 +15,9 @@ pub(crate) mod recognise;
 pub(crate) mod rename;
 pub(crate) mod samples;
 pub(crate) mod sectors;
+mod starts;
 mod table;
+pub(crate) mod verify;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,8 +25,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::WakeReason;
-use forebay_core::{ReplacementKind, VolumeId};
+use forebay_core::{Evidence, ReplacementKind, VolumeId};
 use forebay_device::Device;
+use forebay_format::volume::Left;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::{either, join_all};
 use forebay_settings::Settings;
@@ -43,6 +47,9 @@ use crate::state::volume::{Volume, VolumeState};
 
 /// How long a close waits for background work when a volume could not be stopped in order.
 const CLOSING_ANYWAY: Duration = Duration::from_secs(1);
+
+/// Longer than a tick of any kernel's clock.
+const TICK: Duration = Duration::from_millis(20);
 
 /// The parameters of a new volume.
 #[derive(Clone, Debug)]
@@ -136,6 +143,7 @@ impl EngineLane {
                     started: true,
                     fingerprint: None,
                     identity: origin.identity(),
+                    left: Left::default(),
                     samples,
                     settings: tags,
                 });
@@ -265,7 +273,7 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let mut result = self.patiently(&volume, self.quiesce(&volume)).await;
-        let (mut print, mut samples) = (None, None);
+        let (mut print, mut samples, mut left) = (None, None, Left::default());
         if let Some(view) = self.lane_volume(volume.id) {
             let syncing = view.clone();
             let sync = async move { OriginIo(&syncing).sync(WakeReason::Other).await };
@@ -286,17 +294,20 @@ impl EngineLane {
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
             result = result.and(ended);
             Notes(&view).note_the_end().await;
-            // Barrier for invariant 12: the fingerprint is taken of durable data only. Writeback
-            // may have written after the sync above.
+            // Barrier for invariant 12: fingerprint and evidence are taken of durable data only, and
+            // after our own last write. Writeback may have written after the sync above. The evidence
+            // comes first, so that what is written while the content is read counts as foreign.
             let look = async {
                 OriginIo(&view).sync_device(WakeReason::Other).await.ok()?;
+                let evidence = self.evidence_of(&*volume.origin).await;
                 let read = async |place, buf| view.origin.read(place, buf, WakeReason::Other).await;
-                Some(SampledOrigin::read(volume.size(), read).await)
+                Some(SampledOrigin::read(volume.size(), evidence, read).await)
             };
             if result.is_ok() {
                 match self.patiently(&volume, look).await {
                     Ok(Some(look)) => {
                         (print, samples) = (look.fingerprint().ok(), Some(look.samples()));
+                        left = look.left();
                     }
                     Ok(None) => (),
                     Err(unanswered) => result = Err(unanswered),
@@ -307,6 +318,7 @@ impl EngineLane {
         let changed = self.change_volumes(move |volumes, _| {
             for record in volumes.iter_mut().filter(|record| record.name == own) {
                 record.fingerprint = print;
+                record.left = std::mem::take(&mut left);
                 // If no new samples could be taken, the untouched ones are still valid.
                 record.samples = samples.take().or(record.samples.take());
                 record.started = !keep_stopped;
@@ -318,6 +330,17 @@ impl EngineLane {
         self.cache.detach(&volume);
         self.drop_view(volume.id);
         result.and(changed)
+    }
+
+    /// Returns what the system says about writes to an origin whose writes have ended.
+    async fn evidence_of(&self, origin: &dyn Device) -> Option<Evidence> {
+        let evidence = origin.write_evidence()?;
+        if evidence.exact {
+            return Some(evidence);
+        }
+        // A write in the same tick of the kernel's clock as our last one would not be seen.
+        self.lane.sleep(TICK).await;
+        origin.write_evidence()
     }
 
     /// Returns the error about dirty blocks that only a failed cache device has.

@@ -37,10 +37,11 @@ pub use api::{
     BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request, StateExtent,
 };
 pub use control::VolumeSpec;
-pub use control::recognise::{Verdict, recognise};
+pub use control::recognise::{OriginCheck, Sign, Verdict, recognise};
 pub use control::rename::Naming;
 pub use control::samples::SampledOrigin;
 pub use control::sectors::check_sectors;
+pub use control::verify::OnVerify;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{

@@ -418,6 +418,16 @@ pub(crate) struct StartArgs {
     /// of the cache take precedence over the origin
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
+
+    /// Compare every clean block of the cache with the origin first, and drop those that differ
+    ///
+    /// A start notices that the origin was written elsewhere by what its system tells of writes, by
+    /// samples, by the starts of partitions and filesystems, and by some of the blocks that were
+    /// cached last. A change of a few sectors on a device whose system tells nothing, such as an
+    /// export of an NBD server or a disk after a restart of the machine, may escape that. This does
+    /// not let it escape, and reads as much of the origin as the cache holds.
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 /// Arguments of `delete`.

@@ -10,9 +10,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::MAX_BLOCKS;
 
+pub mod left;
 pub mod samples;
 mod table;
 
+pub use left::Left;
 pub use samples::Samples;
 pub use table::{
     EncodedTable, MAGIC, MAX_VOLUMES, VolumeTableError, decode, encode, own_reference,
@@ -116,6 +118,9 @@ pub struct VolumeRecord {
     pub fingerprint: Option<[u8; 32]>,
     /// Identity of the origin, independent of its content; 1 to 16 parts.
     pub identity: Option<Identity>,
+    /// How the origin was left at the last orderly stop, besides the fingerprint; empty while the
+    /// volume runs.
+    pub left: Left,
     /// Samples of the origin; their number follows from its size.
     pub samples: Option<Samples>,
     /// Further settings, each tag at most once. Unknown tags are kept.
@@ -152,6 +157,7 @@ impl VolumeRecord {
     }
 
     fn encode_into(&self, bytes: &mut Vec<u8>) {
+        let parts = self.left.beside(self.identity.as_ref());
         let raw = OnDiskVolume {
             id: self.id.0.into(),
             mode: self.mode.code(),
@@ -159,7 +165,7 @@ impl VolumeRecord {
             policy: self.policy.code(),
             flags: if self.started { STARTED } else { 0 }
                 | if self.fingerprint.is_some() { FINGERPRINT } else { 0 }
-                | if self.identity.is_some() { IDENTITY } else { 0 }
+                | if parts.is_empty() { 0 } else { IDENTITY }
                 | if self.samples.is_some() { SAMPLES } else { 0 },
             name_len: (self.name.len() as u16).into(),
             origin_len: (self.origin.len() as u16).into(),
@@ -176,10 +182,10 @@ impl VolumeRecord {
             let raw = OnDiskSetting { tag: (*tag).into(), value: (*value).into() };
             bytes.extend_from_slice(raw.as_bytes());
         }
-        if let Some(identity) = &self.identity {
-            bytes.push(identity.parts().len() as u8);
-            for (code, text) in identity.parts() {
-                bytes.extend_from_slice(&[code, text.len() as u8]);
+        if !parts.is_empty() {
+            bytes.push(parts.len() as u8);
+            for (code, text) in &parts {
+                bytes.extend_from_slice(&[*code, text.len() as u8]);
                 bytes.extend_from_slice(text.as_bytes());
             }
         }
@@ -204,10 +210,12 @@ impl VolumeRecord {
         if raw.flags & !(STARTED | FINGERPRINT | IDENTITY | SAMPLES) != 0 {
             return Err(Bad::Field("flags"));
         }
-        let (mut identity, mut samples, mut rest) = (None, None, rest);
+        let (mut identity, mut left, mut samples) = (None, Left::default(), None);
+        let mut rest = rest;
         if raw.flags & IDENTITY != 0 {
             let (found, after) = decode_identity(rest)?;
-            (identity, rest) = (Some(found), after);
+            rest = after;
+            (left, identity) = Left::taken_from(found).ok_or(Bad::Field("identity"))?;
         }
         if raw.flags & SAMPLES != 0 {
             let (found, after) = Samples::decode(rest)?;
@@ -226,6 +234,7 @@ impl VolumeRecord {
             started: raw.flags & STARTED != 0,
             fingerprint: (raw.flags & FINGERPRINT != 0).then_some(raw.fingerprint),
             identity,
+            left,
             samples,
             settings: settings.iter().map(|raw| (raw.tag.get(), raw.value.get())).collect(),
         };
@@ -233,8 +242,11 @@ impl VolumeRecord {
     }
 }
 
-/// Reads an identity: the number of parts, then for each its code, length and text.
-fn decode_identity(bytes: &[u8]) -> Result<(Identity, &[u8]), Bad> {
+/// Codes and texts of the parts of an identity.
+type Parts = Vec<(u8, String)>;
+
+/// Reads the parts of an identity: their number, then for each its code, length and text.
+fn decode_identity(bytes: &[u8]) -> Result<(Parts, &[u8]), Bad> {
     let (count, mut rest) = bytes.split_first().ok_or(Bad::Cut)?;
     let mut parts = Vec::new();
     for _ in 0..*count {
@@ -244,7 +256,7 @@ fn decode_identity(bytes: &[u8]) -> Result<(Identity, &[u8]), Bad> {
         parts.push((*code, text.to_owned()));
         rest = after;
     }
-    Identity::from_parts(parts).map(|identity| (identity, rest)).ok_or(Bad::Field("identity"))
+    Ok((parts, rest))
 }
 
 /// Why one volume could not be read.

@@ -12,7 +12,7 @@ use forebay_core::{
 };
 use forebay_format::record::{self, HEADER_BYTES};
 use forebay_format::superblock::{COPY_A, COPY_B, ORDERED, ORIGINS_KNOWN};
-use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE, Samples};
+use forebay_format::volume::{Left, ORDERED_RECORD, ORDERED_SEQUENCE, Samples};
 use forebay_format::{
     AcceptedLog, Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry,
     Head, IndexEntry, Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid,
@@ -134,6 +134,7 @@ fn volumes() -> [VolumeRecord; 2] {
             started: true,
             fingerprint: Some([0xab; 32]),
             identity: None,
+            left: Left::default(),
             samples: None,
             settings: vec![(1, 60), (0xffff, u64::MAX)],
         },
@@ -150,6 +151,7 @@ fn volumes() -> [VolumeRecord; 2] {
             started: false,
             fingerprint: None,
             identity: None,
+            left: Left::default(),
             samples: None,
             settings: vec![],
         },
@@ -183,6 +185,20 @@ fn volume_table_with_origins() {
     });
     volumes[1].samples = Some(Samples { checks: vec![0xcafe_f00d], untouched: 1 });
     compare_table("volume-table-origins.bin", &volumes);
+}
+
+#[test]
+fn volume_table_with_origins_as_they_were_left() {
+    let mut volumes = volumes();
+    volumes[0].identity = Identity::new([(IdentityPart::Wwid, "naa.5000c500a1b2c3d4".into())]);
+    let counted = "counted 1 0fc63daf-8483-4772-8e79-3d69d8477de4 123456789abcdef0 7 70";
+    volumes[0].left = Left {
+        evidence: counted.parse().ok(),
+        starts: Some(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
+    };
+    volumes[1].left.evidence = "file 1 12 512 1700000000123456789 1700000000123456790".parse().ok();
+    assert!(volumes.iter().all(|volume| volume.left.evidence.is_some()));
+    compare_table("volume-table-left.bin", &volumes);
 }
 
 #[test]

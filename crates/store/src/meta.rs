@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use forebay_core::{OriginBlock, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::superblock::{COPY_A, COPY_B, PROTECTED, WIDE_GENERATIONS};
-use forebay_format::volume::EncodedTable;
+use forebay_format::volume::{EncodedTable, Left};
 use forebay_format::{Superblock, VolumeRecord, VolumeTableError, volume};
 
 use crate::damage::note_records;
@@ -45,7 +45,7 @@ fn copies(superblock: &Superblock) -> (u64, u64) {
     }
 }
 
-/// Encodes the table of these volumes. If it is too large, samples of origins are left out, those
+/// Encodes the table of these volumes. If it is too large, evidence and samples of origins are left out, those
 /// of the newest volume first: the volumes matter more than the samples that recognise their
 /// origins.
 fn encode_what_fits(
@@ -55,6 +55,10 @@ fn encode_what_fits(
     loop {
         match encode(volumes) {
             Err(VolumeTableError::TooLarge(bytes)) => {
+                if let Some(volume) = volumes.iter_mut().rfind(|volume| !volume.left.is_empty()) {
+                    volume.left = Left::default();
+                    continue;
+                }
                 let sampled = volumes.iter_mut().rfind(|volume| volume.samples.is_some());
                 let Some(volume) = sampled else { return Err(VolumeTableError::TooLarge(bytes)) };
                 tracing::warn!(

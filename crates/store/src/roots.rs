@@ -152,7 +152,9 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
 
 /// Sets the bits of a superblock that describe the volume table which it names.
 pub(crate) fn describe(volumes: &[VolumeRecord], superblock: &mut Superblock) {
-    let origins = |volume: &VolumeRecord| volume.identity.is_some() || volume.samples.is_some();
+    let origins = |volume: &VolumeRecord| {
+        volume.identity.is_some() || volume.samples.is_some() || !volume.left.is_empty()
+    };
     let has = |any: bool, bit| if any { bit } else { 0 };
     superblock.incompat &= !(ORIGINS_KNOWN | ORDERED | DAMAGED);
     superblock.incompat |= has(volumes.iter().any(origins), ORIGINS_KNOWN)

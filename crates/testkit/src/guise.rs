@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Identity, IdentityPart, Sectors};
+use forebay_core::{Evidence, Identity, IdentityPart, Sectors};
 use forebay_device::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -17,6 +17,8 @@ struct Guise {
     held: Option<(Option<Uuid>, Holder)>,
     /// Claims never end, and this is their limit.
     claim_limit: Option<Duration>,
+    /// What its system says about writes.
+    evidence: Option<Evidence>,
 }
 
 /// The volume that has claimed a device last.
@@ -24,7 +26,14 @@ pub type Holder = Arc<Mutex<Option<Uuid>>>;
 
 /// Returns a device that consists of the first `size` bytes of `inner`.
 pub fn shortened(inner: &Arc<dyn Device>, size: u64) -> Arc<dyn Device> {
-    Arc::new(Guise { inner: inner.clone(), size, serial: None, held: None, claim_limit: None })
+    Arc::new(Guise {
+        inner: inner.clone(),
+        size,
+        serial: None,
+        held: None,
+        claim_limit: None,
+        evidence: None,
+    })
 }
 
 /// Returns `inner` with this serial number, or without any identity.
@@ -35,6 +44,23 @@ pub fn with_serial(inner: &Arc<dyn Device>, serial: Option<&'static str>) -> Arc
         serial,
         held: None,
         claim_limit: None,
+        evidence: None,
+    })
+}
+
+/// Returns `inner` with this serial number, and with a system that says this about writes.
+pub fn with_evidence(
+    inner: &Arc<dyn Device>,
+    serial: Option<&'static str>,
+    evidence: &str,
+) -> Arc<dyn Device> {
+    Arc::new(Guise {
+        inner: inner.clone(),
+        size: inner.size(),
+        serial,
+        held: None,
+        claim_limit: None,
+        evidence: evidence.parse().ok(),
     })
 }
 
@@ -47,6 +73,7 @@ pub fn with_holder(inner: &Arc<dyn Device>, holder: &Holder) -> Arc<dyn Device> 
         serial: None,
         held,
         claim_limit: None,
+        evidence: None,
     })
 }
 
@@ -59,6 +86,7 @@ pub fn with_endless_claims(inner: &Arc<dyn Device>, limit: Duration) -> Arc<dyn 
         serial: None,
         held: None,
         claim_limit,
+        evidence: None,
     })
 }
 
@@ -93,6 +121,10 @@ impl Device for Guise {
 
     fn identity(&self) -> Option<Identity> {
         Identity::new(self.serial.map(|serial| (IdentityPart::Serial, serial.to_owned())))
+    }
+
+    fn write_evidence(&self) -> Option<Evidence> {
+        self.evidence.clone()
     }
 
     fn holder(&self) -> Option<Uuid> {

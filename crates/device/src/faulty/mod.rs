@@ -14,7 +14,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{Identity, Sectors};
+use forebay_core::{Evidence, Identity, Sectors};
 use uuid::Uuid;
 
 use crate::api::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
@@ -126,6 +126,10 @@ impl Device for FaultyDevice {
 
     fn reread_partitions(&self) -> io::Result<()> {
         self.inner.reread_partitions()
+    }
+
+    fn write_evidence(&self) -> Option<Evidence> {
+        self.inner.write_evidence()
     }
 
     fn holder(&self) -> Option<Uuid> {

@@ -142,6 +142,10 @@ impl Device for ModelledDevice {
         self.inner.reread_partitions()
     }
 
+    fn write_evidence(&self) -> Option<forebay_core::Evidence> {
+        self.inner.write_evidence()
+    }
+
     fn holder(&self) -> Option<Uuid> {
         self.inner.holder()
     }

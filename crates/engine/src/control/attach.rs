@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{SectorSize, Sectors};
-use forebay_device::{Claiming, Device};
-use forebay_format::volume::Samples;
+use forebay_core::{OriginBlock, SectorSize, Sectors};
+use forebay_device::{Claiming, Device, Queue};
+use forebay_format::volume::{Left, Samples};
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::either;
 use forebay_policy::Past;
@@ -17,9 +17,11 @@ use forebay_store::Damage;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::background;
-use crate::control::recognise::{Verdict, recognise};
+use crate::control::compare::{self, Compared};
+use crate::control::recognise::{OriginCheck, Sign, Verdict, recognise};
 use crate::control::samples::SampledOrigin;
 use crate::control::sectors::{self, Seen};
+use crate::control::verify::OnVerify;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
 use crate::settings::settings_of;
@@ -27,7 +29,7 @@ use crate::state::ledger::{self, Note};
 use crate::state::volume::Volume;
 
 impl EngineLane {
-    /// As [`EngineLane::attach_with`], with the sectors that the volume's settings on the cache device choose.
+    /// As [`EngineLane::attach_verified`], without a comparison of all blocks.
     ///
     /// # Errors
     /// As there.
@@ -37,12 +39,28 @@ impl EngineLane {
         origin: Arc<dyn Device>,
         force: bool,
     ) -> Result<Arc<Volume>, EngineError> {
+        self.attach_verified(name, origin, force, None).await
+    }
+
+    /// As [`EngineLane::attach_with`], with the sectors that the volume's settings on the cache device choose.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn attach_verified(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        force: bool,
+        on_verify: Option<OnVerify<'_>>,
+    ) -> Result<Arc<Volume>, EngineError> {
         let sector_size = settings_of(&self.record_of_stopped(name)?).sector_size;
-        self.attach_with(name, origin, sector_size, force).await
+        self.attach_with(name, origin, sector_size, force, on_verify).await
     }
 
     /// Starts a known volume with its origin. If the origin has grown, the volume takes the new
-    /// size, provided that the store was opened with space for it.
+    /// size, provided that the store was opened with space for it. With `on_verify` every clean block is
+    /// compared with the origin first, and only those that differ are dropped, whatever else tells of
+    /// the origin.
     ///
     /// # Errors
     /// - The origin is another device, or was changed since the volume left it. `force` goes on: it
@@ -53,8 +71,9 @@ impl EngineLane {
     ///   `sector_size` does not choose them. `force` makes no difference.
     /// - A note lists dirty blocks that the cache device no longer has. `force` goes on with the
     ///   origin's data.
+    /// - A device cannot be read, or `on_verify` ends the comparison.
     ///
-    /// After the first three errors nothing has been written; after the last, clean blocks may have
+    /// After the first three errors nothing has been written; after the fourth, clean blocks may have
     /// been dropped.
     pub async fn attach_with(
         self: &Rc<Self>,
@@ -62,6 +81,7 @@ impl EngineLane {
         origin: Arc<dyn Device>,
         sector_size: SectorSize,
         force: bool,
+        on_verify: Option<OnVerify<'_>>,
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
         let record = self.record_of_stopped(name)?;
@@ -81,7 +101,7 @@ impl EngineLane {
         }
         let Seen { sectors, recorded } = sectors::seen(&record, &*origin, sector_size)?;
         let queue = self.context.open(&origin)?;
-        let look = SampledOrigin::take(&queue, record.origin_bytes).await;
+        let look = SampledOrigin::take(&*origin, &queue, record.origin_bytes).await;
         let identity = origin.identity();
         let note = self.note_of(name);
         let distrusted = store.is_distrusted() || note.is_some();
@@ -89,11 +109,29 @@ impl EngineLane {
         if planted::has(PlantedBug::AnyOriginWillDo) {
             verdict = Verdict::Same;
         }
-        if verdict != Verdict::Same || note.is_some() || size > record.origin_bytes {
+        let compared = match on_verify {
+            Some(on_verify) => {
+                self.index_loaded().await?;
+                self.compare_all(&record, &queue, on_verify).await?
+            }
+            None => self.compare_if_unclear(&record, &queue, &verdict, !distrusted).await?,
+        };
+        let verified = on_verify.is_some();
+        if verdict.is_same() && !compared.differing.is_empty() {
+            verdict = Verdict::Changed(Sign::Blocks);
+        }
+        let mut check = OriginCheck {
+            verdict,
+            compared: compared.blocks,
+            differing: compared.differing.len() as u64,
+            dropped: 0,
+        };
+        if !check.verdict.is_same() || note.is_some() || size > record.origin_bytes {
             self.index_loaded().await?;
         }
-        if verdict != Verdict::Same {
-            self.drop_clean(&record, &origin, &verdict, force)?;
+        if !check.verdict.is_same() {
+            let which = if verified { Some(compared.differing) } else { None };
+            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
             // against them is overwritten in the volume table.
             self.store.sync_marks().await?;
@@ -113,11 +151,11 @@ impl EngineLane {
         let samples = match (settled, grown) {
             (false, _) => None,
             (true, false) => Some(look.samples()),
-            (true, true) => Some(SampledOrigin::take(&queue, size).await.samples()),
+            (true, true) => Some(SampledOrigin::take(&*origin, &queue, size).await.samples()),
         };
         // An origin recognised by content may be on another device now, so take its new identity;
         // one recognised by identity keeps it.
-        let anew = record.fingerprint.is_some() || verdict != Verdict::Same;
+        let anew = record.fingerprint.is_some() || !check.verdict.is_same();
         let identity = match (identity, record.identity) {
             (Some(now), Some(before)) if !anew => Some(now.completed_by(&before)),
             (None, before) if !anew => before,
@@ -131,6 +169,7 @@ impl EngineLane {
                     // Any damage has been acknowledged for this volume.
                     Damage::acknowledge(volume);
                     volume.fingerprint = None;
+                    volume.left = Left::default();
                     volume.started = true;
                     volume.origin_bytes = size;
                     volume.identity.clone_from(&identity);
@@ -142,7 +181,9 @@ impl EngineLane {
                 Ok(())
             })
             .await?;
-        self.bring_up(name, origin, sectors, settled)
+        let volume = self.bring_up(name, origin, sectors, settled)?;
+        volume.checked.get_or_init(|| check);
+        Ok(volume)
     }
 
     /// Returns the record of a volume that is not started.
@@ -158,17 +199,34 @@ impl EngineLane {
         records.find(|record| record.name == name).ok_or_else(|| EngineError::no_volume(name))
     }
 
+    /// Compares some clean blocks with the origin, unless their copies or the origin are not to be trusted
+    /// anyway, or it is known that nothing was written.
+    async fn compare_if_unclear(
+        &self,
+        record: &VolumeRecord,
+        origin: &Queue,
+        verdict: &Verdict,
+        trusted: bool,
+    ) -> Result<Compared, EngineError> {
+        if !trusted || !matches!(verdict, Verdict::Unclear(_)) {
+            return Ok(Compared::default());
+        }
+        let regions = if record.fingerprint.is_some() { compare::FEW } else { compare::MORE };
+        self.compare_recent(record, origin, regions).await
+    }
+
     /// Drops the clean blocks of a volume whose origin is not as it was left, if `force` or the
-    /// verdict allows it.
+    /// verdict allows it; only `which` if that is known. Returns their number.
     fn drop_clean(
         &self,
         record: &VolumeRecord,
         origin: &Arc<dyn Device>,
         verdict: &Verdict,
+        which: Option<Vec<OriginBlock>>,
         force: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<u64, EngineError> {
         let store = &self.cache.store;
-        let Some(space) = store.space_of(record.id) else { return Ok(()) };
+        let Some(space) = store.space_of(record.id) else { return Ok(0) };
         let (mut clean, mut dirty) = (Vec::new(), 0u64);
         store.index.scan(|address, entry| {
             if let Some(block) = space.block(address) {
@@ -178,6 +236,7 @@ impl EngineLane {
         if !force {
             verdict.allow(&record.name, origin.name(), dirty)?;
         }
+        let clean = which.unwrap_or(clean);
         tracing::warn!(
             volume = record.name,
             dropped = clean.len(),
@@ -185,12 +244,12 @@ impl EngineLane {
             ?verdict,
             "the origin is not as it was left: clean blocks are dropped"
         );
-        let memory = self.cache.memory().ghost;
+        let (memory, dropped) = (self.cache.memory().ghost, clean.len() as u64);
         for block in clean {
             store.forget(&space, block, |entry| !entry.dirty);
             memory.note(space.unique(block), Past::Invalidated);
         }
-        Ok(())
+        Ok(dropped)
     }
 
     /// Returns the note that distrusts the cache device, if there is one.
@@ -291,7 +350,7 @@ impl EngineLane {
             return Ok((None, false));
         }
         let queue = self.context.open(origin)?;
-        Ok((Some(SampledOrigin::take(&queue, size).await.samples()), true))
+        Ok((Some(SampledOrigin::take(&**origin, &queue, size).await.samples()), true))
     }
 
     /// Has the origin know that a volume uses it, unless it does, or cannot be written.

@@ -1,23 +1,13 @@
 //! Recognises whether an origin is the one that a volume had, as the volume left it. Nothing is
 //! written here.
 
-use forebay_core::identity::Difference;
+use forebay_core::Since;
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 
 use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
-
-/// How an origin relates to a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is the volume's origin, unchanged as far as can be told.
-    Same,
-    /// It is the volume's origin, but an external writer has changed it.
-    Changed,
-    /// It is another device.
-    Other(Difference),
-}
+pub use crate::state::origin_check::{OriginCheck, Sign, Verdict};
 
 /// Compares a volume's record with its origin, and with samples of that, taken with the size in the record.
 /// `trusted`: the record's samples are up to date.
@@ -34,14 +24,23 @@ pub fn recognise(
     let difference = || record.identity.as_ref()?.difference(identity.as_ref()?);
     if origin.holder().is_some_and(|holder| holder != record.uuid) {
         // Samples could miss what the other volume has written.
-        return Ok(difference().map_or(Verdict::Changed, Verdict::Other));
+        let changed = Verdict::Changed(Sign::OtherVolume);
+        return Ok(difference().map_or(changed, Verdict::Other));
     }
     if let Some(expected) = record.fingerprint {
         // After an orderly stop the content decides, because files are moved, and disks are put
         // into other machines.
-        return Ok(match look.fingerprint()? == expected {
-            true => Verdict::Same,
-            false => difference().map_or(Verdict::Changed, Verdict::Other),
+        if look.fingerprint()? != expected {
+            return Ok(difference().map_or(Verdict::Changed(Sign::Samples), Verdict::Other));
+        }
+        let since = look.since(&record.left);
+        return Ok(match (difference(), since) {
+            (Some(difference), _) if look.starts_differ(&record.left) => Verdict::Other(difference),
+            (Some(_), _) => Verdict::Unclear("it was moved"),
+            (None, Since::Written(how)) => Verdict::Changed(Sign::System(how)),
+            (None, _) if look.starts_differ(&record.left) => Verdict::Changed(Sign::Starts),
+            (None, Since::Unknown(why)) => Verdict::Unclear(why),
+            (None, Since::Unwritten) => Verdict::Same,
         });
     }
     if let Some(difference) = difference() {
@@ -49,10 +48,18 @@ pub fn recognise(
     }
     let samples = record.samples.as_ref().filter(|_| trusted);
     let contradicted = samples.is_some_and(|samples| look.contradicts(samples));
-    Ok(if contradicted { Verdict::Changed } else { Verdict::Same })
+    Ok(match contradicted {
+        true => Verdict::Changed(Sign::Samples),
+        false => Verdict::Unclear("the volume was not stopped in order"),
+    })
 }
 
 impl Verdict {
+    /// Returns whether the origin counts as the one that the volume had, as it was left.
+    pub fn is_same(&self) -> bool {
+        matches!(self, Verdict::Same | Verdict::Unclear(_))
+    }
+
     /// Checks whether a volume may start on this origin without force, given the number of its
     /// dirty blocks.
     ///
@@ -65,11 +72,13 @@ impl Verdict {
             "'forebay start --force {volume}' writes them over it, 'forebay delete --discard-dirty {volume}' loses them"
         );
         let (kind, obstacle, message) = match (self, dirty) {
-            (Verdict::Same, _) | (Verdict::Changed, 0) => return Ok(()),
-            (Verdict::Changed, _) => (
+            (Verdict::Same | Verdict::Unclear(_), _) | (Verdict::Changed(_), 0) => return Ok(()),
+            (Verdict::Changed(sign), _) => (
                 EngineErrorKind::DataAtRisk,
                 Obstacle::OriginChanged,
-                format!("the origin {origin} was written elsewhere while {newer}; {ways_out}"),
+                format!(
+                    "the origin {origin} was written elsewhere ({sign}) while {newer}; {ways_out}"
+                ),
             ),
             (Verdict::Other(difference), 0) => (
                 EngineErrorKind::Refused,

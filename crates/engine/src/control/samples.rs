@@ -1,34 +1,45 @@
 //! Reads samples of an origin, to compare its present content with its earlier content.
 //!
 //! Single samples stay valid while the cache writes elsewhere on the origin. The fingerprint covers
-//! all of them, and holds from an orderly stop to the next start (invariant 12).
+//! all of them, and holds from an orderly stop to the next start (invariant 12). So does what the
+//! system says about writes.
 
 use std::collections::BTreeMap;
 
-use forebay_device::{DeviceError, IoBuf, Queue};
-use forebay_format::volume::Samples;
+use forebay_core::{Evidence, Since};
+use forebay_device::{Device, DeviceError, IoBuf, Queue};
 use forebay_format::volume::samples::{SAMPLE_BYTES, fingerprint_places, sample_places};
+use forebay_format::volume::{Left, Samples};
 use forebay_format::{crc32c, crc32c_append};
 use forebay_lane::join_all;
 
+use crate::control::starts;
 use crate::error::EngineError;
 
-/// The content of an origin at its sample places.
+/// The content of an origin at its sample places, and what its system says about writes.
 pub struct SampledOrigin {
     size: u64,
+    evidence: Option<Evidence>,
+    starts: Option<u128>,
     pages: BTreeMap<u64, Result<IoBuf, DeviceError>>,
 }
 
 impl SampledOrigin {
-    /// Reads the samples of the first `size` bytes of an origin. Pages that cannot be read are
+    /// Syncs an origin and reads the samples of its first `size` bytes. Pages that cannot be read are
     /// recorded as errors.
-    pub async fn take(origin: &Queue, size: u64) -> Self {
-        Self::read(size, async |place, buf| origin.read(place, buf).await).await
+    pub async fn take(device: &dyn Device, origin: &Queue, size: u64) -> Self {
+        // Another program may have left its writes in the kernel, where nothing has counted them.
+        let synced = origin.sync().await;
+        let look = Self::read(size, None, async |place, buf| origin.read(place, buf).await).await;
+        // Taken last, so that it covers what is written while the samples are read.
+        let evidence = if synced.is_ok() { device.write_evidence() } else { None };
+        SampledOrigin { evidence, ..look }
     }
 
-    /// As [`SampledOrigin::take`], with a given way to read the origin.
+    /// As [`SampledOrigin::take`], with given evidence and a given way to read the origin, which is synced.
     pub(crate) async fn read(
         size: u64,
+        evidence: Option<Evidence>,
         read: impl AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>,
     ) -> Self {
         let read = &read;
@@ -36,7 +47,28 @@ impl SampledOrigin {
             let len = SAMPLE_BYTES.min(size - place) as usize;
             (place, read(place, IoBuf::for_overwrite(len)).await)
         });
-        SampledOrigin { size, pages: join_all(reads).await.into_iter().collect() }
+        let pages = join_all(reads).await.into_iter().collect();
+        let starts = starts::digest(size, read).await;
+        SampledOrigin { size, evidence, starts, pages }
+    }
+
+    /// Returns what the record of a volume that is stopped now says besides the fingerprint.
+    pub(crate) fn left(&self) -> Left {
+        Left { evidence: self.evidence.clone(), starts: self.starts }
+    }
+
+    /// Returns whether a start of a partition, or of what is inside of it, differs from when an origin was
+    /// left like this.
+    pub(crate) fn starts_differ(&self, left: &Left) -> bool {
+        left.starts.is_some() && self.starts != left.starts
+    }
+
+    /// Returns what the system says about writes since an orderly stop that left the origin like this.
+    pub(crate) fn since(&self, left: &Left) -> Since {
+        match (&self.evidence, &left.evidence) {
+            (Some(now), Some(before)) => now.since(before),
+            _ => Since::Unknown("its system tells of no writes"),
+        }
     }
 
     fn checks(&self) -> impl Iterator<Item = Option<u32>> + '_ {

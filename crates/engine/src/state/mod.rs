@@ -15,6 +15,7 @@ pub(crate) mod ledger;
 pub(crate) mod limits;
 pub(crate) mod occupancy;
 pub(crate) mod origin;
+pub(crate) mod origin_check;
 pub(crate) mod origin_latency;
 pub(crate) mod pins;
 pub(crate) mod ranges;

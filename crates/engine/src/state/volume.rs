@@ -8,8 +8,8 @@ mod refused;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use forebay_core::{
     BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, Sectors, VolumeId,
@@ -38,6 +38,7 @@ use crate::state::health::LastError;
 use crate::state::intent::Intent;
 use crate::state::limits::Limits;
 use crate::state::origin::Waits;
+use crate::state::origin_check::OriginCheck;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
@@ -173,6 +174,8 @@ pub struct Volume {
     writeback_fails: AtomicBool,
     /// The miss-ratio curve. On the heap, because few requests touch it.
     pub(crate) watched: Box<Watched>,
+    /// What its start has found out about the origin; empty for a new volume.
+    pub checked: OnceLock<OriginCheck>,
     /// The operations of the origin.
     pub meter: Arc<Meter>,
     /// The volume's counters.
@@ -259,6 +262,7 @@ impl Volume {
             writeback_error: Mutex::default(),
             writeback_fails: AtomicBool::new(false),
             watched: Box::default(),
+            checked: OnceLock::new(),
             meter: Meter::new(lanes),
             stats: Stats::new(lanes),
         };

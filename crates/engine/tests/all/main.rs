@@ -5,6 +5,7 @@ mod bad_sectors;
 mod caching;
 mod discards;
 mod drains;
+mod elsewhere;
 mod failing;
 mod grow;
 mod held;

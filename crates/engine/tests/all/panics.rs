@@ -9,7 +9,7 @@ use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume};
 use forebay_store::StoreOptions;
-use forebay_testkit::{ANYWHERE, Faults, OpKind, peek, ram};
+use forebay_testkit::{ANYWHERE, Faults, OpKind, peek, ram, with_evidence};
 
 use crate::world::{Book, World, settings};
 
@@ -159,7 +159,9 @@ fn a_request_that_panics_gives_back_what_it_held() {
 #[test]
 fn a_panic_over_a_part_of_the_index_keeps_nobody_waiting() {
     let world = World::new();
-    let ((cache, faults), origin) = (world.faulty(ram(8)), ram(32));
+    let (cache, faults) = world.faulty(ram(8));
+    // It is known that nobody writes to it, so no block is looked up when the volume starts.
+    let origin = with_evidence(&ram(32), None, "file 1 7 33554432 1 1");
     world.format(&cache, BlockSize::DEFAULT);
     let options = StoreOptions { shards: Some(8), load_later_from: 1, ..StoreOptions::default() };
     let (engine, _) = world.open_with(&cache, options.clone());

@@ -8,7 +8,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{
-    ApiError, ByteRange, DropRequest, PinReport, Settings, VolumeName, VolumeReport, VolumeState,
+    ApiError, ByteRange, DropRequest, PinReport, Settings, StartRequest, VolumeName, VolumeReport,
+    VolumeState,
 };
 use forebay_engine::Recording;
 use forebay_format::Uuid;
@@ -261,9 +262,14 @@ pub(crate) trait Host: Send + Sync {
 
     /// Recovers the cache device and serves the volume with the settings in its definition. With
     /// `force` it continues although the log has lost records, or the origin was changed while the
-    /// cache had newer blocks; the cache's blocks win. Without [`Work::patience`] it waits for
-    /// devices without limit.
-    fn start(&self, volume: &Definition, force: bool, work: &Arc<Work>) -> Result<(), StartError>;
+    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared with
+    /// the origin first. Without [`Work::patience`] it waits for devices without limit.
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), StartError>;
 
     /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
     /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays

@@ -11,8 +11,8 @@ use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::WaitReport;
 use forebay_admin::{
-    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, Unit, VolumeName,
-    VolumeReport, VolumeState,
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, StartRequest, Unit,
+    VolumeName, VolumeReport, VolumeState,
 };
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
@@ -262,8 +262,13 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn start(&self, volume: &Definition, force: bool, work: &Arc<Work>) -> Result<(), StartError> {
-        let how = if force { " force" } else { "" };
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), StartError> {
+        let how = if how.force { " force" } else { "" };
         self.ask("start", &volume.name, how, work)?;
         for way in ["older", "unknown"] {
             let what = format!("{way} start {}", volume.name);

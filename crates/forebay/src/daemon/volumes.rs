@@ -9,8 +9,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, SetRequest, VolumeName,
-    VolumeReport, VolumeState,
+    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, SetRequest, StartRequest,
+    VolumeName, VolumeReport, VolumeState,
 };
 use forebay_core::{Caching, ExportSet};
 use forebay_engine::FrontEnd;
@@ -439,11 +439,11 @@ impl Volumes {
     pub(crate) fn start(
         self: &Arc<Self>,
         name: &VolumeName,
-        force: bool,
+        how: StartRequest,
     ) -> Result<OperationId, ApiError> {
         let begun = self.operate("start", name, move |this, entry, work| {
             work.limit(ANSWER_PATIENCE);
-            this.start_now(entry, force, work)?;
+            this.start_now(entry, how, work)?;
             // From here on an earlier copy of the cache device is recognised as older.
             this.note_positions();
             Ok(())

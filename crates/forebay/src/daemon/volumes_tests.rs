@@ -136,7 +136,9 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     let show = || daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(show().errors.last, None);
     // A start by hand that fails leaves it stopped, with the reason.
-    daemon.end(daemon.volumes.start(&name("a"), false)).expect_err("told to fail");
+    daemon
+        .end(daemon.volumes.start(&name("a"), StartRequest::default()))
+        .expect_err("told to fail");
     assert_eq!(
         (show().state, show().errors.last.as_deref()),
         (VolumeState::Stopped, Some("told to fail"))
@@ -245,7 +247,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
         ("adopt", daemon.end(daemon.volumes.create(&adopted))),
         ("set", daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))),
         ("stop", daemon.end(daemon.volumes.stop(&name("a"), false))),
-        ("start", daemon.end(daemon.volumes.start(&name("b"), false))),
+        ("start", daemon.end(daemon.volumes.start(&name("b"), StartRequest::default()))),
         ("delete", daemon.end(daemon.volumes.delete(&name("a"), false, false))),
         ("discard", daemon.end(daemon.volumes.delete(&name("a"), true, false))),
     ] {
@@ -309,7 +311,9 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
             daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
         },
         "start a",
-        &|daemon| daemon.end(daemon.volumes.start(&name("a"), false)).expect("good"),
+        &|daemon| {
+            daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("good")
+        },
     );
     assert_eq!((restore(&daemon), daemon.state("a")), (restored(1, 0, 1), VolumeState::Running));
     let daemon = killed(&made, "set a", &|daemon| {
@@ -350,13 +354,17 @@ fn an_older_copy_is_accepted_for_one_volume_at_a_time() {
     daemon.fail("older start b");
     assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(0, 0, 2));
     assert_eq!(daemon.state("a"), VolumeState::Failed);
-    let start = |name_: &str, force| daemon.end(daemon.volumes.start(&name(name_), force));
+    let start = |name_: &str, force| {
+        daemon.end(daemon.volumes.start(&name(name_), StartRequest { force, verify: false }))
+    };
     daemon.fail("older start a");
     start("a", true).expect("forced");
     assert_eq!(start("b", false).expect_err("not accepted").kind, ErrorKind::DataAtRisk);
     let daemon = daemon.restart();
     assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(1, 0, 2));
-    let start = |name_: &str, force| daemon.end(daemon.volumes.start(&name(name_), force));
+    let start = |name_: &str, force| {
+        daemon.end(daemon.volumes.start(&name(name_), StartRequest { force, verify: false }))
+    };
     start("b", true).expect("forced");
     daemon.end(daemon.volumes.stop(&name("b"), false)).expect("good");
     start("b", false).expect("accepted for good");
@@ -465,14 +473,14 @@ fn verbs_are_about_volumes_that_are_there() {
     for result in [
         daemon.volumes.flush(&absent),
         daemon.volumes.stop(&absent, false),
-        daemon.volumes.start(&absent, false),
+        daemon.volumes.start(&absent, StartRequest::default()),
         daemon.volumes.delete(&absent, true, false),
         daemon.volumes.set(&absent, SetRequest::default()),
     ] {
         assert_eq!(result.expect_err("absent").kind, ErrorKind::NotFound);
     }
     daemon.create("a", "origin").expect("good");
-    daemon.end(daemon.volumes.start(&name("a"), false)).expect("it is running");
+    daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("it is running");
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("it is stopped");
     let refused = daemon.end(daemon.volumes.flush(&name("a"))).expect_err("stopped");
@@ -495,7 +503,7 @@ fn a_stop_does_not_wait_for_a_flush_that_never_ends() {
     daemon.create("a", "origin").expect("good");
     daemon.fail("hang flush a");
     let flush = daemon.volumes.flush(&name("a")).expect("free");
-    let busy = daemon.volumes.start(&name("a"), false).expect_err("busy");
+    let busy = daemon.volumes.start(&name("a"), StartRequest::default()).expect_err("busy");
     assert_eq!(busy.kind, ErrorKind::Busy);
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("the flush gives up");
     let flush = daemon.volumes.operations().wait(flush, None).expect("known");
@@ -524,7 +532,7 @@ fn every_start_prefetches_if_the_setting_says_so() {
     until_asked(&daemon, "prefetch a");
     daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
     daemon.host.asked.lock().expect("not poisoned").clear();
-    daemon.end(daemon.volumes.start(&name("a"), false)).expect("good");
+    daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("good");
     until_asked(&daemon, "prefetch a");
     assert!(!daemon.asked().contains(&"prefetch b".to_owned()));
 }

@@ -24,6 +24,7 @@ fn volume(id: u16) -> VolumeRecord {
         started: id.is_multiple_of(2),
         fingerprint: id.is_multiple_of(3).then_some([id as u8; 32]),
         identity: id.is_multiple_of(2).then(|| identity(id)),
+        left: Left::default(),
         samples: id.is_multiple_of(128).then(|| samples(id)),
         settings: (0..id % 5).map(|tag| (tag, u64::MAX - u64::from(tag))).collect(),
     }

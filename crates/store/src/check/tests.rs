@@ -2,6 +2,7 @@ use std::ops::Deref;
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, VolumeId};
 use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::volume::Left;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_testkit::{LaneWorld, open_queue, peek, poke, ram};
 
@@ -62,6 +63,7 @@ impl World {
                 started: true,
                 fingerprint: None,
                 identity: None,
+                left: Left::default(),
                 samples: None,
                 settings: Vec::new(),
             };

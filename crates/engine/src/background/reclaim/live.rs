@@ -34,6 +34,20 @@ impl EngineLane {
     /// read, from the index.
     pub(crate) async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
+        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
+        let mut count = 0;
+        for header in self.record_headers(segment).await {
+            count += self.add_live(&header, &mut live);
+        }
+        if count >= store.segments.live(segment) as usize {
+            return live;
+        }
+        self.live_by_index(segment)
+    }
+
+    /// Returns the headers of the records in a segment, in their order, without those that cannot be read.
+    pub(crate) async fn record_headers(&self, segment: SegmentId) -> Vec<RecordHeader> {
+        let store = &self.cache.store;
         let granule = store.geometry().granule();
         let end = u64::from(store.segments.position(segment)) * granule;
         // From several places at once: otherwise each header waits for the one before.
@@ -44,15 +58,7 @@ impl EngineLane {
         }
         let ends = starts.iter().skip(1).copied().chain([end]);
         let parts = starts.iter().zip(ends).map(|(start, end)| self.headers(segment, *start..end));
-        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
-        let mut count = 0;
-        for header in join_all(parts).await.into_iter().flatten() {
-            count += self.add_live(&header, &mut live);
-        }
-        if count >= store.segments.live(segment) as usize {
-            return live;
-        }
-        self.live_by_index(segment)
+        join_all(parts).await.into_iter().flatten().collect()
     }
 
     /// Reads the headers of the records in a part of a segment, which begins with one, up to one that cannot be read.

@@ -176,8 +176,8 @@ pub(super) fn stop(call: &Call<'_>) -> Answered {
 }
 
 pub(super) fn start(call: &Call<'_>) -> Answered {
-    let (name, StartRequest { force }) = (named(call)?, body_or_nothing(call.request)?);
-    begun(call.volumes, call.volumes.start(&name, force))
+    let (name, how): (_, StartRequest) = (named(call)?, body_or_nothing(call.request)?);
+    begun(call.volumes, call.volumes.start(&name, how))
 }
 
 pub(super) fn delete(call: &Call<'_>) -> Answered {

@@ -16,7 +16,7 @@ use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::overwriting::Seen;
 use super::volumes::{blocks_of, made, spec};
-use super::{EngineHost, access_of, claim, claim_for, faults, settings};
+use super::{EngineHost, How, access_of, claim, claim_for, faults, settings};
 use crate::daemon::host_api::{Definition, Existing, StartError};
 use crate::daemon::operations::Work;
 use crate::daemon::preflight::same_cache;
@@ -272,7 +272,7 @@ impl EngineHost {
         volume.settings = settings::for_operator(&settings);
         let uuid = if volume.stored_as.is_some() { Uuid::new_v4() } else { record.uuid };
         (volume.uuid, volume.cache_uuid) = (Some(uuid), Some(cache));
-        self.bring_up(&volume, force)?;
+        self.bring_up(&volume, &How { force, verify: None })?;
         volume.stored_as = None;
         Ok(volume)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::VolumeId;
 use forebay_device::{Access, Device, DeviceSpec, Queue};
-use forebay_engine::{LaneContext, SampledOrigin, Verdict, recognise};
+use forebay_engine::{LaneContext, SampledOrigin, recognise};
 use forebay_format::superblock::COPY_B;
 use forebay_format::{PAGE, SuperblockError, VolumeRecord};
 use forebay_store::CLEAN_DISTRUSTED;
@@ -73,7 +73,7 @@ pub(super) async fn look(
     size: u64,
 ) -> Result<SampledOrigin, ApiError> {
     let queue = context.open(origin).map_err(faults::engine)?;
-    Ok(SampledOrigin::take(&queue, size.min(origin.size())).await)
+    Ok(SampledOrigin::take(&**origin, &queue, size.min(origin.size())).await)
 }
 
 /// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds for the
@@ -106,7 +106,7 @@ pub(super) async fn check_pair(
     let Some(look) = look else { return Ok(()) };
     let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0 && !noted;
     let verdict = recognise(record, look, &**origin, trusted).map_err(faults::engine)?;
-    if verdict == Verdict::Same {
+    if verdict.is_same() {
         return Ok(());
     }
     let dirty = dirty_blocks(context, device, roots, record.id).await.map_err(faults::store)?;

@@ -48,7 +48,7 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{
-    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, VolumeName, VolumeReport,
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, StartRequest, VolumeName, VolumeReport,
 };
 use forebay_device::{
     Access, Device, DeviceSpec, OpenError, OpenErrorKind, RemoteName, keep_buffers,
@@ -218,6 +218,15 @@ impl Lists {
     }
 }
 
+/// How to bring a volume up.
+#[derive(Clone, Default)]
+pub(super) struct How {
+    /// Whatever its origin and the log of its cache are like.
+    pub(super) force: bool,
+    /// Compare all clean blocks with the origin first, with this as the work that is under way.
+    pub(super) verify: Option<Arc<Work>>,
+}
+
 /// See the module.
 pub(crate) struct EngineHost {
     lanes: Lanes,
@@ -264,8 +273,13 @@ impl Host for Arc<EngineHost> {
         self.adopt_volume(volume, force, work)
     }
 
-    fn start(&self, volume: &Definition, force: bool, work: &Arc<Work>) -> Result<(), StartError> {
-        self.start_volume(volume, force, work)
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), StartError> {
+        self.start_volume(volume, how, work)
     }
 
     fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {

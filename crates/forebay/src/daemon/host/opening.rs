@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, ErrorKind, EventKind};
+use forebay_admin::origin_check::OriginFound;
+use forebay_admin::{ApiError, ErrorKind, EventKind, Unit};
 use forebay_device::{Access, Device, DeviceSpec, IoBuf, RemoteName};
-use forebay_engine::{Cache, Ledger, Naming, check_sectors, settings_of};
+use forebay_engine::{Cache, Ledger, Naming, OnVerify, Volume, check_sectors, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_lane::MemoryBudget;
 use forebay_store::Roots;
@@ -17,9 +18,9 @@ use forebay_store::Roots;
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::lanes::Flag;
-use super::report::Wait;
+use super::report::{self, Wait};
 use super::volumes::{blocks_of, made};
-use super::{CLOSE_PATIENCE, EngineHost, access_of, claim, claim_for, faults, settings};
+use super::{CLOSE_PATIENCE, EngineHost, How, access_of, claim, claim_for, faults, settings};
 use crate::daemon::events::NewEvent;
 use crate::daemon::host_api::{Definition, StartError};
 use crate::daemon::known::Position;
@@ -38,7 +39,7 @@ impl EngineHost {
     pub(super) fn bring_up(
         self: &Arc<Self>,
         volume: &Definition,
-        force: bool,
+        how: &How,
     ) -> Result<(), StartError> {
         let name = &volume.name;
         self.served.ram.make(name, &volume.settings, self.lanes.memory(), self.lanes.clock())?;
@@ -57,7 +58,7 @@ impl EngineHost {
         };
         self.using(&place, || match place.volatile {
             true => self.bring_up_in_ram(volume, &spec, origin, &place).map_err(StartError::from),
-            false => self.bring_up_at(volume, force, &spec, origin, &place),
+            false => self.bring_up_at(volume, how, &spec, origin, &place),
         })?;
         Ok(self.begin_deferring(name, &volume.settings)?)
     }
@@ -136,21 +137,32 @@ impl EngineHost {
     fn bring_up_at(
         &self,
         volume: &Definition,
-        force: bool,
+        how: &How,
         spec: &DeviceSpec,
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<(), StartError> {
-        let open = self.open_for(volume, force, spec, &origin, place)?;
+        let open = self.open_for(volume, how.force, spec, &origin, place)?;
         let wanted = settings::of(volume);
         let renamed = self.take_name(volume, place, &open)?;
         let attached = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
-            let (number, name) = (place.number, volume.name.to_string());
+            let (number, name, how) = (place.number, volume.name.to_string(), how.clone());
             let sector_size = wanted.sector_size;
+            let (served, device) = (self.served.clone(), volume.origin.clone());
             self.lanes.run(0, move |state| async move {
                 let engine = state.engine(number)?;
-                engine.attach_with(&name, origin, sector_size, force).await.map_err(faults::engine)
+                let report = how.verify.map(|work| {
+                    move |done, total| {
+                        served.answered(&device);
+                        work.report(done, total, Unit::Blocks);
+                        !work.is_cancelled()
+                    }
+                });
+                let on_verify = report.as_ref().map(|report| report as OnVerify<'_>);
+                let attached =
+                    engine.attach_with(&name, origin, sector_size, how.force, on_verify).await;
+                attached.map_err(faults::engine)
             })
         };
         let attached = attached.and_then(|attached| attached).inspect_err(|_| {
@@ -172,6 +184,7 @@ impl EngineHost {
             }
         }
         self.served.running(volume, place, &open, &attached);
+        self.tell_change(volume, &attached);
         self.pin_again(volume);
         Ok(())
     }
@@ -303,6 +316,23 @@ impl EngineHost {
             *cache = Some(opened.clone());
             return Ok(opened);
         }
+    }
+
+    /// Tells that an origin was written elsewhere.
+    fn tell_change(&self, volume: &Definition, attached: &Volume) {
+        let Some(check) = attached.checked.get().map(report::origin_check) else { return };
+        if check.found != OriginFound::Changed {
+            return;
+        }
+        let (name, origin) = (&volume.name, &volume.origin);
+        let said = format!(
+            "the origin {origin} of volume '{name}' was written elsewhere ({}): {} clean blocks were dropped",
+            check.evidence, check.dropped
+        );
+        let event = NewEvent::new(EventKind::OriginChanged, said).volume(name).device(origin);
+        let event = event.with("evidence", check.evidence).with("compared", check.compared);
+        let event = event.with("differing", check.differing).with("dropped", check.dropped);
+        self.events.record(event);
     }
 
     fn tell_recovery(&self, volume: &Definition, took: Duration) {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_admin::origin_check::{OriginCheckReport, OriginFound};
 use forebay_admin::ranges::ByteRange;
 use forebay_admin::report::{
     BlockReport, ByteReport, DeviceReport, DevicesReport, ErrorReport, Latency, LatencyReport,
@@ -15,7 +16,7 @@ use forebay_admin::report::{
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_device::{Meter, OpCounts, OpKind};
 use forebay_engine::stats::Kind;
-use forebay_engine::{Cache, Volume};
+use forebay_engine::{Cache, OriginCheck, Verdict, Volume};
 use forebay_store::Store;
 
 use super::caches::Place;
@@ -354,6 +355,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     report.origin.sector_bytes = Some(volume.sectors().logical);
     report.origin.read_only = Some(volume.is_read_only());
     report.origin.rotational = Some(volume.is_rotational());
+    report.origin.check = volume.checked.get().map(origin_check);
     // The cache's numbers include the blocks of all its volumes.
     report.cache.size = store.capacity_blocks().saturating_mul(block);
     report.cache.used = store.index.len().saturating_mul(block);
@@ -409,6 +411,18 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     if report.state == VolumeState::Running && trouble(running, &report.errors.lost).is_some() {
         report.state = VolumeState::Degraded;
     }
+}
+
+/// Describes what a start has found out about an origin.
+pub(super) fn origin_check(check: &OriginCheck) -> OriginCheckReport {
+    let (found, evidence) = match &check.verdict {
+        Verdict::Same => (OriginFound::Unchanged, "its system counts no writes".to_owned()),
+        Verdict::Unclear(why) => (OriginFound::Unclear, (*why).to_owned()),
+        Verdict::Changed(sign) => (OriginFound::Changed, sign.to_string()),
+        Verdict::Other(difference) => (OriginFound::Other, difference.to_string()),
+    };
+    let &OriginCheck { compared, differing, dropped, .. } = check;
+    OriginCheckReport { found, evidence, compared, differing, dropped }
 }
 
 fn failed_reads(meter: &Meter) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, EventKind, VolumeName, VolumeState};
+use forebay_admin::{ApiError, EventKind, StartRequest, VolumeName, VolumeState};
 use forebay_core::Caching;
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::{Settings, Volume};
@@ -10,7 +10,7 @@ use forebay_engine::{Settings, Volume};
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::report::Running;
-use super::{EngineHost, claim, faults, settings};
+use super::{EngineHost, How, claim, faults, settings};
 use crate::daemon::events::NewEvent;
 use crate::daemon::host_api::{Definition, Remains, StartError};
 use crate::daemon::operations::Work;
@@ -41,16 +41,17 @@ impl EngineHost {
     pub(super) fn start_volume(
         self: &Arc<Self>,
         volume: &Definition,
-        force: bool,
+        how: StartRequest,
         work: &Arc<Work>,
     ) -> Result<(), StartError> {
         self.served.begin(volume)?;
         let (own, name) = (volume.clone(), volume.name.clone());
+        let how = How { force: how.force, verify: how.verify.then(|| work.clone()) };
         self.attended(
             &volume.name,
             work,
             move |host, _| {
-                let result = host.bring_up(&own, force);
+                let result = host.bring_up(&own, &how);
                 if result.is_err() {
                     host.served.remove(&own.name);
                 }
@@ -311,7 +312,7 @@ impl EngineHost {
                     Remains::OnCacheDevice
                 }));
             }
-            match self.bring_up(volume, false) {
+            match self.bring_up(volume, &How::default()) {
                 Ok(()) => {}
                 Err(error) => {
                     self.served.remove(name);

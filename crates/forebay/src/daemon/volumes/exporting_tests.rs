@@ -1,6 +1,8 @@
 //! Volumes with devices, over a fake host and a fake front end.
 
-use forebay_admin::{Assignments, CreateRequest, OperationId, SetRequest, VolumeState};
+use forebay_admin::{
+    Assignments, CreateRequest, OperationId, SetRequest, StartRequest, VolumeState,
+};
 
 use super::*;
 use crate::daemon::host_api::Count;
@@ -101,7 +103,7 @@ fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
     daemon.end(daemon.volumes.stop(&name(), false)).expect("good");
     assert_eq!(daemon.export().0, None);
     assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
-    daemon.end(daemon.volumes.start(&name(), false)).expect("good");
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
     assert_eq!(daemon.export(), there);
     daemon.set("export=nbd").expect("good");
     assert_eq!(daemon.export(), (None, "nbd".into(), None));
@@ -168,7 +170,7 @@ fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
     // Nothing else depends on it.
     daemon.set("idle=7s").expect("good");
     daemon.fails(None);
-    daemon.end(daemon.volumes.start(&name(), false)).expect("a start exports it");
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("a start exports it");
     assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
     daemon.volumes.shut_down().expect("good");
     assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
@@ -184,10 +186,10 @@ fn auto_takes_the_best_device_of_the_host_and_keeps_the_one_it_has() {
     // A module that is loaded later is used from the next start on, not under a mounted device.
     daemon.ublk.fails(None);
     daemon.set("idle=7s").expect("good");
-    daemon.end(daemon.volumes.start(&name(), false)).expect("served already");
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("served already");
     assert_eq!(kinds(), (false, true));
     daemon.end(daemon.volumes.stop(&name(), false)).expect("good");
-    daemon.end(daemon.volumes.start(&name(), false)).expect("good");
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
     assert_eq!(kinds(), (true, false));
     // A device that is listed is enough, and stays when it is not listed any more.
     daemon.set("export=auto,fuse").expect("good");

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, VolumeName};
+use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, StartRequest, VolumeName};
 
 use super::Volumes;
 use crate::daemon::host_api::{Count, StartError};
@@ -81,7 +81,7 @@ impl Volumes {
                 }
                 let begun = self.operate("start", &name, |this, entry, work| {
                     let name = entry.volume.name.clone();
-                    let started = this.start_now(entry, false, work);
+                    let started = this.start_now(entry, StartRequest::default(), work);
                     this.waiting().remove(&name);
                     started
                 });
@@ -124,10 +124,10 @@ impl Volumes {
     pub(super) fn start_now(
         &self,
         mut entry: Remembered,
-        force: bool,
+        how: StartRequest,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        let name = entry.volume.name.clone();
+        let (name, force) = (entry.volume.name.clone(), how.force);
         if self.is_served(&name) {
             return self.publish(&entry.volume);
         }
@@ -146,7 +146,7 @@ impl Volumes {
             self.state.put(entry.clone())?;
         }
         let started = self.accepting_older(force, &name, &entry.volume.cache, &mut || {
-            self.host.start(&entry.volume, force, work)
+            self.host.start(&entry.volume, how, work)
         });
         self.waiting().remove(&name);
         match started {

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use forebay_core::{BlockSize, Durability, Mode, OriginBlock, ReplacementKind, SectorMask};
 use forebay_device::IoBuf;
+use forebay_format::volume::Left;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_store::{
     Appended, Class, Condition, FormatOptions, Helper, ReadFailure, RecoveryReport, Store,
@@ -154,6 +155,7 @@ impl World {
                         started: true,
                         fingerprint: None,
                         identity: None,
+                        left: Left::default(),
                         samples: None,
                         settings,
                     });
@@ -180,6 +182,7 @@ impl World {
             started: true,
             fingerprint: None,
             identity: None,
+            left: Left::default(),
             samples: None,
             settings: store
                 .store()

@@ -1,0 +1,254 @@
+//! What the system says about writes to a file or block device: see [`forebay_core::evidence`].
+//!
+//! Nothing here reads the content or waits for the device.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use forebay_core::Evidence;
+use forebay_core::evidence::{CountedEvidence, EvidenceKind, FileEvidence, FileTime};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, StatxTimestamp};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::identity::text;
+use crate::loop_device;
+
+/// Types of local filesystems that set a file's times at every write, also through a mapping, and
+/// that only this machine writes to: ext2 to ext4, XFS, Btrfs, F2FS, Bcachefs, ZFS. Filesystems in
+/// user space and on servers have times that their owner chooses, and tmpfs does not notice all
+/// writes through a mapping.
+const EXACT: [u64; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x2fc1_2fc1];
+
+/// Parts of a path in sysfs that only disks have which are attached to this machine alone. Disks
+/// of a SAN, and those that a hypervisor provides, may be written to by others.
+const LOCAL: [&str; 3] = ["/ata", "/usb", "/mmc_host/"];
+
+/// Devices below a device that are followed, for example from LVM over RAID to a partition.
+const DEPTH: usize = 8;
+
+/// Fields of a device's `stat` file: sectors written, and sectors discarded.
+const WRITTEN: usize = 6;
+const DISCARDED: usize = 13;
+
+/// Returns what the system says about writes to the file or block device open as `fd`.
+pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
+    let fd = fd.as_fd();
+    let stat = rustix::fs::fstat(fd).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
+        return of_file(fd, false);
+    }
+    let number = format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let own = fs::canonicalize(Path::new("/sys/dev/block").join(number)).ok()?;
+    let disk = disk_of(&own);
+    if let Some(file) = text(&disk.join("loop/backing_file")) {
+        // The device counts anew each time it is attached; the file knows of all writes.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(PathBuf::from(file), flags, Mode::empty()).ok()?;
+        // Another file may have the path now.
+        let found = rustix::fs::fstat(&file).ok()?;
+        if loop_device::backing(fd).ok()? != (found.st_dev, found.st_ino) {
+            return None;
+        }
+        let cut = |name| text(&disk.join(name)).is_some_and(|text| text != "0");
+        let part = own != disk || cut("loop/offset") || cut("loop/sizelimit");
+        return of_file(file.as_fd(), part);
+    }
+    let boot = text(Path::new("/proc/sys/kernel/random/boot_id"))?;
+    counted(&own, boot)
+}
+
+/// Returns what a file's times say. `part`: the device is only a part of it.
+fn of_file(fd: BorrowedFd<'_>, part: bool) -> Option<Evidence> {
+    let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
+    if stat.stx_mask & wanted.bits() != wanted.bits() {
+        return None;
+    }
+    // The kernel takes a file's times from this clock. A write in the same tick as the last one
+    // would not change them.
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    let now = FileTime::from(now.tv_sec) * 1_000_000_000 + FileTime::from(now.tv_nsec);
+    let (modified, changed) = (nanoseconds(stat.stx_mtime), nanoseconds(stat.stx_ctime));
+    let kind = rustix::fs::fstatfs(fd).ok()?.f_type.cast_unsigned();
+    Some(Evidence {
+        exact: EXACT.contains(&kind) && modified.max(changed) < now,
+        kind: EvidenceKind::File(FileEvidence {
+            part,
+            inode: stat.stx_ino,
+            size: stat.stx_size,
+            modified,
+            changed,
+        }),
+    })
+}
+
+fn nanoseconds(time: StatxTimestamp) -> FileTime {
+    FileTime::from(time.tv_sec) * 1_000_000_000 + FileTime::from(time.tv_nsec)
+}
+
+/// Returns the directory of the disk that a device with this directory belongs to: a partition's is
+/// inside that of its disk.
+fn disk_of(own: &Path) -> PathBuf {
+    let disk = own.parent().filter(|_| own.join("partition").exists());
+    disk.unwrap_or(own).to_owned()
+}
+
+/// Returns what the kernel has counted on the device with this directory.
+fn counted(own: &Path, boot: String) -> Option<Evidence> {
+    let mut disks = BTreeSet::new();
+    collect(&disk_of(own), DEPTH, &mut disks)?;
+    let (mut exact, mut all, mut hasher) = (true, 0_u64, DefaultHasher::new());
+    for disk in &disks {
+        // Numbers all disks that appear; unknown before Linux 5.15.
+        let sequence = text(&disk.join("diskseq"));
+        exact &= sequence.is_some() && counts(disk) && is_local(disk);
+        (disk, sequence).hash(&mut hasher);
+        all = all.checked_add(changed_sectors(disk)?)?;
+    }
+    let kind = EvidenceKind::Counted(CountedEvidence {
+        boot,
+        disks: hasher.finish(),
+        own: changed_sectors(own)?,
+        all,
+    });
+    Some(Evidence { kind, exact })
+}
+
+/// Adds a disk and those below it. `None`: they cannot be told.
+fn collect(disk: &Path, depth: usize, disks: &mut BTreeSet<PathBuf>) -> Option<()> {
+    let below = fs::read_dir(disk.join("slaves")).into_iter().flatten();
+    for entry in below {
+        let below = fs::canonicalize(entry.ok()?.path()).ok()?;
+        collect(&disk_of(&below), depth.checked_sub(1)?, disks)?;
+    }
+    disks.insert(disk.to_owned());
+    Some(())
+}
+
+/// Returns whether the kernel counts the I/O of a disk.
+fn counts(disk: &Path) -> bool {
+    text(&disk.join("queue/iostats")).is_some_and(|text| text != "0")
+}
+
+/// Returns whether only this machine can write to a disk, or it consists of others.
+fn is_local(disk: &Path) -> bool {
+    let path = disk.to_string_lossy();
+    let pcie = text(&disk.join("device/transport")).is_some_and(|text| text == "pcie");
+    let has_parts = fs::read_dir(disk.join("slaves")).is_ok_and(|mut parts| parts.next().is_some());
+    pcie || has_parts || LOCAL.iter().any(|part| path.contains(part))
+}
+
+/// Returns the sectors that were written to a device or discarded on it, and have arrived.
+fn changed_sectors(device: &Path) -> Option<u64> {
+    let stat = text(&device.join("stat"))?;
+    let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    // Discards are counted since Linux 4.18.
+    fields.get(WRITTEN)?.checked_add(*fields.get(DISCARDED)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, symlink};
+
+    use forebay_core::Since;
+
+    use super::*;
+
+    fn of(path: &Path) -> Evidence {
+        evidence(fs::File::open(path).expect("there")).expect("known")
+    }
+
+    /// Waits until the kernel's clock has another time than the file.
+    fn settled(path: &Path) -> Evidence {
+        let time = |evidence: &Evidence| match &evidence.kind {
+            EvidenceKind::File(file) => file.modified.max(file.changed),
+            EvidenceKind::Counted(_) => 0,
+        };
+        loop {
+            let now = clock_gettime(ClockId::RealtimeCoarse);
+            let now = FileTime::from(now.tv_sec) * 1_000_000_000 + FileTime::from(now.tv_nsec);
+            let found = of(path);
+            if time(&found) < now {
+                return found;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_file_tells_of_writes_and_of_other_changes() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("disk");
+        fs::write(&path, [1; 4096]).expect("written");
+        let was = settled(&path);
+        assert!(!matches!(of(&path).since(&was), Since::Written(_)));
+        let file = fs::File::options().write(true).open(&path).expect("there");
+        file.write_all_at(&[2], 100).expect("written");
+        assert_eq!(of(&path).since(&was), Since::Written("its file was modified"));
+        let was = settled(&path);
+        let time = file.metadata().expect("there").modified().expect("known");
+        file.write_all_at(&[3], 100).expect("written");
+        file.set_modified(time).expect("set back");
+        assert_eq!(of(&path).since(&was), Since::Unknown("attributes of its file were changed"));
+        fs::write(folder.path().join("copy"), [3; 4096]).expect("written");
+        assert_eq!(
+            of(&folder.path().join("copy")).since(&was),
+            Since::Unknown("it is another file")
+        );
+    }
+
+    /// A disk `sda` with a partition, and a device mapper's `dm-0` on that, with these sectors
+    /// written.
+    fn disks(folder: &Path, [disk, partition, mapped]: [u64; 3]) {
+        let stat = |sectors: u64| format!("9 9 9 9 9 9 {sectors} 9 9 9 9 9 9 5 9 7 7\n");
+        for (name, content) in [
+            ("ata1/sda/stat", stat(disk)),
+            ("ata1/sda/diskseq", "3\n".into()),
+            ("ata1/sda/queue/iostats", "1\n".into()),
+            ("ata1/sda/sda1/partition", "1\n".into()),
+            ("ata1/sda/sda1/stat", stat(partition)),
+            ("virtual/dm-0/stat", stat(mapped)),
+            ("virtual/dm-0/diskseq", "4\n".into()),
+            ("virtual/dm-0/queue/iostats", "1\n".into()),
+        ] {
+            let path = folder.join(name);
+            fs::create_dir_all(path.parent().expect("inside")).expect("folder");
+            fs::write(path, content).expect("written");
+        }
+        let slaves = folder.join("virtual/dm-0/slaves");
+        if fs::create_dir_all(&slaves).is_ok() && !slaves.join("sda1").exists() {
+            symlink(folder.join("ata1/sda/sda1"), slaves.join("sda1")).expect("linked");
+        }
+    }
+
+    #[test]
+    fn counters_of_a_device_and_of_all_disks_below_are_compared() {
+        let folder = tempfile::tempdir().expect("folder");
+        let folder = fs::canonicalize(folder.path()).expect("there");
+        let look = |name: &str, sectors| {
+            disks(&folder, sectors);
+            counted(&folder.join(name), "boot".into()).expect("known")
+        };
+        for name in ["ata1/sda", "ata1/sda/sda1", "virtual/dm-0"] {
+            let was = look(name, [70, 60, 50]);
+            assert_eq!(look(name, [70, 60, 50]).since(&was), Since::Unwritten, "{name}");
+        }
+        let since = |name, sectors| look(name, sectors).since(&look(name, [70, 60, 50]));
+        assert!(matches!(since("ata1/sda", [71, 60, 50]), Since::Written(_)));
+        assert!(matches!(since("ata1/sda/sda1", [71, 61, 50]), Since::Written(_)));
+        assert!(matches!(since("ata1/sda/sda1", [71, 60, 50]), Since::Unknown(_)));
+        assert!(matches!(since("virtual/dm-0", [71, 61, 51]), Since::Written(_)));
+        assert!(matches!(since("virtual/dm-0", [71, 61, 50]), Since::Unknown(_)));
+        // A disk that does not count proves nothing, and neither does one that others may write to.
+        let was = look("ata1/sda", [70, 60, 50]);
+        fs::write(folder.join("ata1/sda/queue/iostats"), "0\n").expect("written");
+        let now = counted(&folder.join("ata1/sda"), "boot".into()).expect("known");
+        assert!(matches!(now.since(&was), Since::Unknown(_)));
+        fs::rename(folder.join("ata1"), folder.join("host1")).expect("moved");
+        assert!(!counted(&folder.join("host1/sda"), "boot".into()).expect("known").exact);
+        assert_eq!(counted(&folder.join("absent"), "boot".into()), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! How an origin was left at an orderly stop, besides its fingerprint.
+//!
+//! Stored as parts of the identity with codes of their own: programs that do not know them compare
+//! them with nothing, and remove them when they start the volume, because they take the identity
+//! anew after an orderly stop.
+
+use forebay_core::identity::MAX_IDENTITY_PARTS;
+use forebay_core::{Evidence, Identity};
+
+use super::Parts;
+
+/// Code of the evidence.
+const EVIDENCE: u8 = 128;
+/// Code of the digest of starts.
+const STARTS: u8 = 129;
+
+/// How an origin was left at an orderly stop.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// What its system said about writes to it.
+    pub evidence: Option<Evidence>,
+    /// Digest of the starts of its partitions and of the filesystems in them.
+    pub starts: Option<u128>,
+}
+
+impl Left {
+    /// Returns whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        *self == Left::default()
+    }
+
+    /// Returns the parts of an identity and this, as they are stored.
+    pub(super) fn beside(&self, identity: Option<&Identity>) -> Parts {
+        let parts = identity.into_iter().flat_map(Identity::parts);
+        let mut parts: Parts = parts.map(|(code, text)| (code, text.to_owned())).collect();
+        let evidence = self.evidence.as_ref().map(|evidence| (EVIDENCE, evidence.to_string()));
+        let starts = self.starts.map(|digest| (STARTS, format!("1 {digest:032x}")));
+        parts.extend(evidence.into_iter().chain(starts));
+        parts.truncate(MAX_IDENTITY_PARTS);
+        parts
+    }
+
+    /// Takes this from stored parts; the others are the identity. `None`: they are impossible.
+    pub(super) fn taken_from(parts: Parts) -> Option<(Self, Option<Identity>)> {
+        // All of them obey the same limits.
+        Identity::from_parts(parts.clone())?;
+        let mut left = Left::default();
+        let mut rest = Vec::new();
+        for (code, text) in parts {
+            match code {
+                // What a later program has stored is not known here, and is not kept.
+                EVIDENCE => left.evidence = text.parse().ok(),
+                STARTS => {
+                    let digest = text.strip_prefix("1 ").filter(|digest| digest.len() == 32);
+                    left.starts = digest.and_then(|digest| u128::from_str_radix(digest, 16).ok());
+                }
+                _ => rest.push((code, text)),
+            }
+        }
+        let identity = match rest.is_empty() {
+            true => None,
+            false => Some(Identity::from_parts(rest)?),
+        };
+        Some((left, identity))
+    }
+}
