@@ -1,6 +1,7 @@
 //! Opening a path as a device: type, other users, and size.
 
 mod description;
+mod image_lock;
 
 use std::fmt;
 use std::io;
@@ -296,15 +297,31 @@ impl Opener<'_> {
             true => FlockOperation::NonBlockingLockExclusive,
             false => FlockOperation::NonBlockingLockShared,
         };
+        // The lock of a whole block device is in the way of those of QEMU, too.
+        let whole = || match block {
+            true => description::lock(fd, exclusive),
+            false => flock(fd, operation),
+        };
+        if !self.locked(whole)? {
+            return Err(self.failed(Errno::WOULDBLOCK));
+        }
+        match block || self.locked(|| image_lock::lock(fd, exclusive))? {
+            true => Ok(()),
+            false => {
+                let cause = "it is in use by a virtual machine, or by a tool like qemu-img or virtlockd; end that first";
+                Err(self.error(OpenErrorKind::InUse, cause))
+            }
+        }
+    }
+
+    /// Takes a lock; returns whether there was none of another kind in the way.
+    fn locked(&self, take: impl Fn() -> Result<(), Errno>) -> Result<bool, OpenError> {
         loop {
-            let locked =
-                if block { description::lock(fd, exclusive) } else { flock(fd, operation) };
-            match locked {
-                // That is what a lock of the other kind means.
-                Err(Errno::ACCESS) if block => return Err(self.failed(Errno::WOULDBLOCK)),
+            match take() {
                 Err(Errno::INTR) => {}
+                Err(Errno::ACCESS | Errno::WOULDBLOCK) => return Ok(false),
                 // Some network filesystems do not support locks; nothing more can be done there.
-                Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(true),
                 Err(errno) => return Err(self.failed(errno)),
             }
         }

@@ -4,26 +4,60 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
+/// Bytes of a file; a length of 0 is all from the first on.
+#[derive(Clone, Copy)]
+pub(super) struct Range {
+    pub(super) start: i64,
+    pub(super) len: i64,
+}
+
 /// Locks a whole file, for writing if `exclusive`, without waiting. The lock ends with the last descriptor and
 /// the last operation in progress, as one of `flock` does, and conflicts with none of these.
 ///
 /// # Errors
 /// [`Errno::AGAIN`] or [`Errno::ACCESS`] if another lock is in the way; otherwise that of the system.
-#[allow(unsafe_code, reason = "the system call")]
 pub(super) fn lock(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
+    lock_range(fd, Range { start: 0, len: 0 }, exclusive)
+}
+
+/// As [`lock`], for a range.
+///
+/// # Errors
+/// As for [`lock`].
+pub(super) fn lock_range(fd: &OwnedFd, range: Range, exclusive: bool) -> Result<(), Errno> {
     let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-    let range = libc::flock {
+    command(fd, libc::F_OFD_SETLK, kind, range).map(drop)
+}
+
+/// Returns whether another open file description or process has a lock of a range.
+///
+/// # Errors
+/// That of the system.
+pub(super) fn is_locked(fd: &OwnedFd, range: Range) -> Result<bool, Errno> {
+    command(fd, libc::F_OFD_GETLK, libc::F_WRLCK, range)
+        .map(|kind| i32::from(kind) != libc::F_UNLCK)
+}
+
+/// Gives a command about a lock; returns the kind of lock that the kernel tells.
+#[allow(unsafe_code, reason = "the system call")]
+fn command(
+    fd: &OwnedFd,
+    command: libc::c_int,
+    kind: libc::c_int,
+    range: Range,
+) -> Result<libc::c_short, Errno> {
+    let mut told = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
+        l_start: range.start,
+        l_len: range.len,
         l_pid: 0,
     };
-    // SAFETY: the descriptor is open as long as it is borrowed, and the command reads one structure of this
-    // type behind the pointer and keeps none of it.
-    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    // SAFETY: the descriptor is open as long as it is borrowed, and the commands read and write one structure of this
+    // type behind the pointer and keep none of it.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut told) };
     if result == 0 {
-        return Ok(());
+        return Ok(told.l_type);
     }
     let error = std::io::Error::last_os_error();
     Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))

@@ -1,0 +1,102 @@
+//! The locks by which QEMU and its tools keep two of them from writing to one image, and libvirt two guests from having
+//! one disk. They are locks of bytes of the file that nobody reads or writes under them; each program takes its own, and
+//! then looks for others that conflict.
+//!
+//! QEMU (`block/file-posix.c`) locks a byte for each permission that it uses, and another for each that it does not
+//! share. All its locks are shared ones, so that several programs can use one permission; a conflict is found by asking
+//! whether an exclusive lock of the other byte would be possible. libvirt (`virtlockd`) locks the first byte.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+
+use super::description::{Range, is_locked, lock_range};
+
+/// First byte of those for permissions in use, and of those for permissions that are not shared.
+const USED: i64 = 100;
+const UNSHARED: i64 = 200;
+
+/// Numbers of QEMU's permissions (`BLK_PERM_...`).
+const CONSISTENT_READ: i64 = 0;
+const WRITE: i64 = 1;
+const WRITE_UNCHANGED: i64 = 2;
+const RESIZE: i64 = 3;
+
+/// The byte that libvirt locks.
+const LIBVIRT: Range = Range { start: 0, len: 1 };
+
+fn byte(first: i64, permission: i64) -> Range {
+    Range { start: first + permission, len: 1 }
+}
+
+/// Takes the locks of a writer that no other writer may be beside, or of a reader. Like a guest's disk, an image of a
+/// writer can still be read by tools that are told to accept changes meanwhile (`qemu-img info --force-share`).
+///
+/// # Errors
+/// [`Errno::WOULDBLOCK`]: a guest or a tool has the image; otherwise that of the system.
+pub(super) fn lock(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
+    let (used, unshared): (&[i64], &[i64]) = match exclusive {
+        true => {
+            (&[CONSISTENT_READ, WRITE, WRITE_UNCHANGED, RESIZE], &[WRITE, WRITE_UNCHANGED, RESIZE])
+        }
+        false => (&[CONSISTENT_READ], &[WRITE, RESIZE]),
+    };
+    lock_range(fd, LIBVIRT, exclusive)?;
+    for permission in used {
+        lock_range(fd, byte(USED, *permission), false)?;
+    }
+    for permission in unshared {
+        lock_range(fd, byte(UNSHARED, *permission), false)?;
+    }
+    // Only now: of two programs that begin at the same time, one at least sees the other.
+    let conflicting = used.iter().map(|it| byte(UNSHARED, *it));
+    for range in conflicting.chain(unshared.iter().map(|it| byte(USED, *it))) {
+        if is_locked(fd, range)? {
+            return Err(Errno::WOULDBLOCK);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn opened(path: &std::path::Path) -> OwnedFd {
+        File::options().read(true).write(true).open(path).expect("there").into()
+    }
+
+    #[test]
+    fn locks_of_guests_and_tools_are_respected_in_every_combination() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("image");
+        std::fs::write(&path, [0; 4096]).expect("a file");
+        // What QEMU takes, for a guest's disk, a tool that reads, and one with --force-share; and virtlockd.
+        let guest: &[i64] = &[100, 101, 103, 201, 203];
+        let reader: &[i64] = &[100, 201, 203];
+        for (theirs, bytes, writer, ours_reads) in [
+            ("nothing", &[][..], true, true),
+            ("a guest", guest, false, false),
+            ("a tool that reads", reader, false, true),
+            ("a tool that accepts changes", &[100], true, true),
+        ] {
+            for (exclusive, expected) in [(true, writer), (false, ours_reads)] {
+                let (other, own) = (opened(&path), opened(&path));
+                for byte in bytes {
+                    lock_range(&other, Range { start: *byte, len: 1 }, false).expect("free");
+                }
+                let locked = lock(&own, exclusive);
+                assert_eq!(locked.is_ok(), expected, "{theirs}, exclusive: {exclusive}");
+            }
+        }
+        for (exclusive, theirs_exclusive, expected) in
+            [(true, true, false), (true, false, false), (false, true, false), (false, false, true)]
+        {
+            let (other, own) = (opened(&path), opened(&path));
+            lock_range(&other, LIBVIRT, theirs_exclusive).expect("free");
+            assert_eq!(lock(&own, exclusive).is_ok(), expected, "libvirt");
+        }
+    }
+}
