@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::report::DisplacedReport;
+
 /// The origin of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct OriginReport {
@@ -22,6 +24,9 @@ pub struct OriginReport {
     /// What the last start has found out about it; `null` for a new volume and one that is not served.
     #[serde(default)]
     pub check: Option<OriginCheckReport>,
+    /// How its path has come apart from it; `null` if the path leads to it.
+    #[serde(default)]
+    pub displaced: Option<DisplacedReport>,
 }
 
 /// Whether an origin is as its volume has left it.

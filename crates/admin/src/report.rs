@@ -15,11 +15,13 @@ pub use crate::origin_check::OriginReport;
 use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
+mod displaced;
 mod latency;
 mod memory;
 mod requests;
 mod served;
 
+pub use displaced::DisplacedReport;
 pub use latency::{DeviceReport, DevicesReport, Latency, LatencyReport, OpReport, WritebackReport};
 pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;
@@ -124,6 +126,9 @@ pub struct CacheReport {
     /// loaded: until then the counts of blocks include only these. `null`: all of it.
     #[serde(default)]
     pub index_loaded: Option<f64>,
+    /// As that of the origin.
+    #[serde(default)]
+    pub displaced: Option<DisplacedReport>,
 }
 
 /// Where a volume is exported.

@@ -92,6 +92,9 @@ pub struct StopRequest {
     /// Cut off the users of its block device.
     #[serde(default)]
     pub force: bool,
+    /// Stop although the path of a device leads elsewhere: the content of a removed file is lost.
+    #[serde(default)]
+    pub abandon: bool,
 }
 
 /// Discards clean cached blocks of a volume; without any tier, from both.

@@ -18,6 +18,7 @@ use forebay_core::{Clock, Evidence, Identity, Nanos, Sectors};
 use uuid::Uuid;
 
 use crate::buffer::IoBuf;
+use crate::displaced::Displaced;
 use crate::log_buffer::LogBuffer;
 use crate::meter::{Measured, Meter, OpKind, QueueMeter};
 use crate::watch::UnderWay;
@@ -241,6 +242,12 @@ pub trait Device: Send + Sync {
     /// Returns the number of bytes left, if it has become smaller than [`Device::size`] since the
     /// device was opened. Data behind that end is lost, even if the device grows again.
     fn shrunk_to(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns how the path under which the device was opened has come apart from it, if it does not lead to it any
+    /// more. Operations are not affected. May wait for a file server, so it must not be called on a lane.
+    fn displaced(&self) -> Option<Displaced> {
         None
     }
 

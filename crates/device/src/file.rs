@@ -18,6 +18,7 @@ use crate::api::{
     OpId, QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::displaced::{Displaced, OpenedPath};
 use crate::evidence::evidence;
 use crate::holes::{extent_at, makes_holes};
 use crate::identity::identity;
@@ -38,6 +39,7 @@ struct Shared {
     fd: Arc<OwnedFd>,
     memory_align: usize,
     direct: bool,
+    path: OpenedPath,
     writable: bool,
     sectors: Sectors,
     writes_durably: bool,
@@ -135,6 +137,7 @@ impl FileDevice {
             writes_durably: writes_durably(&opened.fd),
             rotational: rotational(&opened.fd),
             least: is_regular(&opened.fd).then(|| AtomicU64::new(shape.size)),
+            path: OpenedPath::new(path, &opened.fd),
             shape,
             fd: Arc::new(opened.fd),
             memory_align: opened.memory_align,
@@ -181,6 +184,10 @@ impl Device for FileDevice {
 
     fn write_protected(&self) -> Option<Arc<str>> {
         write_protection(&self.shared.fd)
+    }
+
+    fn displaced(&self) -> Option<Displaced> {
+        self.shared.path.compare(&self.shared.fd)
     }
 
     fn rotational(&self) -> Option<bool> {

@@ -5,8 +5,9 @@
 //! - `block_ioctl`: numbers that the kernel knows of a block device
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
-//! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
+//! - `displaced`: whether the path of an open device still leads to it
 //! - `evidence`: what the system says about writes to a file or block device
+//! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
 //! - [`fuse`]: the kernel's side of a file that this process serves
 //! - [`file_extents()`]: where the data of a file lies on its device
 //! - [`hint`]: hints to the CPU about future memory accesses
@@ -33,6 +34,7 @@ pub mod blkid;
 mod block_ioctl;
 pub mod buffer;
 mod bus_error;
+mod displaced;
 mod evidence;
 mod faulty;
 pub mod file;
@@ -73,6 +75,7 @@ pub use api::{
     DeviceQueue, IoData, OpId, Queue, QueueContext, Task, Tasks,
 };
 pub use buffer::{IoBuf, keep_buffers};
+pub use displaced::{Displaced, DisplacedKind};
 pub use file::FileDevice;
 pub use file_extents::file_extents;
 pub use log_buffer::{Claim, LogBuffer};

@@ -303,7 +303,7 @@ impl EngineLane {
                 let read = async |place, buf| view.origin.read(place, buf, WakeReason::Other).await;
                 Some(SampledOrigin::read(volume.size(), evidence, read).await)
             };
-            if result.is_ok() {
+            if result.is_ok() && !volume.leaves_no_print.load(Ordering::Relaxed) {
                 match self.patiently(&volume, look).await {
                     Ok(Some(look)) => {
                         (print, samples) = (look.fingerprint().ok(), Some(look.samples()));

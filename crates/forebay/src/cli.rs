@@ -406,6 +406,11 @@ pub(crate) struct StopArgs {
     /// mounted on it loses what it has not written yet
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
+
+    /// Stop it although the path of its origin or cache device leads elsewhere: the content of a
+    /// file that was removed or replaced is lost
+    #[arg(long)]
+    pub(crate) abandon: bool,
 }
 
 /// Arguments of `start`.

@@ -18,6 +18,7 @@ use forebay_core::{Evidence, Identity, Sectors};
 use uuid::Uuid;
 
 use crate::api::{Claiming, Device, DeviceError, DeviceQueue, QueueContext};
+use crate::displaced::Displaced;
 use crate::open::{OpenError, OpenErrorKind};
 use crate::table::Shape;
 
@@ -98,6 +99,10 @@ impl Device for FaultyDevice {
 
     fn shrunk_to(&self) -> Option<u64> {
         self.inner.shrunk_to()
+    }
+
+    fn displaced(&self) -> Option<Displaced> {
+        self.inner.displaced()
     }
 
     fn fenced(&self) -> Option<Arc<str>> {

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::api::{
     Claiming, Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext,
 };
+use crate::displaced::Displaced;
 
 use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, ModelOpKind};
 
@@ -112,6 +113,10 @@ impl Device for ModelledDevice {
 
     fn shrunk_to(&self) -> Option<u64> {
         self.inner.shrunk_to()
+    }
+
+    fn displaced(&self) -> Option<Displaced> {
+        self.inner.displaced()
     }
 
     fn fenced(&self) -> Option<Arc<str>> {

@@ -154,6 +154,8 @@ pub struct Volume {
     healed: AtomicU64,
     /// Whether it has been logged that the origin has shrunk.
     pub(crate) shrunk_told: AtomicBool,
+    /// See [`Volume::leave_no_print`].
+    pub(crate) leaves_no_print: AtomicBool,
     /// Whether the origin was taken over by another machine.
     is_fenced: AtomicBool,
     /// Whether clients' requests are recorded. Read for each, like the state.
@@ -251,6 +253,7 @@ impl Volume {
             is_protected: AtomicBool::new(false),
             healed: AtomicU64::new(0),
             shrunk_told: AtomicBool::new(false),
+            leaves_no_print: AtomicBool::new(false),
             is_fenced: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
             recorder: Recorder::default(),

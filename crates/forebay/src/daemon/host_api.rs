@@ -8,8 +8,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{
-    ApiError, ByteRange, DropRequest, PinReport, Settings, StartRequest, VolumeName, VolumeReport,
-    VolumeState,
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, StartRequest, VolumeName,
+    VolumeReport, VolumeState,
 };
 use forebay_engine::Recording;
 use forebay_format::Uuid;
@@ -100,6 +100,12 @@ impl From<StartError> for ApiError {
     }
 }
 
+/// The error of a hand-over whose next program would not find a device.
+pub(crate) fn not_found_next(displaced: &str) -> ApiError {
+    let why = "nothing is handed over, because the next program could not open a device";
+    ApiError::new(ErrorKind::DataAtRisk, format!("{why}: {displaced}"))
+}
+
 /// What a deleted volume leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
@@ -141,6 +147,10 @@ pub(crate) enum Trouble {
     CacheHangs,
     /// The origin was taken over by another writer.
     OriginFenced,
+    /// The path of the origin leads elsewhere, or nowhere.
+    OriginDisplaced,
+    /// The path of the cache device does.
+    CacheDisplaced,
     /// The origin has become smaller.
     OriginShrunk,
     /// The origin takes no writes.
@@ -162,6 +172,8 @@ impl Trouble {
             Trouble::CacheFailed => "cache-failed",
             Trouble::CacheHangs => "cache-hangs",
             Trouble::OriginFenced => "origin-fenced",
+            Trouble::OriginDisplaced => "origin-displaced",
+            Trouble::CacheDisplaced => "cache-displaced",
             Trouble::OriginShrunk => "origin-shrunk",
             Trouble::OriginReadOnly => "origin-read-only",
             Trouble::OriginFailed => "origin-failed",
@@ -275,7 +287,21 @@ pub(crate) trait Host: Send + Sync {
     /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays
     /// served if that fails. Any other error means that the volume is no longer served, but did not
     /// stop cleanly.
-    fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+    ///
+    /// A cache device to which its path does not lead any more counts as RAM. With such an origin the volume is
+    /// not stopped, as its content may be lost then, unless `abandon`, with which neither matters.
+    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Checks that the path of a served volume's origin leads to it.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::DataAtRisk`] if not: it says what happened and what to do.
+    fn check_origin_path(&self, _name: &VolumeName, _work: &Arc<Work>) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns soon.
+    fn look_at_paths(&self) {}
 
     /// Applies the settings in the definition to a served volume. Leaving writeback first writes
     /// all dirty blocks to the origin; requests are served meanwhile.

@@ -286,7 +286,7 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+    fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
         self.running.lock().expect("not poisoned").remove(&volume.name);
         self.ask("stop", &volume.name, "", work)
     }

@@ -10,7 +10,7 @@ use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
     ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, SetRequest, StartRequest,
-    VolumeName, VolumeReport, VolumeState,
+    StopRequest, VolumeName, VolumeReport, VolumeState,
 };
 use forebay_core::{Caching, ExportSet};
 use forebay_engine::FrontEnd;
@@ -379,19 +379,23 @@ impl Volumes {
     }
 
     /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
-    /// start in progress is cancelled. With `force` the users of its block device are cut off.
+    /// start in progress is cancelled. With `force` the users of its block device are cut off. With `abandon` it is
+    /// stopped although the path of a device leads elsewhere.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy, or its block device is in use.
+    /// There is no such volume, or it is busy, or its block device is in use, or its origin would be lost.
     pub(crate) fn stop(
         self: &Arc<Self>,
         name: &VolumeName,
-        force: bool,
+        StopRequest { force, abandon }: StopRequest,
     ) -> Result<OperationId, ApiError> {
         self.supersede(name);
         self.operate("stop", name, move |this, mut entry, work| {
             work.limit(ANSWER_PATIENCE);
             let name = entry.volume.name.clone();
+            if !abandon && this.is_served(&name) {
+                this.host.check_origin_path(&name, work)?;
+            }
             this.withdraw(&name, &ExportSet::NONE, force)
                 .inspect_err(|_| this.publish_again(&entry.volume))?;
             this.waiting().remove(&name);
@@ -405,7 +409,7 @@ impl Volumes {
             if !this.is_served(&name) {
                 return Ok(());
             }
-            let stopped = this.host.stop(&entry.volume, work);
+            let stopped = this.host.stop(&entry.volume, abandon, work);
             if !this.is_served(&name) {
                 this.tell_stopped(&name, force);
             } else if stopped.is_err() {

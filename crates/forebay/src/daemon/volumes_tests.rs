@@ -1,6 +1,6 @@
 //! Volumes over a fake host: its requests, the stored state, and restarts.
 
-use forebay_admin::{Assignments, Operation, RangesRequest};
+use forebay_admin::{Assignments, Operation, RangesRequest, StopRequest as Stopping};
 use forebay_core::Durability;
 
 use super::starting::Restored;
@@ -101,7 +101,7 @@ fn what_was_served_comes_back_with_its_settings() {
     daemon.create("b", "other").expect("good");
     let settings = Assignments::parse(["mode=wt", "dirty_high=70"]).expect("good");
     daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).expect("good");
-    daemon.end(daemon.volumes.stop(&name("b"), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name("b"), Stopping::default())).expect("good");
     assert_eq!(daemon.asked(), ["create a", "create b join", "set a", "stop b"]);
 
     let daemon = daemon.restart();
@@ -131,7 +131,7 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     let report = daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(report.errors.last.as_deref(), Some("told to fail"));
     // It is still stored, and can be stopped, so that the next start does not try again.
-    daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
     let show = || daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(show().errors.last, None);
@@ -168,7 +168,7 @@ fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() 
     let report = daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     let wait = report.waiting_for.expect("a device");
     assert_eq!((wait.device.as_str(), wait.seconds, report.export.nbd), ("/dev/hung", 60, None));
-    daemon.end(daemon.volumes.stop(&name("b"), false)).expect("it is not busy");
+    daemon.end(daemon.volumes.stop(&name("b"), Stopping::default())).expect("it is not busy");
     let start = daemon.volumes.operations().of_volume(&name("a")).expect("still at work").id;
     daemon.host.failing.lock().expect("not poisoned").clear();
     daemon.volumes.operations().wait(start, None);
@@ -188,7 +188,9 @@ fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
         );
         match end {
             "stop" => {
-                daemon.end(daemon.volumes.stop(&name("a"), false)).expect("it gives way");
+                daemon
+                    .end(daemon.volumes.stop(&name("a"), Stopping::default()))
+                    .expect("it gives way");
                 assert_eq!(daemon.state("a"), VolumeState::Stopped);
             }
             "delete" => {
@@ -234,7 +236,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");
-    daemon.end(daemon.volumes.stop(&name("b"), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name("b"), Stopping::default())).expect("good");
     let before = (daemon.asked(), daemon.volumes.list(Count::Fresh));
     std::fs::remove_dir_all(daemon.dir.path().join("state")).expect("writable");
     let settings = Assignments::parse(["dirty_high=70"]).expect("good");
@@ -246,7 +248,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
         ("create", daemon.create("c", "third")),
         ("adopt", daemon.end(daemon.volumes.create(&adopted))),
         ("set", daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))),
-        ("stop", daemon.end(daemon.volumes.stop(&name("a"), false))),
+        ("stop", daemon.end(daemon.volumes.stop(&name("a"), Stopping::default()))),
         ("start", daemon.end(daemon.volumes.start(&name("b"), StartRequest::default()))),
         ("delete", daemon.end(daemon.volumes.delete(&name("a"), false, false))),
         ("discard", daemon.end(daemon.volumes.delete(&name("a"), true, false))),
@@ -302,13 +304,13 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
     assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
 
     let daemon = killed(&made, "stop a", &|daemon| {
-        daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
+        daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
     });
     assert_eq!((restore(&daemon), daemon.state("a")), (restored(0, 0, 0), VolumeState::Stopped));
     let daemon = killed(
         &|daemon| {
             made(daemon);
-            daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
+            daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
         },
         "start a",
         &|daemon| {
@@ -366,7 +368,7 @@ fn an_older_copy_is_accepted_for_one_volume_at_a_time() {
         daemon.end(daemon.volumes.start(&name(name_), StartRequest { force, verify: false }))
     };
     start("b", true).expect("forced");
-    daemon.end(daemon.volumes.stop(&name("b"), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name("b"), Stopping::default())).expect("good");
     start("b", false).expect("accepted for good");
 }
 
@@ -395,7 +397,7 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     assert!(set("dirty_high=80").is_err());
     let high = || daemon.volumes.show(&name("a"), Count::Fresh).expect("there").settings.dirty_high;
     assert_eq!(high(), 50, "what the host refused is not remembered");
-    daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
     set("dirty_high=80").expect("the host is not asked");
     assert_eq!(high(), 80);
     let refused = set("caching=paused").expect_err("nobody writes its dirty blocks back");
@@ -472,7 +474,7 @@ fn verbs_are_about_volumes_that_are_there() {
     let absent = name("absent");
     for result in [
         daemon.volumes.flush(&absent),
-        daemon.volumes.stop(&absent, false),
+        daemon.volumes.stop(&absent, Stopping::default()),
         daemon.volumes.start(&absent, StartRequest::default()),
         daemon.volumes.delete(&absent, true, false),
         daemon.volumes.set(&absent, SetRequest::default()),
@@ -481,8 +483,8 @@ fn verbs_are_about_volumes_that_are_there() {
     }
     daemon.create("a", "origin").expect("good");
     daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("it is running");
-    daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
-    daemon.end(daemon.volumes.stop(&name("a"), false)).expect("it is stopped");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("it is stopped");
     let refused = daemon.end(daemon.volumes.flush(&name("a"))).expect_err("stopped");
     assert_eq!(refused.kind, ErrorKind::Refused);
     assert_eq!(daemon.asked(), ["create a", "stop a"]);
@@ -505,7 +507,7 @@ fn a_stop_does_not_wait_for_a_flush_that_never_ends() {
     let flush = daemon.volumes.flush(&name("a")).expect("free");
     let busy = daemon.volumes.start(&name("a"), StartRequest::default()).expect_err("busy");
     assert_eq!(busy.kind, ErrorKind::Busy);
-    daemon.end(daemon.volumes.stop(&name("a"), false)).expect("the flush gives up");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("the flush gives up");
     let flush = daemon.volumes.operations().wait(flush, None).expect("known");
     assert_eq!(flush.error.map(|error| error.kind), Some(ErrorKind::Cancelled));
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
@@ -530,7 +532,7 @@ fn every_start_prefetches_if_the_setting_says_so() {
     let daemon = daemon.restart();
     assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(2, 0, 2));
     until_asked(&daemon, "prefetch a");
-    daemon.end(daemon.volumes.stop(&name("a"), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
     daemon.host.asked.lock().expect("not poisoned").clear();
     daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("good");
     until_asked(&daemon, "prefetch a");
@@ -552,7 +554,7 @@ fn a_prefetch_ends_for_any_other_command() {
         let other = match round {
             0 => daemon.volumes.flush(&name("a")),
             1 => daemon.volumes.drop_clean(&name("a"), DropRequest::default()),
-            _ => daemon.volumes.stop(&name("a"), false),
+            _ => daemon.volumes.stop(&name("a"), Stopping::default()),
         };
         daemon.end(other).expect("it need not wait");
         let ended = daemon.end(Ok(id)).expect_err("it was cancelled");

@@ -105,7 +105,7 @@ fn exports(export: &ExportReport, line: &mut impl FnMut(&str, String)) {
 
 /// Returns the origin with its size, and what is special about it.
 fn origin(report: &VolumeReport) -> String {
-    let OriginReport { path, size, rotational, read_only, sector_bytes, check: _ } = &report.origin;
+    let OriginReport { path, size, rotational, read_only, sector_bytes, .. } = &report.origin;
     let rotational =
         rotational.map_or("", |it| if it { ", rotational" } else { ", not rotational" });
     let read_only = if *read_only == Some(true) { ", read-only" } else { "" };

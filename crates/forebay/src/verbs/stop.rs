@@ -9,5 +9,6 @@ use crate::exit::Outcome;
 
 /// Stops serving a volume.
 pub(super) fn run(client: &Client, args: &StopArgs) -> Outcome {
-    operate(client, &args.name, "stop", &StopRequest { force: args.force }, "Stopping")
+    let request = StopRequest { force: args.force, abandon: args.abandon };
+    operate(client, &args.name, "stop", &request, "Stopping")
 }

@@ -45,6 +45,12 @@ impl Volume {
         Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
     }
 
+    /// Has a stop record nothing by which another device with the same content is taken for the origin: the path of
+    /// the origin leads to something else.
+    pub fn leave_no_print(&self) {
+        self.leaves_no_print.store(true, Ordering::Relaxed);
+    }
+
     /// Returns a message if the origin was taken over by another machine. Clients are refused from then on.
     pub fn origin_fenced(&self) -> Option<String> {
         let cause = self.origin.fenced()?;

@@ -171,8 +171,8 @@ pub(super) fn evict(call: &Call<'_>) -> Answered {
 }
 
 pub(super) fn stop(call: &Call<'_>) -> Answered {
-    let (name, StopRequest { force }) = (named(call)?, body_or_nothing(call.request)?);
-    begun(call.volumes, call.volumes.stop(&name, force))
+    let (name, request) = (named(call)?, body_or_nothing::<StopRequest>(call.request)?);
+    begun(call.volumes, call.volumes.stop(&name, request))
 }
 
 pub(super) fn start(call: &Call<'_>) -> Answered {

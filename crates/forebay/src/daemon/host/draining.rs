@@ -85,6 +85,7 @@ impl EngineHost {
         begin: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
         self.check_quiet()?;
+        self.check_paths_of_all()?;
         let drained = self.drain_all(Occasion::HandOver, goes_on);
         let refused = |(name, error): (VolumeName, ApiError)| {
             let message = format!(
@@ -158,7 +159,7 @@ impl EngineHost {
         }
         let (mut failed, mut drains) = (BTreeMap::new(), Vec::new());
         for (volume, running) in served {
-            if !running.place.volatile && !self.has_deferred(&volume.name) {
+            if !running.is_lost_with_program() && !self.has_deferred(&volume.name) {
                 continue;
             }
             match self.begin_drain(volume.clone(), running, occasion) {
@@ -191,7 +192,7 @@ impl EngineHost {
         occasion: Occasion,
     ) -> Result<Drain, ApiError> {
         let (host, name, work) = (self.clone(), volume.name.clone(), Arc::new(Work::default()));
-        let (own, volatile) = (work.clone(), running.place.volatile);
+        let (own, volatile) = (work.clone(), running.is_lost_with_program());
         let drain = move || match occasion {
             Occasion::HandOver => {
                 host.write_down(&name, &own)?;
@@ -234,7 +235,7 @@ impl EngineHost {
     /// Whether a volume has data that is lost with the program.
     pub(super) fn has_only_in_ram(&self, name: &VolumeName) -> bool {
         let dirty_in_ram =
-            |running: Running| running.place.volatile && running.volume.dirty_blocks() > 0;
+            |running: Running| running.is_lost_with_program() && running.volume.dirty_blocks() > 0;
         self.has_deferred(name) || self.served.get(name).is_ok_and(dirty_in_ram)
     }
 
@@ -244,7 +245,7 @@ impl EngineHost {
         let (deferred, written) = self.served.ram.get(name).map_or((0, 0), |ram| {
             (ram.tier().deferred_bytes(), ram.tier().counts().written_down_bytes)
         });
-        let dirty = if running.place.volatile { volume.dirty_blocks() * block } else { 0 };
+        let dirty = if running.is_lost_with_program() { volume.dirty_blocks() * block } else { 0 };
         (deferred + dirty, written + volume.stats.totals().written_back_blocks * block)
     }
 }

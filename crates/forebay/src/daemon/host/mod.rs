@@ -12,6 +12,7 @@
 //! - [`overwriting`]: whether a device may be formatted, and wipes it before
 //! - [`volumes`]: all further operations on volumes
 //! - [`curve`]: hit ratios of caches of other sizes; [`lost`]: ranges lost with a cache device
+//! - [`displaced`]: devices whose paths lead elsewhere; [`paths`]: what was seen of them
 //! - [`faults`], [`settings`], [`report`]: convert from the engine's types to the admin API's
 //! - [`opening`]: opens a cache and an origin together
 //! - [`attended`]: work that can be abandoned when a device does not answer
@@ -24,6 +25,7 @@ mod contents;
 mod creation;
 mod curve;
 mod deferral;
+mod displaced;
 mod draining;
 mod faults;
 mod inspect;
@@ -31,6 +33,7 @@ mod lanes;
 mod lost;
 mod opening;
 mod overwriting;
+mod paths;
 mod ram;
 mod ranges;
 mod raw;
@@ -282,8 +285,16 @@ impl Host for Arc<EngineHost> {
         self.start_volume(volume, how, work)
     }
 
-    fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.stop_volume(volume, work)
+    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.stop_volume(volume, abandon, work)
+    }
+
+    fn check_origin_path(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.check_path_of(name, work)
+    }
+
+    fn look_at_paths(&self) {
+        EngineHost::look_at_paths(self);
     }
 
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {

@@ -20,6 +20,7 @@ use forebay_engine::{Cache, OriginCheck, Verdict, Volume};
 use forebay_store::Store;
 
 use super::caches::Place;
+use super::paths::Paths;
 use super::ram::RamTiers;
 use super::settings;
 use crate::daemon::host_api::{Condition, Count, Definition, Identity, Trouble};
@@ -40,12 +41,19 @@ pub(super) struct Running {
     cache: Arc<Cache>,
     /// The volume.
     pub(super) volume: Arc<Volume>,
+    /// Where the paths of its devices lead.
+    pub(super) paths: Arc<Paths>,
 }
 
 impl Running {
     /// Returns the block size in bytes.
     pub(super) fn block_bytes(&self) -> u64 {
         self.cache.store.block_size().bytes()
+    }
+
+    /// Returns its cache.
+    pub(super) fn cache(&self) -> &Cache {
+        &self.cache
     }
 
     /// Returns the store of its cache.
@@ -161,8 +169,12 @@ impl Served {
         cache: &Arc<Cache>,
         volume: &Arc<Volume>,
     ) {
-        let running =
-            Running { place: place.clone(), cache: cache.clone(), volume: volume.clone() };
+        let running = Running {
+            place: place.clone(),
+            cache: cache.clone(),
+            volume: volume.clone(),
+            paths: Arc::default(),
+        };
         let entry = Entry::new(definition, VolumeState::Running, Some(running));
         self.lock().insert(definition.name.clone(), entry);
     }
@@ -407,6 +419,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
         buffer_bytes: store.buffer_bytes(),
         ..MemoryReport::default()
     };
+    [report.origin.displaced, report.cache.displaced] = running.displaced_reports();
     report.errors = errors(running);
     if report.state == VolumeState::Running && trouble(running, &report.errors.lost).is_some() {
         report.state = VolumeState::Degraded;
@@ -481,6 +494,7 @@ fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
     failed()
         .map(as_(Trouble::CacheFailed))
         .or_else(|| volume.origin_fenced().map(as_(Trouble::OriginFenced)))
+        .or_else(|| running.displaced())
         .or_else(|| hung(running).map(as_(Trouble::CacheHangs)))
         .or_else(|| volume.origin_shrunk().map(as_(Trouble::OriginShrunk)))
         .or_else(|| volume.origin_protected().map(as_(Trouble::OriginReadOnly)))

@@ -113,6 +113,14 @@ impl EngineHost {
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
     fn close_everything(self: &Arc<Self>) -> Ended {
         let mut ended = Ended::default();
+        // A file that was removed is lost when this closes it; what only such a cache has is written back first.
+        self.look_at_paths();
+        for (volume, running) in self.served.all() {
+            if let Some(error) = running.loses_origin() {
+                tracing::error!(volume = %volume.name, "{error}");
+                ended.fail(&volume.name, error);
+            }
+        }
         for (name, error) in self.drain_ram() {
             ended.fail(&name, error);
         }
@@ -151,6 +159,7 @@ impl EngineHost {
         let places = self.open_caches();
         let settled: Vec<_> = places.iter().map(|place| self.settle(place)).collect();
         let volumes = self.served.all();
+        volumes.iter().for_each(|(_, running)| running.note_displaced_origin());
         let stops: Vec<_> = volumes.iter().map(|(_, running)| self.stop(running)).collect();
         let mut in_order = true;
         for (place, settled) in places.iter().zip(settled) {

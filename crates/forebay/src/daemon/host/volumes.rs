@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, EventKind, StartRequest, VolumeName, VolumeState};
+use forebay_admin::{ApiError, ErrorKind, EventKind, StartRequest, VolumeName, VolumeState};
 use forebay_core::Caching;
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::{Settings, Volume};
@@ -63,7 +63,7 @@ impl EngineHost {
 
     /// Stops a volume whose start was abandoned.
     pub(super) fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
-        if let Err(error) = self.stop_now(name, None, &Arc::default()) {
+        if let Err(error) = self.stop_now(name, None, true, &Arc::default()) {
             tracing::error!(volume = %name, "cannot stop the volume of an abandoned operation: {error}");
         }
     }
@@ -85,13 +85,14 @@ impl EngineHost {
     pub(super) fn stop_volume(
         self: &Arc<Self>,
         volume: &Definition,
+        abandon: bool,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let (name, version) = (volume.name.clone(), volume.version);
         self.attended(
             &volume.name,
             work,
-            move |host, work| host.stop_now(&name, Some(version), work),
+            move |host, work| host.stop_now(&name, Some(version), abandon, work),
             |_, ()| (),
         )
     }
@@ -101,13 +102,22 @@ impl EngineHost {
         self: &Arc<Self>,
         name: &VolumeName,
         version: Option<u64>,
+        abandon: bool,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let running = self.served.get(name)?;
         let place = &running.place.clone();
         let before = running.volume.settings();
+        let checked = self.check_origin_path(name, &running, "");
+        let mut unsafe_cache = false;
+        if !abandon {
+            checked?;
+            let _wait = self.served.wait_for(name, running.store().device().name());
+            unsafe_cache = running.has_displaced_cache();
+        }
+        running.note_displaced_origin();
         self.end_deferring(name, work)?;
-        if place.volatile
+        if (place.volatile || unsafe_cache)
             && let Err(error) = self.drain_now(name, work)
         {
             self.defer_again(name, &before);
@@ -135,8 +145,32 @@ impl EngineHost {
             self.note_contents(&definition);
         }
         let _wait = self.served.wait_for(name, &origin);
+        let (volume, block) = (running.volume.clone(), running.block_bytes());
         let left = self.using(place, move || self.take_away(name, running));
-        settled.and_then(|settled| settled).and(left)
+        settled.and_then(|settled| settled).and(left)?;
+        match volume.dirty_blocks() * block {
+            dirty if dirty > 0 && unsafe_cache => Err(ApiError::new(
+                ErrorKind::DataAtRisk,
+                format!(
+                    "{dirty} bytes that clients wrote to '{name}' while it was stopped are only on its cache device {cache}, to which that path does not lead any more"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// See [`crate::daemon::host_api::Host::check_origin_path`].
+    pub(super) fn check_path_of(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let own = name.clone();
+        let check = move |host: &Arc<Self>, _: &Arc<Work>| {
+            let running = host.served.get(&own)?;
+            host.check_origin_path(&own, &running, "")
+        };
+        self.attended(name, work, check, |_, ()| ())
     }
 
     /// Stops a served volume; it is no longer served afterwards, even if that fails.
@@ -264,6 +298,10 @@ impl EngineHost {
         let drained = self.lanes.watch(work, block, move |state, left| async move {
             let engine = state.engine(number)?;
             engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
+        });
+        let drained = drained.and_then(|()| {
+            let before = "the dirty blocks were written, but not to where the path leads: ";
+            self.check_origin_path(name, &running, before)
         });
         self.served.phase(name, VolumeState::Running);
         if drained.is_ok() && dirty > 0 {

@@ -145,6 +145,12 @@ fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
             out.number(&[volume.name.as_str(), state.name()], u64::from(volume.state == state));
         }
     }
+    out.begin(&the::DISPLACED);
+    for volume in volumes.iter().filter(|volume| volume.state.has_counts()) {
+        let name = volume.name.as_str();
+        out.number(&[name, "origin"], u64::from(volume.origin.displaced.is_some()));
+        out.number(&[name, "cache"], u64::from(volume.cache.displaced.is_some()));
+    }
     let mut each = |metric, number: &dyn Fn(&VolumeReport) -> Option<f64>| {
         out.begin(metric);
         for volume in volumes {

@@ -47,6 +47,7 @@ metrics! {
     CACHED "forebay_volume_cached_bytes" Gauge "bytes" ["volume"] "Cached blocks, clean and dirty";
     DIRTY "forebay_volume_dirty_bytes" Gauge "bytes" ["volume"] "Blocks that are newer than the origin";
     LOST "forebay_volume_lost_bytes" Gauge "bytes" ["volume"] "Dirty data that cannot be read any more";
+    DISPLACED "forebay_volume_device_displaced" Gauge "" ["volume", "device"] "Whether the path of the device leads to something else or nowhere, so that its content may be lost when the volume stops";
     ORIGIN_REFUSES "forebay_volume_refused_bytes" Gauge "bytes" ["volume"] "Dirty data that the origin does not take, although it takes other writes";
     ORIGIN_WRITES_FAIL "forebay_volume_origin_writes_fail" Gauge "" ["volume"] "Whether writes to the origin or syncs of it fail at the moment";
     WAITS "forebay_volume_device_wait_seconds" Gauge "seconds" ["volume"] "How long the start or stop of the volume has waited for a device that does not answer";

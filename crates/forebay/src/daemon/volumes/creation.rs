@@ -155,7 +155,7 @@ impl Volumes {
         let entry = self.remembered(volume);
         let volume = entry.volume.clone();
         let stored = self.state.put(entry).inspect_err(|_| {
-            if let Err(error) = self.host.stop(&volume, work) {
+            if let Err(error) = self.host.stop(&volume, true, work) {
                 tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
             }
         });

@@ -1,5 +1,6 @@
 //! Volumes with devices, over a fake host and a fake front end.
 
+use forebay_admin::StopRequest as Stopping;
 use forebay_admin::{
     Assignments, CreateRequest, OperationId, SetRequest, StartRequest, VolumeState,
 };
@@ -100,7 +101,7 @@ fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
     assert_eq!(daemon.export(), there);
     daemon.set("idle=5s").expect("good");
     assert_eq!(daemon.export(), there);
-    daemon.end(daemon.volumes.stop(&name(), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name(), Stopping::default())).expect("good");
     assert_eq!(daemon.export().0, None);
     assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
     daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
@@ -118,7 +119,7 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
     daemon.create("fuse").expect("good");
     daemon.fails(Some("withdraw"));
     for refused in [
-        daemon.end(daemon.volumes.stop(&name(), false)),
+        daemon.end(daemon.volumes.stop(&name(), Stopping::default())),
         daemon.end(daemon.volumes.delete(&name(), false, false)),
         daemon.end(daemon.volumes.delete(&name(), true, false)),
         daemon.set("export=nbd idle=7s"),
@@ -129,7 +130,9 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
     }
     let idle = daemon.volumes.show(&name(), Count::Fresh).expect("known").settings.idle;
     assert_eq!(idle, Duration::from_secs(10));
-    daemon.end(daemon.volumes.stop(&name(), true)).expect("by force");
+    daemon
+        .end(daemon.volumes.stop(&name(), Stopping { force: true, abandon: false }))
+        .expect("by force");
     assert_eq!(daemon.state(), VolumeState::Stopped);
 }
 
@@ -188,7 +191,7 @@ fn auto_takes_the_best_device_of_the_host_and_keeps_the_one_it_has() {
     daemon.set("idle=7s").expect("good");
     daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("served already");
     assert_eq!(kinds(), (false, true));
-    daemon.end(daemon.volumes.stop(&name(), false)).expect("good");
+    daemon.end(daemon.volumes.stop(&name(), Stopping::default())).expect("good");
     daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
     assert_eq!(kinds(), (true, false));
     // A device that is listed is enough, and stays when it is not listed any more.
@@ -234,7 +237,7 @@ fn a_refusal_by_one_front_end_leaves_the_exports_of_the_others() {
     daemon.create("fuse,ublk").expect("good");
     daemon.ublk.fails(Some("withdraw"));
     for refused in [
-        daemon.end(daemon.volumes.stop(&name(), false)),
+        daemon.end(daemon.volumes.stop(&name(), Stopping::default())),
         daemon.end(daemon.volumes.delete(&name(), false, false)),
         daemon.set("export=nbd"),
     ] {

@@ -134,10 +134,12 @@ impl Volumes {
             .unwrap_or_default();
         let device = |trouble: Trouble| match trouble {
             Trouble::CacheFailed
+            | Trouble::CacheDisplaced
             | Trouble::CacheHangs
             | Trouble::CacheErrors
             | Trouble::DataLost => &cache,
             Trouble::OriginFenced
+            | Trouble::OriginDisplaced
             | Trouble::OriginShrunk
             | Trouble::OriginReadOnly
             | Trouble::OriginFailed

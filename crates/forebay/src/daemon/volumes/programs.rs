@@ -9,7 +9,7 @@ use forebay_admin::{ApiError, ErrorKind, VolumeReport, VolumeState};
 use super::ranges::is_fill;
 use super::{PATIENCE, Volumes};
 use crate::daemon::hand_over::{self, Items};
-use crate::daemon::host_api::Count;
+use crate::daemon::host_api::{Count, not_found_next};
 use crate::daemon::signals::{End, StopRequest};
 
 /// The programs of this process, present, past and next.
@@ -65,12 +65,16 @@ impl Volumes {
     /// requests wait, and hold up the change of programs.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`].
+    /// [`ErrorKind::Busy`], or [`ErrorKind::DataAtRisk`] if the path of one leads elsewhere.
     fn check_devices(&self) -> Result<(), ApiError> {
+        self.host.look_at_paths();
         let hangs = |report: &VolumeReport| {
             report.state == VolumeState::Degraded || self.is_hung(&report.name)
         };
         let Some(report) = self.list(Count::Known).into_iter().find(hangs) else { return Ok(()) };
+        if let Some(displaced) = report.origin.displaced.or(report.cache.displaced) {
+            return Err(not_found_next(&displaced.message));
+        }
         let message = format!(
             "a device of '{}' has failed or does not answer; mend it, or stop the volume first",
             report.name

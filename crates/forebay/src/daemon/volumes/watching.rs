@@ -118,6 +118,7 @@ impl Volumes {
         let thread = std::thread::Builder::new().name("watcher".to_owned());
         let spawned = thread.spawn(move || {
             while stop.wait_for(LOOK_EVERY).is_none() {
+                this.host.look_at_paths();
                 this.host.catch_up();
                 this.look();
                 log::sweep();

@@ -1,0 +1,106 @@
+//! What was seen last of the paths of devices, and in which words an operator reads it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_device::{Device, Displaced, DisplacedKind};
+use forebay_engine::{Cache, Volume};
+
+/// What was seen last of the path of one device.
+pub(super) struct Seen {
+    found: Mutex<Option<Displaced>>,
+    /// A thread looks, and may hang.
+    is_looking: AtomicBool,
+}
+
+/// What was seen last of the paths of a volume's devices.
+pub(super) struct Paths {
+    cache: Seen,
+    origin: Seen,
+}
+
+/// A device of a volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Cache,
+    Origin,
+}
+
+impl Role {
+    pub(super) const BOTH: [Role; 2] = [Role::Origin, Role::Cache];
+
+    /// Returns what a file is called that takes this role.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Role::Cache => "cache device",
+            Role::Origin => "origin",
+        }
+    }
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        let seen = || Seen { found: Mutex::default(), is_looking: AtomicBool::new(false) };
+        Paths { cache: seen(), origin: seen() }
+    }
+}
+
+impl Seen {
+    pub(super) fn get(&self) -> Option<Displaced> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks, and returns what is seen. May hang.
+    pub(super) fn look(&self, device: &dyn Device) -> Option<Displaced> {
+        let found = device.displaced();
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&found);
+        found
+    }
+
+    /// Looks, unless another thread does.
+    pub(super) fn look_alone(&self, device: &dyn Device) {
+        if !self.is_looking.swap(true, Ordering::Acquire) {
+            self.look(device);
+            self.is_looking.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Paths {
+    pub(super) fn of(&self, role: Role) -> &Seen {
+        match role {
+            Role::Cache => &self.cache,
+            Role::Origin => &self.origin,
+        }
+    }
+}
+
+pub(super) fn device<'a>(role: Role, cache: &'a Cache, volume: &'a Volume) -> &'a Arc<dyn Device> {
+    match role {
+        Role::Cache => cache.store.device(),
+        Role::Origin => &volume.origin,
+    }
+}
+
+/// Returns what happened to a device, and the way out.
+pub(super) fn sentence(role: Role, name: &str, found: &Displaced, volume: &str) -> String {
+    let Displaced { kind, what, readable_at } = found;
+    let copy = |fd: &Path| format!("'cp --sparse=always {} FILE'", fd.display());
+    let way_out = match (role, kind) {
+        (Role::Origin, DisplacedKind::Moved) => {
+            format!("move it back, or give up its path with 'forebay stop --abandon {volume}'")
+        }
+        (Role::Origin, _) => format!(
+            "its content is lost when the volume stops: write all to it with 'forebay flush {volume}', copy it with {}, and then 'forebay stop --abandon {volume}'",
+            copy(readable_at)
+        ),
+        (Role::Cache, DisplacedKind::Moved) => format!(
+            "move it back; 'forebay flush {volume}' writes to the origin what only the cache has"
+        ),
+        (Role::Cache, _) => format!(
+            "its content is lost when the volume stops, which writes dirty blocks to the origin first; then delete the volume and create it again"
+        ),
+    };
+    format!("the {} {name} {what}; {way_out}", role.name())
+}
