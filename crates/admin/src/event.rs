@@ -90,6 +90,7 @@ kinds! {
     RecoveredAfterCrash "recovered-after-crash" Info "A cache was not closed in order, and its content was recovered from its log. `milliseconds`.";
     SlowDevice "slow-device" Warning "A device does not answer. The `device` of the event names it if a start or stop waits for it.";
     Degraded "degraded" Warning "Requests to a device of a volume fail or hang; the volume is served as far as possible. `cause`: `cache-failed` (nothing new is written to it), `cache-errors`, `cache-hangs`, `origin-failed`, `origin-hangs`, `origin-shrunk`, `origin-read-only`, `origin-displaced` and `cache-displaced` (the path leads elsewhere), `origin-fenced` or `data-lost`; `error`.";
+    ExportLost "export-lost" Warning "Another program has ended the block device of a volume; the volume gets another device. `former`: the device that it had.";
     Recovered "recovered" Info "A volume that was degraded is served normally again. `seconds`: how long it was degraded.";
     DataLost "data-lost" Error "Dirty blocks cannot be read any more. `ranges` and `bytes`: all that is lost of the volume.";
     OperationFailed "operation-failed" Warning "A command on a volume failed. `verb`, `error`.";

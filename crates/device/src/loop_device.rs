@@ -98,6 +98,17 @@ impl LoopNumber {
     pub fn sysfs(self) -> PathBuf {
         PathBuf::from(format!("/sys/block/loop{}", self.0))
     }
+
+    /// Returns the sequence number of the device, which changes whenever it gets a file, and is given out once.
+    /// Kernels before 5.15 have none.
+    pub fn sequence(self) -> Option<u64> {
+        std::fs::read_to_string(self.sysfs().join("diskseq")).ok()?.trim().parse().ok()
+    }
+
+    /// Returns whether the device has a file, and got it when it got this sequence number.
+    pub fn is(self, sequence: Option<u64>) -> bool {
+        self.sequence() == sequence && self.sysfs().join("loop/backing_file").exists()
+    }
 }
 
 /// How to attach a file.
@@ -111,11 +122,17 @@ pub struct LoopOptions<'a> {
     pub name: &'a Path,
 }
 
-/// Attaches a file, with direct I/O, to a loop device that is free.
+/// Attaches a file, with direct I/O, to a loop device that is free. `before` is called with its number before it has
+/// the file, and `undo` if another process was faster.
 ///
 /// # Errors
 /// There are no loop devices, or they may not be used, or the file does not support direct I/O.
-pub fn attach(file: impl AsFd, options: LoopOptions<'_>) -> io::Result<LoopNumber> {
+pub fn attach(
+    file: impl AsFd,
+    options: LoopOptions<'_>,
+    before: impl Fn(LoopNumber),
+    undo: impl Fn(LoopNumber),
+) -> io::Result<LoopNumber> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     let mut file_name = [0; NAME];
     let bytes = options.name.as_os_str().as_encoded_bytes();
@@ -146,6 +163,7 @@ pub fn attach(file: impl AsFd, options: LoopOptions<'_>) -> io::Result<LoopNumbe
         // SAFETY: the opcode belongs to this device, and `GetFree` says how its result is read.
         let number = LoopNumber(unsafe { ioctl(&control, GetFree)? });
         let device = open(number, true)?;
+        before(number);
         // SAFETY: for this opcode the kernel reads a `struct loop_config`, whose layout `Config` has.
         let request = unsafe { Setter::<CONFIGURE, Config>::new(config) };
         // SAFETY: the request is made for loop devices, and this is one. The descriptor in it stays
@@ -153,8 +171,11 @@ pub fn attach(file: impl AsFd, options: LoopOptions<'_>) -> io::Result<LoopNumbe
         match unsafe { ioctl(&device, request) } {
             Ok(()) => return Ok(number),
             // Another process was faster.
-            Err(Errno::BUSY) => {}
-            Err(error) => return Err(error.into()),
+            Err(Errno::BUSY) => undo(number),
+            Err(error) => {
+                undo(number);
+                return Err(error.into());
+            }
         }
     }
     Err(Errno::BUSY.into())
@@ -188,12 +209,30 @@ fn status(device: BorrowedFd<'_>) -> io::Result<Info> {
     Ok(unsafe { ioctl(device, request)? })
 }
 
-/// Detaches a loop device from its file, or has the kernel do so when its last user is gone.
+/// Returns the number of the filesystem that the file of a loop device is on, like `0:43`, and the sequence number of
+/// the device: see [`LoopNumber::sequence`]. Both belong to the same file, whatever other processes do.
 ///
 /// # Errors
 /// It has no file, or may not be used.
-pub fn detach(number: LoopNumber) -> io::Result<()> {
+pub fn file_system(number: LoopNumber) -> io::Result<(String, Option<u64>)> {
+    // As long as this is open, the device keeps its file.
     let device = open(number, false)?;
+    let info = status(device.as_fd())?;
+    let (major, minor) = (rustix::fs::major(info.device), rustix::fs::minor(info.device));
+    Ok((format!("{major}:{minor}"), number.sequence()))
+}
+
+/// Detaches a loop device from its file, or has the kernel do so when its last user is gone. With `sequence`, only if
+/// the device still has that, see [`LoopNumber::sequence`].
+///
+/// # Errors
+/// It has no file, or another one (`NXIO`), or may not be used.
+pub fn detach(number: LoopNumber, sequence: Option<u64>) -> io::Result<()> {
+    // As long as this is open, the device keeps its file.
+    let device = open(number, false)?;
+    if sequence.is_some() && number.sequence() != sequence {
+        return Err(Errno::NXIO.into());
+    }
     // SAFETY: this opcode takes no argument.
     let request = unsafe { NoArg::<CLEAR>::new() };
     // SAFETY: the request is made for loop devices, and this is one.

@@ -105,6 +105,13 @@ pub trait FrontEnd: Send + Sync {
         None
     }
 
+    /// Returns the volumes whose devices were ended by another program than this one, so that their numbers lead to
+    /// something else or nothing; links to them are removed. [`FrontEnd::publish`] gives them new ones. Called off
+    /// the lanes, and waits for nothing.
+    fn lost(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Releases the addresses so that another process can claim them. Called after all lanes have
     /// drained.
     fn release(&self);

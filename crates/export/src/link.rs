@@ -5,8 +5,15 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use forebay_device::loop_device::{self, LoopNumber};
+
+use crate::mounts::mounts;
+
 /// Where they are.
 const DIR: &str = "/dev/forebay";
+
+/// The type of the file systems below loop devices of daemons.
+const FUSE: &str = "fuse.forebay";
 
 /// Makes `/dev/forebay/VOLUME`. `None`: that is impossible here, or the link belongs to another daemon.
 pub fn make(volume: &str, device: &Path) -> Option<PathBuf> {
@@ -49,15 +56,24 @@ fn target(link: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Whether a device is there, and if it is a loop device or one of NBD, is set up.
+/// Whether a device is one of a daemon: a link that another program's device got with its number leads nowhere.
 fn is_used(device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let sysfs = Path::new("/sys/block").join(name);
     let name = name.as_encoded_bytes();
-    if name.starts_with(b"loop") {
-        return sysfs.join("loop/backing_file").exists();
+    if let Some(number) = name.strip_prefix(b"loop") {
+        // Of a daemon that this one sees. A path would say nothing: that is the same in other mount namespaces.
+        let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+        let found = number.and_then(|it| loop_device::file_system(LoopNumber(it)).ok());
+        return found.is_some_and(|(file_system, _)| {
+            mounts().iter().any(|mount| mount.kind == FUSE && mount.device == file_system)
+        });
     }
-    if name.starts_with(b"nbd") { sysfs.join("pid").exists() } else { sysfs.exists() }
+    match name.starts_with(b"nbd") {
+        true => fs::read_to_string(sysfs.join("backend"))
+            .is_ok_and(|text| text.starts_with("forebay ") && sysfs.join("pid").exists()),
+        false => sysfs.exists(),
+    }
 }
 
 /// Returns the link with the name of a volume if it leads to this device.
@@ -72,6 +88,13 @@ pub fn remove(link: &Path, device: &Path) {
         let _ = fs::remove_file(link);
         // Only the last one succeeds.
         let _ = fs::remove_dir(DIR);
+    }
+}
+
+/// Removes the link with the name of a volume if it leads to this device.
+pub fn remove_of(volume: &str, device: &Path) {
+    if let Some(link) = find(volume, device) {
+        remove(&link, device);
     }
 }
 

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use forebay_core::SECTOR_SIZE;
 use forebay_device::fuse::{clone_connection, open_connection};
-use forebay_device::loop_device::LoopNumber;
+use forebay_device::loop_device::{self, LoopNumber};
 use forebay_engine::{ExportError, ExportErrorKind};
 use forebay_export::errors::{busy, failed};
+use forebay_export::mounts::{Mount, mounts};
 use forebay_export::sync::sync;
 use forebay_export::{Users, link};
 use parking_lot::Mutex;
@@ -29,6 +30,7 @@ use crate::errors::refused;
 use crate::helper::Task;
 use crate::inherited::LeftExport;
 use crate::keeping::Keeping;
+use crate::marks::{Mark, Marks};
 use crate::stale::FS_TYPE;
 
 /// How long attaching a loop device may take; nothing in it waits for a device.
@@ -38,11 +40,19 @@ const LETTING_GO: Duration = Duration::from_secs(5);
 /// How often that is checked.
 const STEP: Duration = Duration::from_millis(10);
 
+/// What exports are made with.
+#[derive(Clone, Copy)]
+pub(crate) struct Tools<'a> {
+    pub(crate) board: &'a Board,
+    pub(crate) keeping: &'a Keeping,
+    pub(crate) marks: &'a Marks,
+}
+
 /// An exported volume.
 pub(crate) struct Export {
     volume: String,
     file: PathBuf,
-    number: LoopNumber,
+    mark: Mark,
     link: Option<PathBuf>,
     /// Another daemon can go on with it.
     outlives: bool,
@@ -72,30 +82,32 @@ impl Export {
     pub(crate) fn begin(
         dir: &Path,
         volume: &str,
-        (board, keeping): (&Board, &Keeping),
+        tools: Tools<'_>,
         io_uring: bool,
     ) -> Result<Self, ExportError> {
         let connection = open_connection().map_err(|error| refused("/dev/fuse", error))?;
         let file = dir.join(volume);
+        tools.marks.begin(volume).map_err(|error| failed("the state directory", error))?;
         let mounted = mount_file(&connection, file.clone())?;
-        let (facts, ended) = serve(volume, vec![connection], (board, keeping), io_uring)?;
-        let attached = attach(&file, &facts);
-        let number = match attached {
-            Ok(number) => number,
+        let (facts, ended) = serve(volume, vec![connection], tools, io_uring)?;
+        let attached = attach(&file, &facts, tools.marks.names());
+        let mark = match attached {
+            Ok(mark) => mark,
             Err(error) => {
-                keeping.forget(volume);
-                close(board, volume);
+                tools.keeping.forget(volume);
+                close(tools.board, volume);
                 return Err(error);
             }
         };
         std::mem::forget(mounted);
-        let link = link::make(volume, &number.path());
+        tools.marks.made(volume, mark);
+        let link = link::make(volume, &mark.number.path());
         let ended = Mutex::new(ended);
         let FileFacts { outlives, io_uring, .. } = facts;
         let volume = volume.to_owned();
-        let export = Export { volume, file, number, link, outlives, io_uring, ended };
+        let export = Export { volume, file, mark, link, outlives, io_uring, ended };
         if let Err(error) = export.check(&facts) {
-            let _ = export.end((board, keeping), true);
+            let _ = export.end(tools, true);
             return Err(error);
         }
         Ok(export)
@@ -110,13 +122,14 @@ impl Export {
         dir: &Path,
         volume: &str,
         left: LeftExport,
-        (board, keeping): (&Board, &Keeping),
+        tools: Tools<'_>,
     ) -> Result<Self, ExportError> {
-        let LeftExport { number, link, connections, .. } = left;
-        let (facts, ended) = serve(volume, connections, (board, keeping), false)?;
+        let LeftExport { mark, link, connections, .. } = left;
+        let (facts, ended) = serve(volume, connections, tools, false)?;
         let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), facts.outlives);
         let (io_uring, named) = (false, volume.to_owned());
-        let export = Export { volume: named, file, number, link, outlives, io_uring, ended };
+        let export = Export { volume: named, file, mark, link, outlives, io_uring, ended };
+        tools.marks.made(volume, mark);
         if let Err(error) = export.check(&facts) {
             tracing::warn!(volume, "the device is that of the previous program: {error}");
         }
@@ -124,30 +137,37 @@ impl Export {
     }
 
     /// Removes an export of the previous program that nobody serves. Its users get errors.
-    pub(crate) fn abandon(
-        dir: &Path,
-        volume: &str,
-        left: LeftExport,
-        (board, keeping): (&Board, &Keeping),
-    ) {
-        let LeftExport { number, link, connections, kept } = left;
+    pub(crate) fn abandon(dir: &Path, volume: &str, left: LeftExport, tools: Tools<'_>) {
+        let LeftExport { mark, link, connections, kept } = left;
         // From here on the kernel answers the requests that wait, with errors.
         drop(connections);
         if let Some(identity) = kept {
-            keeping.forget_former(volume, &identity);
+            tools.keeping.forget_former(volume, &identity);
         }
         let (_, ended) = channel();
         let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), false);
         let (io_uring, named) = (false, volume.to_owned());
-        let export = Export { volume: named, file, number, link, outlives, io_uring, ended };
-        if let Err(error) = export.end((board, keeping), true) {
+        let export = Export { volume: named, file, mark, link, outlives, io_uring, ended };
+        if let Err(error) = export.end(tools, true) {
             tracing::error!(volume, "its export is left behind: {error}");
         }
     }
 
     /// Returns its loop device.
     pub(crate) fn number(&self) -> LoopNumber {
-        self.number
+        self.mark.number
+    }
+
+    /// Returns whether the loop device was detached, or has another file, without the daemon.
+    pub(crate) fn is_lost(&self) -> bool {
+        !self.mark.is_there()
+    }
+
+    /// Removes the link to a device that is another program's by now.
+    pub(crate) fn unlink(&self) {
+        if let Some(link) = &self.link {
+            link::remove(link, &self.number().path());
+        }
     }
 
     /// Returns whether no other program can go on with it.
@@ -163,16 +183,16 @@ impl Export {
     /// Checks the device against the volume.
     fn check(&self, facts: &FileFacts) -> Result<(), ExportError> {
         let read = |name: &str| {
-            let text = fs::read_to_string(self.number.sysfs().join(name)).unwrap_or_default();
+            let text = fs::read_to_string(self.number().sysfs().join(name)).unwrap_or_default();
             text.trim().parse::<u64>().ok()
         };
         if read("loop/dio") != Some(1) {
-            tracing::warn!(volume = self.volume, device = %self.number.path().display(), "the loop device has no direct I/O: what it writes is kept in memory twice");
+            tracing::warn!(volume = self.volume, device = %self.number().path().display(), "the loop device has no direct I/O: what it writes is kept in memory twice");
         }
         match read("size").map(|sectors| sectors * SECTOR_SIZE) {
             Some(size) if size == facts.size => Ok(()),
             size => {
-                let device = self.number.path();
+                let device = self.number().path();
                 let message = format!(
                     "{} has {size:?} bytes instead of the volume's {}",
                     device.display(),
@@ -187,14 +207,17 @@ impl Export {
     ///
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
-    pub(crate) fn end(
-        &self,
-        (board, keeping): (&Board, &Keeping),
-        force: bool,
-    ) -> Result<(), ExportError> {
-        let device = self.number.path();
+    pub(crate) fn end(&self, tools: Tools<'_>, force: bool) -> Result<(), ExportError> {
+        let device = self.number().path();
         let file = Some(&*self.file);
-        let users = if force { Users::of(&device, file) } else { Users::remaining(&device, file) };
+        // The device may be another program's by now, and so are its users.
+        let users = if self.is_lost() {
+            Users::default()
+        } else if force {
+            Users::of(&device, file)
+        } else {
+            Users::remaining(&device, file)
+        };
         if !users.is_empty() && !force {
             return Err(busy(&self.volume, &device, &users.to_string()));
         }
@@ -206,7 +229,8 @@ impl Export {
         if let Some(link) = &self.link {
             link::remove(link, &device);
         }
-        let task = Task::Detach { number: self.number, force };
+        let Mark { number, sequence } = self.mark;
+        let task = Task::Detach { number, sequence, force };
         match task.run(LETTING_GO) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
                 if self.link.is_some() {
@@ -221,12 +245,13 @@ impl Export {
             Ok(_) => {}
         }
         let end = Instant::now() + LETTING_GO;
-        while users.is_empty() && is_attached(self.number) && Instant::now() < end {
+        while users.is_empty() && self.mark.is_there() && Instant::now() < end {
             std::thread::sleep(STEP);
         }
         self.unmount(end, force || !users.is_empty());
-        keeping.forget(&self.volume);
-        close(board, &self.volume);
+        tools.keeping.forget(&self.volume);
+        tools.marks.forget(&self.volume, number);
+        close(tools.board, &self.volume);
         let left = end.saturating_duration_since(Instant::now()).max(STEP);
         if self.ended.lock().recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
@@ -239,9 +264,9 @@ impl Export {
 
     /// Leaves it to the next daemon if that can go on with it and somebody uses it. Returns whether it is left.
     pub(crate) fn leave(&self, board: &Board) -> bool {
-        let (device, file) = (self.number.path(), Some(&*self.file));
+        let (device, file) = (self.number().path(), Some(&*self.file));
         let users = Users::of(&device, file);
-        if !self.outlives || users.is_empty() {
+        if !self.outlives || users.is_empty() || self.is_lost() {
             return false;
         }
         // The service may be stopped for good.
@@ -282,10 +307,11 @@ impl Export {
 fn serve(
     volume: &str,
     mut fds: Vec<OwnedFd>,
-    (board, keeping): (&Board, &Keeping),
+    tools: Tools<'_>,
     io_uring: bool,
 ) -> Result<(FileFacts, Receiver<()>), ExportError> {
     // A descriptor without requests in flight can be closed while others remain.
+    let Tools { board, keeping, .. } = tools;
     fds.truncate(board.lanes());
     for _ in fds.len()..board.lanes() {
         let cloned = fds.first().map(clone_connection);
@@ -346,13 +372,18 @@ fn mount_file(connection: &OwnedFd, file: PathBuf) -> Result<Mounted, ExportErro
 }
 
 /// Attaches a loop device to the mounted file.
-fn attach(file: &Path, facts: &FileFacts) -> Result<LoopNumber, ExportError> {
-    let (sector, read_only) = (facts.sector, facts.read_only);
-    let task = Task::Attach { file: file.to_owned(), sector, read_only };
-    task.run(ATTACHING).map_err(|error| refused("/dev/loop-control", error))
-}
-
-/// Returns whether a loop device has a file.
-fn is_attached(number: LoopNumber) -> bool {
-    number.sysfs().join("loop/backing_file").exists()
+fn attach(file: &Path, facts: &FileFacts, names: &Path) -> Result<Mark, ExportError> {
+    let FileFacts { sector, read_only, .. } = *facts;
+    let (file_name, names) = (file.to_owned(), names.to_owned());
+    let task = Task::Attach { file: file_name, sector, read_only, names };
+    let attached = task.run(ATTACHING).and_then(|number| {
+        let (found, sequence) = loop_device::file_system(number)?;
+        let is_ours = |mount: &Mount| mount.point == *file && mount.device == found;
+        match mounts().iter().any(is_ours) {
+            true => Ok(Mark { number, sequence }),
+            // It was detached and attached again meanwhile.
+            false => Err(Errno::BUSY.into()),
+        }
+    });
+    attached.map_err(|error| refused("/dev/loop-control", error))
 }

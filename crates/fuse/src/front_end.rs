@@ -21,9 +21,10 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::board::Board;
 use crate::errors::refused;
-use crate::export::Export;
+use crate::export::{Export, Tools};
 use crate::inherited::{self, Inherited, LeftExport};
 use crate::keeping::Keeping;
+use crate::marks::Marks;
 use crate::server::Server;
 use crate::stale;
 
@@ -33,6 +34,7 @@ pub struct FuseFrontEnd {
     memory: Arc<MemoryBudget>,
     board: Arc<Board>,
     keeping: Keeping,
+    marks: Marks,
     /// Requests come through io_uring where the kernel allows it.
     io_uring: bool,
     state: Mutex<State>,
@@ -51,21 +53,25 @@ impl FuseFrontEnd {
     /// Starts with the exports that the previous program has handed over, or with those of a former daemon of
     /// which `store` has kept the connections; then it removes others in `dir` that a killed daemon has left.
     /// Requests share `memory`. With `io_uring` they come through the lanes' rings where the kernel allows that,
-    /// which is faster; such devices end with the program.
+    /// which is faster; such devices end with the program. Notes about devices are in `notes`; in `names` is a link
+    /// for each device, with the name of its volume, for udev.
     pub fn claim(
         dir: &Path,
+        (notes, names): (&Path, &Path),
         memory: Arc<MemoryBudget>,
         items: Vec<HandedOver>,
         (store, identify): (Option<Arc<dyn DescriptorStore>>, Identify),
         io_uring: bool,
     ) -> Self {
-        let Inherited { lock, exports: left, useless } = Inherited::new(dir, items);
+        let marks = Marks::new(notes, names);
+        let Inherited { lock, exports: left, useless } = Inherited::new(dir, items, &marks);
         let handed_over = lock.is_some();
         let front_end = FuseFrontEnd {
             dir: dir.to_owned(),
             memory,
             board: Arc::default(),
             keeping: Keeping::new(store, identify),
+            marks,
             io_uring,
             state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
@@ -74,12 +80,13 @@ impl FuseFrontEnd {
             front_end.keeping.forget_former(&volume, &identity);
         }
         // A directory that another daemon uses is reported when a volume is to be exported there.
-        if !handed_over && dir.exists() {
+        if handed_over || dir.exists() {
             let mut state = front_end.state.lock();
             match front_end.lock(&mut state) {
                 Ok(()) => {
+                    // What was handed over is kept, but for files whose devices other programs have ended.
                     let left = |file: &Path| state.left.keys().any(|name| dir.join(name) == file);
-                    stale::clean(dir, left);
+                    stale::clean(dir, &front_end.marks, left);
                 }
                 Err(_) => state.left.clear(),
             }
@@ -87,9 +94,8 @@ impl FuseFrontEnd {
         front_end
     }
 
-    /// What exports are made with.
-    fn tools(&self) -> (&Board, &Keeping) {
-        (&self.board, &self.keeping)
+    fn tools(&self) -> Tools<'_> {
+        Tools { board: &self.board, keeping: &self.keeping, marks: &self.marks }
     }
 
     /// Makes sure that no other daemon uses the directory.
@@ -146,7 +152,7 @@ impl FrontEnd for FuseFrontEnd {
     fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
         let left = self.state.lock().left.remove(volume);
         if let Some(left) = left {
-            if self.keeping.revive(volume, &left) {
+            if left.mark.is_there() && self.keeping.revive(volume, &left) {
                 let export = Export::resume(&self.dir, volume, left, self.tools())?;
                 tracing::info!(volume, device = %export.number().path().display(), "served again");
                 self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
@@ -154,13 +160,15 @@ impl FrontEnd for FuseFrontEnd {
             }
             Export::abandon(&self.dir, volume, left, self.tools());
         }
-        {
-            let mut state = self.state.lock();
-            if state.exports.contains_key(volume) {
+        let known = self.state.lock().exports.get(volume).cloned();
+        if let Some(export) = known {
+            if !export.is_lost() {
                 return Ok(());
             }
-            self.prepare(&mut state)?;
+            export.end(self.tools(), true)?;
+            self.state.lock().exports.remove(volume);
         }
+        self.prepare(&mut self.state.lock())?;
         // Not under the lock: reports must not wait for it.
         let io_uring = self.io_uring && forebay_device::fuse::is_enabled();
         if self.io_uring && !io_uring {
@@ -182,7 +190,7 @@ impl FrontEnd for FuseFrontEnd {
                 && !force
             {
                 let waiting = "waiting for the volume to be served again";
-                return Err(busy(volume, &left.number.path(), waiting));
+                return Err(busy(volume, &left.mark.number.path(), waiting));
             }
             let left = state.left.remove(volume);
             drop(state);
@@ -229,6 +237,16 @@ impl FrontEnd for FuseFrontEnd {
         Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
     }
 
+    fn lost(&self) -> Vec<String> {
+        let all: Vec<_> = self.state.lock().exports.clone().into_iter().collect();
+        let lost = all.into_iter().filter(|(_, export)| export.is_lost());
+        lost.map(|(volume, export)| {
+            export.unlink();
+            volume
+        })
+        .collect()
+    }
+
     fn device(&self, volume: &str) -> Option<ExportedDevice> {
         let state = self.state.lock();
         let export = state.exports.get(volume)?;
@@ -250,7 +268,7 @@ impl FrontEnd for FuseFrontEnd {
         }
         // Those that were never served again by this program either.
         for (volume, left) in std::mem::take(&mut state.left) {
-            items.push(inherited::export(&volume, left.number, left.link.as_deref()));
+            items.push(inherited::export(&volume, left.mark.number, left.link.as_deref()));
             let connections = left.connections.into_iter();
             items.extend(connections.map(|fd| inherited::connection(&volume, fd)));
         }

@@ -27,11 +27,15 @@ pub enum Task {
         sector: u32,
         /// Refuse writes.
         read_only: bool,
+        /// Where a link with the name of the device, to that of the volume, is made before it has the file.
+        names: PathBuf,
     },
     /// Detach a loop device.
     Detach {
         /// The device.
         number: LoopNumber,
+        /// Its sequence number; a device that has got another one by now is left alone.
+        sequence: Option<u64>,
         /// Even if it is in use; the kernel then waits for its last user.
         force: bool,
     },
@@ -39,32 +43,43 @@ pub enum Task {
 
 impl Task {
     /// Returns the arguments behind the verb.
-    fn arguments(&self) -> [OsString; 3] {
+    fn arguments(&self) -> [OsString; 4] {
         let flag = |set: bool, word: &str| if set { word.into() } else { "".into() };
         match self {
-            Task::Attach { file, sector, read_only } => {
+            Task::Attach { file, sector, read_only, names } => {
                 let word = if *read_only { READ_ONLY } else { READ_WRITE };
-                [word.into(), file.into(), sector.to_string().into()]
+                [word.into(), file.into(), sector.to_string().into(), names.into()]
             }
-            Task::Detach { number, force } => {
-                ["detach".into(), number.0.to_string().into(), flag(*force, "force")]
+            Task::Detach { number, sequence, force } => {
+                let sequence = sequence.map_or_else(String::new, |sequence| sequence.to_string());
+                let number = number.0.to_string();
+                ["detach".into(), number.into(), flag(*force, "force"), sequence.into()]
             }
         }
     }
 
     /// Parses the arguments behind the verb.
     pub fn parse(arguments: &[OsString]) -> Option<Self> {
-        let [word, what, flag] = arguments else { return None };
+        let [word, what, flag, last] = arguments else { return None };
         let flag = flag.to_str()?;
         let word = word.to_str()?;
         match (word, flag) {
             (READ_WRITE | READ_ONLY, sector) => {
                 let (file, sector) = (what.into(), sector.parse().ok()?);
-                Some(Task::Attach { file, sector, read_only: word == READ_ONLY })
+                Some(Task::Attach {
+                    file,
+                    sector,
+                    read_only: word == READ_ONLY,
+                    names: last.into(),
+                })
             }
             ("detach", "" | "force") => {
                 let number = LoopNumber(what.to_str()?.parse().ok()?);
-                Some(Task::Detach { number, force: !flag.is_empty() })
+                let sequence = match last.to_str()? {
+                    "" => None,
+                    text => Some(text.parse().ok()?),
+                };
+                Some(Task::Detach { number, sequence, force: !flag.is_empty() })
             }
             _ => None,
         }
@@ -76,8 +91,10 @@ impl Task {
     /// That of the system.
     pub fn execute(&self) -> io::Result<u32> {
         let number = match self {
-            Task::Attach { file, sector, read_only } => attach(file, *sector, *read_only),
-            Task::Detach { number, force } => detach(*number, *force),
+            Task::Attach { file, sector, read_only, names } => {
+                attach(file, *sector, *read_only, names)
+            }
+            Task::Detach { number, sequence, force } => detach(*number, *sequence, *force),
         };
         number.map(|number| number.0)
     }
@@ -91,17 +108,41 @@ impl Task {
     }
 }
 
-fn attach(file: &Path, sector: u32, read_only: bool) -> io::Result<LoopNumber> {
+fn attach(file: &Path, sector: u32, read_only: bool, names: &Path) -> io::Result<LoopNumber> {
     let opened = OpenOptions::new()
         .read(true)
         .write(!read_only)
         .custom_flags(OFlags::DIRECT.bits().cast_signed())
         .open(file)?;
     let options = LoopOptions { sector, read_only, name: file };
-    loop_device::attach(&opened, options)
+    let volume = file.file_name().unwrap_or_default();
+    // udev learns the name before it sees the device.
+    let before = |number| name(names, number, Path::new(volume));
+    loop_device::attach(&opened, options, before, |number| unname(names, number))
 }
 
-fn detach(number: LoopNumber, force: bool) -> io::Result<LoopNumber> {
+/// Notes whose device this is. No other user can write there.
+pub(crate) fn name(names: &Path, number: LoopNumber, volume: &Path) {
+    let link = name_of(names, number);
+    let _ = std::fs::create_dir(names);
+    let _ = std::fs::remove_file(&link);
+    // Without it udev does not know the device by the name of the volume.
+    let _ = std::os::unix::fs::symlink(volume, link);
+}
+
+/// Removes that note.
+pub(crate) fn unname(names: &Path, number: LoopNumber) {
+    let _ = std::fs::remove_file(name_of(names, number));
+    // Only the last one succeeds.
+    let _ = std::fs::remove_dir(names);
+}
+
+/// Returns where it is.
+pub(crate) fn name_of(names: &Path, number: LoopNumber) -> PathBuf {
+    names.join(format!("loop{}", number.0))
+}
+
+fn detach(number: LoopNumber, sequence: Option<u64>, force: bool) -> io::Result<LoopNumber> {
     // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because it is in
     // another namespace, is found here.
     let exclusive = OpenOptions::new()
@@ -109,12 +150,15 @@ fn detach(number: LoopNumber, force: bool) -> io::Result<LoopNumber> {
         .custom_flags(OFlags::EXCL.bits().cast_signed())
         .open(number.path());
     if !force {
+        if !number.is(sequence) {
+            return Ok(number);
+        }
         exclusive.as_ref().map_err(|error| {
             io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(Errno::BUSY.raw_os_error()))
         })?;
     }
-    match loop_device::detach(number) {
-        // Nothing is attached any more.
+    match loop_device::detach(number, sequence) {
+        // Nothing is attached any more, or the file of another program.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => Ok(number),
         result => result.map(|()| number),
     }
@@ -128,14 +172,26 @@ mod tests {
     fn tasks_read_back() {
         let number = LoopNumber(12);
         for task in [
-            Task::Attach { file: "/run/x y".into(), sector: 512, read_only: false },
-            Task::Attach { file: "/run/x".into(), sector: 4096, read_only: true },
-            Task::Detach { number, force: false },
-            Task::Detach { number, force: true },
+            Task::Attach {
+                file: "/run/x y".into(),
+                sector: 512,
+                read_only: false,
+                names: "/run/n".into(),
+            },
+            Task::Attach {
+                file: "/run/x".into(),
+                sector: 4096,
+                read_only: true,
+                names: "/run/n m".into(),
+            },
+            Task::Detach { number, sequence: None, force: false },
+            Task::Detach { number, sequence: Some(u64::MAX), force: true },
         ] {
             assert_eq!(Task::parse(&task.arguments()), Some(task));
         }
-        for bad in [["attach", "/x", "force"], ["detach", "x", ""]] {
+        for bad in
+            [["attach", "/x", "force", "/n"], ["detach", "x", "", "1"], ["detach", "1", "", "x"]]
+        {
             assert_eq!(Task::parse(&bad.map(Into::into)), None);
         }
         assert_eq!(Task::parse(&[]), None);

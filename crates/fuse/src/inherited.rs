@@ -10,6 +10,7 @@ use forebay_device::loop_device::LoopNumber;
 use forebay_engine::HandedOver;
 use forebay_export::link;
 
+use crate::marks::{Mark, Marks};
 use crate::stale;
 
 /// Label of the directory's lock: its path.
@@ -48,7 +49,7 @@ pub(crate) fn directory(dir: &Path, lock: OwnedFd) -> HandedOver {
 /// A file with its loop device that the previous program has served.
 #[derive(Debug)]
 pub(crate) struct LeftExport {
-    pub(crate) number: LoopNumber,
+    pub(crate) mark: Mark,
     pub(crate) link: Option<PathBuf>,
     /// Descriptors of the connection, at least one.
     pub(crate) connections: Vec<OwnedFd>,
@@ -71,7 +72,7 @@ pub(crate) struct Inherited {
 impl Inherited {
     /// Takes what belongs to `dir` out of what was handed over. Anything else is closed: its users get
     /// errors.
-    pub(crate) fn new(dir: &Path, items: Vec<HandedOver>) -> Self {
+    pub(crate) fn new(dir: &Path, items: Vec<HandedOver>, marks: &Marks) -> Self {
         let mut inherited = Inherited::default();
         let mut connections: BTreeMap<String, Vec<OwnedFd>> = BTreeMap::new();
         let mut kept: BTreeMap<(String, String), Vec<OwnedFd>> = BTreeMap::new();
@@ -93,8 +94,11 @@ impl Inherited {
                 ([EXPORT, volume, number, link @ ..], None) => {
                     let Ok(number) = number.parse().map(LoopNumber) else { continue };
                     let link = link.first().map(PathBuf::from);
-                    let left = LeftExport { number, link, connections: Vec::new(), kept: None };
-                    inherited.exports.insert((*volume).to_owned(), left);
+                    // `None`: detached meanwhile, and another program's.
+                    if let Some(mark) = marks.recognise(volume, number) {
+                        let left = LeftExport { mark, link, connections: Vec::new(), kept: None };
+                        inherited.exports.insert((*volume).to_owned(), left);
+                    }
                 }
                 _ => {
                     tracing::warn!(
@@ -120,7 +124,7 @@ impl Inherited {
             whole
         });
         for ((volume, identity), connections) in kept {
-            match revived(dir, &volume, identity.clone(), connections) {
+            match revived(dir, &volume, (identity.clone(), connections), marks) {
                 Some(left) => {
                     inherited.exports.insert(volume, left);
                 }
@@ -141,13 +145,13 @@ impl Inherited {
 fn revived(
     dir: &Path,
     volume: &str,
-    identity: String,
-    connections: Vec<OwnedFd>,
+    (identity, connections): (String, Vec<OwnedFd>),
+    marks: &Marks,
 ) -> Option<LeftExport> {
     let file = dir.join(volume);
-    let (number, _) = stale::attached(dir).into_iter().find(|(_, path)| *path == file)?;
-    let link = link::find(volume, &number.path());
-    Some(LeftExport { number, link, connections, kept: Some(identity) })
+    let (mark, _) = stale::attached(dir, marks).into_iter().find(|(_, path)| *path == file)?;
+    let link = link::find(volume, &mark.number.path());
+    Some(LeftExport { mark, link, connections, kept: Some(identity) })
 }
 
 #[cfg(test)]
@@ -174,15 +178,17 @@ mod tests {
         let volumes: Vec<_> = items.iter().map(volume_of).collect();
         let [v, other, none] = [Some("v"), Some("no-connection"), None];
         assert_eq!(volumes, [v, v, v, other, Some("no-export"), none, none]);
-        let inherited = Inherited::new(dir, items);
+        let notes = tempfile::tempdir().expect("a directory");
+        let marks = Marks::new(&notes.path().join("notes"), &notes.path().join("names"));
+        let inherited = Inherited::new(dir, items, &marks);
         assert!(inherited.lock.is_some());
         let names: Vec<_> = inherited.exports.keys().map(String::as_str).collect();
         assert_eq!(names, ["v"]);
         let left = &inherited.exports["v"];
-        assert_eq!((left.number, left.link.as_deref()), (LoopNumber(3), Some(link)));
+        assert_eq!((left.mark.number, left.link.as_deref()), (LoopNumber(3), Some(link)));
         assert_eq!(left.connections.len(), 2);
         // Without the lock another daemon may use the directory.
         let items = vec![connection("v", descriptor()), export("v", LoopNumber(3), None)];
-        assert!(Inherited::new(dir, items).exports.is_empty());
+        assert!(Inherited::new(dir, items, &marks).exports.is_empty());
     }
 }

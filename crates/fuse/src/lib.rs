@@ -7,6 +7,7 @@
 //! - `board`: messages to the lanes
 //! - `export`: the file, the loop device and the link of a volume
 //! - [`helper`]: the steps of that in a process of their own
+//! - `marks`: by which the loop device of a volume is known
 //! - `stale`: the remains of a killed daemon; `inherited`: what the next program goes on with
 //! - [`front_end`]: the interface to the daemon; `errors`: what operators read
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod front_end;
 pub mod helper;
 mod inherited;
 mod keeping;
+mod marks;
 pub mod request;
 mod server;
 mod stale;

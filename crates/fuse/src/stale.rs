@@ -9,13 +9,15 @@ use forebay_export::mounts::mounts;
 use forebay_export::{Users, link};
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::marks::{Mark, Marks};
+
 /// The type of the file systems, by which they are recognised.
 pub(crate) const FS_TYPE: &str = "fuse.forebay";
 
 /// Cleans a directory of files that no daemon uses any more: all that are not `kept`.
-pub(crate) fn clean(dir: &Path, kept: impl Fn(&Path) -> bool) {
+pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
     // The devices first: they are recognised by the paths of their files.
-    for (number, file) in attached(dir) {
+    for (Mark { number, sequence }, file) in attached(dir, marks) {
         if kept(&file) {
             continue;
         }
@@ -26,9 +28,11 @@ pub(crate) fn clean(dir: &Path, kept: impl Fn(&Path) -> bool) {
         }
         // Another daemon may get the device, and link to it, as soon as it is detached.
         link::remove_all(&number.path());
-        if let Err(error) = loop_device::detach(number) {
+        if let Err(error) = loop_device::detach(number, sequence) {
             tracing::warn!(device = %number.path().display(), %error, "a loop device of the previous daemon cannot be detached");
         }
+        let volume = file.file_name().unwrap_or_default().to_string_lossy();
+        marks.forget(&volume, number);
     }
     for mount in mounts() {
         let ours =
@@ -47,9 +51,9 @@ pub(crate) fn clean(dir: &Path, kept: impl Fn(&Path) -> bool) {
     }
 }
 
-/// Returns the loop devices on top of files in `dir`. The kernel does not know the path of a file any more
+/// Returns the loop devices of volumes on top of files in `dir`. The kernel does not know the path of a file any more
 /// whose mount namespace is gone, as that of a service is; but it knows the path of earlier.
-pub(crate) fn attached(dir: &Path) -> Vec<(LoopNumber, PathBuf)> {
+pub(crate) fn attached(dir: &Path, marks: &Marks) -> Vec<(Mark, PathBuf)> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
@@ -59,7 +63,10 @@ pub(crate) fn attached(dir: &Path) -> Vec<(LoopNumber, PathBuf)> {
         let file = fs::read_to_string(number.sysfs().join("loop/backing_file")).ok()?;
         let paths = [Some(PathBuf::from(file.trim_end())), loop_device::name(number).ok()];
         let here = |path: &PathBuf| path.parent() == Some(dir);
-        Some((number, paths.into_iter().flatten().find(here)?))
+        let file = paths.into_iter().flatten().find(here)?;
+        // A path is not enough: others may have it in a mount namespace of theirs.
+        let mark = marks.recognise(file.file_name()?.to_str()?, number)?;
+        Some((mark, file))
     });
     with_file.collect()
 }

@@ -105,7 +105,7 @@ impl Shop {
             match control.connect(&new, socket.as_fd()) {
                 Ok(()) => return self.made(volume, number, mark, survives),
                 Err(error) => {
-                    self.unname(number);
+                    self.unname(volume, number);
                     // Somebody else has it, or looks at it.
                     if Errno::from_io_error(&error) != Some(Errno::BUSY) {
                         return Err(refused(error));
@@ -126,7 +126,7 @@ impl Shop {
     ) -> Result<Device, ExportError> {
         if !has_mark(number, mark) {
             // The next daemon, and the steps of this one, could not tell it from those of others.
-            self.unname(number);
+            self.unname(volume, number);
             let _ = Control::open().and_then(|control| control.disconnect(number));
             return Err(refused(io::ErrorKind::Unsupported.into()));
         }
@@ -236,8 +236,11 @@ impl Shop {
         }
     }
 
-    fn unname(&self, number: u32) {
-        let _ = fs::remove_file(self.name_of(number));
+    fn unname(&self, volume: &str, number: u32) {
+        // Another volume may have the number by now.
+        if fs::read_link(self.name_of(number)).is_ok_and(|named| named == *volume) {
+            let _ = fs::remove_file(self.name_of(number));
+        }
         // Only the last one succeeds.
         let _ = fs::remove_dir(&self.names);
     }
@@ -271,7 +274,12 @@ impl Shop {
 
     fn cut(&self, volume: &str, number: u32, mark: u64, force: bool) -> Result<(), ExportError> {
         let device = path(number);
-        let users = if force { Users::of(&device, None) } else { Users::remaining(&device, None) };
+        // The number may be another program's by now, and so are its users.
+        let users = match (has_mark(number, mark), force) {
+            (false, _) => Users::default(),
+            (true, true) => Users::of(&device, None),
+            (true, false) => Users::remaining(&device, None),
+        };
         if !users.is_empty() && !force {
             return Err(busy(volume, &device, &users.to_string()));
         }
@@ -304,10 +312,16 @@ impl Shop {
         Ok(())
     }
 
+    /// Removes the links to a device that is another program's by now.
+    pub(crate) fn unlink(&self, device: &Device) {
+        link::remove_of(&device.volume, &device.path());
+        self.unname(&device.volume, device.number);
+    }
+
     /// Removes all traces of a device that has ended.
     fn forget(&self, volume: &str, number: u32) {
-        link::remove_all(&path(number));
-        self.unname(number);
+        link::remove_of(volume, &path(number));
+        self.unname(volume, number);
         self.notes.remove(volume);
     }
 }
@@ -326,6 +340,11 @@ impl Device {
     /// Returns the link to it.
     pub(crate) fn link(&self) -> Option<&Path> {
         self.link.as_deref()
+    }
+
+    /// Returns whether it was ended without the daemon, and the number may be another program's.
+    pub(crate) fn is_lost(&self) -> bool {
+        !has_mark(self.number, self.mark)
     }
 
     /// Returns whether another daemon can serve it later.

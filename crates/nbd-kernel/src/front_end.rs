@@ -104,8 +104,11 @@ impl FrontEnd for NbdKernelFrontEnd {
     }
 
     fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
-        if self.known(volume).is_some() {
-            return Ok(());
+        if let Some(device) = self.known(volume) {
+            if !device.is_lost() {
+                return Ok(());
+            }
+            self.shared.devices.lock().remove(volume);
         }
         self.shared.word.serve();
         // Not under the lock: reports must not wait for it.
@@ -150,6 +153,16 @@ impl FrontEnd for NbdKernelFrontEnd {
     fn holds(&self, volume: &str) -> bool {
         let left = || self.shop().notes.read(volume).is_some_and(|note| find(note.mark).is_some());
         self.known(volume).is_some() || left()
+    }
+
+    fn lost(&self) -> Vec<String> {
+        let all: Vec<_> = self.shared.devices.lock().clone().into_iter().collect();
+        let lost = all.into_iter().filter(|(_, device)| device.is_lost());
+        lost.map(|(volume, device)| {
+            self.shop().unlink(&device);
+            volume
+        })
+        .collect()
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {

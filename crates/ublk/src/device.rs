@@ -56,6 +56,8 @@ pub(crate) struct Begun {
 pub(crate) struct Device {
     pub(crate) volume: String,
     pub(crate) info: DeviceInfo,
+    /// The kernel gives out such a number with each block device, once; `None` before Linux 5.15.
+    sequence: Option<u64>,
     link: Option<PathBuf>,
     /// Disconnected when no lane serves it any more.
     pub(crate) ended: Mutex<Receiver<()>>,
@@ -161,7 +163,8 @@ impl Shop {
         }
         let link = link::make(volume, &device);
         let ended = Mutex::new(queues.into_end());
-        Device { volume: volume.to_owned(), info, link, ended }
+        let sequence = sequence(&device);
+        Device { volume: volume.to_owned(), info, sequence, link, ended }
     }
 
     /// Tells udev whose device this is.
@@ -191,10 +194,25 @@ impl Device {
         self.link.as_deref()
     }
 
+    /// Returns whether it was removed without the daemon, and the number may be another program's.
+    pub(crate) fn is_lost(&self) -> bool {
+        let path = self.path();
+        sequence(&path) != self.sequence || !sysfs(&path).exists()
+    }
+
+    /// Removes the links to it, which would lead to another program's device.
+    pub(crate) fn unlink(&self) {
+        link::remove_of(&self.volume, &self.path());
+    }
+
     /// Returns whether another daemon can serve it later.
     pub(crate) fn survives(&self) -> bool {
         survives(&self.info)
     }
+}
+
+fn sequence(device: &Path) -> Option<u64> {
+    fs::read_to_string(sysfs(device).join("diskseq")).ok()?.trim().parse().ok()
 }
 
 /// Returns whether a device that cannot be taken over is of no use to anybody.

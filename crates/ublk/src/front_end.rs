@@ -100,8 +100,12 @@ impl FrontEnd for UblkFrontEnd {
     }
 
     fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
-        if self.known(volume).is_some() {
-            return Ok(());
+        if let Some(device) = self.known(volume) {
+            if !device.is_lost() {
+                return Ok(());
+            }
+            self.shop.end(&device, true)?;
+            self.devices.lock().remove(volume);
         }
         // Not under the lock: reports must not wait for it.
         let device = self.shop.begin(volume, (self.identify)(volume))?;
@@ -150,6 +154,16 @@ impl FrontEnd for UblkFrontEnd {
     fn holds(&self, volume: &str) -> bool {
         let left = || self.shop.notes.read(volume).is_some_and(|note| find(note.mark).is_some());
         self.known(volume).is_some() || left()
+    }
+
+    fn lost(&self) -> Vec<String> {
+        let all: Vec<_> = self.devices.lock().clone().into_iter().collect();
+        let lost = all.into_iter().filter(|(_, device)| device.is_lost());
+        lost.map(|(volume, device)| {
+            device.unlink();
+            volume
+        })
+        .collect()
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {

@@ -10,6 +10,7 @@ use forebay_export::{Users, link};
 use rustix::io::Errno;
 
 use crate::board::Post;
+use crate::control;
 use crate::device::{Device, LANES, Shop, find};
 use crate::helper::{Step, Task, path};
 use crate::wire::state;
@@ -60,8 +61,11 @@ impl Shop {
     /// has it, there is a note that leads to it.
     pub(crate) fn forget(&self, volume: &str, (number, mark): (u32, u64), cut: bool) {
         self.begun.lock().remove(volume);
-        link::remove_all(&path(number));
-        let _ = fs::remove_file(self.name_of(number));
+        link::remove_of(volume, &path(number));
+        // Another volume may have the number by now.
+        if fs::read_link(self.name_of(number)).is_ok_and(|named| named == *volume) {
+            let _ = fs::remove_file(self.name_of(number));
+        }
         // Only the last one succeeds.
         let _ = fs::remove_dir(&self.names);
         // Deleting a device that the kernel cannot remove would keep it from adding others.
@@ -111,7 +115,14 @@ fn cut(
     first: impl FnOnce(&Users),
 ) -> Result<bool, ExportError> {
     let device = path(number);
-    let users = if force { Users::of(&device, None) } else { Users::remaining(&device, None) };
+    // The number may be another program's by now, and so are its users.
+    let owned = control::owned(number, mark);
+    let is_lost = owned.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::NODEV));
+    let users = match (is_lost, force) {
+        (true, _) => Users::default(),
+        (false, true) => Users::of(&device, None),
+        (false, false) => Users::remaining(&device, None),
+    };
     if !users.is_empty() && !force {
         return Err(busy(volume, &device, &users.to_string()));
     }

@@ -24,7 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nbd-client", &["core", "device", "lane", "nbd-wire"]),
     ("rbd", &["core", "device", "lane"]),
     ("nbd", &["core", "device", "lane", "engine", "nbd-wire"]),
-    ("export", &["lane", "engine"]),
+    ("export", &["device", "lane", "engine"]),
     ("vhost-user", &["core", "device", "lane", "engine", "export"]),
     ("fuse", &["core", "device", "lane", "engine", "export"]),
     ("ublk", &["core", "device", "lane", "engine", "export"]),

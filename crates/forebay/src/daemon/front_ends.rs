@@ -62,6 +62,10 @@ pub(crate) struct FrontEndOptions {
     #[arg(long)]
     pub(crate) fuse_io_uring: bool,
 
+    /// Directory in which udev finds the volumes of loop devices.
+    #[arg(skip)]
+    fuse_names: PathBuf,
+
     /// Directory in which udev finds the volumes of ublk devices.
     #[arg(skip)]
     ublk_names: PathBuf,
@@ -91,6 +95,7 @@ impl FrontEndOptions {
         let dir =
             std::path::absolute(&dir).map_err(|error| ApiError::invalid("--export-dir", error))?;
         self.export_dir = Some(dir);
+        self.fuse_names = admin.with_file_name("fuse");
         self.ublk_names = admin.with_file_name("ublk");
         let sockets = std::path::absolute(admin.with_file_name("vhost-user"));
         self.vhost_user_dir = sockets.map_err(|error| ApiError::invalid("--socket", error))?;
@@ -194,7 +199,9 @@ pub(crate) fn claim(
         let store = Kept::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
         let io_uring = options.fuse_io_uring;
         let keeping: (_, forebay_export::Identify) = (store, identify());
-        all.push(Arc::new(FuseFrontEnd::claim(dir, memory.clone(), files, keeping, io_uring)));
+        let marks = (&*state.dir().join("fuse"), &*options.fuse_names);
+        let claimed = FuseFrontEnd::claim(dir, marks, memory.clone(), files, keeping, io_uring);
+        all.push(Arc::new(claimed));
     }
     let wanted = |name: &str, kind| {
         let volumes = state.volumes();

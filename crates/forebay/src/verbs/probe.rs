@@ -71,15 +71,29 @@ fn look(args: &ProbeArgs) -> Result<Properties, ApiError> {
 fn volume_of(device: &Path) -> Option<VolumeName> {
     let number = fs::metadata(device).ok()?.rdev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    let path = format!("/sys/dev/block/{major}:{minor}/loop/backing_file");
-    exported(fs::read_to_string(path).ok()?.trim_end_matches('\n'))
+    let about = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let file = fs::read_to_string(about.join("loop/backing_file")).ok()?;
+    let name = fs::canonicalize(&about).ok()?;
+    exported(file.trim_end_matches('\n'), name.file_name()?.to_str()?, |link| {
+        fs::read_link(link).ok()
+    })
 }
 
-/// Returns the volume that a file below a daemon's directory for exports belongs to. The daemon of the
-/// initramfs has a tree of its own.
-fn exported(file: &str) -> Option<VolumeName> {
-    let own = file.strip_prefix("/run/initramfs/forebay").unwrap_or(file);
-    own.strip_prefix("/run/forebay/export/")?.parse().ok()
+/// Returns the volume that a file below a daemon's directory for exports belongs to, if the daemon has noted that in
+/// its private directory under the name of the device: another mount namespace has a file of that path as well. The
+/// daemon of the initramfs has a tree of its own.
+fn exported(
+    file: &str,
+    device: &str,
+    read_link: impl Fn(&Path) -> Option<PathBuf>,
+) -> Option<VolumeName> {
+    let (tree, own) = match file.strip_prefix("/run/initramfs/forebay") {
+        Some(own) => ("/run/initramfs/forebay", own),
+        None => ("", file),
+    };
+    let volume: VolumeName = own.strip_prefix("/run/forebay/export/")?.parse().ok()?;
+    let noted = read_link(Path::new(&format!("{tree}/run/forebay/fuse/{device}")))?;
+    (noted == Path::new(volume.as_str())).then_some(volume)
 }
 
 /// Says what a device holds.
@@ -168,9 +182,18 @@ mod tests {
 
     #[test]
     fn only_files_of_exports_are_volumes() {
-        let name = |file| exported(file).map(|name| name.to_string());
+        let noted = |link: &Path| match link.to_str() {
+            Some("/run/forebay/fuse/loop3") => Some("a.b-c".into()),
+            Some("/run/initramfs/forebay/run/forebay/fuse/loop3") => Some("r".into()),
+            _ => None,
+        };
+        let of = |file, device| exported(file, device, noted).map(|name| name.to_string());
+        let name = |file| of(file, "loop3");
         assert_eq!(name("/run/forebay/export/a.b-c"), Some("a.b-c".to_owned()));
         assert_eq!(name("/run/initramfs/forebay/run/forebay/export/r"), Some("r".to_owned()));
+        // The same path in another mount namespace, on another device.
+        assert_eq!(of("/run/forebay/export/a.b-c", "loop4"), None);
+        assert_eq!(name("/run/forebay/export/r"), None);
         for other in [
             "/run/forebay/export/",
             "/run/forebay/export/a/b",

@@ -130,6 +130,30 @@ impl Volumes {
         exported
     }
 
+    /// Gives volumes new devices whose devices another program has ended.
+    pub(super) fn mend_exports(self: &Arc<Self>) {
+        for front_end in &self.front_ends {
+            for volume in front_end.lost() {
+                let Ok(name) = volume.parse::<VolumeName>() else { continue };
+                let (this, front_end, own) = (self.clone(), front_end.clone(), name.clone());
+                // Not while another command is in progress: that may be what ends it.
+                let begun = self.operations.start("start", &name, move |_| {
+                    let entry = this.state.volume(&own)?;
+                    let still = front_end.lost().iter().any(|lost| lost == own.as_str());
+                    let device = front_end.device(own.as_str());
+                    if !still || !this.is_served(&own) {
+                        return Ok(());
+                    }
+                    this.tell_export_lost(&own, device.map(|device| device.path).as_deref());
+                    this.publish(&entry.volume)
+                });
+                if let Err(error) = begun {
+                    tracing::debug!(volume = %name, "its device is gone, and is made anew later: {error}");
+                }
+            }
+        }
+    }
+
     /// Checks whether the next program can go on with everything that is exported.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Events of commands on volumes.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use forebay_admin::{ApiError, ByteRange, ErrorKind, EventKind, SETTINGS, VolumeName};
@@ -36,6 +37,15 @@ impl Volumes {
         let how = if discard_dirty { ", and its dirty blocks were discarded" } else { "" };
         let event = NewEvent::new(EventKind::Deleted, format!("volume '{name}' was deleted{how}"));
         self.tell(name, event.with("discard_dirty", discard_dirty));
+    }
+
+    pub(super) fn tell_export_lost(&self, name: &VolumeName, former: Option<&Path>) {
+        let former = former.map_or_else(String::new, |device| device.display().to_string());
+        let said = format!(
+            "another program has ended {former}, the block device of volume '{name}'; the volume gets another one"
+        );
+        tracing::error!(volume = %name, "{said}");
+        self.tell(name, NewEvent::new(EventKind::ExportLost, said).with("former", former));
     }
 
     pub(super) fn tell_started(&self, name: &VolumeName, forced: bool) {

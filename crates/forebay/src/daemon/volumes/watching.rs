@@ -121,6 +121,7 @@ impl Volumes {
                 this.host.look_at_paths();
                 this.host.catch_up();
                 this.look();
+                this.mend_exports();
                 log::sweep();
                 if this.watched.count.swap(false, Ordering::Relaxed) {
                     this.host.recount(COUNT_AGE);
