@@ -305,7 +305,9 @@ impl Opener<'_> {
         if !self.locked(whole)? {
             return Err(self.failed(Errno::WOULDBLOCK));
         }
-        match block || self.locked(|| image_lock::lock(fd, exclusive))? {
+        // A lock for writing takes a descriptor for writing here too; a reader shares with no writer either.
+        let writer = self.access == Access::Exclusive;
+        match block || self.locked(|| image_lock::lock(fd, writer))? {
             true => Ok(()),
             false => {
                 let cause = "it is in use by a virtual machine, or by a tool like qemu-img or virtlockd; end that first";
