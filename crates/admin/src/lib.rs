@@ -15,6 +15,7 @@
 
 pub mod curve;
 pub mod declared;
+mod displaced;
 pub mod error;
 pub mod event;
 pub mod lost;

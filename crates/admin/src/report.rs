@@ -15,13 +15,12 @@ pub use crate::origin_check::OriginReport;
 use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
-mod displaced;
 mod latency;
 mod memory;
 mod requests;
 mod served;
 
-pub use displaced::DisplacedReport;
+pub use crate::displaced::DisplacedReport;
 pub use latency::{DeviceReport, DevicesReport, Latency, LatencyReport, OpReport, WritebackReport};
 pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;

@@ -152,9 +152,7 @@ pub struct Volume {
     is_protected: AtomicBool,
     /// How often the origin has become writable again.
     healed: AtomicU64,
-    /// Whether it has been logged that the origin has shrunk.
     pub(crate) shrunk_told: AtomicBool,
-    /// See [`Volume::leave_no_print`].
     pub(crate) leaves_no_print: AtomicBool,
     /// Whether the origin was taken over by another machine.
     is_fenced: AtomicBool,
