@@ -341,6 +341,7 @@ fn dismiss(lanes: &[Rc<EngineLane>], id: Option<VolumeId>) {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "a few lines for each command")]
 async fn administrate(
     lanes: Vec<Rc<EngineLane>>,
     machine: Machine,

@@ -33,6 +33,7 @@ fn judge(message: &Message, data: &[u8]) {
     for read_only in [false, true] {
         let file = FileFacts {
             size: (1 << 30) + 512,
+            sector: 512,
             read_only,
             block: 4096,
             uid: 0,

@@ -88,49 +88,19 @@ impl EngineLane {
         if let Some(damage) = Damage::of(&record) {
             at_risk(name, damage, force)?;
         }
-        let size = usable(&*origin);
-        if size < record.origin_bytes {
-            return Err(EngineError::new(
-                EngineErrorKind::Refused,
-                format!(
-                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was truncated",
-                    origin.name(),
-                    record.origin_bytes
-                ),
-            ));
-        }
+        let size = large_enough(&record, &*origin)?;
         let Seen { sectors, recorded } = sectors::seen(&record, &*origin, sector_size)?;
         let queue = self.context.open(&origin)?;
         let look = SampledOrigin::take(&*origin, &queue, record.origin_bytes).await;
         let identity = origin.identity();
         let note = self.note_of(name);
         let distrusted = store.is_distrusted() || note.is_some();
-        let mut verdict = recognise(&record, &look, &*origin, !distrusted)?;
-        if planted::has(PlantedBug::AnyOriginWillDo) {
-            verdict = Verdict::Same;
-        }
-        let compared = match on_verify {
-            Some(on_verify) => {
-                self.index_loaded().await?;
-                self.compare_all(&record, &queue, on_verify).await?
-            }
-            None => self.compare_if_unclear(&record, &queue, &verdict, !distrusted).await?,
-        };
-        let verified = on_verify.is_some();
-        if verdict.is_same() && !compared.differing.is_empty() {
-            verdict = Verdict::Changed(Sign::Blocks);
-        }
-        let mut check = OriginCheck {
-            verdict,
-            compared: compared.blocks,
-            differing: compared.differing.len() as u64,
-            dropped: 0,
-        };
+        let (mut check, which) =
+            self.check_origin(&record, &*origin, (&queue, &look), !distrusted, on_verify).await?;
         if !check.verdict.is_same() || note.is_some() || size > record.origin_bytes {
             self.index_loaded().await?;
         }
         if !check.verdict.is_same() {
-            let which = if verified { Some(compared.differing) } else { None };
             check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
             // against them is overwritten in the volume table.
@@ -197,6 +167,35 @@ impl EngineLane {
         }
         let mut records = self.cache.store.volumes().into_iter();
         records.find(|record| record.name == name).ok_or_else(|| EngineError::no_volume(name))
+    }
+
+    /// Finds out whether an origin is as its volume left it. Returns that, and the clean blocks that differ if
+    /// all were compared. `trusted`: the record's samples and the cached copies are up to date.
+    async fn check_origin(
+        &self,
+        record: &VolumeRecord,
+        origin: &dyn Device,
+        (queue, look): (&Queue, &SampledOrigin),
+        trusted: bool,
+        on_verify: Option<OnVerify<'_>>,
+    ) -> Result<(OriginCheck, Option<Vec<OriginBlock>>), EngineError> {
+        let mut verdict = recognise(record, look, origin, trusted)?;
+        if planted::has(PlantedBug::AnyOriginWillDo) {
+            verdict = Verdict::Same;
+        }
+        let compared = match on_verify {
+            Some(on_verify) => {
+                self.index_loaded().await?;
+                self.compare_all(record, queue, on_verify).await?
+            }
+            None => self.compare_if_unclear(record, queue, &verdict, trusted).await?,
+        };
+        let differing = compared.differing.len() as u64;
+        if verdict.is_same() && differing > 0 {
+            verdict = Verdict::Changed(Sign::Blocks);
+        }
+        let check = OriginCheck { verdict, compared: compared.blocks, differing, dropped: 0 };
+        Ok((check, on_verify.map(|_| compared.differing)))
     }
 
     /// Compares some clean blocks with the origin, unless their copies or the origin are not to be trusted
@@ -454,4 +453,24 @@ fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
 /// Returns the size of a device in bytes, rounded down to whole sectors.
 pub(crate) fn usable(device: &dyn Device) -> u64 {
     device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
+}
+
+/// Returns the size of an origin in bytes.
+///
+/// # Errors
+/// [`EngineErrorKind::Refused`]: it is smaller than the volume.
+fn large_enough(record: &VolumeRecord, origin: &dyn Device) -> Result<u64, EngineError> {
+    let size = usable(origin);
+    if size >= record.origin_bytes {
+        return Ok(size);
+    }
+    Err(EngineError::new(
+        EngineErrorKind::Refused,
+        format!(
+            "the origin {} has {size} bytes, the volume '{}' was made for {}: this is another device, or it was truncated",
+            origin.name(),
+            record.name,
+            record.origin_bytes
+        ),
+    ))
 }

@@ -6,7 +6,7 @@ use super::operate;
 use crate::cli::DeleteArgs;
 use crate::client::Client;
 use crate::devices::{DeviceName, NO_CACHE};
-use crate::exit::Outcome;
+use crate::exit::{Outcome, note};
 
 /// Removes a volume.
 pub(super) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
@@ -14,7 +14,7 @@ pub(super) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
     let request = DeleteRequest { discard_dirty: args.discard_dirty, wipe: args.wipe };
     operate(client, &args.name, "delete", &request, "Deleting")?;
     if let Some(cache) = before.as_ref().and_then(|list| left_empty(list, &args.name)) {
-        eprintln!("{}", after(&cache, args.wipe));
+        note(&after(&cache, args.wipe));
     }
     Ok(())
 }

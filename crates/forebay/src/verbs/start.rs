@@ -6,7 +6,8 @@ use forebay_admin::{StartRequest, VolumeReport};
 use super::operate;
 use crate::cli::StartArgs;
 use crate::client::Client;
-use crate::exit::Outcome;
+use crate::exit::{Outcome, note};
+use crate::output::print_line;
 
 /// Serves a stopped volume again.
 pub(super) fn run(client: &Client, args: &StartArgs) -> Outcome {
@@ -17,13 +18,16 @@ pub(super) fn run(client: &Client, args: &StartArgs) -> Outcome {
     let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
     let Some(check) = report.origin.check else { return Ok(()) };
     if args.verify {
-        println!("{} blocks were compared, {} differed", check.compared, check.differing);
+        print_line(&format!(
+            "{} blocks were compared, {} differed",
+            check.compared, check.differing
+        ))?;
     }
     if check.found == OriginFound::Changed {
-        eprintln!(
+        note(&format!(
             "warning: the origin {} was written elsewhere ({}): {} clean blocks were dropped",
             report.origin.path, check.evidence, check.dropped
-        );
+        ));
     }
     Ok(())
 }

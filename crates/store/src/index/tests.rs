@@ -352,7 +352,8 @@ fn a_region_is_vacant_until_something_is_inserted_and_after_a_walk_that_has_foun
 
 #[test]
 fn what_happens_in_a_region_while_it_is_walked_keeps_it_occupied() {
-    let act: [(&str, &dyn Fn(&Index)); 4] = [
+    type Act<'a> = (&'a str, &'a dyn Fn(&Index));
+    let act: [Act; 4] = [
         ("an insertion", &|index| insert(index, 5)),
         ("a fill", &|index| index.end_fill(index.begin_fill(Address(5)))),
         ("a walk that is given up", &|index| drop(index.walk(0..16).1)),

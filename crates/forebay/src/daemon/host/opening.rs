@@ -253,15 +253,7 @@ impl EngineHost {
             let device = claim(&self.memory, "cache", spec)?;
             let roots = self.roots(&device)?;
             let superblock = &roots.superblock;
-            if volume.stored_as.is_none()
-                && let Some(other) = self.caches.other_with(place, &roots.volumes)
-            {
-                let message = format!(
-                    "{} is a copy of {other}, whose volumes are served: use one of them, or adopt a volume of the copy with 'forebay create NAME --adopt --as OTHER'",
-                    volume.cache
-                );
-                return Err(ApiError::new(ErrorKind::Refused, message).into());
-            }
+            self.check_copy_of_served(volume, place, &roots)?;
             let record =
                 self.check_record(volume, superblock.cache, &roots.volumes, force)?.clone();
             self.check_position(volume, superblock.cache, position_of(superblock))?;
@@ -316,6 +308,24 @@ impl EngineHost {
             *cache = Some(opened.clone());
             return Ok(opened);
         }
+    }
+
+    /// Refuses a copy of a cache that is open, unless a volume of the copy is adopted under another name.
+    fn check_copy_of_served(
+        &self,
+        volume: &Definition,
+        place: &Arc<Place>,
+        roots: &Roots,
+    ) -> Result<(), ApiError> {
+        let Some(other) = self.caches.other_with(place, &roots.volumes) else { return Ok(()) };
+        if volume.stored_as.is_some() {
+            return Ok(());
+        }
+        let message = format!(
+            "{} is a copy of {other}, whose volumes are served: use one of them, or adopt a volume of the copy with 'forebay create NAME --adopt --as OTHER'",
+            volume.cache
+        );
+        Err(ApiError::new(ErrorKind::Refused, message))
     }
 
     /// Tells that an origin was written elsewhere.

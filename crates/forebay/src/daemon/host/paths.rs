@@ -98,9 +98,7 @@ pub(super) fn sentence(role: Role, name: &str, found: &Displaced, volume: &str) 
         (Role::Cache, DisplacedKind::Moved) => format!(
             "move it back; 'forebay flush {volume}' writes to the origin what only the cache has"
         ),
-        (Role::Cache, _) => format!(
-            "its content is lost when the volume stops, which writes dirty blocks to the origin first; then delete the volume and create it again"
-        ),
+        (Role::Cache, _) => "its content is lost when the volume stops, which writes dirty blocks to the origin first; then delete the volume and create it again".to_owned(),
     };
     format!("the {} {name} {what}; {way_out}", role.name())
 }
