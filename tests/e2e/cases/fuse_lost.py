@@ -83,6 +83,7 @@ def a_killed_daemon_leaves_a_number_that_is_a_strangers_by_now(box):
     check_equal(backing(device), file, "the stranger's file")
     check(link_of(name) not in ("", device), f"the link leads to {link_of(name)}")
     check_equal(link_of(name), daemon.show(name)["export"]["device"], "where the link leads")
+    daemon.cli("stop", name)
 
 
 @test
@@ -99,6 +100,7 @@ def a_hand_over_goes_on_with_a_new_device_if_the_number_is_a_strangers(box):
     _, said = taken.communicate(timeout=60)
     wait_for(lambda: link_of(name) not in ("", device), f"the link leads to a new device ({said})", patience=20)
     check_equal(backing(device), file, "the stranger's file")
+    daemon.cli("stop", name)
 
 
 @test
@@ -124,6 +126,7 @@ def a_file_of_the_same_path_in_another_mount_namespace_is_no_volume(box):
     daemon.start()
     check_equal(backing(foreign), path, "the foreign file after a start")
     check(link_of(name) not in ("", foreign), f"the link leads to {link_of(name)}")
+    daemon.cli("stop", name)
 
 
 main()
