@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install package package-test test fault-test vm-test cluster-test demo web-test flame-graphs soak fuzz sanitize mutants bench clean
+.PHONY: help deps build install package package-test test fault-test elsewhere-test vm-test cluster-test demo web-test flame-graphs soak fuzz sanitize mutants bench clean
 
 # Where rustup puts cargo, should 'make deps' install it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -23,6 +23,9 @@ test: deps ## everything that has to pass: format, lints, unit tests, simulator,
 
 fault-test: deps ## devices, filesystems, memory and clients that fail (VM=1: in a guest too)
 	@scripts/fault-test
+
+elsewhere-test: deps ## which edits of an origin behind a volume's back its start notices (root)
+	@scripts/elsewhere-test
 
 vm-test: ## every cache of Debian's kernel, set up, verified and torn down in a guest
 	@scripts/vm-test

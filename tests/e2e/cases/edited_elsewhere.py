@@ -235,8 +235,8 @@ def one_sector_on_a_loop_device(box):
     daemon.cli("stop", "v")
     # The number of the device goes to the same file again.
     box.run("losetup", "--detach", device)
-    again = loop(box, image)
-    check_equal(again, device, "the loop device")
+    if box.run("losetup", device, image, expect=None).returncode != 0:
+        skip("another test has got the loop device meanwhile")
     done = daemon.cli("start", "v")
     check("elsewhere" not in done.stderr, f"start says: {done.stderr}")
 

@@ -33,6 +33,8 @@ def loop(box, path, *options):
 def detach(box, device, path):
     """Frees a loop device, unless the number is another's by now."""
     if backing(device) == path:
+        # The kernel keeps the protection beyond this file, for the next user of the number.
+        box.run("blockdev", "--setrw", device, expect=None)
         box.run("losetup", "-d", device)
 
 
