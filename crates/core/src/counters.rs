@@ -13,7 +13,7 @@ macro_rules! for_each_counter {
             write_misses "Writes with at least one block that was not cached.",
             write_through "Writes that the origin had before they were acknowledged.",
             flushes "Flushes.",
-            discards "Discards.",
+            discards "Discards, and zeroes that are not written as data.",
             user_read_bytes "Bytes read by clients.",
             user_written_bytes "Bytes written by clients.",
             cache_read_bytes "Bytes of this volume read from the cache device.",
@@ -27,7 +27,7 @@ macro_rules! for_each_counter {
                 "Blocks that reclaim reinserted only because they are newer than the origin.",
             limited_requests "Requests that waited because of limit_iops or limit_bandwidth.",
             limited_wait_ns "Nanoseconds that they waited in all.",
-            errors "Requests that failed.",
+            errors "Requests that failed, except those that the origin does not support.",
             origin_read_errors "Reads of the origin that failed.",
             cache_read_errors
                 "Reads of the cache device that failed; checksum errors are counted elsewhere.",

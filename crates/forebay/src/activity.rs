@@ -69,6 +69,8 @@ pub(crate) struct Latencies {
     pub(crate) write: Times,
     /// Of flushes.
     pub(crate) flush: Times,
+    /// Of discards, and of zeroes that are not written as data.
+    pub(crate) discard: Times,
 }
 
 /// Latencies in an interval. Quantiles are `null` if there were none.
@@ -230,6 +232,7 @@ fn activity(report: &VolumeReport, earlier: Option<&VolumeReport>, seconds: f64)
             read: since(&report.latency.read.counts, &latency.read.counts),
             write: since(&report.latency.write.counts, &latency.write.counts),
             flush: since(&report.latency.flush.counts, &latency.flush.counts),
+            discard: since(&report.latency.discard.counts, &latency.discard.counts),
         },
         dirty_bytes: report.dirty_bytes(),
         deferred_bytes: report.ram.map_or(0, |ram| ram.deferred),

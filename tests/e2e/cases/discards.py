@@ -76,12 +76,13 @@ def terabytes_are_mapped_and_discarded(box):
 def a_part_of_a_block_is_no_failure(box):
     daemon, device = exported(box, size=64 * MIB)
     report = daemon.show("v")
-    before, writes = report["requests"], report["latency"]["write"]["count"]
+    before, latency = report["requests"], report["latency"]
     box.run("blkdiscard", "--offset", "4096", "--length", str(MIB), device)
     box.run("blkdiscard", "--offset", "512", "--length", "1024", device)
     report = daemon.show("v")
     check_equal(report["requests"]["discards"] - before["discards"], 1, "the discards")
-    check_equal(report["latency"]["write"]["count"] - writes, 1, "the writes")
+    check_equal(report["latency"]["discard"]["count"] - latency["discard"]["count"], 1, "the latencies of discards")
+    check_equal(report["latency"]["write"]["count"] - latency["write"]["count"], 1, "the writes")
     check_equal(report["requests"]["failed"], before["failed"], "the failed requests")
 
 

@@ -32,10 +32,25 @@ pub struct Latency {
 pub struct LatencyReport {
     /// Of reads.
     pub read: Latency,
-    /// Of writes.
+    /// Of writes, and of zeroes that are written as data.
     pub write: Latency,
     /// Of flushes.
     pub flush: Latency,
+    /// Of discards, and of zeroes that are not written as data.
+    #[serde(default)]
+    pub discard: Latency,
+}
+
+impl LatencyReport {
+    /// Returns the latencies of each kind of request with its name.
+    pub fn kinds(&self) -> [(&'static str, &Latency); 4] {
+        [
+            ("read", &self.read),
+            ("write", &self.write),
+            ("flush", &self.flush),
+            ("discard", &self.discard),
+        ]
+    }
 }
 
 /// Operations of one kind on a device, as seen from one volume or cache: since it was started or opened.

@@ -59,7 +59,7 @@ pub(crate) const KEYS: [(&str, &str); 8] = [
     ("Up, Down, PgUp, PgDn, Home, End", "select a volume"),
     ("Enter", "details of the volume: latencies over time, misses, devices"),
     ("Esc", "back to all volumes"),
-    ("Tab", "in the details: latencies of reads, writes or flushes"),
+    ("Tab", "in the details: latencies of reads, writes, flushes or discards"),
     ("c, n, h, i", "sort by creation, name, hit ratio, IOPS"),
     ("b, l, d, w", "sort by MB/s, 99th percentile of latencies, dirty data, writeback"),
 ];

@@ -415,12 +415,8 @@ fn latencies(report: &VolumeReport) -> String {
         Column::right("P99"),
         Column::right("MAX"),
     ]);
-    for (what, latency) in [
-        ("read", report.latency.read),
-        ("write", report.latency.write),
-        ("flush", report.latency.flush),
-    ] {
-        let Latency { mean_us, p50_us, p99_us, max_us, .. } = latency;
+    for (what, latency) in report.latency.kinds() {
+        let Latency { mean_us, p50_us, p99_us, max_us, .. } = *latency;
         table.row(
             std::iter::once(what.to_owned()).chain([mean_us, p50_us, p99_us, max_us].map(micros)),
         );

@@ -410,6 +410,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
         read: latency(volume, Kind::Read),
         write: latency(volume, Kind::Write),
         flush: latency(volume, Kind::Flush),
+        discard: latency(volume, Kind::Discard),
     };
     report.devices =
         DevicesReport { cache: device(&running.cache.meter), origin: device(&volume.meter) };

@@ -211,9 +211,7 @@ fn write_requests(out: &mut Writer, volumes: &[&VolumeReport]) {
     }
     out.begin(&the::DURATION);
     for volume in volumes {
-        let latency = &volume.latency;
-        let kinds = [("read", latency.read), ("write", latency.write), ("flush", latency.flush)];
-        for (operation, latency) in kinds {
+        for (operation, latency) in volume.latency.kinds() {
             out.latencies(&[volume.name.as_str(), operation], &latency.counts);
         }
     }

@@ -56,7 +56,7 @@ metrics! {
 
     REQUESTS "forebay_volume_requests" Counter "" ["volume", "operation", "served_by"] "Requests of clients by who served them";
     FLUSHES "forebay_volume_flushes" Counter "" ["volume"] "Flushes";
-    DISCARDS "forebay_volume_discards" Counter "" ["volume"] "Discards";
+    DISCARDS "forebay_volume_discards" Counter "" ["volume"] "Discards, and zeroes that are not written as data";
     FAILED "forebay_volume_failed_requests" Counter "" ["volume"] "Requests that failed";
     LIMITED "forebay_volume_limited_requests" Counter "" ["volume"] "Requests that waited because of limit_iops or limit_bandwidth";
     LIMITED_SECONDS "forebay_volume_limited_wait_seconds" Counter "seconds" ["volume"] "Time that they waited in all";

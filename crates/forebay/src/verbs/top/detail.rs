@@ -28,13 +28,7 @@ const REASONS: u16 = 3;
 /// Draws everything.
 pub(super) fn draw(model: &Model, frame: &mut Frame<'_>, now: Instant, kind: Kind) {
     let [title, body, last] = parts(frame.area());
-    last_line(
-        model,
-        frame,
-        last,
-        now,
-        "q quit  ? keys  Esc all volumes  Tab reads, writes, flushes",
-    );
+    last_line(model, frame, last, now, "q quit  ? keys  Esc all volumes  Tab reads, writes, ...");
     let Some(name) = &model.selected else { return };
     let found = model.latest.as_ref().and_then(|interval| {
         let activity = interval.volumes.iter().find(|activity| activity.name == *name)?;

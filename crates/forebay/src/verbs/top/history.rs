@@ -27,8 +27,8 @@ pub(super) struct Point {
     pub(super) dirty: Option<u64>,
     /// Bytes written back per second.
     pub(super) writeback: f64,
-    /// Latencies of reads, writes and flushes.
-    pub(super) latency: [LatencyCounts; 3],
+    /// Latencies of reads, writes, flushes and discards.
+    pub(super) latency: [LatencyCounts; 4],
 }
 
 impl Point {
@@ -42,7 +42,8 @@ impl Point {
             p99_us: times.p99_us,
             dirty: activity.unwritten_bytes(),
             writeback: activity.writeback.bytes_per_second,
-            latency: [latency.read.counts, latency.write.counts, latency.flush.counts],
+            latency: [latency.read, latency.write, latency.flush, latency.discard]
+                .map(|times| times.counts),
         }
     }
 }

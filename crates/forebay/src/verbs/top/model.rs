@@ -32,6 +32,8 @@ pub(super) enum Kind {
     Writes,
     /// Flushes.
     Flushes,
+    /// Discards.
+    Discards,
 }
 
 impl Kind {
@@ -40,7 +42,8 @@ impl Kind {
         match self {
             Kind::Reads => Kind::Writes,
             Kind::Writes => Kind::Flushes,
-            Kind::Flushes => Kind::Reads,
+            Kind::Flushes => Kind::Discards,
+            Kind::Discards => Kind::Reads,
         }
     }
 
@@ -50,6 +53,7 @@ impl Kind {
             Kind::Reads => "reads",
             Kind::Writes => "writes",
             Kind::Flushes => "flushes",
+            Kind::Discards => "discards",
         }
     }
 }

@@ -68,12 +68,13 @@ fn serve(report: &mut VolumeReport, reads: u64, missed: u64, writes: u64, slow: 
     report.why.miss.cold += missed * 6 / 10;
     report.why.miss.evicted += missed * 3 / 10;
     report.why.miss.sequential += missed / 10;
-    let LatencyReport { read, write, flush } = &mut report.latency;
+    let LatencyReport { read, write, flush, discard } = &mut report.latency;
     spread(&mut read.counts, 12_000, reads - missed);
     spread(&mut read.counts, 6_000_000, missed);
     read.counts.count(90_000_000, slow);
     spread(&mut write.counts, 9_000, writes);
     spread(&mut flush.counts, 800_000, writes / 50);
+    spread(&mut discard.counts, 40_000_000, writes / 100);
     let device = |of: &mut forebay_admin::report::OpReport, count: u64, nanos: u64| {
         of.bytes += count * 8192;
         spread(&mut of.latency, nanos, count);
@@ -232,6 +233,8 @@ fn a_daemon_that_does_not_answer_is_waited_for_and_leaves_a_gap() {
     }
     press(&mut model, &[KeyCode::Enter, KeyCode::Tab]);
     check_text("again-80x24", &drawn(&mut model, now + Duration::from_secs(9), SMALL));
+    press(&mut model, &[KeyCode::Tab, KeyCode::Tab]);
+    check_text("discards-80x24", &drawn(&mut model, now + Duration::from_secs(9), SMALL));
     // An answer that is late has no reason yet.
     let silent = drawn(&mut model, now + Duration::from_secs(20), SMALL);
     assert!(text(&silent).ends_with(" waiting for the daemon for 11 s\n"), "{}", text(&silent));
