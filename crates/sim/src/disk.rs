@@ -89,6 +89,8 @@ pub(crate) struct State {
     pub(crate) doubtful: bool,
     /// Queues of the client.
     pub(crate) queues: usize,
+    /// Changes of the content, as the times of a file would tell of them.
+    pub(crate) changes: u64,
 }
 
 /// A simulated disk, shared by all lanes of one world.
@@ -144,6 +146,7 @@ impl SimDisk {
                 away_until: Nanos(0),
                 doubtful: false,
                 queues: 0,
+                changes: 0,
             }),
         })
     }
@@ -167,6 +170,16 @@ impl SimDisk {
     /// Accesses the content, to examine or preset it.
     pub fn with_image<R>(&self, look: impl FnOnce(&mut Image) -> R) -> R {
         look(&mut self.state.lock().image)
+    }
+
+    /// Returns how often the content was changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+
+    /// Sets how often the content was changed, after a change behind the back of the disk.
+    pub(crate) fn set_changes(&self, changes: u64) {
+        self.state.lock().changes = changes;
     }
 
     /// Replaces the fault plan; existing faults persist unless `mend`.
@@ -253,6 +266,7 @@ impl SimDisk {
             let id = operation.id;
             if let (Fate::Late, Effect::Change { patch, .. }) = (operation.fate, &operation.effect)
             {
+                state.changes += 1;
                 self.execute_late(state, patch);
                 return true;
             }
@@ -282,6 +296,8 @@ impl SimDisk {
         state.done.clear();
         state.wakers.clear();
         state.doubtful = false;
+        // They may have had an effect. What a power cut takes back changes no times of a file.
+        state.changes += u64::from(!in_flight.is_empty());
         match power {
             Some(cut) => state.image.power_cut(cut, &in_flight, &mut state.rng),
             None => {

@@ -39,6 +39,7 @@ impl SimDisk {
                 ("read", result, Some(buf), hash)
             }
             Effect::Change { patch, early, buf, what, durable } => {
+                state.changes += 1;
                 let result = self.complete_change(state, &patch, &early, what, outage);
                 if durable && result.is_ok() {
                     state.image.settle(patch.first..patch.first + patch.sectors());

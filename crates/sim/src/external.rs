@@ -21,6 +21,7 @@ use forebay_store::CLEAN_DISTRUSTED;
 use crate::oracle::{Violation, plain};
 use crate::schedule::End;
 use crate::stamp::{self, Place, SECTOR};
+use crate::trace::mix;
 use crate::world::World;
 
 /// Sectors that are written to in addition to the sample.
@@ -72,6 +73,90 @@ impl World<'_> {
         result
     }
 
+    /// After an orderly stop, sometimes lets others write a few sectors anywhere on an origin whose system
+    /// tells of that. The volume is refused, or serves what they wrote, and is then stopped in order again.
+    /// Afterwards the world is restored, which is noticed in the same way.
+    pub(crate) fn perhaps_edited_elsewhere(&mut self) -> Result<(), Violation> {
+        // Without using the world's generator, so that other worlds stay the same.
+        let seed = mix(self.shared.seed, self.counts.steps ^ 0xed17_ed17);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let volume = rng.u16(0..self.origins.len() as u16);
+        let origin = self.origins[usize::from(volume)].clone();
+        if rng.u32(0..3) > 0 || !self.is_running(volume) || origin.changes_in_flight() {
+            return Ok(());
+        }
+        let Some(record) = self.record_of(volume) else { return Ok(()) };
+        if record.fingerprint.is_none() || record.left.evidence.is_none() {
+            return Ok(());
+        }
+        let all = record.origin_bytes / SECTOR as u64;
+        let mut wanted: Vec<u64> = (0..rng.u64(1..=4)).map(|_| rng.u64(0..all)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let sectors = self.write_foreign(volume, wanted);
+        if sectors.is_empty() {
+            return Ok(());
+        }
+        let visit = Visit { volume, sectors };
+        let before = origin.changes();
+        origin.set_changes(before + 1);
+        self.counts.edited_elsewhere += 1;
+        self.shared.event(
+            "elsewhere",
+            &[u64::from(volume)],
+            format_args!("{} sectors of volume {volume} are written", visit.sectors.len()),
+        );
+        let result = self.open_to(&visit);
+        let served = self.instance.is_some();
+        let stopped = match served && result.is_ok() {
+            true => self.stop_after_visit(),
+            false => {
+                self.end_visit();
+                Ok(())
+            }
+        };
+        for (sector, before, _) in &visit.sectors {
+            origin.with_image(|image| image.preset(*sector, before));
+        }
+        // A volume that was refused finds everything as it was, and one that was served does not.
+        origin.set_changes(if served { origin.changes() + 1 } else { before });
+        result.and(stopped)
+    }
+
+    /// Stops the system in order, without the oracle, which does not know of external writers.
+    fn stop_after_visit(&mut self) -> Result<(), Violation> {
+        let Some(instance) = self.instance.clone() else { return Ok(()) };
+        let slot = self.call(instance.stop(false));
+        drop(instance);
+        self.last_progress = self.now();
+        self.pump(false, |_| Ok(slot.borrow().is_some()))?;
+        match slot.borrow_mut().take() {
+            Some(Ok(())) => {
+                self.drop_process();
+                Ok(())
+            }
+            other => Err(plain(20, format!("a clean stop after a visit failed: {other:?}"))),
+        }
+    }
+
+    /// Writes data of another world to settled sectors. Returns them with their contents before and after.
+    fn write_foreign(&self, volume: u16, sectors: Vec<u64>) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
+        let seed = self.shared.seed;
+        self.origins[usize::from(volume)].with_image(|image| {
+            let settled = sectors.into_iter().filter(|sector| image.is_settled(*sector));
+            let settled: Vec<u64> = settled.collect();
+            let write = |sector: u64| {
+                // A stamp of another world: found later, it counts as bytes that nobody wrote.
+                let mut foreign = vec![0; SECTOR];
+                stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
+                let before = image.visible(sector).to_vec();
+                image.preset(sector, &foreign);
+                (sector, before, foreign)
+            };
+            settled.into_iter().map(write).collect()
+        })
+    }
+
     /// Returns the volume's record on the cache device; `None` if it is missing or its samples
     /// cannot be trusted.
     fn record_of(&self, number: u16) -> Option<VolumeRecord> {
@@ -110,20 +195,7 @@ impl World<'_> {
         wanted.extend((0..OTHERS).map(|_| self.rng.u64(0..all)));
         wanted.sort_unstable();
         wanted.dedup();
-        let seed = self.shared.seed;
-        let origin = &self.origins[usize::from(volume)];
-        let sectors: Vec<_> = origin.with_image(|image| {
-            let mut sectors: Vec<(u64, Vec<u8>, Vec<u8>)> = Vec::new();
-            wanted.retain(|sector| image.is_settled(*sector));
-            for sector in wanted {
-                // A stamp of another world: found later, it counts as bytes that nobody wrote.
-                let mut foreign = vec![0; SECTOR];
-                stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
-                sectors.push((sector, image.visible(sector).to_vec(), foreign.clone()));
-                image.preset(sector, &foreign);
-            }
-            sectors
-        });
+        let sectors = self.write_foreign(volume, wanted);
         let sampled = sectors.iter().any(|(sector, ..)| {
             (place..place + len * SECTOR as u64).contains(&(sector * SECTOR as u64))
         });

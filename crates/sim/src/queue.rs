@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use forebay_core::{Clock, Identity, IdentityPart};
+use forebay_core::evidence::{EvidenceKind, FileEvidence, FileTime};
+use forebay_core::{Clock, Evidence, Identity, IdentityPart};
 use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
     QueueContext,
@@ -281,6 +282,22 @@ impl Device for DiskHandle {
 
     fn write_protected(&self) -> Option<Arc<str>> {
         self.disk.says_protected().then(|| "protected by the simulator".into())
+    }
+
+    /// Most disks count exactly what changes them, some tell nothing.
+    fn write_evidence(&self) -> Option<Evidence> {
+        if mix(self.disk.shared.seed, self.disk.number ^ 0xe71d) & 3 == 0 {
+            return None;
+        }
+        let changes = FileTime::from(self.disk.changes());
+        let kind = EvidenceKind::File(FileEvidence {
+            part: false,
+            inode: self.disk.number,
+            size: 0,
+            modified: changes,
+            changed: changes,
+        });
+        Some(Evidence { kind, exact: true })
     }
 
     /// Chosen by the seed; some disks do not tell.

@@ -33,6 +33,8 @@ pub struct Counts {
     pub nested_crashes: u64,
     /// Origins written to or exchanged while the system was down.
     pub external_writers: u64,
+    /// Visits of external writers after an orderly stop.
+    pub edited_elsewhere: u64,
     /// Orderly stops.
     pub clean_stops: u64,
     /// Actions of operators.
@@ -69,6 +71,7 @@ impl Counts {
         self.recoveries += other.recoveries;
         self.nested_crashes += other.nested_crashes;
         self.external_writers += other.external_writers;
+        self.edited_elsewhere += other.edited_elsewhere;
         self.clean_stops += other.clean_stops;
         self.admin_actions += other.admin_actions;
         self.sectors_verified += other.sectors_verified;
@@ -110,6 +113,7 @@ impl Counts {
             ("  nested, during a recovery", self.nested_crashes),
             ("recoveries", self.recoveries),
             ("external writers at the origins", self.external_writers),
+            ("origins written elsewhere after a stop", self.edited_elsewhere),
             ("clean stops", self.clean_stops),
             ("operator actions", self.admin_actions),
             ("sectors verified", self.sectors_verified),

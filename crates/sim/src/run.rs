@@ -121,6 +121,9 @@ impl World<'_> {
         if crashed && external_writer && self.profile.fault_profile == FaultProfile::Crashes {
             self.perhaps_an_external_writer()?;
         }
+        if !crashed && external_writer && self.profile.fault_profile == FaultProfile::Crashes {
+            self.perhaps_edited_elsewhere()?;
+        }
         if crashed && self.profile.features.has(Feature::Decay) {
             self.perhaps_decay()?;
         }

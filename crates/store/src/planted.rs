@@ -190,6 +190,10 @@ planted_bugs! {
     ProtectionIgnored = "protection-ignored",
     /// Any origin is accepted as the volume's, and as unchanged.
     AnyOriginWillDo = "any-origin-will-do",
+    /// What the origin's system tells of writes is not looked at.
+    EvidenceIgnored = "evidence-ignored",
+    /// It is recorded before the last writes of a stop.
+    EvidenceTooEarly = "evidence-too-early",
 }
 
 thread_local! {

@@ -4,6 +4,7 @@
 use forebay_core::Since;
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
+use forebay_store::planted::{self, PlantedBug};
 
 use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
@@ -37,10 +38,12 @@ pub fn recognise(
         return Ok(match (difference(), since) {
             (Some(difference), _) if look.starts_differ(&record.left) => Verdict::Other(difference),
             (Some(_), _) => Verdict::Unclear("it was moved"),
-            (None, Since::Written(how)) => Verdict::Changed(Sign::System(how)),
+            (None, Since::Written(how)) if !planted::has(PlantedBug::EvidenceIgnored) => {
+                Verdict::Changed(Sign::System(how))
+            }
             (None, _) if look.starts_differ(&record.left) => Verdict::Changed(Sign::Starts),
             (None, Since::Unknown(why)) => Verdict::Unclear(why),
-            (None, Since::Unwritten) => Verdict::Same,
+            (None, Since::Unwritten | Since::Written(_)) => Verdict::Same,
         });
     }
     if let Some(difference) = difference() {
