@@ -189,8 +189,8 @@ impl EngineLane {
                 return Err(stuck);
             }
             // A block that is found to be refused is progress: the others no longer wait for it.
-            if let Some(error) = attempts.in_vain(volume, left.saturating_sub(volume.all_refused()))
-            {
+            let waited_for = left.saturating_sub(volume.passed_over());
+            if let Some(error) = attempts.in_vain(volume, waited_for) {
                 let message = format!("the dirty data of '{name}' cannot be written back: {error}");
                 return Err(EngineError::caused(EngineErrorKind::Failed, message, error));
             }

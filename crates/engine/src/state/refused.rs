@@ -78,6 +78,11 @@ impl Refused {
         worth
     }
 
+    /// Returns whether the last writes have all failed, too many for bad sectors.
+    pub(crate) fn takes_nothing(&self) -> bool {
+        self.takes_nothing.load(Ordering::Relaxed)
+    }
+
     /// Begins to count anew: after a pause, an origin that takes nothing is asked a little more.
     pub(crate) fn count_anew(&self) {
         self.in_vain.store(0, Ordering::Relaxed);

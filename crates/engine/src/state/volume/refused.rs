@@ -78,6 +78,12 @@ impl Volume {
         if self.has_refused() { self.refused.with(|list| list.bad.blocks.len() as u64) } else { 0 }
     }
 
+    /// Returns how many dirty blocks writeback need not wait for: the origin refuses them alone, and takes others.
+    pub(crate) fn passed_over(&self) -> u64 {
+        // Of an origin that takes nothing, each block is refused sooner or later, and none of them has been passed over.
+        if self.refused.takes_nothing() { 0 } else { self.all_refused() }
+    }
+
     /// Begins a round: all refused blocks are tried once more.
     pub(crate) fn try_refused_again(&self) {
         if self.has_refused() {
