@@ -16,7 +16,6 @@
 mod group;
 
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::{WakeReason, WritebackReason};
@@ -266,7 +265,7 @@ impl Ordered {
         let wanted = volume.writeback_wanted.listen();
         let settings = volume.settings();
         progress.pacer.set_settings(settings.clone());
-        let asked = volume.draining.load(Ordering::SeqCst) > 0;
+        let asked = volume.drains.any();
         let entering = !store.is_in_order(volume.id) && settings.writeback_running;
         let again = volume.bad_to_try();
         if let Err(error) = self.group(&again).await {

@@ -1,6 +1,5 @@
 //! What plain and ordered writeback share: when to write, why, and how long to wait.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::Nanos;
@@ -84,13 +83,12 @@ pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
 
 /// As [`pause_for`], and only until the volume's settings make it `over`.
 pub(crate) async fn pause_unless(view: &LaneVolume, time: Duration, over: impl Fn() -> bool) {
-    let (until, healed) = (view.now() + time, view.volume.healed());
-    let draining = || view.volume.draining.load(Ordering::SeqCst);
-    let before = draining();
+    let (until, healed, drains) =
+        (view.now() + time, view.volume.healed(), view.volume.drains.begun());
     loop {
         let changed = view.volume.writeback_wanted.listen();
         let gone = view.cache.is_stopping() || view.volume.state() == VolumeState::Removed;
-        let mended = view.volume.healed() != healed || draining() > before;
+        let mended = view.volume.healed() != healed || view.volume.drains.begun() != drains;
         if gone || mended || over() || view.now() >= until {
             return;
         }

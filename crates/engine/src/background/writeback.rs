@@ -4,7 +4,6 @@
 mod sweep;
 
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::Nanos;
@@ -143,7 +142,7 @@ impl Writeback {
             volume.set_ordered(true);
             return;
         }
-        let asked = volume.draining.load(Ordering::SeqCst) > 0;
+        let asked = volume.drains.any();
         // A device that takes no writes may soon take no reads either. And writes that bypass a
         // full log must not meet dirty copies.
         let failed = view.cache.store.health.failed() || view.cache.is_starved();

@@ -13,23 +13,8 @@ use crate::error::{EngineError, EngineErrorKind, WritebackError};
 use crate::io::commit::{Commits, Forgotten};
 use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
+use crate::state::drains::Draining;
 use crate::state::volume::Volume;
-
-/// A request to drain a volume, withdrawn when this is dropped, so a caller may stop waiting.
-struct Draining<'a>(&'a Volume);
-
-impl<'a> Draining<'a> {
-    fn begin(volume: &'a Volume) -> Self {
-        volume.draining.fetch_add(1, Ordering::SeqCst);
-        Draining(volume)
-    }
-}
-
-impl Drop for Draining<'_> {
-    fn drop(&mut self) {
-        self.0.draining.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 /// Whether the attempts to write back still lead anywhere.
 struct Attempts {

@@ -9,6 +9,7 @@ pub(crate) mod committed;
 pub(crate) mod curve;
 pub(crate) mod dirty;
 pub(crate) mod discarding;
+pub(crate) mod drains;
 pub(crate) mod health;
 pub(crate) mod intent;
 pub(crate) mod ledger;

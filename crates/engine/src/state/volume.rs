@@ -34,6 +34,7 @@ use crate::state::committed::Committed;
 use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
 use crate::state::discarding::Discarding;
+use crate::state::drains::Drains;
 use crate::state::health::LastError;
 use crate::state::intent::Intent;
 use crate::state::limits::Limits;
@@ -122,8 +123,7 @@ pub struct Volume {
     pub(crate) writeback_wanted: Notify,
     /// Dirty blocks have become fewer, or writeback has failed.
     pub(crate) progress: Notify,
-    /// Drains under way: while not 0, everything is written back.
-    pub(crate) draining: AtomicU64,
+    pub(crate) drains: Drains,
     /// Only ordered writeback may write to the origin.
     ordered: AtomicBool,
     /// Blocks that are being written through.
@@ -233,7 +233,7 @@ impl Volume {
             failed_sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
             progress: Notify::default(),
-            draining: AtomicU64::new(0),
+            drains: Drains::default(),
             ordered: AtomicBool::new(false),
             through: Through::default(),
             syncs: Syncs::default(),

@@ -182,6 +182,23 @@ fn an_origin_that_takes_nothing_is_not_asked_for_each_block() {
     }
 }
 
+/// The pause after a failure may have begun during a drain that has ended meanwhile.
+#[test]
+fn a_drain_ends_the_pause_that_an_earlier_one_has_left() {
+    for ordered in [false, true] {
+        let bench = Bench::new(running(ordered));
+        (0..RUN).for_each(|block| bench.write(block));
+        bench.world.op(&bench.target, Op::Flush, 0, 0);
+        bench.faults.fail(&[OpKind::Write]);
+        bench.drain().expect_err("nothing is written");
+        bench.faults.heal();
+        let mended = bench.world.lane.now();
+        assert_eq!(bench.drain(), Ok(()), "ordered: {ordered}");
+        let waited = bench.world.lane.now().since(mended);
+        assert!(waited < Duration::from_millis(400), "ordered: {ordered}: {waited:?}");
+    }
+}
+
 /// The origin stays at the flush before the one whose writes it does not take.
 #[test]
 fn order_stops_at_a_bad_sector_until_it_is_given_up() {

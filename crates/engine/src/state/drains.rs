@@ -1,0 +1,41 @@
+//! The drains of a volume: while one is under way, everything is written back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::state::volume::Volume;
+
+/// Counts of a volume's drains.
+#[derive(Default)]
+pub(crate) struct Drains {
+    under_way: AtomicU64,
+    begun: AtomicU64,
+}
+
+impl Drains {
+    /// Returns whether any is under way.
+    pub(crate) fn any(&self) -> bool {
+        self.under_way.load(Ordering::SeqCst) > 0
+    }
+
+    /// Returns how many have begun. It never falls, so that a new one can be told from one that has ended.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+}
+
+/// A request to drain a volume, withdrawn when this is dropped, so a caller may stop waiting.
+pub(crate) struct Draining<'a>(&'a Volume);
+
+impl<'a> Draining<'a> {
+    pub(crate) fn begin(volume: &'a Volume) -> Self {
+        volume.drains.under_way.fetch_add(1, Ordering::SeqCst);
+        volume.drains.begun.fetch_add(1, Ordering::SeqCst);
+        Draining(volume)
+    }
+}
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.drains.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+}
