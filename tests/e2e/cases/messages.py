@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 
 from harness import *
 from harness.http_unix import UnixConnection
@@ -49,11 +48,11 @@ def a_reader_that_leaves_is_none(box):
 def an_error_that_cannot_be_said_keeps_its_code(box):
     daemon = served(box)
     cache, origin = box.file("c", 64 * MIB), box.file("o", 16 * MIB)
-    copy = shutil.copy(box.path("cache"), box.path("copy"))
+    filled = box.file("filled", 64 * MIB, b"not blank")
     for words, code in (
         (["show", "absent"], 2),
         (["list", "--bad"], 2),
-        (["create", "w", "--cache", copy, "--origin", origin], 4),
+        (["create", "w", "--cache", filled, "--origin", origin], 4),
         (["create", "v", "--cache", cache, "--origin", origin], 3),
         (["daemon", "--log", "[["], 2),
         (["daemon", "--state-dir", daemon.state], 3),

@@ -145,7 +145,7 @@ impl EngineLane {
         mut enough: u64,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
-        let _draining = Draining::begin(volume);
+        let _draining = Draining::begin(&volume.drains);
         self.pass_those_answered_at_once(volume).await;
         volume.try_bad_again();
         volume.writeback_wanted.notify_all();

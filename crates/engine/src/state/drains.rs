@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::state::volume::Volume;
-
 /// Counts of a volume's drains.
 #[derive(Default)]
 pub(crate) struct Drains {
@@ -24,18 +22,18 @@ impl Drains {
 }
 
 /// A request to drain a volume, withdrawn when this is dropped, so a caller may stop waiting.
-pub(crate) struct Draining<'a>(&'a Volume);
+pub(crate) struct Draining<'a>(&'a Drains);
 
 impl<'a> Draining<'a> {
-    pub(crate) fn begin(volume: &'a Volume) -> Self {
-        volume.drains.under_way.fetch_add(1, Ordering::SeqCst);
-        volume.drains.begun.fetch_add(1, Ordering::SeqCst);
-        Draining(volume)
+    pub(crate) fn begin(drains: &'a Drains) -> Self {
+        drains.under_way.fetch_add(1, Ordering::SeqCst);
+        drains.begun.fetch_add(1, Ordering::SeqCst);
+        Draining(drains)
     }
 }
 
 impl Drop for Draining<'_> {
     fn drop(&mut self) {
-        self.0.drains.under_way.fetch_sub(1, Ordering::SeqCst);
+        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
     }
 }
