@@ -101,7 +101,12 @@ impl EngineLane {
             self.index_loaded().await?;
         }
         if !check.verdict.is_same() {
-            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force)?;
+            // After a crash blocks that differ are no proof: the cache's own last writes may have reached the
+            // origin and their marks not the log. Clean blocks go, and dirty ones are as good as without a look.
+            let proves_nothing = record.fingerprint.is_none()
+                && matches!(check.verdict, Verdict::Changed(Sign::Blocks));
+            let accepted = force || proves_nothing;
+            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, accepted)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
             // against them is overwritten in the volume table.
             self.store.sync_marks().await?;
