@@ -6,6 +6,8 @@ import subprocess
 import threading
 import time
 
+import nbd
+
 from harness import *
 from harness.data import BLOCK, read_stamp, stamp
 
@@ -211,6 +213,21 @@ def a_cache_in_ram_whose_origin_hangs_is_given_up_by_name(box):
     check(seconds < 58, f"the stop took {seconds:.1f} s")
     check_equal(code, 1, "the exit code")
     check("dirty blocks in RAM are lost" in daemon.log(), "the log does not say what is lost")
+
+
+@test
+def a_cache_in_ram_starts_again_as_soon_as_its_origin_answers(box):
+    daemon = box.daemon()
+    bad = box.file("bad", 16 * MIB)
+    uri = daemon.create("v", "ram:32M", f"faulty:{bad}")
+    client = connect(uri)
+    faults(bad, "hang read")
+    client.aio_pread(nbd.Buffer(4096), MIB)
+    # The read keeps the volume, and with it the cache of the volume that was stopped.
+    daemon.cli("stop", "v", expect=1)
+    faults(bad, "# none")
+    daemon.cli("start", "v")
+    check_equal(bytes(connect(uri).pread(4096, 0)), bytes(4096), "the first block")
 
 
 @test

@@ -86,6 +86,7 @@ impl EngineHost {
         while place.is_lingering() {
             if Instant::now() >= end {
                 let (host, place) = (self.clone(), place.clone());
+                tracing::info!("a cache stays open until the origin of a stopped volume answers");
                 std::thread::spawn(move || {
                     while place.is_lingering() {
                         std::thread::sleep(LINGERING);
@@ -126,11 +127,19 @@ impl EngineHost {
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<(), ApiError> {
-        let device = claim(&self.memory, "cache", spec)?;
-        self.format(volume, &device)?;
-        let room = blocks_of(volume, &origin);
-        let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
-        *place.lock() = Some(opened.clone());
+        let opened = {
+            let mut cache = place.lock();
+            // Left open by a stop, because something waited for the origin then.
+            if let Some(left) = cache.take() {
+                self.close(place, &left, CLOSE_PATIENCE)?;
+            }
+            let device = claim(&self.memory, "cache", spec)?;
+            self.format(volume, &device)?;
+            let room = blocks_of(volume, &origin);
+            let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
+            *cache = Some(opened.clone());
+            opened
+        };
         self.create_in(volume, origin, place, &opened)
     }
 

@@ -145,18 +145,22 @@ impl EngineHost {
             self.note_contents(&definition);
         }
         let _wait = self.served.wait_for(name, &origin);
-        let (volume, block) = (running.volume.clone(), running.block_bytes());
-        let left = self.using(place, move || self.take_away(name, running));
+        // Counted before the cache is closed, which waits until nothing refers to the volume.
+        let mut dirty = 0;
+        let left = self.using(place, || {
+            let (volume, block) = (running.volume.clone(), running.block_bytes());
+            let left = self.take_away(name, running);
+            dirty = volume.dirty_blocks() * block;
+            left
+        });
         settled.and_then(|settled| settled).and(left)?;
-        match volume.dirty_blocks() * block {
-            dirty if dirty > 0 && unsafe_cache => Err(ApiError::new(
-                ErrorKind::DataAtRisk,
-                format!(
-                    "{dirty} bytes that clients wrote to '{name}' while it was stopped are only on its cache device {cache}, to which that path does not lead any more"
-                ),
-            )),
-            _ => Ok(()),
+        if dirty > 0 && unsafe_cache {
+            let message = format!(
+                "{dirty} bytes that clients wrote to '{name}' while it was stopped are only on its cache device {cache}, to which that path does not lead any more"
+            );
+            return Err(ApiError::new(ErrorKind::DataAtRisk, message));
         }
+        Ok(())
     }
 
     /// See [`crate::daemon::host_api::Host::check_origin_path`].
@@ -187,12 +191,14 @@ impl EngineHost {
             state.engine(number)?.stop_volume(&own, true).await.map_err(faults::engine)
         });
         self.dismiss(place, volume);
-        place.note_left(volume);
         stopped.and_then(|stopped| stopped)
     }
 
     /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
     fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
+        // First: clients with requests that are not answered are waited for, and a shutdown meanwhile has to know
+        // that the volume is still there.
+        place.note_left(volume);
         self.served.ram.remove(&volume.name);
         let (number, id) = (place.number, volume.id);
         let dismissed: Vec<_> = self
@@ -384,7 +390,6 @@ impl EngineHost {
             Ok(()) => {
                 self.using(place, move || {
                     self.dismiss(&running.place, &running.volume);
-                    running.place.note_left(&running.volume);
                     self.served.remove(name);
                     Ok::<_, ApiError>(())
                 })?;
