@@ -4,6 +4,7 @@ import subprocess
 import time
 
 from harness import *
+from harness.faults import wait_for
 
 
 @test
@@ -19,9 +20,7 @@ def sigterm_under_load_ends_well_and_keeps_everything(box):
         for start in range(0, len(content), MIB):
             client.pwrite(content[start : start + MIB], start)
         load = box.start_fio(uri, "--rw=randrw", "--offset=128m", "--time_based", "--runtime=60")
-        time.sleep(1)
-        dirty = daemon.dirty("v")
-        check(dirty >= len(content) // 4096, f"only {dirty} blocks are dirty")
+        wait_for(lambda: daemon.dirty("v") >= len(content) // 4096, "fio writes beside what is there")
         code, seconds = daemon.terminate()
         check_equal(code, 0, "the exit code")
         check(seconds < 10, f"the stop took {seconds:.1f} s")
