@@ -154,7 +154,7 @@ impl Image {
             use_volume(&world, &target, block.bytes(), round);
             if round == 0 {
                 let inner = engine.clone();
-                let drained = async move { inner.drain("data", |_| ()).await };
+                let drained = async move { inner.drain("data", |_| Ok(())).await };
                 world.block_on(drained).expect("everything can be written back");
                 use_volume(&world, &target, block.bytes(), 2);
             } else if clean {

@@ -1,6 +1,7 @@
 //! Forebay's vocabulary as types. No I/O, no clocks of its own, no unsafe code.
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
+//! - [`cancel`]: how long work ends early
 //! - [`evidence`]: what a device's system says about writes to it
 //! - [`identity`]: identifies a device by everything except its content
 //! - [`mask`]: which sectors of a block are valid
@@ -16,6 +17,7 @@
 //! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
 
+pub mod cancel;
 pub mod counters;
 pub mod evidence;
 pub mod export;
@@ -32,6 +34,7 @@ pub mod time;
 pub mod units;
 pub mod why;
 
+pub use cancel::Cancelled;
 pub use counters::CounterTotals;
 pub use evidence::{Evidence, Since};
 pub use export::{ExportSet, ExportSetError, FrontEndKind};

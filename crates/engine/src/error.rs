@@ -5,6 +5,7 @@ pub(crate) mod writeback;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::Cancelled;
 use forebay_core::identity::Difference;
 use forebay_device::DeviceError;
 use forebay_lane::OverLimit;
@@ -23,6 +24,8 @@ pub enum EngineErrorKind {
     DataAtRisk,
     /// A device or the system failed.
     Failed,
+    /// The operator cancelled it.
+    Cancelled,
 }
 
 /// Why a note is not durable.
@@ -127,6 +130,12 @@ impl EngineError {
     /// Returns the error for a name that no volume of the cache has.
     pub(crate) fn no_volume(name: &str) -> Self {
         EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
+    }
+}
+
+impl From<Cancelled> for EngineError {
+    fn from(cancelled: Cancelled) -> Self {
+        EngineError::new(EngineErrorKind::Cancelled, cancelled.to_string())
     }
 }
 

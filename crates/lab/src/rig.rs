@@ -199,7 +199,7 @@ impl Rig {
     /// Writes everything dirty back.
     pub(crate) fn drain(&self) -> LabResult<()> {
         let engine = self.engine.clone();
-        let draining = async move { engine.drain(VOLUME, |_| ()).await };
+        let draining = async move { engine.drain(VOLUME, |_| Ok(())).await };
         Ok(self.local.block_on("draining", draining)??)
     }
 

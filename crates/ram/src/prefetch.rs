@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_core::IoError;
+use forebay_core::{Cancelled, IoError};
 use forebay_engine::BlockService;
 use forebay_lane::Lane;
 
@@ -39,20 +39,20 @@ pub struct Prefetched {
 /// Reads ranges of bytes of `volume`, which has `tier`, in their order and in requests of up to 1 MiB.
 /// Nothing is evicted for them: what has no room is left out. Each read waits for a while as long as
 /// `in_flight`, the requests in flight below the tier, are more than its own. `progress` is called
-/// with the bytes of the ranges that are done.
+/// with the bytes of the ranges that are done, and may end it.
 pub async fn prefetch(
     tier: &Tier,
     volume: &Rc<dyn BlockService>,
     lane: &Rc<Lane>,
     ranges: impl Iterator<Item = Range<u64>>,
     in_flight: impl Fn() -> u64,
-    progress: impl Fn(u64),
+    progress: impl Fn(u64) -> Result<(), Cancelled>,
 ) -> Prefetched {
     let (own, reading, done) = (Cell::new(0), Cell::new(0), Cell::new(0));
-    let (bytes, failed) = (Cell::new(0), Cell::new(0));
+    let (bytes, failed, goes_on) = (Cell::new(0), Cell::new(0), Cell::new(true));
     let add = |count: &Cell<u64>, more| count.set(count.get() + more);
     let one = |range: Range<u64>| {
-        let (own, reading, done) = (&own, &reading, &done);
+        let (own, reading, done, goes_on) = (&own, &reading, &done, &goes_on);
         let (bytes, failed, in_flight, progress) = (&bytes, &failed, &in_flight, &progress);
         async move {
             let mut wanted = missing(tier, &range, reading.get());
@@ -76,13 +76,13 @@ pub async fn prefetch(
                 add(failed, bad);
             }
             add(done, range.end - range.start);
-            progress(done.get());
+            goes_on.set(goes_on.get() && progress(done.get()).is_ok());
             Ok(())
         }
     };
     let size = volume.size();
     let pieces = ranges.flat_map(move |range| in_regions(range.start..range.end.min(size)));
-    let pieces = pieces.map(|(_, range)| range);
+    let pieces = pieces.map(|(_, range)| range).take_while(|_| goes_on.get());
     // Only a volume that stops ends it early.
     let _ = each(DEPTH, pieces, one).await;
     Prefetched { bytes: bytes.get(), failed: failed.get() }

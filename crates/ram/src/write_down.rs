@@ -297,28 +297,6 @@ pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoErro
     each(depth, regions.into_iter(), one).await
 }
 
-/// As [`all`], in a task of its own on `lane`, so that the caller may stop waiting: a write-down that
-/// has begun must end before the next one of the same data begins.
-///
-/// # Errors
-/// As for [`all`].
-pub async fn all_in_background(
-    tier: &Arc<Tier>,
-    lower: &Rc<dyn BlockService>,
-    lane: &Rc<Lane>,
-) -> Result<(), IoError> {
-    let end = Rc::new(End::default());
-    let (own, tier, lower) = (end.clone(), tier.clone(), lower.clone());
-    lane.spawn(async move { own.tell(all(&tier, &lower).await) });
-    loop {
-        let told = end.told.listen();
-        if let Some(result) = end.result.get() {
-            return result;
-        }
-        told.await;
-    }
-}
-
 /// The end of a task of its own.
 #[derive(Default)]
 struct End {

@@ -321,7 +321,7 @@ async fn set_caching(
     }
     tiers.note_caching(volume, settings.caching);
     lane.set(&name(volume), settings).await?;
-    if drains { lane.drain(&name(volume), |_| ()).await } else { Ok(()) }
+    if drains { lane.drain(&name(volume), |_| Ok(())).await } else { Ok(()) }
 }
 
 async fn set_policy(lane: &Rc<EngineLane>, policy: ReplacementKind) -> Result<(), EngineError> {
@@ -384,7 +384,7 @@ async fn administrate(
         }
         Admin::Drain(volume) => {
             tiers.write_down(&lane, volume, false).await?;
-            lane.drain(&name(volume), |_| ()).await
+            lane.drain(&name(volume), |_| Ok(())).await
         }
         Admin::Caching(volume, caching) => {
             let settings = Settings { caching, ..present(volume)? };
@@ -394,7 +394,7 @@ async fn administrate(
             if let Some(tier) = tiers.get(volume).filter(|_| ram) {
                 tier.forget_clean();
             }
-            if ssd { lane.forget_clean(&name(volume), |_| ()).await } else { Ok(()) }
+            if ssd { lane.forget_clean(&name(volume), |_| Ok(())).await } else { Ok(()) }
         }
         Admin::Restart(volume) => {
             let id = known(volume);
@@ -414,7 +414,7 @@ async fn administrate(
                 tiers.write_down(&lane, volume, true).await?;
             }
             let id = known(volume);
-            let deleted = lane.delete(&name(volume), discard, |_| ()).await;
+            let deleted = lane.delete(&name(volume), discard, |_| Ok(())).await;
             if deleted.is_ok() {
                 tiers.remove(volume);
             }
@@ -494,7 +494,7 @@ impl Instance for Running {
             }
             let there = |volume: &u16| drain && lane.cache.volume(&name(*volume)).is_some();
             for volume in (0..volumes).filter(there) {
-                result = result.and(lane.drain(&name(volume), |_| ()).await);
+                result = result.and(lane.drain(&name(volume), |_| Ok(())).await);
             }
             result.and(lane.close().await)
         })

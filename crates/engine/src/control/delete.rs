@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use forebay_core::Cancelled;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
@@ -13,13 +14,13 @@ impl EngineLane {
     /// so that the origin is complete, unless the data is to be discarded.
     ///
     /// # Errors
-    /// The dirty data cannot be written back, or the volume table not changed. The volume then
+    /// It is cancelled while dirty data is written back, that cannot be, or the volume table not changed. The volume then
     /// stays as it was.
     pub async fn delete(
         self: &Rc<Self>,
         name: &str,
         discard_dirty: bool,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);

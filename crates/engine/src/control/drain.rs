@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use forebay_core::IoError;
 use forebay_core::why::WakeReason;
+use forebay_core::{Cancelled, IoError};
 use forebay_lane::either;
 
 use crate::error::{EngineError, EngineErrorKind, WritebackError};
@@ -64,14 +64,14 @@ impl Attempts {
 impl EngineLane {
     /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
     /// blocks that they make dirty do not keep this from ending. Without such requests none is dirty
-    /// in the end. `progress` is called with the number of dirty blocks left.
+    /// in the end. `progress` is called with the number of dirty blocks left, and may end it.
     ///
     /// # Errors
-    /// The origin cannot be written, or blocks not read back, for a while; or a device hangs.
+    /// It is cancelled; or the origin cannot be written, or blocks not read back, for a while; or a device hangs.
     pub async fn drain(
         self: &Rc<Self>,
         name: &str,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         self.index_loaded().await?;
@@ -85,7 +85,7 @@ impl EngineLane {
         self: &Rc<Self>,
         volume: &Arc<Volume>,
         enough: u64,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         if let Some(protected) = volume.kept_from_origin() {
             return Err(EngineError::new(EngineErrorKind::Failed, protected));
@@ -143,7 +143,7 @@ impl EngineLane {
         &self,
         volume: &Arc<Volume>,
         mut enough: u64,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let _draining = Draining::begin(&volume.drains);
         self.pass_those_answered_at_once(volume).await;
@@ -155,7 +155,7 @@ impl EngineLane {
             // See the same fence in `path::write`.
             fence(Ordering::SeqCst);
             let left = volume.dirty_blocks();
-            progress(left);
+            progress(left)?;
             let mut swept = volume.sweeps() >= enough;
             if swept && left < least {
                 (least, enough, swept) = (left, volume.sweeps() + 1, false);

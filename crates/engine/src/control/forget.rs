@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use forebay_core::OriginBlock;
 use forebay_core::why::InvalidationReason;
+use forebay_core::{Cancelled, OriginBlock};
 use forebay_lane::yield_now;
 
 use crate::error::EngineError;
@@ -30,15 +30,15 @@ fn forget(view: &LaneVolume, block: OriginBlock) {
 
 impl EngineLane {
     /// Forgets all clean blocks of a volume. Requests are served meanwhile; blocks that they read may
-    /// enter again. `progress` is called with the number of blocks left.
+    /// enter again. `progress` is called with the number of blocks left, and may end it.
     ///
     /// # Errors
-    /// There is no such volume, or the cache device fails: blocks may then come back after a crash,
+    /// There is no such volume, it is cancelled, or the cache device fails: blocks may then come back after a crash,
     /// which does no harm.
     pub async fn forget_clean(
         self: &Rc<Self>,
         name: &str,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let view = self.loaded_volume(name).await?;
         let (store, space) = (&self.cache.store, view.volume.space);
@@ -47,7 +47,7 @@ impl EngineLane {
             |entry| !entry.dirty,
             |address, _| left += u64::from(space.block(address).is_some()),
         );
-        progress(left);
+        progress(left)?;
         let (mut clean, mut marks) = (Vec::<OriginBlock>::new(), 0);
         for shard in 0..store.index.shard_count() {
             store.index.scan_shard(shard, &mut |address, entry| {
@@ -58,7 +58,7 @@ impl EngineLane {
                     left = left.saturating_sub(1);
                     forget(&view, block);
                 }
-                progress(left);
+                progress(left)?;
                 self.rest(&mut marks).await?;
             }
         }
@@ -73,14 +73,14 @@ impl EngineLane {
         self: &Rc<Self>,
         name: &str,
         blocks: &BlockSet,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let view = self.loaded_volume(name).await?;
         let (mut left, mut marks) = (blocks.len(), 0);
         for range in blocks.ranges() {
             for start in range.clone().step_by(STEP) {
                 let end = (start + STEP as u64).min(range.end);
-                progress(left);
+                progress(left)?;
                 (start..end).for_each(|block| forget(&view, OriginBlock(block)));
                 left -= end - start;
                 self.rest(&mut marks).await?;

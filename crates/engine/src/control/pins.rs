@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_core::OriginBlock;
 use forebay_core::units::format_size;
+use forebay_core::{Cancelled, OriginBlock};
 use forebay_lane::{join_all, yield_now};
 
 use crate::error::{EngineError, EngineErrorKind};
@@ -69,17 +69,17 @@ impl EngineLane {
     }
 
     /// Reads these blocks of a volume from the origin unless they are cached, so that they are
-    /// afterwards. Gives way to clients. `progress` is called with the number of blocks left. Returns
+    /// afterwards. Gives way to clients. `progress` is called with the number of blocks left, and may end it. Returns
     /// how many blocks did not enter, because the admission settings, writes that overtake or a lack of space keep
     /// them out.
     ///
     /// # Errors
-    /// There is no such volume, it stops, its origin cannot be read, or no block that is read may enter.
+    /// There is no such volume, it is cancelled, it stops, its origin cannot be read, or no block that is read may enter.
     pub async fn fill(
         self: &Rc<Self>,
         name: &str,
         blocks: &BlockSet,
-        progress: impl Fn(u64),
+        progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<u64, EngineError> {
         let view = self.loaded_volume(name).await?;
         let volume = &view.volume;
@@ -100,7 +100,7 @@ impl EngineLane {
                 .map(|start| start..(start + step).min(end))
                 .collect();
             for some in pieces.chunks(TOGETHER as usize) {
-                progress(left);
+                progress(left)?;
                 let filled = join_all(some.iter().map(|piece| fill_piece(&view, piece))).await;
                 for filled in filled {
                     absent += filled?;

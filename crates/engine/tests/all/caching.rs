@@ -69,7 +69,7 @@ impl Test {
     fn forget_clean(&self) {
         let engine = self.engine.clone();
         self.world
-            .block_on(async move { engine.forget_clean("data", |_| ()).await })
+            .block_on(async move { engine.forget_clean("data", |_| Ok(())).await })
             .expect("forgotten");
     }
 }

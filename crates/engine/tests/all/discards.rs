@@ -130,7 +130,7 @@ fn a_discard_that_fails_has_writeback_write_again() {
     bench.faults.hang(&[OpKind::Sync]);
     let engine = bench.engine.clone();
     bench.world.lane.spawn(async move {
-        let _ = engine.drain("data", |_| ()).await;
+        let _ = engine.drain("data", |_| Ok(())).await;
     });
     bench.world.advance(Duration::from_secs(1));
     assert_eq!(bench.written(), (2 * MIB, 2 * MIB, 512));

@@ -78,7 +78,7 @@ fn a_drain_gives_up_a_range_that_the_origin_does_not_take_although_clients_write
     let bench = Bench::new();
     bench.faults.fail_in(OpKind::Write, 7 * BLOCK..8 * BLOCK);
     (0..64).for_each(|block| _ = bench.write(block));
-    let drained = bench.start(|engine| async move { engine.drain("data", |_| ()).await });
+    let drained = bench.start(|engine| async move { engine.drain("data", |_| Ok(())).await });
     bench.rewrite_until(|| has_ended(&drained));
     let error = drained.take().expect("it has ended").expect_err("a block is not written");
     assert!(error.message.contains("cannot be written back"), "{error:?}");
@@ -119,7 +119,8 @@ fn a_volume_is_deleted_although_clients_write_all_the_time() {
     let bench = Bench::new();
     (0..64).for_each(|block| _ = bench.write(block));
     bench.slow_down();
-    let deleted = bench.start(|engine| async move { engine.delete("data", false, |_| ()).await });
+    let deleted =
+        bench.start(|engine| async move { engine.delete("data", false, |_| Ok(())).await });
     bench.rewrite_until(|| has_ended(&deleted));
     deleted.take().expect("it has ended").expect("deleted");
 }

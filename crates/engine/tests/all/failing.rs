@@ -98,7 +98,7 @@ impl Case {
     fn delete(&self, discard: bool) -> Result<(), EngineErrorKind> {
         let engine = self.engine.clone();
         let result =
-            self.world.block_on(async move { engine.delete("data", discard, |_| ()).await });
+            self.world.block_on(async move { engine.delete("data", discard, |_| Ok(())).await });
         result.map_err(|error| error.kind)
     }
 

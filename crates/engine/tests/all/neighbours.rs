@@ -179,7 +179,9 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way_beside_blocks_that_stay() {
         let stays = BlockSet::from(pinned.clone());
         two.engine.pin("b", &stays).expect("pinned");
         let engine = two.engine.clone();
-        two.world.block_on(async move { engine.fill("b", &stays, |_| ()).await }).expect("filled");
+        two.world
+            .block_on(async move { engine.fill("b", &stays, |_| Ok(())).await })
+            .expect("filled");
         for block in 5000..8190 {
             two.world.read(&two.b, block * 4096, 4096);
         }
@@ -393,7 +395,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
     two.world.advance(Duration::from_secs(30));
     let before = two.world.lane.now();
     let engine = two.engine.clone();
-    let deleted = two.world.block_on(async move { engine.delete("a", true, |_| ()).await });
+    let deleted = two.world.block_on(async move { engine.delete("a", true, |_| Ok(())).await });
     deleted.expect("deleted");
     assert!(two.world.lane.now().since(before) < LONG);
     assert_eq!(two.engine.cache.store.volumes().len(), 1);

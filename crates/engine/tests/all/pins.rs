@@ -41,7 +41,7 @@ impl Test {
     fn fill(&self) -> u64 {
         let (engine, blocks) = (self.engine.clone(), self.volume.volume().pinned());
         self.world
-            .block_on(async move { engine.fill("data", &blocks, |_| ()).await })
+            .block_on(async move { engine.fill("data", &blocks, |_| Ok(())).await })
             .expect("filled")
     }
 
@@ -167,7 +167,7 @@ fn where_nothing_enters_a_fill_is_refused() {
     ] {
         let test = Test::new(settings);
         let (engine, blocks) = (test.engine.clone(), BlockSet::from(PINNED));
-        let fill = async move { engine.fill("data", &blocks, |_| ()).await };
+        let fill = async move { engine.fill("data", &blocks, |_| Ok(())).await };
         let refused = test.world.block_on(fill).expect_err("nothing enters");
         assert_eq!(refused.kind, EngineErrorKind::Refused);
     }
@@ -199,7 +199,7 @@ fn blocks_of_a_range_are_forgotten() {
     let before = test.engine.cache.store.index.len();
     let (engine, some) = (test.engine.clone(), BlockSet::from(1000..1200));
     test.world
-        .block_on(async move { engine.forget_clean_of("data", &some, |_| ()).await })
+        .block_on(async move { engine.forget_clean_of("data", &some, |_| Ok(())).await })
         .expect("forgotten");
     assert_eq!(test.cached(1000..1200), 1, "the dirty one stays");
     assert_eq!(before - test.engine.cache.store.index.len(), 199);

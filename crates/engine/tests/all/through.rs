@@ -281,7 +281,7 @@ fn a_volume_that_leaves_order_and_writeback_is_clean_when_both_are_over() {
     world.lane.spawn(async move {
         own.set("data", settings(Mode::Writethrough)).await.expect("set");
         hanging.hang(&[OpKind::Write]);
-        own.drain("data", |_| ()).await.expect("drained");
+        own.drain("data", |_| Ok(())).await.expect("drained");
         done.set(true);
     });
     world.advance(Duration::from_millis(300));

@@ -219,7 +219,7 @@ fn after_a_drain_writeback_is_at_rest_again() {
             bench.dirty(0);
             let engine = bench.engine.clone();
             bench.world.block_on(async move {
-                let mut drain = Box::pin(engine.drain("data", |_| ()));
+                let mut drain = Box::pin(engine.drain("data", |_| Ok(())));
                 if given_up {
                     std::future::poll_fn(|context| {
                         assert!(drain.as_mut().poll(context).is_pending());
@@ -262,7 +262,7 @@ fn a_drain_writes_blocks_that_became_dirty_while_a_sweep_ended() {
     }
     let volume = target.volume().clone();
     world.block_on(async move {
-        let mut drain = Box::pin(engine.drain("data", |_| ()));
+        let mut drain = Box::pin(engine.drain("data", |_| Ok(())));
         std::future::poll_fn(|context| {
             assert!(drain.as_mut().poll(context).is_pending());
             Poll::Ready(())

@@ -234,7 +234,7 @@ impl World {
     pub(crate) fn drain(&mut self) -> LabResult<Duration> {
         let started = self.now();
         let engine = self.engine.clone();
-        let draining = async move { engine.drain(VOLUME, |_| ()).await };
+        let draining = async move { engine.drain(VOLUME, |_| Ok(())).await };
         self.machine.block_on("a drain", draining)??;
         self.check()?;
         Ok(self.now().since(started))

@@ -260,7 +260,7 @@ impl World {
 
     pub fn drain_as(&self, engine: &Rc<EngineLane>, name: &'static str) -> Result<(), EngineError> {
         let engine = engine.clone();
-        self.block_on(async move { engine.drain(name, |_| ()).await })
+        self.block_on(async move { engine.drain(name, |_| Ok(())).await })
     }
 
     pub fn stop(&self, engine: &Rc<EngineLane>, name: &'static str) -> Result<(), EngineError> {

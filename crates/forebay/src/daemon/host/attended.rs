@@ -16,7 +16,7 @@ use crate::daemon::operations::Work;
 const STEP: Duration = Duration::from_millis(25);
 
 /// How long cancelled work may take to end by itself before it is abandoned.
-const GIVING_UP: Duration = Duration::from_secs(1);
+pub(super) const GIVING_UP: Duration = Duration::from_secs(1);
 
 /// State shared by a job and the operation that waits for it.
 enum Stage<T> {

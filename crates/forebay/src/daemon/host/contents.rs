@@ -110,12 +110,13 @@ impl EngineHost {
             let volume = volume
                 .ok_or_else(|| ApiError::failed(format!("'{own}' is not served any more")))?;
             let total = hint.ranges().map(|range| range.end - range.start).sum();
-            left.set(total);
+            left.set(total).map_err(|_| faults::cancelled())?;
             let lane: &Rc<_> = &state.context.lane;
             let in_flight = || counted.stats.in_flight();
             let progress = |done| left.set(total.saturating_sub(done));
             let done = prefetch(&tier, &volume, lane, hint.ranges(), in_flight, progress).await;
             tracing::info!(volume = own, bytes = done.bytes, failed = done.failed, "prefetched");
+            left.set(0).map_err(|_| faults::cancelled())?;
             match done.failed {
                 0 => Ok(()),
                 failed => {

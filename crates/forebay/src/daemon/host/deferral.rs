@@ -70,9 +70,10 @@ impl EngineHost {
         let written = self.lanes.watch(work, 1, move |state, left| async move {
             let volume = state.engines().iter().find_map(|engine| engine.open(own.as_str()));
             let volume = volume.ok_or_else(|| gone(&own))?;
-            left.set(tier.deferred_bytes());
-            let written = write_down::all_in_background(&tier, &volume, &state.context.lane).await;
-            left.set(tier.deferred_bytes());
+            // Whether it was cancelled is asked above: what has begun has to end before the next write-down begins.
+            let _ = left.set(tier.deferred_bytes());
+            let written = write_down::all(&tier, &volume).await;
+            let _ = left.set(tier.deferred_bytes());
             written.map_err(|error| ApiError::failed(error.to_string()))
         });
         written.map_err(|error| self.stuck(name, ram.tier(), error))

@@ -13,8 +13,14 @@ pub(super) fn engine(error: EngineError) -> ApiError {
         EngineErrorKind::Refused => ErrorKind::Refused,
         EngineErrorKind::DataAtRisk => ErrorKind::DataAtRisk,
         EngineErrorKind::Failed => ErrorKind::Failed,
+        EngineErrorKind::Cancelled => return cancelled(),
     };
     ApiError::new(kind, error.message)
+}
+
+/// Returns the error of work that was cancelled, and has changed nothing that clients see.
+pub(super) fn cancelled() -> ApiError {
+    ApiError::new(ErrorKind::Cancelled, "cancelled; the volume is served as before")
 }
 
 /// Converts an error of the memory budget. Where a cache is created as well, this is the first of

@@ -382,7 +382,7 @@ impl EngineHost {
         let (number, own) = (place.number, name.to_string());
         let deleted = self.lanes.run(0, move |state| async move {
             let engine = state.engine(number)?;
-            engine.delete(&own, discard_dirty, |_| ()).await.map_err(faults::engine)
+            engine.delete(&own, discard_dirty, |_| Ok(())).await.map_err(faults::engine)
         });
         // A failed device has not been told, although the engine no longer needs it.
         let told = !running.store().health.failed();

@@ -2,45 +2,59 @@
 //! operation may cancel.
 
 use std::future::Future;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, ErrorKind, Unit};
-use forebay_lane::Lane;
+use forebay_admin::{ApiError, Unit};
+use forebay_core::Cancelled;
 
-use super::lanes::{Flag, LaneState, Lanes, unfinished};
+use super::attended::GIVING_UP;
+use super::faults;
+use super::lanes::{LaneState, Lanes, unfinished};
 use crate::daemon::operations::Work;
 
-/// How often both sides poll.
+/// How often the operation polls.
 const STEP: Duration = Duration::from_millis(25);
+
+#[derive(Default)]
+struct Shared {
+    /// Blocks left plus one; 0: nothing has been reported yet.
+    left: AtomicU64,
+    cancelled: AtomicBool,
+}
 
 /// Number of blocks left to do, reported by a lane.
 #[derive(Clone, Default)]
-pub(super) struct Left(Arc<AtomicU64>);
+pub(super) struct Left(Arc<Shared>);
 
 impl Left {
     /// Reports the number.
-    pub(super) fn set(&self, blocks: u64) {
-        // Stored plus one, so that 0 means that nothing has been reported yet.
-        self.0.store(blocks.saturating_add(1), Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// The work is to end here.
+    pub(super) fn set(&self, blocks: u64) -> Result<(), Cancelled> {
+        self.0.left.store(blocks.saturating_add(1), Ordering::Relaxed);
+        match self.0.cancelled.load(Ordering::Relaxed) {
+            true => Err(Cancelled),
+            false => Ok(()),
+        }
     }
 
     fn get(&self) -> Option<u64> {
-        self.0.load(Ordering::Relaxed).checked_sub(1)
+        self.0.left.load(Ordering::Relaxed).checked_sub(1)
     }
 }
 
 impl Lanes {
-    /// Runs `job` on the first lane, and waits for its end. The job reports how many blocks of
-    /// `block_bytes` are left, and is dropped at its next await when the work is cancelled.
+    /// Runs `job` on the first lane, and waits for its end. The job reports how many blocks of `block_bytes` are left,
+    /// and learns then that the work was cancelled. It is never dropped: others may wait for a commit or a sync that it
+    /// has begun. If it waits for a device when it is cancelled, it is left to end by itself.
     ///
     /// # Errors
-    /// The job's own, or [`ErrorKind::Cancelled`].
+    /// The job's own, or [`forebay_admin::ErrorKind::Cancelled`].
     pub(super) fn watch<F>(
         &self,
         work: &Work,
@@ -50,13 +64,10 @@ impl Lanes {
     where
         F: Future<Output = Result<(), ApiError>> + 'static,
     {
-        let (left, cancel) = (Left::default(), Flag::default());
-        let (told, asked) = (left.clone(), cancel.clone());
-        let ended = self.begin(0, move |state| {
-            let lane = state.context.lane.clone();
-            or_cancelled(lane, job(state, told), asked)
-        });
-        let mut total = 0;
+        let left = Left::default();
+        let told = left.clone();
+        let ended = self.begin(0, move |state| job(state, told));
+        let (mut total, mut cancelled) = (0, None::<Instant>);
         loop {
             let result = ended.recv_timeout(STEP);
             if let Some(left) = left.get() {
@@ -67,32 +78,14 @@ impl Lanes {
             match result {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => return Err(unfinished()),
-                Err(RecvTimeoutError::Timeout) if work.is_cancelled() => cancel.raise(),
+                Err(RecvTimeoutError::Timeout) if work.is_cancelled() => {
+                    left.0.cancelled.store(true, Ordering::Relaxed);
+                    if cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP {
+                        return Err(faults::cancelled());
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => (),
             }
         }
     }
-}
-
-async fn or_cancelled(
-    lane: Rc<Lane>,
-    job: impl Future<Output = Result<(), ApiError>>,
-    cancel: Flag,
-) -> Result<(), ApiError> {
-    let mut job = pin!(job);
-    let mut next = pin!(lane.sleep(STEP));
-    std::future::poll_fn(|context| {
-        if let Poll::Ready(result) = job.as_mut().poll(context) {
-            return Poll::Ready(result);
-        }
-        while next.as_mut().poll(context).is_ready() {
-            if cancel.is_raised() {
-                let message = "cancelled; the volume is served as before";
-                return Poll::Ready(Err(ApiError::new(ErrorKind::Cancelled, message)));
-            }
-            next.set(lane.sleep(STEP));
-        }
-        Poll::Pending
-    })
-    .await
 }

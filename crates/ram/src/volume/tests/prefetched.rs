@@ -37,7 +37,10 @@ impl Running {
         let (end, done, others) = (self.ended.clone(), self.progress.clone(), self.busy.clone());
         self.bench.lane.spawn(async move {
             let in_flight = || others.get();
-            let told = |bytes| done.set(bytes);
+            let told = |bytes| {
+                done.set(bytes);
+                Ok(())
+            };
             end.set(Some(
                 prefetch(&tier, &volume, &lane, ranges.into_iter(), in_flight, told).await,
             ));
@@ -89,7 +92,7 @@ fn what_is_cached_is_not_read_and_nothing_is_evicted() {
     bench.lane.spawn(async move {
         let ranges = [0..4096, MIB..4 * MIB];
         let none = || 0;
-        end.set(Some(prefetch(&tier, &volume, &lane, ranges.into_iter(), none, |_| ()).await));
+        end.set(Some(prefetch(&tier, &volume, &lane, ranges.into_iter(), none, |_| Ok(())).await));
     });
     running.bench = bench;
     running.settle();

@@ -1,0 +1,80 @@
+"""Commands that are cancelled while a device works: what they began for others as well goes on to its end."""
+
+import signal
+import subprocess
+import time
+
+import nbd
+
+from harness import *
+from harness.faults import Disk, wait_for
+
+
+def begin(box, daemon, *words):
+    """Begins a command, to be cancelled."""
+    command = [daemon.binary, "--socket", daemon.socket, *words]
+    return box.spawn(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def handles_sigint(pid):
+    with open(f"/proc/{pid}/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+    return int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1 == 1
+
+
+def cancel(command):
+    """Cancels a command as Ctrl-C does, once it waits for its operation."""
+    wait_for(lambda: handles_sigint(command.pid), "it waits")
+    # It has reached the device by then.
+    time.sleep(1)
+    command.send_signal(signal.SIGINT)
+    said = command.communicate(timeout=60)[1]
+    check_equal(command.returncode, 1, f"the exit code of a command that was cancelled: {said}")
+    check("cancelled" in said, said)
+
+
+@test
+def a_cancelled_drop_fails_no_commit_of_other_volumes(box):
+    for words in ("drop", "a"), ("evict", "a", "0+1M"):
+        daemon, cache = box.daemon(name=words[0]), Disk(box, f"{words[0]}-cache", 64 * MIB)
+        clients = {}
+        for name in "a", "b":
+            origin = box.file(f"{words[0]}-{name}", 16 * MIB)
+            clients[name] = connect(daemon.create(name, cache.name, origin))
+            clients[name].pwrite(random_bytes(name, MIB), 0)
+        daemon.cli("flush", "a")
+        cache.faults("hang sync")
+        command = begin(box, daemon, *words)
+        wait_for(lambda: 'rule="hang sync"' in daemon.log(), "it syncs the cache device")
+        cancel(command)
+        cache.heal()
+        for name, client in clients.items():
+            client.pwrite(random_bytes(f"{words}{name}", MIB), 0)
+            client.flush()
+            check_equal(daemon.show(name)["state"], "running", f"the state of {name} after {words[0]}")
+
+
+@test
+def a_sync_that_fails_after_its_flush_was_cancelled_fails_the_next_one(box):
+    # The sync is writeback's in one mode, the command's own in the other.
+    for mode in "wt", "passthrough":
+        daemon, origin = box.daemon(name=mode), Disk(box, f"{mode}-origin", 16 * MIB)
+        uri = daemon.create("v", box.file(f"{mode}-cache", 64 * MIB), origin.name, "--mode", mode)
+        client = connect(uri)
+        client.pwrite(random_bytes(mode, MIB), 0)
+        origin.faults("hang sync")
+        command = begin(box, daemon, "flush", "v")
+        wait_for(lambda: 'rule="hang sync"' in daemon.log(), "it syncs the origin")
+        cancel(command)
+        # The system reports a failed sync once.
+        origin.faults("fail EIO sync times=1")
+        wait_for(lambda: 'rule="fail EIO sync times=1"' in daemon.log(), "the sync fails")
+        origin.heal()
+        try:
+            client.flush()
+        except nbd.Error:
+            continue
+        check(False, f"mode={mode}: a flush succeeds after a sync of the origin has failed")
+
+
+main()
