@@ -1,5 +1,6 @@
 """Commands that are cancelled while a device works: what they began for others as well goes on to its end."""
 
+import os
 import signal
 import subprocess
 import time
@@ -75,6 +76,57 @@ def a_sync_that_fails_after_its_flush_was_cancelled_fails_the_next_one(box):
         except nbd.Error:
             continue
         check(False, f"mode={mode}: a flush succeeds after a sync of the origin has failed")
+
+
+@test
+def a_cancelled_start_uses_up_no_force(box):
+    daemon, origin = box.daemon(), Disk(box, "origin", 16 * MIB)
+    client = connect(daemon.create("v", box.file("cache", 64 * MIB), origin.name, "--set", "writeback_running=off"))
+    client.pwrite(random_bytes("dirty", 4 * MIB), 0)
+    client.flush()
+    client.shutdown()
+    daemon.cli("stop", "v")
+
+    def written_elsewhere(content):
+        with open(origin.path, "r+b") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+
+    written_elsewhere(random_bytes("one", MIB))
+    daemon.cli("start", "v", expect=4)
+    for rule in "hang read", "hang sync":
+        origin.faults(rule)
+        ended = daemon.log().count("an abandoned operation")
+        command = begin(box, daemon, "start", "--force", "v")
+        wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits for the origin")
+        cancel(command)
+        # The operator has second thoughts, and restores a backup.
+        backup = random_bytes(rule, MIB)
+        written_elsewhere(backup)
+        origin.heal()
+        wait_for(lambda: daemon.log().count("an abandoned operation") > ended, "it has ended")
+        wait_for(lambda: daemon.show("v")["state"] == "stopped", "it is stopped")
+        said = daemon.cli("start", "v", expect=4).stderr
+        check("written elsewhere" in said, said)
+        check_equal(origin.read(0, MIB), backup, f"what was restored, {rule}")
+    daemon.cli("start", "--force", "v")
+
+
+@test
+def a_cancelled_create_formats_nothing_later(box):
+    daemon, origin = box.daemon(), Disk(box, "origin", 16 * MIB)
+    cache = box.file("cache", 64 * MIB)
+    for rule in "hang read", "hang sync":
+        origin.faults(rule)
+        ended = daemon.log().count("an abandoned operation")
+        command = begin(box, daemon, "create", "v", "--cache", cache, "--origin", origin.name)
+        wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits for the origin")
+        cancel(command)
+        origin.heal()
+        wait_for(lambda: daemon.log().count("an abandoned operation") > ended, "it has ended")
+        with open(cache, "rb") as file:
+            check(not any(file.read()), f"the cache device was written to, {rule}")
+    daemon.create("v", cache, origin.name)
 
 
 main()

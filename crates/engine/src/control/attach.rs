@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{OriginBlock, SectorSize, Sectors};
+use forebay_core::{Cancelled, OriginBlock, SectorSize, Sectors};
 use forebay_device::{Claiming, Device, Queue};
 use forebay_format::volume::{Left, Samples};
 use forebay_format::{Uuid, VolumeRecord};
@@ -54,7 +54,7 @@ impl EngineLane {
         on_verify: Option<OnVerify<'_>>,
     ) -> Result<Arc<Volume>, EngineError> {
         let sector_size = settings_of(&self.record_of_stopped(name)?).sector_size;
-        self.attach_with(name, origin, sector_size, force, on_verify).await
+        self.attach_with(name, origin, sector_size, force, on_verify, &|| Ok(())).await
     }
 
     /// Starts a known volume with its origin. If the origin has grown, the volume takes the new
@@ -72,6 +72,8 @@ impl EngineLane {
     /// - A note lists dirty blocks that the cache device no longer has. `force` goes on with the
     ///   origin's data.
     /// - A device cannot be read, or `on_verify` ends the comparison.
+    /// - The operator gave up waiting for a device, as `goes_on` says, which is asked before anything is written and
+    ///   before the volume table is: nothing of the origin has been accepted.
     ///
     /// After the first three errors nothing has been written; after the fourth, clean blocks may have
     /// been dropped.
@@ -82,6 +84,7 @@ impl EngineLane {
         sector_size: SectorSize,
         force: bool,
         on_verify: Option<OnVerify<'_>>,
+        goes_on: &dyn Fn() -> Result<(), Cancelled>,
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
         let record = self.record_of_stopped(name)?;
@@ -100,6 +103,7 @@ impl EngineLane {
         if !check.verdict.is_same() || note.is_some() || size > record.origin_bytes {
             self.index_loaded().await?;
         }
+        goes_on()?;
         if !check.verdict.is_same() {
             // After a crash blocks that differ are no proof: the cache's own last writes may have reached the
             // origin and their marks not the log. Clean blocks go, and dirty ones are as good as without a look.
@@ -136,6 +140,9 @@ impl EngineLane {
             (None, before) if !anew => before,
             (now, _) => now,
         };
+        // Barrier for invariant 12: the origin may have been exchanged since the operator gave up waiting, and then no
+        // force may have been used up for it.
+        goes_on()?;
         // From now on the cache writes to the origin. Barrier for invariant 12: the samples are
         // durable before the first write to the origin, which removes those that it touches.
         self.store

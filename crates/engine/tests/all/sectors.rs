@@ -25,7 +25,9 @@ fn start(
 ) -> Result<Sectors, EngineErrorKind> {
     let (inner, origin) = (engine.clone(), origin.clone());
     let attached = world
-        .block_on(async move { inner.attach_with("data", origin, sector_size, true, None).await })
+        .block_on(async move {
+            inner.attach_with("data", origin, sector_size, true, None, &|| Ok(())).await
+        })
         .map_err(|error| {
             assert!(error.message.contains("sector_size"), "{error}");
             error.kind

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_admin::{
     ApiError, ErrorKind, Operation, OperationId, OperationState, Progress, Unit, VolumeName,
 };
+use forebay_core::Cancelled;
 
 /// Most operations in progress: one for each possible volume. Operations that wait for a dead
 /// device are no reason to refuse others.
@@ -52,6 +53,14 @@ impl Work {
     /// Asks the work to cancel.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Asked right before an effect, so that nothing happens after the operator was told that it failed.
+    ///
+    /// # Errors
+    /// The work was cancelled, or given up because a device did not answer.
+    pub(crate) fn goes_on(&self) -> Result<(), Cancelled> {
+        if self.is_cancelled() { Err(Cancelled) } else { Ok(()) }
     }
 
     /// Whether the work should cancel.

@@ -50,8 +50,8 @@ impl<T> Meeting<T> {
 
 impl EngineHost {
     /// Runs `job` for a volume, and waits for its end. Gives up when the work is cancelled, or when
-    /// a device that the volume waits for has not answered for as long as the work allows; `undo`
-    /// then reverts a late result.
+    /// a device that the volume waits for has not answered for as long as the work allows: the work counts as cancelled
+    /// then, and `undo` reverts a late result.
     ///
     /// # Errors
     /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
@@ -110,6 +110,8 @@ impl EngineHost {
                 && wait.seconds >= patience.as_secs()
             {
                 *stage = Stage::Left;
+                // Before the operator is told: the job has no effect any more that it has not begun.
+                work.cancel();
                 let message = format!("{wait}; 'forebay show {name}' shows whether it still waits");
                 return Err(ApiError::failed(message).into());
             }

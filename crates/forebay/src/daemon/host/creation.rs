@@ -71,8 +71,8 @@ impl EngineHost {
         self.attended(
             &volume.name,
             work,
-            move |host, _| {
-                let result = host.create_now(&own, existing, &volumes);
+            move |host, work| {
+                let result = host.create_now(&own, existing, &volumes, work);
                 if result.is_err() {
                     host.served.remove(&own.name);
                 }
@@ -91,6 +91,7 @@ impl EngineHost {
         volume: &Definition,
         existing: Existing,
         volumes: &[Definition],
+        work: &Work,
     ) -> Result<(), ApiError> {
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
@@ -124,7 +125,10 @@ impl EngineHost {
         let place = self.caches.place(&cache_spec, &volume.name)?;
         let created = self.using(&place, || {
             let new = New { volume, existing, seen: seen.as_ref(), volumes };
+            // Barrier for invariant 32: what was reported as failed formats nothing later.
+            work.goes_on().map_err(|_| faults::cancelled())?;
             let open = self.open_new(&new, &cache_spec, &origin, &place)?;
+            work.goes_on().map_err(|_| faults::cancelled())?;
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             self.create_in(volume, origin, &place, &open)
         });
@@ -187,14 +191,14 @@ impl EngineHost {
         *volume = self.attended(
             &volume.name,
             work,
-            move |host, _| {
-                let result = host.adopt_now(&own, force);
+            move |host, work| {
+                let result = host.adopt_now(&own, force, work);
                 if result.is_err() {
                     host.served.remove(&own.name);
                 }
                 result
             },
-            move |host, _| host.stop_quietly(&unwanted),
+            move |host, _| host.stop_unwanted(&unwanted),
         )?;
         Ok(())
     }
@@ -203,6 +207,7 @@ impl EngineHost {
         self: &Arc<Self>,
         asked: &Definition,
         force: bool,
+        work: &Arc<Work>,
     ) -> Result<Definition, StartError> {
         let mut volume = asked.clone();
         let cache_spec = made("cache", &volume.cache)?;
@@ -272,7 +277,7 @@ impl EngineHost {
         volume.settings = settings::for_operator(&settings);
         let uuid = if volume.stored_as.is_some() { Uuid::new_v4() } else { record.uuid };
         (volume.uuid, volume.cache_uuid) = (Some(uuid), Some(cache));
-        self.bring_up(&volume, &How { force, verify: None })?;
+        self.bring_up(&volume, &How { force, verify: false, work: work.clone() })?;
         volume.stored_as = None;
         Ok(volume)
     }

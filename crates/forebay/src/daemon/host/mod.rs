@@ -226,8 +226,10 @@ impl Lists {
 pub(super) struct How {
     /// Whatever its origin and the log of its cache are like.
     pub(super) force: bool,
-    /// Compare all clean blocks with the origin first, with this as the work that is under way.
-    pub(super) verify: Option<Arc<Work>>,
+    /// Compare all clean blocks with the origin first.
+    pub(super) verify: bool,
+    /// The work that is under way, which may be cancelled.
+    pub(super) work: Arc<Work>,
 }
 
 /// See the module.

@@ -161,17 +161,17 @@ impl EngineHost {
             let (served, device) = (self.served.clone(), volume.origin.clone());
             self.lanes.run(0, move |state| async move {
                 let engine = state.engine(number)?;
-                let report = how.verify.map(|work| {
-                    move |done, total| {
-                        served.answered(&device);
-                        work.report(done, total, Unit::Blocks);
-                        !work.is_cancelled()
-                    }
-                });
-                let on_verify = report.as_ref().map(|report| report as OnVerify<'_>);
+                let How { force, verify, work } = how;
+                let report = |done, total| {
+                    served.answered(&device);
+                    work.report(done, total, Unit::Blocks);
+                    !work.is_cancelled()
+                };
+                let on_verify = verify.then_some(&report as OnVerify<'_>);
+                let goes_on = || work.goes_on();
                 let attached =
-                    engine.attach_with(&name, origin, sector_size, how.force, on_verify).await;
-                attached.map_err(faults::engine)
+                    engine.attach_with(&name, origin, sector_size, force, on_verify, &goes_on);
+                attached.await.map_err(faults::engine)
             })
         };
         let attached = attached.and_then(|attached| attached).inspect_err(|_| {

@@ -46,7 +46,7 @@ impl EngineHost {
     ) -> Result<(), StartError> {
         self.served.begin(volume)?;
         let (own, name) = (volume.clone(), volume.name.clone());
-        let how = How { force: how.force, verify: how.verify.then(|| work.clone()) };
+        let how = How { force: how.force, verify: how.verify, work: work.clone() };
         self.attended(
             &volume.name,
             work,
@@ -57,12 +57,21 @@ impl EngineHost {
                 }
                 result
             },
-            move |host, ()| host.stop_quietly(&name),
+            move |host, ()| host.stop_unwanted(&name),
         )
     }
 
-    /// Stops a volume whose start was abandoned.
-    pub(super) fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
+    /// Stops a volume whose start was abandoned. The next start asks what this one would have asked: nothing is known
+    /// of what happened to the origin after the operator gave up.
+    pub(super) fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
+        if let Ok(running) = self.served.get(name) {
+            running.volume.leave_no_print();
+        }
+        self.stop_quietly(name);
+    }
+
+    /// Stops a volume that an operation started on its way, and that failed or was abandoned.
+    fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
         if let Err(error) = self.stop_now(name, None, true, &Arc::default()) {
             tracing::error!(volume = %name, "cannot stop the volume of an abandoned operation: {error}");
         }
