@@ -1,6 +1,7 @@
 """Commands that are cancelled while a device works: what they began for others as well goes on to its end."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import time
@@ -127,6 +128,45 @@ def a_cancelled_create_formats_nothing_later(box):
         with open(cache, "rb") as file:
             check(not any(file.read()), f"the cache device was written to, {rule}")
     daemon.create("v", cache, origin.name)
+
+
+@test
+def cancelled_settings_do_not_come_into_force_later(box):
+    daemon, cache = box.daemon(), Disk(box, "cache", 64 * MIB)
+    origin = box.file("origin", 16 * MIB)
+    client = connect(daemon.create("v", cache.name, origin, "--set", "writeback_running=off"))
+    cache.faults("hang write")
+    command = begin(box, daemon, "set", "v", "mode=wt")
+    wait_for(lambda: 'rule="hang write"' in daemon.log(), "it writes to the cache device")
+    cancel(command)
+    cache.heal()
+    wait_for(lambda: "an abandoned operation" in daemon.log(), "it has ended")
+    # In the mode that was told the data is on the cache device alone.
+    data = random_bytes("v", MIB)
+    client.pwrite(data, 0)
+    client.flush()
+    check_equal(daemon.show("v")["mode"], "writeback", "the mode")
+    check(not any(pathlib.Path(origin).read_bytes()), "the write went to the origin")
+
+
+@test
+def a_cancelled_delete_leaves_a_volume_or_none(box):
+    for rule in "hang write", "hang sync":
+        daemon, cache = box.daemon(name=rule[-5:]), Disk(box, f"cache{rule[-5:]}", 64 * MIB)
+        daemon.create("v", cache.name, box.file(f"origin{rule[-5:]}", 16 * MIB))
+        cache.faults(rule)
+        command = begin(box, daemon, "delete", "v")
+        wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it writes to the cache device")
+        cancel(command)
+        cache.heal()
+        wait_for(lambda: "an abandoned operation" in daemon.log(), "it has ended")
+        if daemon.show("v")["state"] != "running":
+            daemon.cli("start", "v", expect=None)
+        if "v" in daemon.cli("list", "--names").stdout.split():
+            check_equal(daemon.show("v")["state"], "running", "a volume that is there can be served")
+        daemon.restart()
+        if "v" in daemon.cli("list", "--names").stdout.split():
+            check_equal(daemon.show("v")["state"], "running", "it is served after a restart")
 
 
 main()

@@ -35,9 +35,14 @@ impl EngineLane {
             volume.set_state(VolumeState::Running);
             return Err(unanswered);
         }
-        if !discard_dirty && let Err(error) = self.drain_volume(&volume, u64::MAX, progress).await {
+        if !discard_dirty && let Err(error) = self.drain_volume(&volume, u64::MAX, &progress).await
+        {
             volume.set_state(VolumeState::Running);
             return Err(error);
+        }
+        if let Err(cancelled) = progress(0) {
+            volume.set_state(VolumeState::Running);
+            return Err(cancelled.into());
         }
         // The volume table first, while the volume can still be kept as it was.
         if let Err(error) = self.strike(name).await {

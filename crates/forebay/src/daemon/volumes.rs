@@ -487,6 +487,10 @@ impl Volumes {
             this.state.put(entry.clone())?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
                 this.publish_again(&volume);
+                if work.is_cancelled() {
+                    // A write that has begun on the cache device may still delete it there.
+                    return;
+                }
                 this.undo(|volumes| {
                     entry.deleting = false;
                     put(volumes, entry);

@@ -260,6 +260,8 @@ impl EngineHost {
             let _wait = self.served.wait_for(name, &volume.cache);
             self.apply(&running.place, name, wanted.clone())
         };
+        // The operator was told that the old settings stay in force.
+        set = set.and_then(|()| work.goes_on().map_err(|_| faults::cancelled()));
         if set.is_ok() && drains {
             set = self.drain_now(name, work);
         }
@@ -388,10 +390,12 @@ impl EngineHost {
         let place = &running.place.clone();
         self.served.phase(name, VolumeState::Stopping);
         let _wait = self.served.wait_for(name, &volume.origin);
-        let (number, own) = (place.number, name.to_string());
+        let (number, own, own_work) = (place.number, name.to_string(), work.clone());
         let deleted = self.lanes.run(0, move |state| async move {
             let engine = state.engine(number)?;
-            engine.delete(&own, discard_dirty, |_| Ok(())).await.map_err(faults::engine)
+            // With --discard-dirty the state knows it no longer.
+            let goes_on = |_| if discard_dirty { Ok(()) } else { own_work.goes_on() };
+            engine.delete(&own, discard_dirty, goes_on).await.map_err(faults::engine)
         });
         // A failed device has not been told, although the engine no longer needs it.
         let told = !running.store().health.failed();
