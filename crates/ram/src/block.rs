@@ -1,6 +1,6 @@
 //! Blocks, the regions that they are written down in, and the parts of requests that lie in one block.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use forebay_core::SECTOR_SIZE;
 use forebay_policy::exact::Key;
@@ -35,10 +35,17 @@ impl RamBlock {
         self.0.trailing_zeros()
     }
 
+    /// Returns the first and the last block of a region.
+    pub(crate) fn span_of(self, region: Region) -> RangeInclusive<RamBlockNumber> {
+        let each = REGION_BYTES >> self.shift();
+        let first = region.0 * each;
+        RamBlockNumber(first)..=RamBlockNumber(first + each - 1)
+    }
+
     /// Returns the blocks of a region.
     pub(crate) fn blocks_of(self, region: Region) -> impl Iterator<Item = RamBlockNumber> + use<> {
-        let each = REGION_BYTES >> self.shift();
-        (region.0 * each..(region.0 + 1) * each).map(RamBlockNumber)
+        let span = self.span_of(region);
+        (span.start().0..=span.end().0).map(RamBlockNumber)
     }
 
     /// Returns the region of a block.
@@ -91,6 +98,27 @@ pub(crate) fn in_regions(range: Range<u64>) -> impl Iterator<Item = (Region, Ran
         at = range.end.min((region.0 + 1).saturating_mul(REGION_BYTES));
         (start < range.end).then_some((region, start..at))
     })
+}
+
+/// Returns whether a range of a region is all of it.
+fn is_whole(range: &Range<u64>) -> bool {
+    range.end - range.start == REGION_BYTES
+}
+
+/// A change of the lower tier, for the tier above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It will have data that is known.
+    Data,
+    /// It will have zeroes, or perhaps, after a discard.
+    Zeroes,
+}
+
+impl Change {
+    /// Returns whether this range of a region changes as a whole, without a token for each block.
+    pub(crate) fn is_of_region(self, range: &Range<u64>) -> bool {
+        self == Change::Zeroes && is_whole(range)
+    }
 }
 
 /// A part of a request that lies in one block.

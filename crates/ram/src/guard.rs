@@ -27,17 +27,28 @@ struct Guard {
 
 /// The guards of a shard's blocks. See the module.
 #[derive(Clone, Copy)]
-pub(crate) struct Guards([Guard; GUARDS]);
+pub(crate) struct Guards {
+    own: [Guard; GUARDS],
+    /// The guard of all blocks: writes of zeroes to whole regions.
+    all: Guard,
+}
 
 impl Default for Guards {
     fn default() -> Self {
-        Guards([Guard::default(); GUARDS])
+        Guards { own: [Guard::default(); GUARDS], all: Guard::default() }
     }
 }
 
 impl Guards {
     fn of(&mut self, block: RamBlockNumber) -> &mut Guard {
-        &mut self.0[Self::number(block)]
+        &mut self.own[Self::number(block)]
+    }
+
+    /// Returns what a request begins with. Both epochs only advance, so their sum stays the same only if both do.
+    fn token(&self, block: RamBlockNumber) -> Token {
+        let (own, all) = (self.own[Self::number(block)], self.all);
+        let epoch = own.epoch.wrapping_add(all.epoch);
+        Token { epoch, undisturbed: own.writers == 0 && all.writers == 0 }
     }
 
     fn number(block: RamBlockNumber) -> usize {
@@ -46,28 +57,27 @@ impl Guards {
 
     /// Begins a read of the lower tier.
     pub(crate) fn begin_read(&mut self, block: RamBlockNumber) -> Token {
-        let Guard { epoch, writers } = *self.of(block);
-        Token { epoch, undisturbed: writers == 0 }
+        self.token(block)
     }
 
     /// Ends a read. `true`: the data is still current.
     pub(crate) fn end_read(&mut self, block: RamBlockNumber, token: Token) -> bool {
-        token.undisturbed && self.of(block).epoch == token.epoch
+        token.undisturbed && self.token(block).epoch == token.epoch
     }
 
     /// Begins a write to the lower tier.
     pub(crate) fn begin_write(&mut self, block: RamBlockNumber) -> Token {
+        let undisturbed = self.token(block).undisturbed;
         let guard = self.of(block);
-        let undisturbed = guard.writers == 0;
         guard.epoch = guard.epoch.wrapping_add(1);
         guard.writers += 1;
-        Token { epoch: guard.epoch, undisturbed }
+        Token { undisturbed, ..self.token(block) }
     }
 
     /// Ends a write. `true`: the lower tier has its data now, and not that of another write.
     pub(crate) fn end_write(&mut self, block: RamBlockNumber, token: Token) -> bool {
+        let alone = token.undisturbed && self.token(block).epoch == token.epoch;
         let guard = self.of(block);
-        let alone = token.undisturbed && guard.epoch == token.epoch;
         guard.epoch = guard.epoch.wrapping_add(1);
         guard.writers -= 1;
         alone
@@ -78,10 +88,22 @@ impl Guards {
         self.of(block).writers -= 1;
     }
 
+    /// Begins a write to any number of blocks.
+    pub(crate) fn begin_write_of_many(&mut self) {
+        self.all.epoch = self.all.epoch.wrapping_add(1);
+        self.all.writers += 1;
+    }
+
+    /// Ends such a write, which changed something or nothing.
+    pub(crate) fn end_write_of_many(&mut self) {
+        self.all.epoch = self.all.epoch.wrapping_add(1);
+        self.all.writers -= 1;
+    }
+
     /// Returns whether a write to the lower tier may be in flight: one to this block or to another
     /// that has the same guard.
     pub(crate) fn is_written(&self, block: RamBlockNumber) -> bool {
-        self.0[Self::number(block)].writers > 0
+        self.all.writers > 0 || self.own[Self::number(block)].writers > 0
     }
 
     /// Notes a write that only RAM has for now: what reads of the lower tier return is not current.
@@ -92,6 +114,6 @@ impl Guards {
 
     /// Disturbs everything in flight.
     pub(crate) fn disturb_all(&mut self) {
-        self.0.iter_mut().for_each(|guard| guard.epoch = guard.epoch.wrapping_add(1));
+        self.own.iter_mut().for_each(|guard| guard.epoch = guard.epoch.wrapping_add(1));
     }
 }

@@ -13,7 +13,7 @@ use forebay_device::{Area, IoBuf};
 use forebay_policy::exact::{BlockPolicy, Key, Node, build};
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::block::{Piece, RamBlock, RamBlockNumber, bits, runs};
+use crate::block::{Piece, RamBlock, RamBlockNumber, Region, bits, runs};
 use crate::contents::{Contents, Sectors};
 use crate::guard::{Guards, Token};
 use crate::index::{Frame, Index};
@@ -21,11 +21,13 @@ use crate::offer::{Offer, Offers};
 use crate::options::{Keeps, TierOptions};
 
 mod deferred;
+mod held;
 mod room;
 mod turns;
 
 use deferred::Deferred;
 pub(crate) use deferred::{Defer, Load, Take, Taken, Taker};
+use held::Held;
 pub(crate) use turns::Turn;
 
 /// Sectors of a block that are prefetched.
@@ -63,6 +65,8 @@ pub(crate) struct Counts {
 pub(crate) struct Shard {
     block: RamBlock,
     index: Index,
+    /// The blocks in `index`.
+    held: Held,
     contents: Contents,
     free: Vec<Frame>,
     data: Area,
@@ -106,6 +110,7 @@ impl Shard {
         Ok(Shard {
             block: options.block,
             index: Index::new(nodes),
+            held: Held::new(nodes),
             contents: Contents::new(nodes, options.block),
             free: (0..nodes).rev().map(Frame).collect(),
             data,
@@ -249,21 +254,83 @@ impl Shard {
         }
         let mut blocks: Option<RangeInclusive<RamBlockNumber>> = None;
         for Piece { block, sectors, .. } in pieces {
-            if let Some(frame) = self.find(block) {
-                let (mut own, range) = (self.contents.sectors(frame), bits(&sectors));
-                let superseded = own.dirty & range;
-                if !planted::has(PlantedBug::OldCopyServed) {
-                    own.valid &= !range;
-                }
-                self.begin_superseding(block, &mut own, superseded);
-                self.contents.set_sectors(frame, own);
-            }
+            self.hide(block, &sectors);
             let first = blocks.map_or(block, |blocks| *blocks.start());
             blocks = Some(first..=block);
             note(self.guards.begin_write(block));
         }
         self.written.extend(blocks);
         true
+    }
+
+    /// Lets nobody read sectors of a block that are about to be replaced in the lower tier.
+    fn hide(&mut self, block: RamBlockNumber, sectors: &Range<u32>) {
+        let Some(frame) = self.find(block) else { return };
+        let (mut own, range) = (self.contents.sectors(frame), bits(sectors));
+        let superseded = own.dirty & range;
+        if !planted::has(PlantedBug::OldCopyServed) {
+            own.valid &= !range;
+        }
+        self.begin_superseding(block, &mut own, superseded);
+        self.contents.set_sectors(frame, own);
+    }
+
+    /// Returns whether a region, which is one of this shard, may have a block in RAM.
+    pub(crate) fn may_have(&self, region: Region) -> bool {
+        self.held.may_have(region)
+    }
+
+    /// As [`Shard::begin_write`], of zeroes to a whole region.
+    pub(crate) fn begin_zeroing(
+        &mut self,
+        region: Region,
+        pieces: impl Iterator<Item = Piece> + Clone,
+        replaces: bool,
+    ) -> bool {
+        if self.may_have(region) {
+            if self.waits(pieces.clone(), replaces) {
+                return false;
+            }
+            pieces.for_each(|piece| self.hide(piece.block, &piece.sectors));
+        }
+        self.written.push(self.block.span_of(region));
+        self.guards.begin_write_of_many();
+        true
+    }
+
+    /// Ends what [`Shard::begin_zeroing`] has begun; see [`Shard::end_write`].
+    pub(crate) fn end_zeroing(
+        &mut self,
+        region: Region,
+        pieces: impl Iterator<Item = Piece>,
+        done: bool,
+    ) -> bool {
+        self.forget_blocks_written(&self.block.span_of(region));
+        self.guards.end_write_of_many();
+        let mut replaced = false;
+        // Something may have been deferred since.
+        if self.may_have(region) {
+            for piece in pieces {
+                replaced |= self.end_superseding(piece.block, &piece.sectors, done);
+                self.forget(piece.block);
+            }
+        }
+        replaced
+    }
+
+    /// As [`Shard::cancel_write`], for what [`Shard::begin_zeroing`] has begun.
+    pub(crate) fn cancel_zeroing(
+        &mut self,
+        region: Region,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> bool {
+        self.forget_blocks_written(&self.block.span_of(region));
+        self.guards.end_write_of_many();
+        let mut replaced = false;
+        for piece in pieces {
+            replaced |= self.end_superseding(piece.block, &piece.sectors, false);
+        }
+        replaced
     }
 
     /// Returns whether a write to a block is in flight in the lower tier.
@@ -274,8 +341,11 @@ impl Shard {
     fn forget_written(&mut self, mut pieces: impl Iterator<Item = Piece>) {
         let Some(first) = pieces.next() else { return };
         let last = pieces.last().unwrap_or_else(|| first.clone());
-        let blocks = first.block..=last.block;
-        if let Some(at) = self.written.iter().position(|one| *one == blocks) {
+        self.forget_blocks_written(&(first.block..=last.block));
+    }
+
+    fn forget_blocks_written(&mut self, blocks: &RangeInclusive<RamBlockNumber>) {
+        if let Some(at) = self.written.iter().position(|one| one == blocks) {
             self.written.swap_remove(at);
         }
     }
@@ -368,6 +438,7 @@ impl Shard {
     /// Puts a block into a free frame.
     fn place(&mut self, block: RamBlockNumber, frame: Frame) {
         self.contents.enter(frame, block);
+        self.held.add(self.block.region_of(block));
         self.index.insert(block.hash(), frame);
     }
 
@@ -435,6 +506,7 @@ impl Shard {
     fn release(&mut self, frame: Frame) {
         let contents = &self.contents;
         self.index.remove(frame, |frame| contents.block(frame).hash());
+        self.held.remove(self.block.region_of(contents.block(frame)));
         self.free.push(frame);
     }
 
@@ -442,6 +514,6 @@ impl Shard {
     pub(crate) fn overhead(&self) -> u64 {
         let frames = self.contents.bytes() + (self.capacity as usize + 1) * size_of::<Frame>();
         let policy = self.policy.state_bytes().total();
-        (self.index.bytes() + frames + policy + size_of::<Self>()) as u64
+        (self.index.bytes() + self.held.bytes() + frames + policy + size_of::<Self>()) as u64
     }
 }

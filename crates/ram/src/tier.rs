@@ -12,7 +12,7 @@ use forebay_policy::curve::LiveCurve;
 use forebay_policy::whatif::{Prediction, Setup};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::block::{Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, in_regions};
+use crate::block::{Change, Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, in_regions};
 use crate::guard::Token;
 use crate::index::MOST_FRAMES;
 use crate::offer::{Offer, Offers};
@@ -65,6 +65,9 @@ pub struct TierCounts {
     /// Writes that waited for space.
     pub waits: u64,
 }
+
+/// Blocks, and regions, that are looked up for one answer about their states.
+const STATES_LOOKED_UP: u64 = 1024;
 
 /// One shard on cache lines of its own.
 #[repr(align(128))]
@@ -314,14 +317,25 @@ impl Tier {
         self.pieces(offset, len).all(cached)
     }
 
-    /// Returns what RAM has of a range: a block with any data that the lower tier lacks is dirty.
+    /// Returns what RAM has of a range, or of the beginning of a long one: a block with any data that the lower tier lacks is dirty.
     pub(crate) fn states(&self, offset: u64, len: u64) -> Vec<StateExtent> {
-        let mut states = Vec::new();
-        for piece in self.pieces(offset, len) {
-            let shard = self.shard(piece.block);
-            let dirty = shard.is_pinned(piece.block);
-            let cached = dirty || shard.has(piece.block, &piece.sectors);
-            StateExtent { len: piece.bytes.len() as u64, cached, dirty }.push(&mut states);
+        let (mut states, mut looked_up) = (Vec::new(), 0);
+        for (region, range) in in_regions(offset..offset + len) {
+            if looked_up >= STATES_LOOKED_UP {
+                break;
+            }
+            let (shard, len) = (self.shard_of(region), range.end - range.start);
+            looked_up += 1;
+            if !shard.may_have(region) {
+                StateExtent { len, cached: false, dirty: false }.push(&mut states);
+                continue;
+            }
+            for piece in self.pieces(range.start, len) {
+                let dirty = shard.is_pinned(piece.block);
+                let cached = dirty || shard.has(piece.block, &piece.sectors);
+                StateExtent { len: piece.bytes.len() as u64, cached, dirty }.push(&mut states);
+                looked_up += 1;
+            }
         }
         states
     }
@@ -376,20 +390,29 @@ impl Tier {
         &self,
         offset: u64,
         len: u64,
-        replaces: bool,
+        (change, replaces): (Change, bool),
         mut note: impl FnMut(Token),
     ) -> bool {
         let pieces = |range: &Range<u64>| self.pieces(range.start, range.end - range.start);
         // Seen in time, nothing has to be undone, which would wake all others that wait.
         let mut regions = in_regions(offset..offset + len);
         if self.deferring.ever()
-            && regions.any(|(region, range)| self.shard_of(region).waits(pieces(&range), replaces))
+            && regions.any(|(region, range)| {
+                let shard = self.shard_of(region);
+                shard.may_have(region) && shard.waits(pieces(&range), replaces)
+            })
         {
             return false;
         }
         for (region, range) in in_regions(offset..offset + len) {
-            if !self.shard_of(region).begin_write(pieces(&range), replaces, &mut note) {
-                self.cancel_write(offset, range.start - offset);
+            let mut shard = self.shard_of(region);
+            let begun = match change.is_of_region(&range) {
+                true => shard.begin_zeroing(region, pieces(&range), replaces),
+                false => shard.begin_write(pieces(&range), replaces, &mut note),
+            };
+            drop(shard);
+            if !begun {
+                self.cancel_write(offset, range.start - offset, change);
                 return false;
             }
         }
@@ -402,7 +425,7 @@ impl Tier {
         &self,
         offset: u64,
         len: u64,
-        done: bool,
+        (change, done): (Change, bool),
         written: Option<&[u8]>,
         tokens: &[Token],
     ) {
@@ -412,7 +435,12 @@ impl Tier {
             let data =
                 |piece: &Piece| written?.get(first + piece.bytes.start..first + piece.bytes.end);
             let pieces = self.pieces(range.start, range.end - range.start);
-            let replaced = self.shard_of(region).end_write(pieces, &mut tokens, done, data);
+            let mut shard = self.shard_of(region);
+            let replaced = match change.is_of_region(&range) {
+                true => shard.end_zeroing(region, pieces, done),
+                false => shard.end_write(pieces, &mut tokens, done, data),
+            };
+            drop(shard);
             if replaced {
                 if !done {
                     self.note_restored();
@@ -423,10 +451,15 @@ impl Tier {
     }
 
     /// Ends a write that the lower tier did not take, and that changed nothing.
-    pub(crate) fn cancel_write(&self, offset: u64, len: u64) {
+    pub(crate) fn cancel_write(&self, offset: u64, len: u64, change: Change) {
         for (region, range) in in_regions(offset..offset + len) {
             let pieces = self.pieces(range.start, range.end - range.start);
-            let replaced = self.shard_of(region).cancel_write(pieces);
+            let mut shard = self.shard_of(region);
+            let replaced = match change.is_of_region(&range) {
+                true => shard.cancel_zeroing(region, pieces),
+                false => shard.cancel_write(pieces),
+            };
+            drop(shard);
             if replaced {
                 self.note_restored();
                 self.note_change(region);

@@ -12,6 +12,7 @@ use forebay_lane::Lane;
 
 use forebay_policy::curve::Access;
 
+use crate::block::{Change, REGION_BYTES};
 use crate::guard::Token;
 use crate::shard::Hit;
 use crate::tier::Tier;
@@ -26,9 +27,6 @@ const QUICK_BLOCKS: usize = 8;
 
 /// Zeroes up to this many bytes are deferred like data. More may be cheaper below.
 const MOST_DEFERRED_ZEROES: u64 = 64 << 10;
-
-/// Bytes whose states are told in one answer.
-const STATES_AT_ONCE: u64 = 4 << 20;
 
 /// See the module.
 pub struct RamVolume {
@@ -178,7 +176,7 @@ impl BlockService for RamVolume {
             return Some(Ok(()));
         }
         let mut tokens = Tokens::default();
-        if !self.tier.begin_write(offset, len, true, |token| tokens.push(token)) {
+        if !self.tier.begin_write(offset, len, (Change::Data, true), |token| tokens.push(token)) {
             return None;
         }
         match self.lower.write_now(offset, data) {
@@ -188,11 +186,11 @@ impl BlockService for RamVolume {
                 self.tier.heed(self.lower.losses());
                 let written = result.is_ok().then_some(data);
                 let done = result.is_ok();
-                self.tier.end_write(offset, len, done, written, tokens.all());
+                self.tier.end_write(offset, len, (Change::Data, done), written, tokens.all());
                 Some(result)
             }
             None => {
-                self.tier.cancel_write(offset, len);
+                self.tier.cancel_write(offset, len, Change::Data);
                 None
             }
         }
@@ -217,8 +215,8 @@ impl BlockService for RamVolume {
         let tokens = match op {
             Op::Flush | Op::Prefetch => 0,
             Op::Read | Op::Write => self.tier.blocks(offset, len),
-            // Longer ones are sent in parts.
-            Op::Discard | Op::WriteZeroes => self.tier.blocks(offset, len.min(MOST_AT_ONCE)),
+            // For the regions at both ends: the others need none.
+            Op::Discard | Op::WriteZeroes => self.tier.blocks(offset, len.min(2 * REGION_BYTES)),
         };
         self.lower.memory(op, offset, len) + tokens * size_of::<Token>() as u64
     }
@@ -288,10 +286,9 @@ impl BlockService for RamVolume {
     }
 
     fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
-        // Each block is looked up here.
-        let len = len.min(STATES_AT_ONCE);
         // First, so that data which is written down meanwhile is seen either here or below.
         let here = self.tier.states(offset, len);
+        let len = here.iter().map(|extent| extent.len).sum();
         Some(StateExtent::join(&here, &self.lower.states(offset, len)?))
     }
 

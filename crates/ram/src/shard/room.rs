@@ -64,6 +64,7 @@ impl Shard {
         self.data.copy_within(source, target.start);
         let contents = &self.contents;
         self.index.remove(from, |frame| contents.block(frame).hash());
+        self.held.remove(self.block.region_of(block));
         self.place(block, to);
         self.contents.set_sectors(to, own);
         if used {

@@ -10,15 +10,15 @@ use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, yield_now};
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::block::{REGION_BYTES, Region};
+use crate::block::{Change, REGION_BYTES, Region};
 use crate::guard::Token;
 use crate::shard::Defer;
 use crate::tier::{Tier, Waiter};
 use crate::watch::Watcher;
 use crate::write_down::{self, Answer};
 
-/// Longest discard, or write of zeroes, that is sent at once: each of its blocks is looked up first.
-pub(super) const MOST_AT_ONCE: u64 = 64 << 20;
+/// Longest discard, or write of zeroes, that is sent at once: each of its regions is visited first, and each block of those in RAM.
+pub(super) const MOST_AT_ONCE: u64 = 256 << 20;
 
 /// What to do when the lower tier has answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,16 @@ pub(super) enum Then {
     Zeroed,
     /// Forget the range, which may be zeroes now.
     Discarded,
+}
+
+impl Then {
+    /// Returns how the lower tier changes.
+    fn change(self) -> Change {
+        match self {
+            Then::Zeroed | Then::Discarded => Change::Zeroes,
+            Then::Pass | Then::Fill | Then::Written => Change::Data,
+        }
+    }
 }
 
 /// A request that the lower tier serves.
@@ -121,7 +131,8 @@ impl Forward {
             }
             Then::Written | Then::Zeroed | Then::Discarded => {
                 let replaces = then != Then::Discarded;
-                self.tier.begin_write(offset, len, replaces, |token| tokens.push(token))
+                let change = (then.change(), replaces);
+                self.tier.begin_write(offset, len, change, |token| tokens.push(token))
             }
         };
         if !begun {
@@ -163,10 +174,12 @@ impl Forward {
             }
             // After an error it is not known which sectors were written.
             Then::Written => {
-                self.tier.end_write(own.request.offset, own.request.len, done, data, &own.tokens);
+                let Request { offset, len, .. } = own.request;
+                self.tier.end_write(offset, len, (Change::Data, done), data, &own.tokens);
             }
             Then::Zeroed | Then::Discarded => {
-                self.tier.end_write(own.request.offset, own.request.len, done, None, &own.tokens);
+                let Request { offset, len, .. } = own.request;
+                self.tier.end_write(offset, len, (Change::Zeroes, done), None, &own.tokens);
             }
         }
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::disk::Disk;
 use super::reference::Reference;
 use super::*;
+use crate::block::REGION_BYTES;
 
 /// A client's request that has no answer yet.
 enum Asked {
@@ -83,6 +84,11 @@ impl World {
 
     /// Returns a range of sectors.
     fn pick(&mut self) -> Range<usize> {
+        let region = REGION_BYTES / SECTOR_SIZE;
+        if self.sectors() > region && self.rng.u32(0..100) == 0 {
+            // Such a region is zeroed as a whole.
+            return 0..self.rng.choice([region, self.sectors()]).unwrap_or(region) as usize;
+        }
         let hot = self.hot[self.rng.usize(0..self.hot.len())].clone();
         let first = self.rng.u64(hot);
         let most = if self.rng.u32(0..200) == 0 { u64::MAX } else { self.longest };
