@@ -36,12 +36,6 @@ def beside(recorder, action):
     return value
 
 
-def resident(daemon):
-    """The memory of the daemon, in bytes."""
-    status = pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) << 10
-
-
 def kept_files(daemon):
     """The files of the state directory, without the events, which have a limit of their own."""
     files = [path for path in pathlib.Path(daemon.state).rglob("*") if path.is_file()]
@@ -92,7 +86,7 @@ def volumes_come_and_go_without_end(box):
         previous = name
         if number % 40 == 35:
             # Since the last start.
-            now = resident(daemon), kept_files(daemon)
+            now = daemon.resident(), kept_files(daemon)
             if first:
                 check(now[0] < first[0] + 24 * MIB, f"the daemon has grown from {first[0]} to {now[0]} bytes")
                 check_equal(len(now[1]), len(first[1]), "the number of files in the state directory")

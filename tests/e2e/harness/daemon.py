@@ -169,6 +169,16 @@ class Daemon:
         """Whether it still runs."""
         return self.process.poll() is None
 
+    def resident(self):
+        """Its memory, in bytes."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) << 10
+
+    def processor(self):
+        """The CPU time that it has used, in seconds."""
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def check_alive(self):
         """Fails if it has ended."""
         check(self.is_alive(), f"the daemon ended with {self.process.poll()}: {self.last_line()}")
