@@ -16,14 +16,14 @@ use crate::activity::{Activity, Interval, Operations, Times};
 use crate::output::volume::mode;
 
 /// Width of the words on the left of the table.
-const LABEL: u16 = 6;
+const LABEL: u16 = 8;
 
 /// The narrowest and the widest column of the table.
 const COLUMN: (u16, u16) = (6, 10);
 
 /// Lines of what is above the map, and as many as the reasons of misses have at least.
-const OTHERS: u16 = 7;
-const REASONS: u16 = 3;
+const OTHERS: u16 = 8;
+const REASONS: u16 = 2;
 
 /// Draws everything.
 pub(super) fn draw(model: &Model, frame: &mut Frame<'_>, now: Instant, kind: Kind) {
@@ -49,7 +49,7 @@ pub(super) fn draw(model: &Model, frame: &mut Frame<'_>, now: Instant, kind: Kin
     // A line for each range of latencies and one for the axis are enough.
     let most = u16::try_from(LATENCY_RANGES + 1).unwrap_or(u16::MAX);
     let map = body.height.saturating_sub(OTHERS + REASONS).min(most);
-    let rows = [1, 5, 1, map].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+    let rows = [1, 6, 1, map].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
     let [state, table, heading, map, why] = Layout::vertical(rows).areas(body);
     draw_title(model, frame, title, activity);
     draw_state(model, frame, state, activity);
@@ -125,12 +125,12 @@ impl Cells {
     }
 }
 
-fn rows(interval: &Interval, activity: &Activity) -> [(&'static str, [Cells; 3]); 3] {
+fn rows(interval: &Interval, activity: &Activity) -> [(&'static str, [Cells; 3]); 4] {
     let (latency, cache, origin) =
         (&activity.latency, &activity.devices.cache, &activity.devices.origin);
     let clients = |iops, bytes_per_second, times| Cells { iops, bytes_per_second, times };
     let (read, written) = (activity.read_bytes_per_second, activity.write_bytes_per_second);
-    let flushes = latency.flush.count as f64 / interval.seconds;
+    let a_second = |times: Times| times.count as f64 / interval.seconds;
     [
         (
             " read",
@@ -151,9 +151,17 @@ fn rows(interval: &Interval, activity: &Activity) -> [(&'static str, [Cells; 3])
         (
             " flush",
             [
-                clients(flushes, None, latency.flush),
+                clients(a_second(latency.flush), None, latency.flush),
                 Cells::of(&cache.sync, false),
                 Cells::of(&origin.sync, false),
+            ],
+        ),
+        (
+            " discard",
+            [
+                clients(a_second(latency.discard), None, latency.discard),
+                Cells::of(&cache.discard, false),
+                Cells::of(&origin.discard, false),
             ],
         ),
     ]
