@@ -107,15 +107,16 @@ impl EngineLane {
                 )
             })?;
         }
-        if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
-            let view = self.lane_volume(volume.id);
-            let settled = match &view {
+        if volume.dirty_blocks() == 0 {
+            let settled = match self.lane_volume(volume.id) {
+                // Barrier for invariant 12: blocks that a crash makes dirty again cannot be compared, and would be written over
+                // what others write to the origin after this.
                 Some(view) => {
-                    Commits(view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
+                    Commits(&view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
                 }
                 None => Err(IoError::Io),
             };
-            if settled.is_err() {
+            if settled.is_err() && self.cache.store.health.failed() {
                 self.retire(volume).await?;
             }
         }

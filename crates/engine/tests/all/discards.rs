@@ -143,3 +143,28 @@ fn a_discard_that_fails_has_writeback_write_again() {
     assert!(bench.written().1 > 2 * MIB, "what is on the origin is not known");
     assert_eq!(bench.read(0), 1);
 }
+
+/// Writeback has written the blocks to the origin, and its sync ends while a discard of half of them is under way there.
+#[test]
+fn writeback_cleans_no_block_that_is_being_zeroed() {
+    let mut bench = bench();
+    // So that the origin need not be asked whether it can.
+    bench.world.op(&bench.target, Op::Discard, 4 * MIB, MIB);
+    bench.faults.hang(&[OpKind::Sync, OpKind::Discard]);
+    let engine = bench.engine.clone();
+    bench.world.lane.spawn(async move {
+        let _ = engine.drain("data", |_| Ok(())).await;
+    });
+    bench.world.advance(Duration::from_secs(1));
+    let tag = bench.world.submit(&bench.target, Op::Discard, 0, MIB, None);
+    bench.world.advance(Duration::from_secs(1));
+    assert_eq!(bench.written(), (2 * MIB, 2 * MIB, 512));
+    bench.faults.heal();
+    bench.faults.hang(&[OpKind::Discard]);
+    bench.world.advance(Duration::from_secs(1));
+    assert!(bench.world.done(tag).is_none());
+    assert_eq!(bench.written().2, 256, "what the origin has of the first half is not known");
+    bench.faults.heal();
+    bench.crash();
+    assert_eq!([0, 255, 256].map(|block| bench.read(block)), [1; 3]);
+}

@@ -89,6 +89,21 @@ fn content(world: &World, engine: &Rc<EngineLane>, place: u64) -> Vec<u8> {
     world.read(&engine.target("data").expect("attached"), place, 4096)
 }
 
+/// Were its blocks dirty again, they could not be compared, and would be written over what others wrote.
+#[test]
+fn what_a_drain_has_cleaned_is_clean_after_a_crash() {
+    let (world, pair) = (World::new(), Pair { cache: ram(16), disk: ram(SIZE >> 20) });
+    let engine = world.new_cache(&pair.cache, BlockSize::DEFAULT);
+    let target = world.create(&engine, &pair.as_(WAS), settings(Mode::Writeback), 0);
+    world.write(&target, PLACE, &[7; 4096]);
+    world.drain(&engine).expect("drained");
+    world.lane.abandon();
+    poke(&pair.disk, PLACE, &[9; 4096]);
+    let (world, engine, volume) = pair.start(WAS, false, false).expect("nothing is dirty");
+    assert_eq!(volume.dirty_blocks(), 0);
+    assert_eq!(content(&world, &engine, PLACE), [9; 4096]);
+}
+
 #[test]
 fn the_system_of_an_origin_tells_of_writes_that_no_sample_covers() {
     let changed = Verdict::Changed(Sign::System("its file was modified"));
