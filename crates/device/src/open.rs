@@ -2,6 +2,7 @@
 
 mod description;
 mod image_lock;
+mod other_loops;
 
 use std::fmt;
 use std::io;
@@ -137,6 +138,15 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
         return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
     }
     opener.lock(&fd, block)?;
+    if access.is_claim()
+        && let Some(other) = other_loops::claimed(&fd, &after, block, path)
+    {
+        let cause = format!(
+            "{} has the same file and is in use; unmount or detach that first",
+            other.display()
+        );
+        return Err(opener.error(OpenErrorKind::InUse, cause));
+    }
     if access == Access::Exclusive
         && let Some(cause) = write_protection(&fd)
     {

@@ -1,0 +1,152 @@
+//! Other loop devices with the same file. The kernel claims a loop device and not its file: a filesystem that is
+//! mounted from another device of the same file would be written to beside the one that is opened.
+
+use std::fs;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::mounted_at;
+use crate::identity::text;
+
+/// The kernel's unit of sizes in sysfs, in bytes.
+const SECTOR: u64 = 512;
+
+/// What a device occupies of a file.
+struct Part {
+    file: PathBuf,
+    bytes: Range<u64>,
+}
+
+/// Returns the loop device, or the partition of one, that has a part of the same file as the opened file or loop
+/// device, and that is mounted, used for swap, or claimed in another way.
+pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Option<PathBuf> {
+    let (own, disk) = match block {
+        false => (Part { file: fs::canonicalize(path).ok()?, bytes: 0..u64::MAX }, None),
+        true => {
+            let number =
+                format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+            let own = fs::canonicalize(Path::new("/sys/dev/block").join(number)).ok()?;
+            let disk = own.parent().filter(|_| own.join("partition").exists()).unwrap_or(&own);
+            (part(disk, &own)?, Some(disk.to_owned()))
+        }
+    };
+    let system = (!block).then(|| System::of(fd)).flatten();
+    let same =
+        |file: &Path| file == own.file || system.as_ref().is_some_and(|it| it.leads_to(file, stat));
+    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let disks = disks.filter_map(|entry| fs::canonicalize(entry.path()).ok());
+    disks.filter(|it| it.join("loop").exists() && Some(it) != disk.as_ref()).find_map(|disk| {
+        let mut users = users(&disk).into_iter().filter_map(|it| Some((part(&disk, &it)?, it)));
+        users.find_map(|(other, sysfs)| {
+            let overlaps = other.bytes.start < own.bytes.end && own.bytes.start < other.bytes.end;
+            let device = Path::new("/dev").join(sysfs.file_name()?);
+            (overlaps && same(&other.file) && is_claimed(&device, &sysfs)).then_some(device)
+        })
+    })
+}
+
+/// Returns the directories of what is used of a disk: of its partitions, if it has any.
+fn users(disk: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(disk).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut all: Vec<_> = entries.filter(|path| path.join("partition").exists()).collect();
+    if all.is_empty() {
+        all.push(disk.to_owned());
+    }
+    all
+}
+
+/// Returns what a loop device, or a partition of one, occupies of its file.
+fn part(disk: &Path, own: &Path) -> Option<Part> {
+    let file = PathBuf::from(text(&disk.join("loop/backing_file"))?);
+    let number = |path: PathBuf| text(&path).and_then(|text| text.parse::<u64>().ok());
+    let within = match own == disk {
+        true => 0,
+        false => number(own.join("start"))?.saturating_mul(SECTOR),
+    };
+    let start = number(disk.join("loop/offset"))?.saturating_add(within);
+    let end = start.saturating_add(number(own.join("size"))?.saturating_mul(SECTOR));
+    Some(Part { file, bytes: start..end })
+}
+
+/// Whether a block device is mounted or claimed in another way.
+fn is_claimed(device: &Path, sysfs: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match rustix::fs::open(device, flags, Mode::empty()) {
+        Ok(_) => false,
+        Err(Errno::BUSY) => true,
+        // Not permitted to look: what is mounted is known all the same.
+        Err(_) => {
+            let number = text(&sysfs.join("dev")).unwrap_or_default();
+            let mut numbers = number.split(':').map_while(|number| number.parse().ok());
+            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let (major, minor) = (numbers.next(), numbers.next());
+            major
+                .zip(minor)
+                .is_some_and(|(major, minor)| mounted_at(&mounts, major, minor).is_some())
+        }
+    }
+}
+
+/// The filesystem of an opened file. Only paths on it are followed: another one may not answer.
+struct System {
+    mounts: String,
+    /// Its number in `mountinfo`, which is not always that of its files.
+    number: String,
+}
+
+impl System {
+    fn of(fd: &OwnedFd) -> Option<Self> {
+        let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+        let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let own = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
+        let number = own.split(' ').nth(2)?.to_owned();
+        Some(System { number, mounts })
+    }
+
+    /// Whether a path is on this filesystem and leads to the file with these attributes.
+    fn leads_to(&self, path: &Path, stat: &Stat) -> bool {
+        self.has(path)
+            && fs::metadata(path)
+                .is_ok_and(|found| (found.dev(), found.ino()) == (stat.st_dev, stat.st_ino))
+    }
+
+    /// Whether a path without links is on this filesystem.
+    fn has(&self, path: &Path) -> bool {
+        // As `mountinfo` has them.
+        let mut escaped = path.to_string_lossy().replace('\\', "\\134");
+        for (plain, code) in [(' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")] {
+            escaped = escaped.replace(plain, code);
+        }
+        let mounts = self.mounts.lines().filter_map(|line| {
+            let mut fields = line.split(' ').skip(2);
+            let (number, point) = (fields.next()?, fields.nth(1)?);
+            Path::new(&escaped).starts_with(point).then_some((point.len(), number))
+        });
+        mounts.max_by_key(|(len, _)| *len).is_some_and(|(_, number)| number == self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_on_the_filesystem_of_its_innermost_mount() {
+        let mounts = "22 1 8:1 / / rw - ext4 /dev/a rw\n23 22 0:40 / /mnt rw - fuse f rw\n\
+                      24 23 8:1 /b /mnt/in\\040it rw - ext4 /dev/a rw\n25 22 0:41 / /over rw - tmpfs t rw\n\
+                      26 25 8:1 /o /over rw - ext4 /dev/a rw";
+        let system = System { mounts: mounts.to_owned(), number: "8:1".to_owned() };
+        for path in ["/file", "/mntfile", "/mnt/in it/file", "/over/file"] {
+            assert!(system.has(Path::new(path)), "{path}");
+        }
+        for path in ["/mnt/file", "/mnt/in", "/mnt/in it's/file"] {
+            assert!(!system.has(Path::new(path)), "{path}");
+        }
+    }
+}
