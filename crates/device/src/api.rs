@@ -285,6 +285,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Returns whether [`Device::write_evidence`] may wait for a file server, so that a lane must not call it.
+    fn evidence_may_wait(&self) -> bool {
+        false
+    }
+
     /// Returns the volume that has claimed the device last, on this machine or another, as it was when the
     /// device was opened. `None`: there is none, or the device cannot record it.
     fn holder(&self) -> Option<Uuid> {

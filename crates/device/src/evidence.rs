@@ -1,6 +1,6 @@
 //! What the system says about writes to a file or block device: see [`forebay_core::evidence`].
 //!
-//! Nothing here reads the content or waits for the device.
+//! Nothing here reads the content or waits for the device; a file server may be waited for.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,6 +21,9 @@ use crate::loop_device;
 /// user space and on servers have times that their owner chooses, and tmpfs does not notice all
 /// writes through a mapping.
 const EXACT: [u64; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x2fc1_2fc1];
+
+/// Types of other filesystems without a server: tmpfs, overlayfs, FAT, exFAT, NTFS.
+const LOCAL_TOO: [u64; 5] = [0x0102_1994, 0x794c_7630, 0x4d44, 0x2011_bab0, 0x7366_746e];
 
 /// Parts of a path in sysfs that only disks have which are attached to this machine alone. Disks
 /// of a SAN, and those that a hypervisor provides, may be written to by others.
@@ -58,6 +61,25 @@ pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
     }
     let boot = text(Path::new("/proc/sys/kernel/random/boot_id"))?;
     counted(&own, boot)
+}
+
+/// Returns whether a file is on another filesystem than a local one, where it takes an answer of a server to learn
+/// more. May wait for that.
+pub(crate) fn is_on_server(fd: impl AsFd) -> bool {
+    let is_file =
+        |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let kind = rustix::fs::fstatfs(&fd).map(|found| found.f_type.cast_unsigned());
+    rustix::fs::fstat(&fd).map_or(true, is_file)
+        && !kind.is_ok_and(|kind| EXACT.contains(&kind) || LOCAL_TOO.contains(&kind))
+}
+
+/// Returns whether a device is a loop device, whose file may be on a server.
+pub(crate) fn is_loop(fd: impl AsFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(&fd) else { return false };
+    let number = format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let own = fs::canonicalize(Path::new("/sys/dev/block").join(number));
+    FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
+        && own.is_ok_and(|own| disk_of(&own).join("loop").exists())
 }
 
 /// Returns what a file's times say. `part`: the device is only a part of it.

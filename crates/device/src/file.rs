@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use forebay_core::Sectors;
+use forebay_core::{Identity, Sectors};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
@@ -19,7 +19,7 @@ use crate::api::{
 };
 use crate::buffer::IoBuf;
 use crate::displaced::{Displaced, OpenedPath};
-use crate::evidence::evidence;
+use crate::evidence::{self, evidence};
 use crate::holes::{extent_at, makes_holes};
 use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
@@ -28,7 +28,7 @@ use crate::ram::{unknown, unpublished};
 use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
 use crate::rotational::rotational;
 use crate::table::{OpTable, Shape};
-use crate::write_protection::write_protection;
+use crate::write_protection::write_protection_at_once;
 
 /// Bytes of zeroes per write where the device has no operation for zeroing.
 const ZEROES: u64 = 1 << 20;
@@ -44,6 +44,11 @@ struct Shared {
     sectors: Sectors,
     writes_durably: bool,
     rotational: Option<bool>,
+    /// Read when it was opened: a file server may not answer later, and it does not change.
+    identity: Option<Identity>,
+    /// A file server may not answer.
+    on_server: bool,
+    is_loop: bool,
     /// The smallest size that a regular file was seen with; `None` for a block device, where the
     /// kernel fails operations behind the end.
     least: Option<AtomicU64>,
@@ -136,6 +141,9 @@ impl FileDevice {
             sectors: opened.sectors,
             writes_durably: writes_durably(&opened.fd),
             rotational: rotational(&opened.fd),
+            identity: identity(&opened.fd),
+            on_server: evidence::is_on_server(&opened.fd),
+            is_loop: evidence::is_loop(&opened.fd),
             least: is_regular(&opened.fd).then(|| AtomicU64::new(shape.size)),
             path: OpenedPath::new(path, &opened.fd),
             shape,
@@ -183,7 +191,7 @@ impl Device for FileDevice {
     }
 
     fn write_protected(&self) -> Option<Arc<str>> {
-        write_protection(&self.shared.fd)
+        write_protection_at_once(&self.shared.fd, self.shared.on_server)
     }
 
     fn displaced(&self) -> Option<Displaced> {
@@ -194,12 +202,16 @@ impl Device for FileDevice {
         self.shared.rotational
     }
 
-    fn identity(&self) -> Option<forebay_core::Identity> {
-        identity(&*self.shared.fd)
+    fn identity(&self) -> Option<Identity> {
+        self.shared.identity.clone()
     }
 
     fn write_evidence(&self) -> Option<forebay_core::Evidence> {
         evidence(&*self.shared.fd)
+    }
+
+    fn evidence_may_wait(&self) -> bool {
+        self.shared.on_server || self.shared.is_loop
     }
 
     fn knows_holes(&self) -> bool {
@@ -384,7 +396,7 @@ impl FileQueue {
     fn failed(&self, what: &'static str, offset: u64, error: &io::Error) -> DeviceError {
         let kind = kind_of(error);
         let protection = (kind == DeviceErrorKind::ReadOnly)
-            .then(|| write_protection(&self.shared.fd))
+            .then(|| write_protection_at_once(&self.shared.fd, self.shared.on_server))
             .flatten();
         let cause = protection.unwrap_or_else(|| error.to_string().into());
         self.shared.shape.error(kind, what, offset, cause)

@@ -40,12 +40,18 @@ impl Protection {
 }
 
 /// Returns why nothing can be written to the file or block device open as `fd`; `None`: nothing that the kernel
-/// knows is in the way. Does not wait for the device or for a file server.
+/// knows is in the way. May wait for a file server.
 pub(crate) fn write_protection(fd: impl AsFd) -> Option<Arc<str>> {
-    found(fd).map(|protection| protection.words().into())
+    found(fd, true).map(|protection| protection.words().into())
 }
 
-fn found(fd: impl AsFd) -> Option<Protection> {
+/// As [`write_protection`], but waits for nothing: of a file on a server, see [`crate::evidence::is_on_server`], the
+/// state of the mount is left out. Writes to it fail when that is read-only.
+pub(crate) fn write_protection_at_once(fd: impl AsFd, on_server: bool) -> Option<Arc<str>> {
+    found(fd, !on_server).map(|protection| protection.words().into())
+}
+
+fn found(fd: impl AsFd, with_mount: bool) -> Option<Protection> {
     let fd = fd.as_fd();
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(fd, c"", flags, StatxFlags::TYPE).ok()?;
@@ -58,7 +64,8 @@ fn found(fd: impl AsFd) -> Option<Protection> {
     if stat.stx_attributes.contains(StatxAttributes::APPEND) {
         return Some(Protection::AppendOnly);
     }
-    let mount = rustix::fs::fstatvfs(fd).ok()?;
+    // This waits for the server of a network filesystem, and for a filesystem in user space.
+    let mount = with_mount.then(|| rustix::fs::fstatvfs(fd).ok()).flatten()?;
     mount.f_flag.contains(StatVfsMountFlags::RDONLY).then_some(Protection::Filesystem)
 }
 
@@ -70,7 +77,7 @@ mod tests {
     fn a_file_and_a_read_only_filesystem_are_told_apart() {
         let folder = tempfile::tempdir().expect("folder");
         let file = std::fs::File::create_new(folder.path().join("file")).expect("file");
-        assert_eq!(found(&file), None);
+        assert_eq!(found(&file, true), None);
         // Kernels mount some filesystems for reading only, and nothing else is as common as this one.
         if let Ok(file) = std::fs::File::open("/sys/fs/cgroup/cgroup.controllers") {
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -78,7 +85,7 @@ mod tests {
                 |line: &&str| line.split(' ').nth(5).is_some_and(|it| it.starts_with("ro"));
             let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some("/sys/fs/cgroup"));
             let expected = line.filter(is_read_only).map(|_| Protection::Filesystem);
-            assert_eq!(found(&file), expected);
+            assert_eq!(found(&file, true), expected);
         }
     }
 

@@ -35,7 +35,7 @@ use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::control::attach::usable;
-use crate::control::samples::SampledOrigin;
+use crate::control::samples::{SampledOrigin, write_evidence};
 use crate::error::{EngineError, EngineErrorKind};
 use crate::io::commit::Commits;
 use crate::io::notes::Notes;
@@ -273,7 +273,7 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let early = planted::has(PlantedBug::EvidenceTooEarly);
-        let early = if early { volume.origin.write_evidence() } else { None };
+        let early = if early { write_evidence(&volume.origin).await } else { None };
         let mut result = self.patiently(&volume, self.quiesce(&volume)).await;
         let (mut print, mut samples, mut left) = (None, None, Left::default());
         if let Some(view) = self.lane_volume(volume.id) {
@@ -303,7 +303,7 @@ impl EngineLane {
                 OriginIo(&view).sync_device(WakeReason::Other).await.ok()?;
                 let evidence = match &early {
                     Some(_) => early.clone(),
-                    None => self.evidence_of(&*volume.origin).await,
+                    None => self.evidence_of(&volume.origin).await,
                 };
                 let read = async |place, buf| view.origin.read(place, buf, WakeReason::Other).await;
                 Some(SampledOrigin::read(volume.size(), evidence, read).await)
@@ -338,14 +338,14 @@ impl EngineLane {
     }
 
     /// Returns what the system says about writes to an origin whose writes have ended.
-    async fn evidence_of(&self, origin: &dyn Device) -> Option<Evidence> {
-        let evidence = origin.write_evidence()?;
+    async fn evidence_of(&self, origin: &Arc<dyn Device>) -> Option<Evidence> {
+        let evidence = write_evidence(origin).await?;
         if evidence.exact {
             return Some(evidence);
         }
         // A write in the same tick of the kernel's clock as our last one would not be seen.
         self.lane.sleep(TICK).await;
-        origin.write_evidence()
+        write_evidence(origin).await
     }
 
     /// Returns the error about dirty blocks that only a failed cache device has.

@@ -137,6 +137,10 @@ impl Device for FaultyDevice {
         self.inner.write_evidence()
     }
 
+    fn evidence_may_wait(&self) -> bool {
+        self.inner.evidence_may_wait()
+    }
+
     fn holder(&self) -> Option<Uuid> {
         self.inner.holder()
     }

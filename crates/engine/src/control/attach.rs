@@ -94,7 +94,7 @@ impl EngineLane {
         let size = large_enough(&record, &*origin)?;
         let Seen { sectors, recorded } = sectors::seen(&record, &*origin, sector_size)?;
         let queue = self.context.open(&origin)?;
-        let look = SampledOrigin::take(&*origin, &queue, record.origin_bytes).await;
+        let look = SampledOrigin::take(&origin, &queue, record.origin_bytes).await;
         let identity = origin.identity();
         let note = self.note_of(name);
         let distrusted = store.is_distrusted() || note.is_some();
@@ -130,7 +130,7 @@ impl EngineLane {
         let samples = match (settled, grown) {
             (false, _) => None,
             (true, false) => Some(look.samples()),
-            (true, true) => Some(SampledOrigin::take(&*origin, &queue, size).await.samples()),
+            (true, true) => Some(SampledOrigin::take(&origin, &queue, size).await.samples()),
         };
         // An origin recognised by content may be on another device now, so take its new identity;
         // one recognised by identity keeps it.
@@ -361,7 +361,7 @@ impl EngineLane {
             return Ok((None, false));
         }
         let queue = self.context.open(origin)?;
-        Ok((Some(SampledOrigin::take(&**origin, &queue, size).await.samples()), true))
+        Ok((Some(SampledOrigin::take(origin, &queue, size).await.samples()), true))
     }
 
     /// Has the origin know that a volume uses it, unless it does, or cannot be written.

@@ -5,16 +5,26 @@
 //! system says about writes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use forebay_core::{Evidence, Since};
 use forebay_device::{Device, DeviceError, IoBuf, Queue};
 use forebay_format::volume::samples::{SAMPLE_BYTES, fingerprint_places, sample_places};
 use forebay_format::volume::{Left, Samples};
 use forebay_format::{crc32c, crc32c_append};
-use forebay_lane::join_all;
+use forebay_lane::{join_all, off_lane};
 
 use crate::control::starts;
 use crate::error::EngineError;
+
+/// Returns what the system says about writes to an origin. The lane does not wait for a file server.
+pub(crate) async fn write_evidence(origin: &Arc<dyn Device>) -> Option<Evidence> {
+    if !origin.evidence_may_wait() {
+        return origin.write_evidence();
+    }
+    let origin = origin.clone();
+    off_lane::run("evidence", move || origin.write_evidence()).await?
+}
 
 /// The content of an origin at its sample places, and what its system says about writes.
 pub struct SampledOrigin {
@@ -27,12 +37,12 @@ pub struct SampledOrigin {
 impl SampledOrigin {
     /// Syncs an origin and reads the samples of its first `size` bytes. Pages that cannot be read are
     /// recorded as errors.
-    pub async fn take(device: &dyn Device, origin: &Queue, size: u64) -> Self {
+    pub async fn take(device: &Arc<dyn Device>, origin: &Queue, size: u64) -> Self {
         // Another program may have left its writes in the kernel, where nothing has counted them.
         let synced = origin.sync().await;
         let look = Self::read(size, None, async |place, buf| origin.read(place, buf).await).await;
         // Taken last, so that it covers what is written while the samples are read.
-        let evidence = if synced.is_ok() { device.write_evidence() } else { None };
+        let evidence = if synced.is_ok() { write_evidence(device).await } else { None };
         SampledOrigin { evidence, ..look }
     }
 

@@ -1,5 +1,8 @@
 //! Checks of a new volume before any device is touched.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use forebay_admin::{
     ApiError, Assignments, CreateRequest, ErrorKind, Profile, ProfileName, Settings,
 };
@@ -105,6 +108,30 @@ fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
 fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
     match (new, place(field, old)) {
         (Some(new), Ok(Some(old))) => new.overlaps(&old),
+        _ => false,
+    }
+}
+
+/// Whether a device is the block device at the path `own`, or a partition of it.
+pub(crate) fn is_part_of(field: &str, device: &str, own: &Path) -> bool {
+    let Ok(Some(Place::Block { number, whole, .. })) = place(field, device) else { return false };
+    std::fs::metadata(own).is_ok_and(|own| [Some(number), whole].contains(&Some(own.rdev())))
+}
+
+/// Whether a device is the file below the loop device at the path `own`.
+pub(crate) fn is_file_of(field: &str, device: &str, own: &Path) -> bool {
+    let (Ok(Some(Place::File(filesystem, inode))), Ok(Place::Block { backing, .. })) =
+        (place(field, device), Place::of(field, own))
+    else {
+        return false;
+    };
+    backing == Some((filesystem, inode))
+}
+
+/// Whether a device is the one on another machine that a URI names.
+pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
+    match place(field, device) {
+        Ok(Some(device @ Place::Remote(_))) => overlap(Some(&device), field, uri),
         _ => false,
     }
 }

@@ -73,7 +73,7 @@ pub(super) async fn look(
     size: u64,
 ) -> Result<SampledOrigin, ApiError> {
     let queue = context.open(origin).map_err(faults::engine)?;
-    Ok(SampledOrigin::take(&**origin, &queue, size.min(origin.size())).await)
+    Ok(SampledOrigin::take(origin, &queue, size.min(origin.size())).await)
 }
 
 /// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds for the

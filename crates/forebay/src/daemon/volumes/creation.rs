@@ -30,6 +30,7 @@ impl Volumes {
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
         preflight::check_devices(&volume, &others)?;
+        self.check_own_exports(&volume)?;
         self.check_exports(&volume.settings.export)?;
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Force never overwrites the data of other volumes.
@@ -144,6 +145,7 @@ impl Volumes {
             self.check_copy(&volume, stored)?;
         }
         preflight::check_devices(&volume, &others)?;
+        self.check_own_exports(&volume)?;
         // Detects a state that cannot be written before anything is changed.
         self.state.change(|_, _| ())?;
         let device = volume.cache.clone();

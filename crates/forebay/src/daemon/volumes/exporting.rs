@@ -12,6 +12,7 @@ use super::{Volumes, is_served};
 use crate::daemon::front_ends::export_error;
 use crate::daemon::host_api::Definition;
 use crate::daemon::operations::Work;
+use crate::daemon::preflight;
 
 /// How long the end of the daemon waits for the removal of exports.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,6 +44,51 @@ impl Volumes {
                 set.clone()
             }
         }
+    }
+
+    /// Checks that neither device of a volume is a block device by which this daemon exports one: its lanes would wait
+    /// for themselves.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`].
+    pub(super) fn check_own_devices(&self, volume: &Definition) -> Result<(), ApiError> {
+        self.check_own(volume, |field, device, name| {
+            let mut own = self.front_ends.iter().filter_map(|it| it.device(name.as_str()));
+            own.any(|own| preflight::is_part_of(field, device, &own.path))
+        })
+    }
+
+    /// As [`Volumes::check_own_devices`], for a new volume: nor is one an export of this daemon in another way, whose end
+    /// would come before that of the volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`].
+    pub(super) fn check_own_exports(&self, volume: &Definition) -> Result<(), ApiError> {
+        self.check_own_devices(volume)?;
+        self.check_own(volume, |field, device, name| {
+            let uris = self.front_ends.iter().flat_map(|it| it.describe(name.as_str()));
+            let files = self.front_ends.iter().filter_map(|it| it.device(name.as_str()));
+            uris.into_iter().any(|uri| preflight::is_same_remote(field, device, &uri))
+                || files.into_iter().any(|own| preflight::is_file_of(field, device, &own.path))
+        })
+    }
+
+    fn check_own(
+        &self,
+        volume: &Definition,
+        is_own: impl Fn(&str, &str, &VolumeName) -> bool,
+    ) -> Result<(), ApiError> {
+        for (field, device) in [("cache", &volume.cache), ("origin", &volume.origin)] {
+            let mut names = self.state.names().into_iter();
+            if let Some(name) = names.find(|name| is_own(field, device, name)) {
+                let message = format!(
+                    "{field}: {device} is volume '{name}' of this daemon, which cannot wait for itself; name another \
+                     device, or have another daemon serve '{name}'"
+                );
+                return Err(ApiError::new(ErrorKind::Refused, message).about(field));
+            }
+        }
+        Ok(())
     }
 
     /// Checks whether volumes can be exported by these front ends at all.

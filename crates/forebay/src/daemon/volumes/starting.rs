@@ -138,6 +138,7 @@ impl Volumes {
             );
             return Err(ApiError::new(ErrorKind::DataAtRisk, message));
         }
+        self.check_own_devices(&entry.volume)?;
         let by_hand = !entry.started;
         if by_hand {
             // Stored first: a start that cannot be stored is not begun.
