@@ -33,6 +33,7 @@ mod misaligned;
 mod output;
 mod paths;
 mod process;
+mod ring_remedy;
 mod sparse;
 mod uevent;
 mod verbs;

@@ -109,6 +109,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
     let running = listen(&stop)?;
+    signals::lift_limit_of_files();
     let mut inherited = hand_over::inherited()?;
     log::inherit(inherited.log_missing);
     if inherited.hand_overs == 0 {

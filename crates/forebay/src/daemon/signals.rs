@@ -6,8 +6,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_admin::ApiError;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use forebay_core::units::format_size;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use signal_hook::consts::{
+    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXFSZ,
+};
 use signal_hook::iterator::Signals;
+
+/// Signals with a meaning for other daemons, such as opening the log again. Without a handler each would end this one.
+const WITHOUT_MEANING: [i32; 6] = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO];
 
 /// How the daemon is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +66,35 @@ impl StopRequest {
     }
 }
 
+/// Raises the limit of the sizes of files that this process may write as far as that is allowed, and warns of one that
+/// remains.
+pub(crate) fn lift_limit_of_files() {
+    let limit = getrlimit(Resource::Fsize);
+    let Some(maximum) = limit.maximum else {
+        if limit.current.is_some() {
+            let _ = setrlimit(
+                Resource::Fsize,
+                rustix::process::Rlimit { current: None, maximum: None },
+            );
+        }
+        return;
+    };
+    let _ = setrlimit(Resource::Fsize, rustix::process::Rlimit { current: Some(maximum), ..limit });
+    tracing::warn!("{}", limit_of_files());
+}
+
+/// Says how large files may be, and how to change that.
+fn limit_of_files() -> String {
+    let bytes = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+    format!(
+        "this process may write files only up to {}: raise it with 'ulimit -f unlimited', or LimitFSIZE=infinity in its unit",
+        format_size(bytes)
+    )
+}
+
 /// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the first of
-/// them, and `reload` at each SIGHUP, on the thread that waits for signals.
+/// them, and `reload` at each SIGHUP, on the thread that waits for signals. SIGXFSZ, which would end the process with
+/// all its clients, is taken, so that the write behind the limit fails by itself, and so are those in [`WITHOUT_MEANING`].
 ///
 /// # Errors
 /// The handlers or the thread cannot be set up.
@@ -70,14 +104,27 @@ pub(crate) fn listen(
     reload: impl Fn() + Send + 'static,
 ) -> Result<(), ApiError> {
     let failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
+    let mut signals =
+        Signals::new([&[SIGTERM, SIGINT, SIGHUP, SIGXFSZ], &WITHOUT_MEANING[..]].concat())
+            .map_err(failed)?;
     let thread = std::thread::Builder::new().name("signals".to_owned());
     let spawned = thread.spawn(move || {
         let mut first = Some(first);
         for signal in signals.forever() {
-            if signal == SIGHUP {
-                reload();
-                continue;
+            match signal {
+                SIGHUP => {
+                    reload();
+                    continue;
+                }
+                SIGXFSZ => {
+                    tracing::error!("SIGXFSZ: a write failed, because {}", limit_of_files());
+                    continue;
+                }
+                SIGTERM | SIGINT => {}
+                other => {
+                    tracing::warn!("signal {other} has no meaning here: SIGTERM ends the daemon, and SIGHUP has it execute its program again");
+                    continue;
+                }
             }
             let name = if signal == SIGTERM { "SIGTERM" } else { "SIGINT" };
             if stop.ask(End::Stop) {

@@ -75,6 +75,7 @@ use super::notify::Ending;
 use super::operations::Work;
 use super::state::State;
 use crate::curve::Sizes;
+use crate::ring_remedy;
 use caches::Caches;
 use lanes::Lanes;
 use ram::RamTiers;
@@ -138,6 +139,17 @@ fn claim_raw(memory: &Arc<MemoryBudget>, spec: &DeviceSpec) -> Result<Arc<dyn De
     })
 }
 
+/// Returns the error about lanes that cannot be started, with the remedy where io_uring is not allowed.
+fn lanes_not_started(error: &std::io::Error) -> ApiError {
+    let remedy = match error.kind() {
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::Unsupported => {
+            format!("; the daemon needs io_uring: {}", ring_remedy::remedy(ring_remedy::disabled()))
+        }
+        _ => String::new(),
+    };
+    ApiError::failed(format!("the lanes cannot be started: {error}{remedy}"))
+}
+
 /// Sets up lanes that serve through `front_ends`. The devices in `raw` are served without a cache.
 ///
 /// # Errors
@@ -161,7 +173,7 @@ pub(crate) fn open(
     let ram = Arc::<RamTiers>::default();
     ram.watch_memory().map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
     let lanes = Lanes::start(lanes, front_ends, &devices, &ram, memory)
-        .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
+        .map_err(|error| lanes_not_started(&error))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
         memory: memory.clone(),

@@ -5,6 +5,7 @@ use forebay_core::units::format_size;
 use super::host::{Device, Host};
 use super::{Check, Daemon, Level, Way};
 use crate::process::Process;
+use crate::ring_remedy;
 use crate::sparse::Shortage;
 
 /// Bytes of the index for each cached block, rounded up; see `docs/performance.md`.
@@ -24,13 +25,9 @@ fn io_uring(host: &Host) -> Check {
         let found = format!("works, Linux {}", host.release);
         return Check { name, level: Level::Good, found, remedy: String::new() };
     };
-    let remedy = if host.ring_disabled > 0 {
-        "allow it: sysctl kernel.io_uring_disabled=0"
-    } else {
-        "it takes Linux 5.11 or later; in a container, a seccomp profile that allows io_uring_setup"
-    };
     let found = format!("does not work here (Linux {}): {error}", host.release);
-    Check { name, level: Level::Missing, found, remedy: remedy.to_owned() }
+    let remedy = ring_remedy::remedy(host.ring_disabled).to_owned();
+    Check { name, level: Level::Missing, found, remedy }
 }
 
 /// Returns the major and minor number of a kernel's release.

@@ -9,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::daemon::memory::usual_limit;
+use crate::ring_remedy;
 
 /// The facts that decide what works.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,10 +70,6 @@ impl Device {
     }
 }
 
-fn number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Programs for root are not in everybody's path.
@@ -94,7 +91,7 @@ impl Host {
         });
         Host {
             ring: Ring::new().map(drop).map_err(|error| error.to_string()),
-            ring_disabled: number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0),
+            ring_disabled: ring_remedy::disabled(),
             files: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
             memory: usual_limit(),
             admin: capabilities(None)
