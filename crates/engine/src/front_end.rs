@@ -112,6 +112,9 @@ pub trait FrontEnd: Send + Sync {
         Vec::new()
     }
 
+    /// Makes paths of unix sockets again that something else has removed. Called off the lanes, every second.
+    fn restore_paths(&self) {}
+
     /// Releases the addresses so that another process can claim them. Called after all lanes have
     /// drained.
     fn release(&self);

@@ -1,4 +1,4 @@
-//! What front ends share that make block devices of this machine.
+//! What front ends share: those that make block devices of this machine, and those that listen at unix sockets.
 //!
 //! - [`users`]: who uses a device; [`mounts`]: what is mounted
 //! - [`link`]: links with the names of volumes
@@ -7,6 +7,7 @@
 //! - [`helper`]: steps in a process of their own
 //! - [`sync`]: one of these steps: has file systems write what they have in memory
 //! - [`errors`]: what operators read
+//! - [`unix_socket`]: a listening socket whose path is made again
 #![forbid(unsafe_code)]
 
 pub mod board;
@@ -16,6 +17,7 @@ pub mod link;
 pub mod mounts;
 pub mod notes;
 pub mod sync;
+pub mod unix_socket;
 pub mod users;
 
 /// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what

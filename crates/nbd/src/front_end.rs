@@ -121,6 +121,10 @@ impl FrontEnd for NbdFrontEnd {
         ))
     }
 
+    fn restore_paths(&self) {
+        self.listeners.lock().iter().for_each(|listener| listener.restore_path());
+    }
+
     fn release(&self) {
         self.listeners.lock().clear();
     }

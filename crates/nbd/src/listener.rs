@@ -1,21 +1,15 @@
-//! Listening sockets: unix sockets and TCP ports.
-//!
-//! Never removes a file of anybody else. An existing path is refused, unless it is a stale socket
-//! of this user, left by a daemon that crashed.
+//! Listening sockets: unix sockets, see [`UnixSocket`], and TCP ports.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::HandedOver;
+use forebay_export::unix_socket::{self, UnixSocket};
 use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown, sockopt};
 
-use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
+use crate::address::{ListenAddress, ListenError};
 use crate::allow::Network;
 use crate::hand_over::LISTENER;
 use crate::handshake::Security;
@@ -46,13 +40,15 @@ pub(crate) enum NotAdmitted {
 /// last owner drops it.
 #[derive(Debug)]
 pub struct Listener {
-    fd: Arc<OwnedFd>,
+    socket: Listening,
     address: ListenAddress,
     protection: Arc<Protection>,
-    /// Device and inode of the socket that we created.
-    made: Option<(u64, u64)>,
-    /// The next program has the path.
-    left: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Listening {
+    Unix(UnixSocket),
+    Tcp(Arc<OwnedFd>),
 }
 
 impl Listener {
@@ -72,12 +68,14 @@ impl Listener {
         address: &ListenAddress,
         protection: &Arc<Protection>,
     ) -> Result<Arc<Self>, ListenError> {
-        let mut listener = match address {
-            ListenAddress::Unix(path) => bind_unix(path)?,
+        let (socket, address) = match address {
+            ListenAddress::Unix(path) => {
+                let socket = UnixSocket::bind(path).map_err(|error| unusable(error, address))?;
+                (Listening::Unix(socket), address.clone())
+            }
             ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address)?,
         };
-        listener.protection = protection.clone();
-        Ok(Arc::new(listener))
+        Ok(Arc::new(Listener { socket, address, protection: protection.clone() }))
     }
 
     /// Goes on with a listening socket of the previous program, if one of `items` is for this address.
@@ -95,8 +93,12 @@ impl Listener {
         let words = item.labelled(LISTENER)?;
         let made = number(words.get(1)).zip(number(words.get(2)));
         let fd = Arc::new(item.descriptor?);
+        let socket = match address {
+            ListenAddress::Unix(path) => Listening::Unix(UnixSocket::inherit(path, fd, made)),
+            ListenAddress::Tcp { .. } => Listening::Tcp(fd),
+        };
         let (address, protection) = (address.clone(), protection.clone());
-        Some(Arc::new(Listener { fd, address, protection, made, left: AtomicBool::default() }))
+        Some(Arc::new(Listener { socket, address, protection }))
     }
 
     /// Leaves the socket to the next program; its path is not removed any more.
@@ -104,12 +106,14 @@ impl Listener {
     /// # Errors
     /// The limit of descriptors is reached.
     pub(crate) fn leave(&self, asked: &ListenAddress) -> io::Result<HandedOver> {
-        let descriptor = Some(self.fd.as_fd().try_clone_to_owned()?);
-        self.left.store(true, Ordering::Relaxed);
         let mut label = vec![LISTENER.to_owned(), asked.to_string()];
-        if let Some((device, inode)) = self.made {
-            label.extend([device.to_string(), inode.to_string()]);
+        if let Listening::Unix(socket) = &self.socket {
+            socket.leave(true);
+            if let Some((device, inode)) = socket.identity() {
+                label.extend([device.to_string(), inode.to_string()]);
+            }
         }
+        let descriptor = Some(self.fd().as_fd().try_clone_to_owned()?);
         Ok(HandedOver { label, descriptor, data: Vec::new() })
     }
 
@@ -118,8 +122,19 @@ impl Listener {
         &self.address
     }
 
-    pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
-        &self.fd
+    /// Returns the socket that clients reach now.
+    pub(crate) fn fd(&self) -> Arc<OwnedFd> {
+        match &self.socket {
+            Listening::Unix(socket) => socket.fd(),
+            Listening::Tcp(fd) => fd.clone(),
+        }
+    }
+
+    /// Makes the path of a unix socket again if something else has removed it.
+    pub(crate) fn restore_path(&self) {
+        if let Listening::Unix(socket) = &self.socket {
+            socket.restore(|| Ok(()));
+        }
     }
 
     /// Returns an error if the client at an accepted socket connects from elsewhere than it may.
@@ -169,18 +184,9 @@ impl Listener {
 
     /// Stops accepting, on every lane.
     pub fn close(&self) {
-        let _ = shutdown(&*self.fd, Shutdown::Both);
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let ListenAddress::Unix(path) = &self.address else { return };
-        if *self.left.get_mut() {
-            return;
-        }
-        if identity(path).is_ok_and(|found| Some(found) == self.made) {
-            let _ = std::fs::remove_file(path);
+        match &self.socket {
+            Listening::Unix(socket) => socket.close(),
+            Listening::Tcp(fd) => drop(shutdown(&**fd, Shutdown::Both)),
         }
     }
 }
@@ -195,45 +201,22 @@ pub(crate) fn socket_buffers(socket: impl AsFd) -> usize {
     }
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
-}
-
-fn bind_unix(path: &Path) -> Result<Listener, ListenError> {
-    if path.as_os_str().len() > UNIX_PATH_MAX {
-        return Err(ListenError::PathTooLong(path.into()));
-    }
-    let address = ListenAddress::Unix(path.into());
-    let system = |cause| ListenError::System { address: address.clone(), cause };
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(system(error)),
-        Ok(found) => {
-            let ours = found.uid() == rustix::process::geteuid().as_raw();
-            if !found.file_type().is_socket() || !ours {
-                return Err(ListenError::Occupied(path.into()));
-            }
-            match UnixStream::connect(path) {
-                Ok(_) => return Err(ListenError::InUse(address)),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path).map_err(system)?;
-                }
-                Err(error) => return Err(system(error)),
-            }
+fn unusable(error: unix_socket::ListenError, address: &ListenAddress) -> ListenError {
+    match error {
+        unix_socket::ListenError::PathTooLong(path) => ListenError::PathTooLong(path),
+        unix_socket::ListenError::Occupied(path) => ListenError::Occupied(path),
+        unix_socket::ListenError::InUse(_) => ListenError::InUse(address.clone()),
+        unix_socket::ListenError::System { cause, .. } => {
+            ListenError::System { address: address.clone(), cause }
         }
     }
-    let listener = UnixListener::bind(path).map_err(system)?;
-    let made = identity(path).ok();
-    Ok(Listener {
-        fd: Arc::new(listener.into()),
-        address,
-        protection: Arc::default(),
-        made,
-        left: AtomicBool::default(),
-    })
 }
 
-fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, ListenError> {
+fn bind_tcp(
+    host: &str,
+    port: u16,
+    address: &ListenAddress,
+) -> Result<(Listening, ListenAddress), ListenError> {
     let system = |cause: io::Error| match cause.kind() {
         io::ErrorKind::AddrInUse => ListenError::InUse(address.clone()),
         _ => ListenError::System { address: address.clone(), cause },
@@ -243,18 +226,13 @@ fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, 
         ListenError::System { address: address.clone(), cause: io::Error::from(error.kind()) }
     })?;
     let address = ListenAddress::Tcp { host: host.to_owned(), port };
-    Ok(Listener {
-        fd: Arc::new(listener.into()),
-        address,
-        protection: Arc::default(),
-        made: None,
-        left: AtomicBool::default(),
-    })
+    Ok((Listening::Tcp(Arc::new(listener.into())), address))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
 
     use super::*;

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -262,9 +263,9 @@ impl Server {
 
 /// Waits for a client. The server's hand-over ends the wait, and leaves clients to the next program
 /// that have not been accepted.
-async fn accept(shared: &Shared, listener: &Listener) -> RingDone {
+async fn accept(shared: &Shared, fd: Arc<OwnedFd>) -> RingDone {
     let mut leaving = pin!(shared.leaving.listen());
-    let mut accepting = shared.ring.begin(RingOp::Accept { fd: listener.fd().clone() });
+    let mut accepting = shared.ring.begin(RingOp::Accept { fd });
     let mut cancelled = false;
     std::future::poll_fn(|context| {
         if !cancelled && (shared.handing_over.get() || leaving.as_mut().poll(context).is_ready()) {
@@ -283,7 +284,8 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
     });
     inherited.exports_are_back(&shared.lane, &*shared.exports).await;
     while !shared.stopping.get() && !shared.handing_over.get() {
-        let done = accept(&shared, &listener).await;
+        let socket = listener.fd();
+        let done = accept(&shared, socket.clone()).await;
         let fd = match (done.result, done.accepted) {
             // A client accepted during a stop would not be dismissed any more.
             (Ok(_), Some(_)) if shared.stopping.get() => break,
@@ -291,6 +293,9 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
             (result, _) => {
                 if shared.stopping.get() || shared.handing_over.get() {
                     break;
+                }
+                if !Arc::ptr_eq(&socket, &listener.fd()) {
+                    continue;
                 }
                 if let Err(error) = result {
                     // Another lane has closed the listener.

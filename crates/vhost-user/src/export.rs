@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_export::unix_socket::{ListenError, UnixSocket};
 use forebay_export::users::process;
 use parking_lot::Mutex;
 use rustix::net::sockopt::socket_peercred;
 
-use crate::listener::{ListenError, Listener};
 use crate::session::Session;
 
 /// See the module.
 pub(crate) struct Export {
     pub(crate) volume: String,
-    listener: Listener,
+    listener: UnixSocket,
     client: Mutex<Weak<Session>>,
     ended: AtomicBool,
 }
@@ -27,7 +27,7 @@ impl Export {
     /// # Errors
     /// The socket cannot be used; nothing has changed then.
     pub(crate) fn begin(volume: &str, path: &Path) -> Result<Arc<Self>, ExportError> {
-        let listener = Listener::bind(path).map_err(unusable)?;
+        let listener = UnixSocket::bind(path).map_err(unusable)?;
         Ok(Arc::new(Export {
             volume: volume.to_owned(),
             listener,
@@ -41,8 +41,14 @@ impl Export {
         self.listener.path()
     }
 
-    pub(crate) fn socket(&self) -> &Arc<OwnedFd> {
+    /// Returns the socket that clients reach now.
+    pub(crate) fn socket(&self) -> Arc<OwnedFd> {
         self.listener.fd()
+    }
+
+    /// Makes the path again if something else has removed it.
+    pub(crate) fn restore_path(&self) {
+        self.listener.restore(|| Ok(()));
     }
 
     /// Notes a client. There is one at a time.

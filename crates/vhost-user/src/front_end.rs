@@ -136,6 +136,11 @@ impl FrontEnd for VhostUserFrontEnd {
         self.known(volume).is_some()
     }
 
+    fn restore_paths(&self) {
+        let exports: Vec<_> = self.exports.lock().values().cloned().collect();
+        exports.iter().for_each(|export| export.restore_path());
+    }
+
     fn release(&self) {
         self.exports.lock().clear();
         // Only an empty one.
@@ -226,9 +231,11 @@ impl Drop for Ending {
 async fn accept(ending: Ending) {
     let Ending(server, export) = &ending;
     while !server.stopping.get() {
-        let done = server.ring.run(RingOp::Accept { fd: export.socket().clone() }).await;
+        let socket = export.socket();
+        let done = server.ring.run(RingOp::Accept { fd: socket.clone() }).await;
         match (done.result, done.accepted) {
             _ if server.stopping.get() || export.is_ended() => return,
+            (Err(_), _) if !Arc::ptr_eq(&socket, &export.socket()) => {}
             (Ok(_), Some(socket)) => {
                 let socket = Arc::new(socket);
                 let session = export.admit(socket.clone());

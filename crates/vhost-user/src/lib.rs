@@ -8,7 +8,7 @@
 //! - [`inflight`]: the record of requests in progress that outlives the daemon
 //! - `queue`: a queue that a lane serves; `lane_queues`: the queues of a lane
 //! - `session`, `control`: a client, and its control messages
-//! - `listener`, `export`, [`front_end`]: sockets, volumes at them, and the interface to the daemon
+//! - `export`, [`front_end`]: sockets, volumes at them, and the interface to the daemon
 //!
 //! One task on the first lane follows the control messages of a client. Each queue is a task of one
 //! lane, where its requests run to their ends.
@@ -23,7 +23,6 @@ pub mod features;
 pub mod front_end;
 pub mod inflight;
 mod lane_queues;
-mod listener;
 pub mod memory;
 pub mod message;
 mod queue;

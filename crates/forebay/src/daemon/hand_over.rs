@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind};
@@ -55,9 +56,9 @@ pub(crate) struct Inherited {
 
 /// A listening unix socket for the next program.
 pub(crate) struct LeftSocket {
-    pub(crate) listener: OwnedFd,
+    pub(crate) listener: Arc<OwnedFd>,
     /// The lock of its path.
-    pub(crate) lock: OwnedFd,
+    pub(crate) lock: Arc<OwnedFd>,
     /// Device and inode of its path.
     pub(crate) identity: (u64, u64),
 }
@@ -137,8 +138,8 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
     }
     let [listener, lock] = list.socket;
     let socket = Some(LeftSocket {
-        listener: inherit(listener)?,
-        lock: inherit(lock)?,
+        listener: Arc::new(inherit(listener)?),
+        lock: Arc::new(inherit(lock)?),
         identity: list.socket_identity,
     });
     let mut items = Items::new();
@@ -278,8 +279,11 @@ mod tests {
             HandedOver { label: label.clone(), descriptor: Some(mine.into()), data: vec![7, 0xff] };
         let bare = HandedOver { label: vec!["exports".into()], ..HandedOver::default() };
         let items = Items::from([("nbd".to_owned(), vec![item, bare])]);
-        let socket =
-            LeftSocket { listener: socket.into(), lock: lock.into(), identity: (3, 1 << 60) };
+        let socket = LeftSocket {
+            listener: Arc::new(socket.into()),
+            lock: Arc::new(lock.into()),
+            identity: (3, 1 << 60),
+        };
         let left = Left { hand_overs: 4, socket, memory_limit: 1 << 30, log_missing: 7, items };
         let list = write(&left).expect("writable");
         let number = list.as_raw_fd().to_string();

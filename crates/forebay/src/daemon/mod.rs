@@ -63,7 +63,7 @@ use forebay_lane::MemoryBudget;
 
 use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
-use hand_over::{Left, LeftSocket};
+use hand_over::Left;
 use notify::{Ending, ServiceManager};
 use server::Server;
 use signals::{End, StopRequest};
@@ -134,7 +134,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let metrics = claim_tcp(options.metrics, metrics::claim, inherited.hand_overs)?;
     let web = claim_tcp(options.web, web::claim, inherited.hand_overs)?;
     let web = web.map(|claimed| (claimed, options.state_dir.clone()));
-    let left_socket = socket.leave()?;
+    let socket = Arc::new(socket);
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let records = host::Records::open(&state)?;
     // A limit that an operator has set holds until the daemon ends, and so for its next program.
@@ -151,7 +151,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
     volumes.events().program_started(inherited.hand_overs);
-    let server = Server::start(socket, metrics, web, volumes.clone())?;
+    let server = Server::start(socket.clone(), metrics, web, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
     volumes.watch(&stop)?;
@@ -171,7 +171,8 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         End::HandOver(program) => {
             manager.status("Handing over to another program");
             let hand_overs = inherited.hand_overs;
-            let closed = close_for(&program, &volumes, &stop, hand_overs, left_socket)?;
+            let closed = close_for(&program, &volumes, &stop, hand_overs, &socket)?;
+            socket.take_back();
             manager.stopping();
             volumes.stop_instead();
             tracing::info!("stopped instead of handed over");
@@ -248,7 +249,7 @@ fn close_for(
     volumes: &Volumes,
     stop: &StopRequest,
     hand_overs: u64,
-    socket: LeftSocket,
+    socket: &ClaimedSocket,
 ) -> Result<Result<(), ApiError>, ApiError> {
     let (items, closed) = volumes.hand_over();
     let Some(items) = items else { return Ok(closed) };
@@ -257,6 +258,7 @@ fn close_for(
         return Ok(closed);
     }
     let (memory_limit, log_missing) = (volumes.memory().limit(), log::finish());
+    let socket = socket.leave();
     let left = Left { hand_overs, socket, memory_limit, log_missing, items };
     let error = hand_over::execute(program, &left);
     tracing::error!("{error}");

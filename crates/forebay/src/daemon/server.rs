@@ -28,6 +28,9 @@ use super::web::{Claimed, Web};
 /// Most connections at a time; as many more are told to try again.
 const MAX_CONNECTIONS: usize = 32;
 
+/// How often it is seen whether the socket still has its path.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Clients end streams themselves.
 const PATIENCE: Patience = Patience { answer: Duration::from_secs(5), stream: Duration::MAX };
 
@@ -45,7 +48,7 @@ impl Server {
     /// # Errors
     /// The thread cannot be set up.
     pub(crate) fn start(
-        socket: ClaimedSocket,
+        socket: Arc<ClaimedSocket>,
         metrics: Option<TcpListener>,
         web: Option<(Claimed, PathBuf)>,
         volumes: Arc<Volumes>,
@@ -57,11 +60,9 @@ impl Server {
             .max_blocking_threads(MAX_CONNECTIONS)
             .build()
             .map_err(failed)?;
-        let listener = socket.listener().try_clone().map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
         let listener = {
             let _inside = runtime.enter();
-            UnixListener::from_std(listener).map_err(failed)?
+            UnixListener::from_std(socket.listener().map_err(failed)?).map_err(failed)?
         };
         let (stop, stopped) = oneshot::channel();
         let (closing, closed) = mpsc::channel();
@@ -86,7 +87,7 @@ impl Server {
                     }
                 };
                 tokio::select! {
-                    () = accept(&listener, &volumes) => (),
+                    () = accept(listener, &socket, &volumes) => (),
                     () = metrics => (),
                     () = page => (),
                     _ = stopped => (),
@@ -94,7 +95,8 @@ impl Server {
                 if let Some(web) = &web {
                     web.save();
                 }
-                drop((listener, socket, closing));
+                socket.close();
+                drop((socket, closing));
                 std::future::pending::<()>().await;
             });
         };
@@ -111,11 +113,24 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: &UnixListener, volumes: &Arc<Volumes>) {
+async fn accept(mut listener: UnixListener, socket: &ClaimedSocket, volumes: &Arc<Volumes>) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let refusals = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut looks = tokio::time::interval(LOOK_EVERY);
     loop {
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = looks.tick() => {
+                if socket.restore() {
+                    match socket.listener().and_then(UnixListener::from_std) {
+                        Ok(again) => listener = again,
+                        Err(error) => tracing::error!(%error, "the admin socket cannot be used"),
+                    }
+                }
+                continue;
+            }
+        };
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Probably out of descriptors: the connection stays queued, so wait.
@@ -217,7 +232,8 @@ mod tests {
     use crate::daemon::volumes::Programs;
 
     fn serve_at(dir: &TempDir) -> Server {
-        let socket = ClaimedSocket::claim("--socket", &dir.path().join("s"), 0o600).expect("free");
+        let socket =
+            Arc::new(ClaimedSocket::claim("--socket", &dir.path().join("s"), 0o600).expect("free"));
         let state = State::open(&dir.path().join("state")).expect("free");
         let volumes =
             Volumes::new(Arc::new(FakeHost::default()), state, Vec::new(), Programs::default());

@@ -1,13 +1,15 @@
 //! Exclusive unix sockets: claimed without a race, never taken from a live process.
 
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::ErrorKind as Io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind as Io};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_admin::{ApiError, ErrorKind};
+use forebay_export::unix_socket::{ListenError, UnixSocket};
 use rustix::fs::{FlockOperation, flock};
 
 use super::hand_over::LeftSocket;
@@ -15,16 +17,10 @@ use crate::paths::{check_socket_path, io_error};
 
 /// A listening unix socket, removed on drop.
 pub(crate) struct ClaimedSocket {
-    listener: UnixListener,
-    path: PathBuf,
-    identity: (u64, u64),
+    socket: UnixSocket,
     /// Held as long as the socket: its holder may replace a dead owner's socket. The lock file
     /// stays, because removing it would let two owners lock two files of one name.
-    lock: File,
-}
-
-fn identity(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
+    lock: Mutex<Arc<OwnedFd>>,
 }
 
 /// Opens and locks a file; a dead owner holds no lock.
@@ -87,55 +83,85 @@ impl ClaimedSocket {
     /// exists and is not a socket, or cannot be one.
     pub(crate) fn claim(field: &str, path: &Path, mode: u32) -> Result<Self, ApiError> {
         Self::probe(field, path)?;
-        let mut lock_path = path.as_os_str().to_owned();
-        lock_path.push(".lock");
-        let lock = lock_file(Path::new(&lock_path), &in_use(field, path).message)?;
-        remove_stale(field, path)?;
-        let listener = UnixListener::bind(path)
-            .map_err(|error| io_error("cannot listen at", path, &error).about(field))?;
-        let own = fs::set_permissions(path, fs::Permissions::from_mode(mode))
-            .and_then(|()| fs::symlink_metadata(path))
+        let lock = lock_file(&lock_path(path), &in_use(field, path).message)?;
+        let socket = UnixSocket::bind(path).map_err(|error| match error {
+            ListenError::InUse(_) => in_use(field, path),
+            ListenError::System { cause, .. } => {
+                io_error("cannot listen at", path, &cause).about(field)
+            }
+            error => ApiError::new(ErrorKind::Refused, format!("{field}: {error}")).about(field),
+        })?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(|error| io_error("cannot set the permissions of", path, &error))?;
-        Ok(ClaimedSocket { listener, path: path.to_owned(), identity: identity(&own), lock })
+        Ok(ClaimedSocket { socket, lock: Mutex::new(Arc::new(lock.into())) })
     }
 
     /// Goes on with the socket of the previous program of this process.
     pub(crate) fn inherit(path: &Path, left: LeftSocket) -> Self {
-        let LeftSocket { listener, lock, identity: made } = left;
-        if !fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == made) {
-            tracing::error!(path = %path.display(), "the socket has lost its path; a restart makes it anew");
-        }
-        let (listener, lock) = (UnixListener::from(listener), File::from(lock));
-        ClaimedSocket { listener, path: path.to_owned(), identity: made, lock }
+        let LeftSocket { listener, lock, identity } = left;
+        let socket = UnixSocket::inherit(path, listener, Some(identity));
+        ClaimedSocket { socket, lock: Mutex::new(lock) }
     }
 
-    /// Returns descriptors of the socket and of its lock for another program.
+    /// Stops accepting, and removes the path unless it was left to another program.
+    pub(crate) fn close(&self) {
+        self.socket.close();
+    }
+
+    /// Leaves the socket and its lock to another program, which takes the place of this one.
+    pub(crate) fn leave(&self) -> LeftSocket {
+        self.socket.leave(true);
+        LeftSocket {
+            listener: self.socket.fd(),
+            lock: self.lock.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            identity: self.socket.identity().unwrap_or_default(),
+        }
+    }
+
+    /// Takes back what was left: no other program takes the place of this one.
+    pub(crate) fn take_back(&self) {
+        self.socket.leave(false);
+    }
+
+    /// Returns the listening socket, for this process.
     ///
     /// # Errors
     /// The limit of descriptors is reached.
-    pub(crate) fn leave(&self) -> Result<LeftSocket, ApiError> {
-        let duplicate = |descriptor: BorrowedFd| descriptor.try_clone_to_owned();
-        let listener = duplicate(self.listener.as_fd());
-        let both = listener.and_then(|listener| Ok((listener, duplicate(self.lock.as_fd())?)));
-        let (listener, lock) =
-            both.map_err(|error| io_error("cannot hand over", &self.path, &error))?;
-        Ok(LeftSocket { listener, lock, identity: self.identity })
+    pub(crate) fn listener(&self) -> io::Result<UnixListener> {
+        let listener = UnixListener::from(self.socket.fd().try_clone()?);
+        listener.set_nonblocking(true)?;
+        Ok(listener)
     }
 
-    /// Returns the listening socket.
-    pub(crate) fn listener(&self) -> &UnixListener {
-        &self.listener
+    /// Makes the path again if something else has removed it. Returns whether it has, so that
+    /// [`ClaimedSocket::listener`] is another one.
+    pub(crate) fn restore(&self) -> bool {
+        self.socket.restore(|| self.lock_again()).is_some()
+    }
+
+    /// Locks the lock file anew if that was removed as well.
+    fn lock_again(&self) -> Result<(), ListenError> {
+        let path = lock_path(self.socket.path());
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = rustix::fs::fstat(&**lock).map(|own| (own.st_dev, own.st_ino)).ok();
+        let found = fs::symlink_metadata(&path).map(|found| (found.dev(), found.ino())).ok();
+        if own.is_some() && own == found {
+            return Ok(());
+        }
+        let in_use = || ListenError::InUse(self.socket.path().to_owned());
+        let locked = lock_file(&path, "").map_err(|error| match error.kind {
+            ErrorKind::Refused => in_use(),
+            _ => ListenError::System { path: path.clone(), cause: io::Error::other(error) },
+        })?;
+        *lock = Arc::new(locked.into());
+        Ok(())
     }
 }
 
-impl Drop for ClaimedSocket {
-    fn drop(&mut self) {
-        let ours =
-            fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "cannot remove the socket");
-        }
-    }
+fn lock_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    path.into()
 }
 
 fn in_use(field: &str, path: &Path) -> ApiError {
@@ -160,23 +186,6 @@ fn answers(path: &Path) -> Result<bool, ApiError> {
         }
         Err(error) => Err(io_error("cannot find out whether a process listens at", path, &error)),
     }
-}
-
-/// Removes a stale socket. Called with the lock held.
-fn remove_stale(field: &str, path: &Path) -> Result<(), ApiError> {
-    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.file_type().is_socket() || answers(path)? {
-        return Err(in_use(field, path));
-    }
-    if found.uid() != rustix::process::geteuid().as_raw() {
-        let message = format!(
-            "{field}: {} belongs to another user; choose another path, or have its owner remove it",
-            path.display()
-        );
-        return Err(ApiError::new(ErrorKind::Refused, message));
-    }
-    tracing::info!(path = %path.display(), "replacing the socket of a daemon that is gone");
-    fs::remove_file(path).map_err(|error| io_error("cannot replace", path, &error))
 }
 
 #[cfg(test)]

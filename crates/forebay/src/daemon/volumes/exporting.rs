@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
 use forebay_core::{ExportSet, FrontEndKind};
-use forebay_engine::FrontEnd;
+use forebay_engine::{ExportedDevice, FrontEnd};
+use forebay_export::link;
 
 use super::{Volumes, is_served};
 use crate::daemon::front_ends::export_error;
@@ -89,6 +90,27 @@ impl Volumes {
             }
         }
         Ok(())
+    }
+
+    /// Makes paths of sockets and links to devices again that something else has removed.
+    pub(super) fn restore_paths(&self) {
+        for front_end in &self.front_ends {
+            front_end.restore_paths();
+            for name in self.state.names() {
+                let look = || front_end.device(name.as_str());
+                let Some(ExportedDevice { path, link: Some(link) }) = look() else { continue };
+                if link.symlink_metadata().is_ok() {
+                    continue;
+                }
+                if link::make(name.as_str(), &path).is_some() {
+                    tracing::warn!(link = %link.display(), "the link to a device was removed, and is made again");
+                }
+                // It may have been withdrawn meanwhile, with its link.
+                if look().is_none_or(|now| now.path != path) {
+                    link::remove(&link, &path);
+                }
+            }
+        }
     }
 
     /// Checks whether volumes can be exported by these front ends at all.

@@ -122,6 +122,7 @@ impl Volumes {
                 this.host.catch_up();
                 this.look();
                 this.mend_exports();
+                this.restore_paths();
                 log::sweep();
                 if this.watched.count.swap(false, Ordering::Relaxed) {
                     this.host.recount(COUNT_AGE);

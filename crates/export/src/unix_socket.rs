@@ -1,0 +1,353 @@
+//! A listening unix socket, whose path is made again when something else removes it: a job that cleans up `/run` or
+//! `/tmp`, or a `rm -r` of the directory.
+//!
+//! Never removes or replaces a file of another process: a path that exists is refused, unless it is a socket of this user
+//! that refuses connections, left by a daemon that crashed.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with,
+};
+
+/// Longest path of a unix socket, in bytes.
+pub const PATH_MAX: usize = 107;
+
+/// Why a path cannot be listened at.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// It is too long.
+    #[error("{} is longer than the {PATH_MAX} bytes that a unix socket may have; choose a shorter path", .0.display())]
+    PathTooLong(PathBuf),
+    /// Something else is there.
+    #[error("{} exists and is not a socket of this user; choose another path, or remove it", .0.display())]
+    Occupied(PathBuf),
+    /// Another process listens there.
+    #[error("another process listens at {}; stop it, or choose another path", .0.display())]
+    InUse(PathBuf),
+    /// The system refuses it.
+    #[error("cannot listen at {}: {cause}", path.display())]
+    System {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
+
+/// Device and inode of a socket's path. The kernel keeps the inode as long as the socket is open, so that no other file
+/// gets its number.
+pub type Identity = (u64, u64);
+
+/// See the module. The path is removed on drop.
+#[derive(Debug)]
+pub struct UnixSocket {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    fd: Arc<OwnedFd>,
+    /// `None`: the path was lost before its identity was known.
+    made: Option<Identity>,
+    owner: Owner,
+    /// The failure to make the path again that was logged.
+    told: Option<String>,
+    look: Look,
+}
+
+/// Which program the path belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// This one.
+    This,
+    /// The next one.
+    Next,
+    /// None: the socket is closed.
+    None,
+}
+
+/// Permissions as they were seen last. An operator may have changed them since the socket was made.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    socket: Option<Permissions>,
+    parent: Option<Permissions>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Permissions {
+    mode: u32,
+    owner: u32,
+    group: u32,
+}
+
+impl Permissions {
+    fn of(found: &Metadata) -> Self {
+        Permissions { mode: found.mode() & 0o7777, owner: found.uid(), group: found.gid() }
+    }
+
+    /// Gives a new file these. The mode comes last: it does not apply to another owner meanwhile.
+    fn give(self, path: &Path) -> io::Result<()> {
+        let now = Permissions::of(&fs::symlink_metadata(path)?);
+        if (now.owner, now.group) != (self.owner, self.group) {
+            std::os::unix::fs::lchown(path, Some(self.owner), Some(self.group))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
+    }
+}
+
+impl UnixSocket {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// See [`ListenError`]; nothing has changed then.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let (fd, made) = bind(path)?;
+        Ok(UnixSocket::of(path, fd, made))
+    }
+
+    /// Goes on with a socket that the previous program has made.
+    pub fn inherit(path: &Path, fd: Arc<OwnedFd>, made: Option<Identity>) -> Self {
+        UnixSocket::of(path, fd, made)
+    }
+
+    fn of(path: &Path, fd: Arc<OwnedFd>, made: Option<Identity>) -> Self {
+        let look = Look::default();
+        let state = State { fd, made, owner: Owner::This, told: None, look };
+        let socket = UnixSocket { path: path.to_owned(), state: Mutex::new(state) };
+        socket.is_there(&mut socket.state.lock());
+        socket
+    }
+
+    /// Returns the socket that listens now.
+    pub fn fd(&self) -> Arc<OwnedFd> {
+        self.state.lock().fd.clone()
+    }
+
+    /// Returns the path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the identity of the path.
+    pub fn identity(&self) -> Option<Identity> {
+        self.state.lock().made
+    }
+
+    /// Returns whether the path leads to the socket, and notes the permissions.
+    fn is_there(&self, state: &mut State) -> bool {
+        let found = fs::symlink_metadata(&self.path).ok();
+        let Some(found) = found.filter(|found| Some(identity(found)) == state.made) else {
+            return false;
+        };
+        let parent = self.path.parent().and_then(|dir| fs::metadata(dir).ok());
+        state.look = Look {
+            socket: Some(Permissions::of(&found)),
+            parent: parent.as_ref().map(Permissions::of).or(state.look.parent),
+        };
+        true
+    }
+
+    /// Listens at the path again if it leads nowhere, or to the socket of a process that is gone. Returns the new socket,
+    /// which [`UnixSocket::fd`] returns from now on; waiting for a client of the former one ends. `before` is called first,
+    /// with the directory made. A failure is logged once.
+    pub fn restore(
+        &self,
+        before: impl FnOnce() -> Result<(), ListenError>,
+    ) -> Option<Arc<OwnedFd>> {
+        let mut state = self.state.lock();
+        if state.owner != Owner::This || self.is_there(&mut state) {
+            return None;
+        }
+        match self.bind_again(state.look, before) {
+            Ok((fd, made)) => {
+                tracing::warn!(path = %self.path.display(), "the path of the socket was removed, and is made again");
+                let former = std::mem::replace(&mut state.fd, fd.clone());
+                (state.made, state.told) = (Some(made), None);
+                self.is_there(&mut state);
+                // A lane that accepts from it goes on with the new one.
+                let _ = shutdown(&*former, Shutdown::Both);
+                Some(fd)
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if state.told.as_ref() != Some(&error) {
+                    tracing::error!(path = %self.path.display(), "no client reaches the socket: its path was removed, and {error}");
+                    state.told = Some(error);
+                }
+                None
+            }
+        }
+    }
+
+    fn bind_again(
+        &self,
+        look: Look,
+        before: impl FnOnce() -> Result<(), ListenError>,
+    ) -> Result<(Arc<OwnedFd>, Identity), ListenError> {
+        let system = |cause| ListenError::System { path: self.path.clone(), cause };
+        if let (Some(dir), Some(permissions)) = (self.path.parent(), look.parent)
+            && !dir.exists()
+        {
+            fs::DirBuilder::new().mode(0o700).create(dir).map_err(system)?;
+            permissions.give(dir).map_err(system)?;
+        }
+        before()?;
+        let (fd, made) = bind(&self.path)?;
+        let made = made.ok_or_else(|| system(io::ErrorKind::NotFound.into()))?;
+        if let Some(permissions) = look.socket
+            && let Err(error) = permissions.give(&self.path)
+        {
+            let _ = fs::remove_file(&self.path);
+            return Err(system(error));
+        }
+        Ok((fd, made))
+    }
+
+    /// Stops accepting, and removes the path.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        let _ = shutdown(&*state.fd, Shutdown::Both);
+        self.give_up(&mut state);
+    }
+
+    /// Leaves the path to the next program, or not after all. What belongs to that is neither removed nor made again.
+    pub fn leave(&self, leave: bool) {
+        self.state.lock().owner = if leave { Owner::Next } else { Owner::This };
+    }
+
+    fn give_up(&self, state: &mut State) {
+        if std::mem::replace(&mut state.owner, Owner::None) == Owner::This
+            && fs::symlink_metadata(&self.path).is_ok_and(|it| Some(identity(&it)) == state.made)
+        {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        self.give_up(&mut state);
+    }
+}
+
+fn identity(found: &Metadata) -> Identity {
+    (found.dev(), found.ino())
+}
+
+fn bind(path: &Path) -> Result<(Arc<OwnedFd>, Option<Identity>), ListenError> {
+    if path.as_os_str().len() > PATH_MAX {
+        return Err(ListenError::PathTooLong(path.into()));
+    }
+    let system = |cause| ListenError::System { path: path.into(), cause };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(system(error)),
+        Ok(found) => {
+            let ours = found.uid() == rustix::process::geteuid().as_raw();
+            if !found.file_type().is_socket() || !ours {
+                return Err(ListenError::Occupied(path.into()));
+            }
+            match knock(path) {
+                // A full queue, or a socket of another type: a process is there.
+                Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
+                    return Err(ListenError::InUse(path.into()));
+                }
+                Err(Errno::CONNREFUSED) => {
+                    tracing::info!(path = %path.display(), "replacing the socket of a daemon that is gone");
+                    fs::remove_file(path).map_err(system)?;
+                }
+                Err(errno) => return Err(system(errno.into())),
+            }
+        }
+    }
+    let listener = UnixListener::bind(path).map_err(system)?;
+    let made = fs::symlink_metadata(path).ok().as_ref().map(identity);
+    Ok((Arc::new(listener.into()), made))
+}
+
+/// Connects without waiting.
+fn knock(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn restore(socket: &UnixSocket) -> bool {
+        socket.restore(|| Ok(())).is_some()
+    }
+
+    #[test]
+    fn a_path_that_was_removed_is_made_again_with_its_permissions() {
+        let dir = tempfile::tempdir().expect("directory");
+        let inner = dir.path().join("run");
+        fs::create_dir(&inner).expect("writable");
+        let path = inner.join("s");
+        let socket = UnixSocket::bind(&path).expect("free");
+        assert!(!restore(&socket), "it is there");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).expect("ours");
+        fs::set_permissions(&inner, fs::Permissions::from_mode(0o711)).expect("ours");
+        assert!(!restore(&socket));
+        let former = socket.fd();
+        fs::remove_dir_all(&inner).expect("ours");
+        assert!(restore(&socket) && !restore(&socket));
+        assert!(!Arc::ptr_eq(&former, &socket.fd()));
+        UnixStream::connect(&path).expect("it listens");
+        let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
+        assert_eq!((mode(&path), mode(&inner)), (0o660, 0o711));
+        // Nobody waits at the former one for ever.
+        UnixListener::from(former.try_clone().expect("descriptors")).accept().expect_err("closed");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_path_that_another_has_taken_is_not_taken_back_until_it_is_free() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("s");
+        let socket = UnixSocket::bind(&path).expect("free");
+        fs::remove_file(&path).expect("ours");
+        let other = UnixListener::bind(&path).expect("free");
+        assert!(!restore(&socket));
+        UnixStream::connect(&path).expect("it listens");
+        other.accept().expect("the other one");
+        fs::remove_file(&path).expect("ours");
+        fs::write(&path, "precious").expect("writable");
+        assert!(!restore(&socket));
+        assert_eq!(fs::read(&path).expect("there"), b"precious");
+        fs::remove_file(&path).expect("ours");
+        drop(UnixListener::bind(&path).expect("free"));
+        assert!(restore(&socket), "its process is gone");
+    }
+
+    #[test]
+    fn a_path_is_left_to_the_next_program() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("s");
+        let first = UnixSocket::bind(&path).expect("free");
+        first.leave(true);
+        let fd = first.fd().try_clone().expect("descriptors");
+        let next = UnixSocket::inherit(&path, Arc::new(fd), first.identity());
+        drop(first);
+        assert!(path.exists() && !restore(&next));
+        next.close();
+        assert!(!path.exists() && !restore(&next), "a closed one stays closed");
+    }
+}
