@@ -30,13 +30,15 @@ pub fn recognise(
     }
     if let Some(expected) = record.fingerprint {
         // After an orderly stop the content decides, because files are moved, and disks are put
-        // into other machines.
+        // into other machines. That of a blank disk is that of every other one.
         if look.fingerprint()? != expected {
             return Ok(difference().map_or(Verdict::Changed(Sign::Samples), Verdict::Other));
         }
         let since = look.since(&record.left);
         return Ok(match (difference(), since) {
-            (Some(difference), _) if look.starts_differ(&record.left) => Verdict::Other(difference),
+            (Some(difference), _) if look.starts_differ(&record.left) || look.is_blank() => {
+                Verdict::Other(difference)
+            }
             (Some(_), _) => Verdict::Unclear("it was moved"),
             (None, Since::Written(how)) if !planted::has(PlantedBug::EvidenceIgnored) => {
                 Verdict::Changed(Sign::System(how))

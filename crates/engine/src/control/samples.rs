@@ -73,6 +73,12 @@ impl SampledOrigin {
         left.starts.is_some() && self.starts != left.starts
     }
 
+    /// Returns whether every sample is of zeroes, as on any other origin to which little was written.
+    pub(crate) fn is_blank(&self) -> bool {
+        let zeroes = |page: &IoBuf| page.iter().all(|byte| *byte == 0);
+        self.pages.values().all(|page| page.as_ref().is_ok_and(zeroes))
+    }
+
     /// Returns what the system says about writes since an orderly stop that left the origin like this.
     pub(crate) fn since(&self, left: &Left) -> Since {
         match (&self.evidence, &left.evidence) {

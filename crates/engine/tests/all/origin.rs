@@ -73,6 +73,8 @@ impl Pair {
     fn used(dirty: bool, orderly: bool) -> Pair {
         let world = World::new();
         let pair = Pair { cache: ram(8), disk: ram(SIZE >> 20) };
+        // Told from other disks by its content.
+        change(&pair.disk, sample_places(SIZE)[90], 0x33);
         let engine = world.new_cache(&pair.cache, BlockSize::DEFAULT);
         let mut settings = settings(Mode::Writeback);
         settings.writeback_running = false;
@@ -218,6 +220,23 @@ fn an_origin_that_was_moved_in_order_is_known_by_its_content() {
     let old = with_serial(&pair.disk, Some("A"));
     assert_eq!(pair.start(&old, false).err(), Some(EngineErrorKind::DataAtRisk));
     assert!(pair.start(&with_serial(&pair.disk, Some("B")), false).is_ok());
+}
+
+#[test]
+fn a_blank_origin_is_known_by_its_identity_alone() {
+    for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
+        let pair = Pair::used(dirty, true);
+        let blank = |place: &Arc<dyn Device>| change(place, sample_places(SIZE)[90], 0);
+        // Stopped in order with nothing at the places of samples.
+        let (world, engine, _) = pair
+            .start(&with_serial(&pair.disk, Some("A")), false)
+            .expect("the one that it had");
+        blank(&pair.disk);
+        world.close(&engine).expect("closed");
+        let other = ram(SIZE >> 20);
+        assert_eq!(pair.start(&with_serial(&other, Some("B")), false).err(), Some(kind));
+        assert!(pair.start(&with_serial(&pair.disk, Some("A")), false).is_ok());
+    }
 }
 
 /// Writes to some samples in every mode, on an origin that checks the record.
