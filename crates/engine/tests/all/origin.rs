@@ -228,9 +228,8 @@ fn a_blank_origin_is_known_by_its_identity_alone() {
         let pair = Pair::used(dirty, true);
         let blank = |place: &Arc<dyn Device>| change(place, sample_places(SIZE)[90], 0);
         // Stopped in order with nothing at the places of samples.
-        let (world, engine, _) = pair
-            .start(&with_serial(&pair.disk, Some("A")), false)
-            .expect("the one that it had");
+        let (world, engine, _) =
+            pair.start(&with_serial(&pair.disk, Some("A")), false).expect("the one that it had");
         blank(&pair.disk);
         world.close(&engine).expect("closed");
         let other = ram(SIZE >> 20);
