@@ -226,6 +226,27 @@ fn order_stops_at_a_bad_sector_until_it_is_given_up() {
     assert!(bench.has(7));
 }
 
+/// A block that is mended arrives, although others of its group do not, and counts as refused no longer.
+#[test]
+fn a_mended_block_of_an_ordered_volume_is_no_longer_named() {
+    let bench = Bench::new(quiet(true));
+    (0..16).for_each(|block| bench.write(block));
+    bench.world.op(&bench.target, Op::Flush, 0, 0);
+    bench.damage(OpKind::Write, &[7, 8]);
+    bench.world.set(&bench.engine, running(true)).expect("set");
+    bench.drain().expect_err("two blocks are not written");
+    assert_eq!(bench.refused(), [7 * BLOCK..9 * BLOCK]);
+    bench.faults.heal();
+    bench.damage(OpKind::Write, &[8]);
+    let error = bench.drain().expect_err("block 8 is not written");
+    assert!(bench.has(7));
+    assert_eq!(bench.refused(), only(8));
+    assert!(error.contains("4096 bytes at 32768"), "{error}");
+    bench.faults.heal();
+    assert_eq!(bench.drain(), Ok(()));
+    assert_eq!((bench.refused(), bench.target.volume().dirty_blocks()), (vec![], 0));
+}
+
 #[test]
 fn a_write_through_a_bad_sector_fails_and_its_other_blocks_arrive() {
     let bench = Bench::new(settings(Mode::Writethrough));

@@ -229,6 +229,9 @@ impl Ordered {
             outcome.borrow_mut().any = true;
             OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes), why).await?;
         }
+        let unreadable = &outcome.borrow().unreadable;
+        let taken = run.iter().filter(|(block, _)| !unreadable.contains(block));
+        taken.for_each(|(block, _)| volume.remove_refused(*block));
         Ok(())
     }
 }

@@ -70,6 +70,7 @@ impl SpanWriter<'_> {
         let (written, error) = self.write_back_span(span, why, gap, turns).await;
         if !written.is_empty() {
             self.0.volume.origin_takes();
+            written.iter().for_each(|it| self.0.volume.remove_refused(it.block));
         }
         (written, error.map_or(Ok(()), Err))
     }

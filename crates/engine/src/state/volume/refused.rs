@@ -99,7 +99,8 @@ impl Volume {
         }
     }
 
-    /// Records that a block is no longer dirty.
+    /// Records that a block is no longer dirty, or that the origin has taken it. It may stay dirty in the latter case:
+    /// until the origin is synced, or as one of an ordered group of which others are refused.
     #[inline]
     pub(crate) fn remove_refused(&self, block: OriginBlock) {
         if self.has_refused() {
@@ -113,7 +114,7 @@ impl Volume {
                 tracing::info!(
                     volume = self.name,
                     offset,
-                    "a block that the origin refused is no longer dirty"
+                    "the origin no longer refuses a block"
                 );
             }
         }
