@@ -78,6 +78,8 @@ pub(crate) struct State {
     pub(crate) bad_sectors: Vec<u64>,
     /// Sectors that stay unreadable until they are written, even after other faults are repaired.
     pub(crate) rotten: BTreeSet<u64>,
+    /// Sectors that cannot be written until the disk is mended, and whether they can be read.
+    pub(crate) bad_spots: BTreeMap<u64, bool>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
@@ -139,6 +141,7 @@ impl SimDisk {
                 order: 1,
                 bad_sectors: Vec::new(),
                 rotten: BTreeSet::new(),
+                bad_spots: BTreeMap::new(),
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
                 hung_until: Nanos(0),

@@ -85,7 +85,8 @@ impl SimDisk {
             );
             return Err(self.error("read", offset, DeviceErrorKind::Io));
         }
-        let rotten = state.rotten.range(sectors.clone()).next().is_some();
+        let rotten = state.rotten.range(sectors.clone()).next().is_some()
+            || state.bad_spots.range(sectors.clone()).any(|(_, reads)| !reads);
         if outage || rotten || state.bad_sectors.iter().any(|bad| sectors.contains(bad)) {
             return Err(self.error("read", offset, DeviceErrorKind::Io));
         }
@@ -122,6 +123,15 @@ impl SimDisk {
         self.execute_late_in(state, &(patch.first..patch.first + patch.sectors()));
         let order = state.order;
         state.order += 1;
+        let spot = state.bad_spots.range(patch.first..patch.first + patch.sectors()).next();
+        if let Some(spot) = spot.map(|(sector, _)| *sector).filter(|_| !outage) {
+            self.shared.fault(
+                "bad sector",
+                &[self.number, spot],
+                format_args!("{} sector {spot}", self.name),
+            );
+            return Err(self.error(what, offset, DeviceErrorKind::Io));
+        }
         if outage || happens(state.plan.write_error, &mut state.rng) {
             if !outage {
                 self.shared.fault(

@@ -21,7 +21,7 @@ use crate::queue::DiskHandle;
 use crate::ram::Tiers;
 use crate::rot::Told;
 use crate::settings::{choose_entry, choose_rotational, choose_writeback, settings};
-use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest, name};
+use crate::system::{Admin, Instance, LocalFuture, Machine, Stuck, SystemUnderTest, name};
 use crate::trace::mix;
 
 /// The engine, with at most one planted bug.
@@ -458,6 +458,15 @@ impl Instance for Running {
     fn is_ordered(&self, volume: u16) -> bool {
         let has_order = |id| self.store().is_some_and(|store| store.has_order(id));
         self.volume(volume).is_some_and(|it| it.settings().ordered || has_order(it.id))
+    }
+
+    fn stuck(&self, volume: u16) -> Stuck {
+        let stuck = self.volume(volume).map(|it| Stuck {
+            refused: it.refused_ranges(),
+            unreadable: it.bad_ranges(),
+            dirty: it.dirty_blocks(),
+        });
+        stuck.unwrap_or_default()
     }
 
     fn holds_versions(&self) -> bool {

@@ -52,11 +52,13 @@ pub enum Feature {
     Shares,
     /// Origins take no writes for a while.
     Protected,
+    /// Sectors of origins are bad, some of them beside each other, until the disk is mended.
+    Sectors,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 19] = [
+    pub const ALL: [Feature; 20] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -76,6 +78,7 @@ impl Feature {
         Feature::Remote,
         Feature::Shares,
         Feature::Protected,
+        Feature::Sectors,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -100,6 +103,7 @@ impl Feature {
             Feature::Remote => "remote",
             Feature::Shares => "shares",
             Feature::Protected => "protected",
+            Feature::Sectors => "sectors",
         }
     }
 
@@ -112,7 +116,7 @@ impl Feature {
             Feature::Deferred | Feature::Caching | Feature::Loading | Feature::Written => 6,
             Feature::IgnoreFlush => 24,
             Feature::Protected => 3,
-            Feature::Remote => 2,
+            Feature::Remote | Feature::Sectors => 2,
         }
     }
 
@@ -132,6 +136,7 @@ impl Feature {
             Feature::Remote => Some(0x4e07),
             Feature::Shares => Some(0x5a2e),
             Feature::Protected => Some(0x3e00),
+            Feature::Sectors => Some(0x5ec7),
             _ => None,
         }
     }
@@ -147,6 +152,9 @@ impl Feature {
             | PlantedBug::LoadedDirtyNotTold
             | PlantedBug::LoadedWithoutLog
             | PlantedBug::AcceptedNotNoted => Some(Feature::Loading),
+            PlantedBug::RunNotSplit | PlantedBug::RefusedCleans | PlantedBug::RefusalForgotten => {
+                Some(Feature::Sectors)
+            }
             PlantedBug::WriteOutDoesNotWait => Some(Feature::Written),
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
@@ -193,7 +201,9 @@ impl Feature {
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
-            Feature::Remote | Feature::Protected => fault_profile == FaultProfile::OriginErrors,
+            Feature::Remote | Feature::Protected | Feature::Sectors => {
+                fault_profile == FaultProfile::OriginErrors
+            }
             Feature::Ledger => fault_profile != FaultProfile::Damage,
             Feature::Decay | Feature::Rot => {
                 matches!(fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)

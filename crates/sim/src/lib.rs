@@ -52,6 +52,7 @@ pub mod rot;
 pub mod run;
 pub mod runner;
 mod schedule;
+mod sectors;
 mod settings;
 pub mod shared;
 pub mod stamp;

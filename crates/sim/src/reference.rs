@@ -59,6 +59,7 @@ impl SystemUnderTest for ReferenceModel {
             Feature::Grown,
             Feature::Ledger,
             Feature::Protected,
+            Feature::Sectors,
             Feature::Ram,
             // Its clients' writes overlap on the disk, where one that is sent again can be the last, and fail.
             Feature::Remote,

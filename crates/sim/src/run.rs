@@ -322,6 +322,10 @@ impl World<'_> {
             self.crash();
             return Ok(false);
         }
+        if !self.judge_bad_sectors()? {
+            self.crash();
+            return Ok(false);
+        }
         self.set_faults(false);
         let Some(instance) = self.instance.clone() else { return Ok(true) };
         let slot = self.call(instance.stop(drain));

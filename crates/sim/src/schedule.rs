@@ -159,11 +159,17 @@ impl World<'_> {
             self.shared.stop();
             return Ok(());
         }
-        if now.since(self.last_progress) > PATIENCE {
+        if now.since(self.last_progress) > PATIENCE && self.mend_for_order() {
+            self.last_progress = now;
+        } else if now.since(self.last_progress) > PATIENCE {
+            let volumes = 0..self.origins.len() as u16;
+            let waiting: Vec<_> = volumes.filter(|it| self.oracle.underway_on(*it) > 0).collect();
+            let is_ordered = |it: &u16| self.instance.as_ref().is_some_and(|of| of.is_ordered(*it));
+            let ordered: Vec<_> = waiting.iter().filter(|it| is_ordered(it)).collect();
             return Err(plain(
                 25,
                 format!(
-                    "no answer for {} s, {} requests wait",
+                    "no answer for {} s, {} requests of volumes {waiting:?} wait, {ordered:?} of which are ordered",
                     PATIENCE.as_secs(),
                     self.oracle.underway()
                 ),

@@ -1,6 +1,7 @@
 //! The system under test, as the world sees it.
 
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -43,6 +44,17 @@ pub struct Machine {
     pub ledger: Option<Arc<SimLedger>>,
     /// Whether the state is lost, so that only the cache itself knows its volumes.
     pub adopts: bool,
+}
+
+/// What of a volume is dirty.
+#[derive(Default)]
+pub struct Stuck {
+    /// Byte ranges of the origin that it refuses, in ascending order.
+    pub refused: Vec<Range<u64>>,
+    /// Byte ranges that the cache device cannot read back.
+    pub unreadable: Vec<Range<u64>>,
+    /// All dirty blocks, for whatever reason.
+    pub dirty: u64,
 }
 
 /// The setup of the cache.
@@ -237,6 +249,11 @@ pub trait Instance {
     /// Returns whether versions are held for an origin.
     fn holds_versions(&self) -> bool {
         false
+    }
+
+    /// Returns what of a volume is dirty, and why.
+    fn stuck(&self, _volume: u16) -> Stuck {
+        Stuck::default()
     }
 
     /// Does an operator's action. A volume to be restarted must have no requests in progress.

@@ -108,7 +108,7 @@ pub struct World<'a> {
     /// Sectors whose reads failed during the last verification.
     pub(crate) unreadable: Vec<Place>,
     pub(crate) collect_unreadable: bool,
-    discards_zero: bool,
+    pub(crate) discards_zero: bool,
     pub(crate) last_progress: Nanos,
     /// When the hang of each origin ends.
     pub(crate) hung_until: Vec<Nanos>,
@@ -515,6 +515,7 @@ impl<'a> World<'a> {
         for disk in &self.origins {
             disk.set_plan(origin.clone(), !on);
         }
+        self.set_bad_sectors(on);
     }
 }
 

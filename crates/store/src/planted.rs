@@ -132,6 +132,12 @@ planted_bugs! {
     GapUnlocked = "gap-unlocked",
     /// A failed write to the origin counts as written back.
     FailedWritebackCleans = "failed-writeback-cleans",
+    /// Of a write of several blocks that failed, all count as refused by the origin.
+    RunNotSplit = "run-not-split",
+    /// A block that the origin refuses counts as written back.
+    RefusedCleans = "refused-cleans",
+    /// A block that the origin refuses is not noted.
+    RefusalForgotten = "refusal-forgotten",
     /// A sync of the origin that failed is repeated and believed.
     FailedSyncRetried = "failed-sync-retried",
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use forebay_core::OriginBlock;
 use forebay_core::why::WritebackReason;
 use forebay_device::DeviceError;
+use forebay_store::planted::{self, PlantedBug};
 
 use super::read_turns::ReadTurns;
 use super::run::SpanWriter;
@@ -44,6 +45,11 @@ impl SpanWriter<'_> {
             };
             if !self.0.volume.refused.failed() {
                 return (all, Some(failed.into()));
+            }
+            if planted::has(PlantedBug::RunNotSplit) {
+                let now = self.0.now();
+                span.dirty.iter().for_each(|block| _ = self.0.volume.refuses(*block, &failed, now));
+                continue;
             }
             match span.dirty[..] {
                 [block] if span.tail == 0 => {
@@ -101,7 +107,20 @@ impl SpanWriter<'_> {
         if !volume.refuses(block, &failed, self.0.now()) {
             return Err(failed.into());
         }
+        if planted::has(PlantedBug::RefusedCleans) {
+            return Ok(self.as_if_written(block, why));
+        }
         Ok(Vec::new())
+    }
+
+    /// Returns a refused block as one that was written: a planted bug.
+    fn as_if_written(self, block: OriginBlock, why: WritebackReason) -> Vec<Written> {
+        let (volume, store) = (&self.0.volume, &self.0.cache.store);
+        let found = store.peek(&volume.space, block).filter(|found| found.entry.dirty);
+        let version =
+            found.and_then(|found| store.version_of(&volume.space, block, found.entry.slot));
+        let failures = volume.syncs.failures();
+        version.into_iter().map(|version| Written { block, version, failures, why }).collect()
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use forebay_core::{Nanos, OriginBlock};
 use forebay_device::DeviceError;
+use forebay_store::planted::{self, PlantedBug};
 
 use crate::error::WritebackError;
 use crate::state::bad::Tried;
@@ -15,6 +16,9 @@ const NAMED: usize = 3;
 impl Volume {
     /// Records that the origin does not take a dirty block, written alone. `false`: too many are listed already.
     pub(crate) fn refuses(&self, block: OriginBlock, error: &DeviceError, now: Nanos) -> bool {
+        if planted::has(PlantedBug::RefusalForgotten) {
+            return true;
+        }
         // It could be read just now. It counts as one of the two.
         self.remove_bad(block);
         let listed = self.refused.with(|list| {
