@@ -5,6 +5,7 @@
 mod attach;
 mod compare;
 mod delete;
+pub mod displaced;
 mod drain;
 mod forget;
 mod grow;

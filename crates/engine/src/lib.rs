@@ -37,6 +37,7 @@ pub use api::{
     BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request, StateExtent,
 };
 pub use control::VolumeSpec;
+pub use control::displaced;
 pub use control::recognise::{OriginCheck, Sign, Verdict, recognise};
 pub use control::rename::Naming;
 pub use control::samples::SampledOrigin;

@@ -138,6 +138,8 @@ planted_bugs! {
     RefusedCleans = "refused-cleans",
     /// A block that the origin refuses is not noted.
     RefusalForgotten = "refusal-forgotten",
+    /// A write that a write-protected origin refuses counts as written back.
+    ProtectedWriteDone = "protected-write-done",
     /// A sync of the origin that failed is repeated and believed.
     FailedSyncRetried = "failed-sync-retried",
 
@@ -164,6 +166,16 @@ planted_bugs! {
     OldEndStays = "old-end-stays",
     /// All sectors of the first and the last block count as within the volume.
     EdgeIgnored = "edge-ignored",
+
+    // Devices to which their paths do not lead any more.
+    /// A drain does not look at the path of the origin.
+    DisplacedDrained = "displaced-drained",
+    /// A stop does not look at the path of the origin before it begins.
+    DisplacedStopped = "displaced-stopped",
+    /// A stop leaves dirty blocks on a cache device that its path does not lead to.
+    DisplacedCacheKept = "displaced-cache-kept",
+    /// A stop does not look at the paths once more when it has ended.
+    DisplacedMeanwhile = "displaced-meanwhile",
 
     /// Dirty blocks are not noted outside of the cache.
     NotesForgotten = "notes-forgotten",

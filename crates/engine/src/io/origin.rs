@@ -110,7 +110,10 @@ impl OriginIo<'_> {
         let write = self.0.origin.run(write, why.into());
         let done = volume.write_cost.of(&**self.0.lane().clock(), write).await;
         bump(&self.0.stats().counters.origin_written_bytes, end - start);
-        if planted::has(PlantedBug::FailedWritebackCleans) {
+        let refused = || done.result.as_ref().is_err_and(|it| it.kind == DeviceErrorKind::ReadOnly);
+        if planted::has(PlantedBug::FailedWritebackCleans)
+            || (planted::has(PlantedBug::ProtectedWriteDone) && refused())
+        {
             return Ok(());
         }
         Ok(done.result?)

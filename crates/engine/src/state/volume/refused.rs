@@ -115,11 +115,7 @@ impl Volume {
             });
             if removed {
                 let offset = self.block_range(block).start;
-                tracing::info!(
-                    volume = self.name,
-                    offset,
-                    "the origin no longer refuses a block"
-                );
+                tracing::info!(volume = self.name, offset, "the origin no longer refuses a block");
             }
         }
     }

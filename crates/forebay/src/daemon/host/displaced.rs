@@ -8,6 +8,7 @@ use std::time::Duration;
 use forebay_admin::report::DisplacedReport;
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_device::{Displaced, DisplacedKind};
+use forebay_engine::displaced::{self, BeforeStop, LeftUnsafe};
 
 use super::EngineHost;
 use super::attended::within;
@@ -49,12 +50,6 @@ impl Running {
         })
     }
 
-    /// Whether the content of the cache device is lost when it is closed, or cannot be found again. Looks, and may
-    /// hang.
-    pub(super) fn has_displaced_cache(&self) -> bool {
-        self.look(Role::Cache).is_some()
-    }
-
     /// Whether what only the cache has is lost with the program, as it was seen last. Quick.
     pub(super) fn is_lost_with_program(&self) -> bool {
         self.place.volatile || self.paths.of(Role::Cache).get().is_some()
@@ -80,14 +75,42 @@ impl Running {
         self.paths.of(role).look(&**device(role, self.cache(), &self.volume))
     }
 
-    fn check(&self, role: Role, before: &str) -> Result<(), ApiError> {
-        match self.look(role) {
-            None => Ok(()),
-            Some(found) => {
-                let message = format!("{before}{}", self.tell(role, &found));
-                Err(ApiError::new(ErrorKind::DataAtRisk, message))
+    fn unsafe_origin(&self, before: &str, found: &Displaced) -> ApiError {
+        let message = format!("{before}{}", self.tell(Role::Origin, found));
+        ApiError::new(ErrorKind::DataAtRisk, message)
+    }
+
+    /// Checks that a volume that has just stopped left everything under the paths of its devices, which are still open.
+    /// Looks, and may hang.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DataAtRisk`] with what happened meanwhile.
+    pub(super) fn check_left(&self) -> Result<(), ApiError> {
+        let (volume, dirty) = (&self.volume, self.volume.dirty_blocks());
+        let (origin, cache) = (self.look(Role::Origin), self.look(Role::Cache));
+        let Err(left) = displaced::after_stop(origin, cache, dirty) else { return Ok(()) };
+        let message = match left {
+            LeftUnsafe::Origin(Displaced { kind, what, .. }) => {
+                let way_out = match kind {
+                    DisplacedKind::Moved => "; move it back before the volume is started again",
+                    DisplacedKind::Removed | DisplacedKind::Replaced => {
+                        ", and its content is lost with that"
+                    }
+                };
+                let origin = volume.origin.name();
+                format!(
+                    "'{}' is stopped, but meanwhile its origin {origin} {what}{way_out}",
+                    volume.name
+                )
             }
-        }
+            LeftUnsafe::OnCacheDevice(Displaced { what, .. }) => format!(
+                "'{}' is stopped, and {} bytes that clients wrote to it meanwhile are only on its cache device {}, which {what}",
+                volume.name,
+                dirty * self.block_bytes(),
+                self.store().device().name(),
+            ),
+        };
+        Err(ApiError::new(ErrorKind::DataAtRisk, message))
     }
 }
 
@@ -112,19 +135,44 @@ impl EngineHost {
         looked();
     }
 
-    /// Checks that the path of a volume's origin leads to what was written; `before` begins the error.
+    fn look_at_origin(&self, name: &VolumeName, running: &Running) -> Option<Displaced> {
+        let _wait = self.served.wait_for(name, &running.volume.origin_name);
+        running.look(Role::Origin)
+    }
+
+    /// Checks that the path of a volume's origin leads to what a drain has written.
     ///
     /// # Errors
     /// [`ErrorKind::DataAtRisk`] with what happened and what to do.
-    pub(super) fn check_origin_path(
+    pub(super) fn check_drained(
         &self,
         name: &VolumeName,
         running: &Running,
-        before: &str,
     ) -> Result<(), ApiError> {
-        // Barrier for invariant 20: nothing is reported as safe at a path that leads elsewhere.
-        let _wait = self.served.wait_for(name, &running.volume.origin_name);
-        running.check(Role::Origin, before)
+        let before = "the dirty blocks were written, but not to where the path leads: ";
+        displaced::after_drain(self.look_at_origin(name, running))
+            .map_err(|found| running.unsafe_origin(before, &found))
+    }
+
+    /// Returns what has to precede the stop of a volume. `abandon`: its origin is given up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DataAtRisk`]: the path of the origin leads elsewhere; with what happened and what to do.
+    pub(super) fn before_stop(
+        &self,
+        name: &VolumeName,
+        running: &Running,
+        abandon: bool,
+    ) -> Result<BeforeStop, ApiError> {
+        let origin = self.look_at_origin(name, running);
+        if abandon {
+            return Ok(BeforeStop::Nothing);
+        }
+        let cache = {
+            let _wait = self.served.wait_for(name, running.store().device().name());
+            running.look(Role::Cache)
+        };
+        displaced::before_stop(origin, cache).map_err(|found| running.unsafe_origin("", &found))
     }
 
     /// Checks that the next program finds the devices of all volumes.

@@ -113,20 +113,16 @@ impl EngineHost {
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
     fn close_everything(self: &Arc<Self>) -> Ended {
         let mut ended = Ended::default();
-        // A file that was removed is lost when this closes it; what only such a cache has is written back first.
-        self.look_at_paths();
-        for (volume, running) in self.served.all() {
-            if let Some(error) = running.loses_origin() {
-                tracing::error!(volume = %volume.name, "{error}");
-                ended.fail(&volume.name, error);
-            }
-        }
+        // What only a cache without its path has is written back first.
+        self.note_lost_origins(&mut ended);
         for (name, error) in self.drain_ram() {
             ended.fail(&name, error);
         }
         // A stop and what follows may take as long again.
         self.ending.advances();
         let mut in_order = self.stop_all(&mut ended);
+        // Once more while the devices are open, for those that have lost their paths meanwhile.
+        self.note_lost_origins(&mut ended);
         self.forget_tiers(&mut ended);
         in_order &= self.close_all(&mut ended);
         self.lanes.end(in_order);
@@ -136,6 +132,19 @@ impl EngineHost {
             tracing::warn!("the cluster of an image does not answer: its lock is left to expire");
         }
         ended
+    }
+
+    /// Looks where all paths lead. A file that was removed is lost when the end of everything closes it.
+    fn note_lost_origins(&self, ended: &mut Ended) {
+        self.look_at_paths();
+        for (volume, running) in self.served.all() {
+            if !ended.failed.contains(&volume.name)
+                && let Some(error) = running.loses_origin()
+            {
+                tracing::error!(volume = %volume.name, "{error}");
+                ended.fail(&volume.name, error);
+            }
+        }
     }
 
     /// Removes the RAM tiers of stopped volumes, which no client can write to any more.

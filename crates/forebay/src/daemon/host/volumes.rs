@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ErrorKind, EventKind, StartRequest, VolumeName, VolumeState};
+use forebay_admin::{ApiError, EventKind, StartRequest, VolumeName, VolumeState};
 use forebay_core::Caching;
 use forebay_device::{Device, DeviceSpec};
+use forebay_engine::displaced::BeforeStop;
 use forebay_engine::{Settings, Volume};
 
 use super::caches::{self, Place};
@@ -117,16 +118,10 @@ impl EngineHost {
         let running = self.served.get(name)?;
         let place = &running.place.clone();
         let before = running.volume.settings();
-        let checked = self.check_origin_path(name, &running, "");
-        let mut unsafe_cache = false;
-        if !abandon {
-            checked?;
-            let _wait = self.served.wait_for(name, running.store().device().name());
-            unsafe_cache = running.has_displaced_cache();
-        }
+        let before_stop = self.before_stop(name, &running, abandon)?;
         running.note_displaced_origin();
         self.end_deferring(name, work)?;
-        if (place.volatile || unsafe_cache)
+        if (place.volatile || before_stop == BeforeStop::Drain)
             && let Err(error) = self.drain_now(name, work)
         {
             self.defer_again(name, &before);
@@ -154,22 +149,15 @@ impl EngineHost {
             self.note_contents(&definition);
         }
         let _wait = self.served.wait_for(name, &origin);
-        // Counted before the cache is closed, which waits until nothing refers to the volume.
-        let mut dirty = 0;
-        let left = self.using(place, || {
-            let (volume, block) = (running.volume.clone(), running.block_bytes());
-            let left = self.take_away(name, running);
-            dirty = volume.dirty_blocks() * block;
-            left
+        // `running` is dropped before the cache is closed, which waits until nothing refers to the volume.
+        let left = self.using(place, move || {
+            let stopped = self.take_out(&running.place, &running.volume);
+            // The devices are still open, so what happened to them can be seen.
+            let safe = if abandon { Ok(()) } else { running.check_left() };
+            self.served.remove(name);
+            stopped.and(safe)
         });
-        settled.and_then(|settled| settled).and(left)?;
-        if dirty > 0 && unsafe_cache {
-            let message = format!(
-                "{dirty} bytes that clients wrote to '{name}' while it was stopped are only on its cache device {cache}, to which that path does not lead any more"
-            );
-            return Err(ApiError::new(ErrorKind::DataAtRisk, message));
-        }
-        Ok(())
+        settled.and_then(|settled| settled).and(left)
     }
 
     /// See [`crate::daemon::host_api::Host::check_origin_path`].
@@ -181,7 +169,7 @@ impl EngineHost {
         let own = name.clone();
         let check = move |host: &Arc<Self>, _: &Arc<Work>| {
             let running = host.served.get(&own)?;
-            host.check_origin_path(&own, &running, "")
+            host.before_stop(&own, &running, false).map(|_| ())
         };
         self.attended(name, work, check, |_, ()| ())
     }
@@ -316,10 +304,7 @@ impl EngineHost {
             let engine = state.engine(number)?;
             engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
         });
-        let drained = drained.and_then(|()| {
-            let before = "the dirty blocks were written, but not to where the path leads: ";
-            self.check_origin_path(name, &running, before)
-        });
+        let drained = drained.and_then(|()| self.check_drained(name, &running));
         self.served.phase(name, VolumeState::Running);
         if drained.is_ok() && dirty > 0 {
             let said = format!("the dirty blocks of volume '{name}' were written to its origin");
