@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use forebay_core::{Clock, Nanos};
-use forebay_device::{DeviceDone, IoBuf};
+use forebay_device::{DeviceDone, DisplacedKind, IoBuf};
 use parking_lot::Mutex;
 
 use crate::faults::{FaultPlan, Latency};
@@ -80,6 +80,8 @@ pub(crate) struct State {
     pub(crate) rotten: BTreeSet<u64>,
     /// Sectors that cannot be written until the disk is mended, and whether they can be read.
     pub(crate) bad_spots: BTreeMap<u64, bool>,
+    /// How the path has come apart from the disk.
+    pub(crate) displaced: Option<DisplacedKind>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
@@ -142,6 +144,7 @@ impl SimDisk {
                 bad_sectors: Vec::new(),
                 rotten: BTreeSet::new(),
                 bad_spots: BTreeMap::new(),
+                displaced: None,
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
                 hung_until: Nanos(0),

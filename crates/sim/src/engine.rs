@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use forebay_core::why::Why;
 use forebay_core::{Caching, Clock, Durability, Mode, ReplacementKind, VolumeId};
-use forebay_device::{Device, Queue, QueueContext};
+use forebay_device::{Device, Displaced, Queue, QueueContext};
+use forebay_engine::displaced::{self, BeforeStop};
 use forebay_engine::{
     BlockService, BlockSet, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
     Volume, VolumeSpec,
@@ -16,6 +17,7 @@ use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Damage, FormatOptions, Helper, Store, StoreOptions, format, read_roots};
 
+use crate::displaced::apart;
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
 use crate::ram::Tiers;
@@ -46,6 +48,9 @@ fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, EngineError
         .origins
         .get(usize::from(volume))
         .ok_or_else(|| failed("there is no such origin"))?;
+    if disk.displaced().is_some() {
+        return Err(apart());
+    }
     let mut handle = DiskHandle::new(disk.clone());
     if machine.exchanged == Some(volume) {
         handle.serial.push_str("-clone");
@@ -302,10 +307,48 @@ async fn stop(
     volume: u16,
     stays: bool,
 ) -> Result<(), EngineError> {
+    let paths = Paths::of(lane, volume);
+    let first = paths.before_stop()?;
     tiers.write_down(lane, volume, true).await?;
+    if first == BeforeStop::Drain {
+        drain(lane, volume).await?;
+    }
     let stopped = lane.stop_volume(&name(volume), stays).await;
     tiers.remove(volume);
-    stopped
+    stopped.and(paths.after_stop())
+}
+
+/// Drains a volume, and looks whether its origin is where it should be.
+async fn drain(lane: &Rc<EngineLane>, volume: u16) -> Result<(), EngineError> {
+    let paths = Paths::of(lane, volume);
+    lane.drain(&name(volume), |_| Ok(())).await?;
+    displaced::after_drain(paths.origin()).map_err(|_| apart())
+}
+
+/// The devices of a volume, and what a daemon asks of their paths.
+struct Paths {
+    cache: Arc<dyn Device>,
+    volume: Option<Arc<Volume>>,
+}
+
+impl Paths {
+    fn of(lane: &EngineLane, volume: u16) -> Self {
+        let cache = lane.cache.store.device().clone();
+        Paths { cache, volume: lane.cache.volume(&name(volume)) }
+    }
+
+    fn origin(&self) -> Option<Displaced> {
+        self.volume.as_ref()?.origin.displaced()
+    }
+
+    fn before_stop(&self) -> Result<BeforeStop, EngineError> {
+        displaced::before_stop(self.origin(), self.cache.displaced()).map_err(|_| apart())
+    }
+
+    fn after_stop(&self) -> Result<(), EngineError> {
+        let dirty = self.volume.as_ref().map_or(0, |volume| volume.dirty_blocks());
+        displaced::after_stop(self.origin(), self.cache.displaced(), dirty).map_err(|_| apart())
+    }
 }
 
 /// Pauses a volume, freezes it or has it go on, as a daemon does.
@@ -321,7 +364,7 @@ async fn set_caching(
     }
     tiers.note_caching(volume, settings.caching);
     lane.set(&name(volume), settings).await?;
-    if drains { lane.drain(&name(volume), |_| Ok(())).await } else { Ok(()) }
+    if drains { drain(lane, volume).await } else { Ok(()) }
 }
 
 async fn set_policy(lane: &Rc<EngineLane>, policy: ReplacementKind) -> Result<(), EngineError> {
@@ -384,7 +427,7 @@ async fn administrate(
         }
         Admin::Drain(volume) => {
             tiers.write_down(&lane, volume, false).await?;
-            lane.drain(&name(volume), |_| Ok(())).await
+            drain(&lane, volume).await
         }
         Admin::Caching(volume, caching) => {
             let settings = Settings { caching, ..present(volume)? };
@@ -412,6 +455,8 @@ async fn administrate(
         Admin::Delete(volume, discard) => {
             if !discard {
                 tiers.write_down(&lane, volume, true).await?;
+                // As at the end of the drain, which is a part of the deletion here.
+                displaced::after_drain(Paths::of(&lane, volume).origin()).map_err(|_| apart())?;
             }
             let id = known(volume);
             let deleted = lane.delete(&name(volume), discard, |_| Ok(())).await;
@@ -465,6 +510,7 @@ impl Instance for Running {
             refused: it.refused_ranges(),
             unreadable: it.bad_ranges(),
             dirty: it.dirty_blocks(),
+            unsynced: it.origin_sync_failed(),
         });
         stuck.unwrap_or_default()
     }
@@ -491,21 +537,28 @@ impl Instance for Running {
         Box::pin(administrate(lanes, self.machine.clone(), self.tiers.clone(), action))
     }
 
-    fn stop(&self, drain: bool) -> LocalFuture<Result<(), EngineError>> {
+    fn stop(&self, drains: bool) -> LocalFuture<Result<(), EngineError>> {
         let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
         let volumes = self.machine.origins.len() as u16;
         let tiers = self.tiers.clone();
         Box::pin(async move {
+            let there = |volume: &u16| lane.cache.volume(&name(*volume)).is_some();
+            let there: Vec<u16> = (0..volumes).filter(there).collect();
+            let paths: Vec<Paths> = there.iter().map(|it| Paths::of(&lane, *it)).collect();
+            let mut drains = drains;
+            for paths in &paths {
+                drains |= paths.before_stop()? == BeforeStop::Drain;
+            }
             let mut result = Ok(());
             for volume in 0..volumes {
                 result = result.and(tiers.write_down(&lane, volume, true).await);
                 tiers.remove(volume);
             }
-            let there = |volume: &u16| drain && lane.cache.volume(&name(*volume)).is_some();
-            for volume in (0..volumes).filter(there) {
-                result = result.and(lane.drain(&name(volume), |_| Ok(())).await);
+            for volume in there.into_iter().filter(|_| drains) {
+                result = result.and(drain(&lane, volume).await);
             }
-            result.and(lane.close().await)
+            let result = result.and(lane.close().await);
+            paths.iter().fold(result, |result, paths| result.and(paths.after_stop()))
         })
     }
 }

@@ -43,6 +43,7 @@ impl Profile {
         let calm = FaultPlan { slow_episode, overlap_is_fault: true, ..FaultPlan::default() };
         match self.fault_profile {
             FaultProfile::Crashes | FaultProfile::OriginErrors => calm,
+            FaultProfile::CacheErrors if self.is_only_protected() => calm,
             FaultProfile::CacheErrors => FaultPlan {
                 read_error: 2_000,
                 write_error: 2_000,
@@ -52,6 +53,12 @@ impl Profile {
             },
             FaultProfile::Damage => FaultPlan { lost_write: 500, misdirected_write: 500, ..calm },
         }
+    }
+
+    /// Returns whether nothing happens to the cache device but that it takes no writes: what it has is not lost.
+    pub fn is_only_protected(&self) -> bool {
+        let protected = self.features.has(Feature::Protected) && !self.features.has(Feature::Rot);
+        self.fault_profile == FaultProfile::CacheErrors && protected && self.setup.seed & 1 == 0
     }
 
     /// Returns the faults of the origins while clients are active.

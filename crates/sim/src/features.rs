@@ -54,11 +54,13 @@ pub enum Feature {
     Protected,
     /// Sectors of origins are bad, some of them beside each other, until the disk is mended.
     Sectors,
+    /// The paths of devices lead elsewhere for a while.
+    Displaced,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 20] = [
+    pub const ALL: [Feature; 21] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -79,6 +81,7 @@ impl Feature {
         Feature::Shares,
         Feature::Protected,
         Feature::Sectors,
+        Feature::Displaced,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -104,6 +107,7 @@ impl Feature {
             Feature::Shares => "shares",
             Feature::Protected => "protected",
             Feature::Sectors => "sectors",
+            Feature::Displaced => "displaced",
         }
     }
 
@@ -115,7 +119,7 @@ impl Feature {
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
             Feature::Deferred | Feature::Caching | Feature::Loading | Feature::Written => 6,
             Feature::IgnoreFlush => 24,
-            Feature::Protected => 3,
+            Feature::Protected | Feature::Displaced => 3,
             Feature::Remote | Feature::Sectors => 2,
         }
     }
@@ -137,6 +141,7 @@ impl Feature {
             Feature::Shares => Some(0x5a2e),
             Feature::Protected => Some(0x3e00),
             Feature::Sectors => Some(0x5ec7),
+            Feature::Displaced => Some(0xd15b),
             _ => None,
         }
     }
@@ -163,7 +168,13 @@ impl Feature {
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
             PlantedBug::OldEndStays => Some(Feature::Grown),
             PlantedBug::NotesForgotten => Some(Feature::Ledger),
-            PlantedBug::ProtectionIgnored => Some(Feature::Protected),
+            PlantedBug::ProtectionIgnored | PlantedBug::ProtectedWriteDone => {
+                Some(Feature::Protected)
+            }
+            PlantedBug::DisplacedDrained
+            | PlantedBug::DisplacedStopped
+            | PlantedBug::DisplacedCacheKept
+            | PlantedBug::DisplacedMeanwhile => Some(Feature::Displaced),
             PlantedBug::FillsOvertaken
             | PlantedBug::RacedCopyKept
             | PlantedBug::OldCopyServed
@@ -201,11 +212,12 @@ impl Feature {
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
-            Feature::Remote | Feature::Protected | Feature::Sectors => {
-                fault_profile == FaultProfile::OriginErrors
+            Feature::Remote | Feature::Sectors => fault_profile == FaultProfile::OriginErrors,
+            Feature::Protected => {
+                matches!(fault_profile, FaultProfile::OriginErrors | FaultProfile::CacheErrors)
             }
             Feature::Ledger => fault_profile != FaultProfile::Damage,
-            Feature::Decay | Feature::Rot => {
+            Feature::Decay | Feature::Rot | Feature::Displaced => {
                 matches!(fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)
             }
         }

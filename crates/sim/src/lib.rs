@@ -29,6 +29,7 @@ pub mod clients;
 pub mod clock;
 mod decay;
 pub mod disk;
+mod displaced;
 mod effect;
 pub mod engine;
 mod external;

@@ -8,12 +8,17 @@ use forebay_core::{Clock, IoError, Nanos, Op};
 use crate::disk::{SimDisk, State};
 use crate::features::Feature;
 use crate::oracle::{Asked, Violation, plain};
+use crate::profile::FaultProfile;
+use crate::system::Admin;
 use crate::world::World;
 
 /// Time within which it has to be noticed that an origin takes no writes, and that it takes them again.
 const NOTICED: Duration = Duration::from_secs(3);
 /// Time within which a write that is tried again shows that an origin takes writes.
 const RETRIED: Duration = Duration::from_secs(15);
+
+/// Longer than a drain takes.
+const LONG: Duration = Duration::from_secs(86_400);
 
 /// A time in which a disk takes no writes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,15 +67,57 @@ impl World<'_> {
         }
         let now = self.now();
         let volume = self.protecting.usize(0..self.origins.len());
+        let of_cache = self.profile.fault_profile == FaultProfile::CacheErrors;
+        let disk = if of_cache { &self.cache } else { &self.origins[volume] };
         let (told, longest) = (self.protecting.bool(), 1 << self.protecting.u32(7..15));
         let until = now + NOTICED + Duration::from_millis(self.protecting.u64(0..longest));
-        self.origins[volume].state.lock().protection = Protection { since: now, until, told };
+        disk.state.lock().protection = Protection { since: now, until, told };
         self.shared.fault(
             "write protection",
-            &[volume as u64, until.0, u64::from(told)],
-            format_args!("origin-{volume} until {until}, it says so: {told}"),
+            &[disk.number, until.0, u64::from(told)],
+            format_args!("{} until {until}, it says so: {told}", disk.name),
         );
-        (told && self.protecting.bool()).then_some(now + NOTICED)
+        (told && !of_cache && self.protecting.bool()).then_some(now + NOTICED)
+    }
+
+    /// Protects an origin while nothing else is wrong. A drain succeeds only if the origin has everything already; once
+    /// the origin takes writes again, it has to succeed. `false`: the world stopped.
+    pub(crate) fn judge_protected(&mut self) -> Result<bool, Violation> {
+        let has = |feature| self.profile.features.has(feature);
+        // What the cache device cannot read any more has no way to the origin, and a server that was started anew
+        // fails a sync.
+        let judges = has(Feature::Protected) && !has(Feature::Rot) && !has(Feature::Remote);
+        let running = self.running();
+        if !judges || running.is_empty() || self.profile.fault_profile != FaultProfile::OriginErrors
+        {
+            return Ok(true);
+        }
+        self.set_faults(false);
+        let volume = running[self.protecting.usize(0..running.len())];
+        let (since, told) = (self.now(), self.protecting.bool());
+        let protection = Protection { since, until: since + LONG, told };
+        self.origins[usize::from(volume)].state.lock().protection = protection;
+        self.shared.event("protected", &[u64::from(volume)], format_args!("it says so: {told}"));
+        let drain = Admin::Drain(volume);
+        match self.wait_for_answer(drain)? {
+            None => return Ok(false),
+            Some(Ok(())) => self.judge_arrival(volume)?,
+            Some(Err(_)) => (),
+        }
+        self.set_faults(false);
+        match self.wait_for_answer(drain)? {
+            None => Ok(false),
+            Some(Ok(())) => self.judge_arrival(volume).map(|()| true),
+            Some(Err(_)) if self.instance.as_ref().is_some_and(|it| it.stuck(volume).unsynced) => {
+                Ok(true)
+            }
+            Some(Err(error)) => Err(plain(
+                16,
+                format!(
+                    "volume {volume} cannot be drained, although its origin takes writes again: {error}"
+                ),
+            )),
+        }
     }
 
     /// Returns whether an origin may refuse changes, or its volume for that reason.

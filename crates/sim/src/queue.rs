@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use forebay_core::evidence::{EvidenceKind, FileEvidence, FileTime};
 use forebay_core::{Clock, Evidence, Identity, IdentityPart};
 use forebay_device::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
-    QueueContext,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, Displaced, IoBuf,
+    IoData, OpId, QueueContext,
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
 
@@ -282,6 +282,10 @@ impl Device for DiskHandle {
 
     fn write_protected(&self) -> Option<Arc<str>> {
         self.disk.says_protected().then(|| "protected by the simulator".into())
+    }
+
+    fn displaced(&self) -> Option<Displaced> {
+        self.disk.displaced()
     }
 
     /// Most disks count exactly what changes them, some tell nothing.

@@ -60,6 +60,7 @@ impl SystemUnderTest for ReferenceModel {
             Feature::Ledger,
             Feature::Protected,
             Feature::Sectors,
+            Feature::Displaced,
             Feature::Ram,
             // Its clients' writes overlap on the disk, where one that is sent again can be the last, and fail.
             Feature::Remote,

@@ -283,6 +283,7 @@ impl World<'_> {
             if rots && world.rng.u32(0..3_000) == 0 {
                 world.cache.rot();
             }
+            world.perhaps_displace(false);
             Ok(world.counts.requests >= target)
         })?;
         let end = if hangs && end == End::Reached { self.idle()? } else { end };
@@ -322,18 +323,23 @@ impl World<'_> {
             self.crash();
             return Ok(false);
         }
-        if !self.judge_bad_sectors()? {
+        if !(self.judge_bad_sectors()? && self.judge_protected()? && self.judge_displaced(drain)?) {
             self.crash();
             return Ok(false);
         }
         self.set_faults(false);
+        let without_cache = self.perhaps_take_cache();
         let Some(instance) = self.instance.clone() else { return Ok(true) };
         let slot = self.call(instance.stop(drain));
         drop(instance);
         self.last_progress = self.now();
         let stopped = |world: &mut Self| {
             world.perhaps_judge_order()?;
-            Ok(slot.borrow().is_some())
+            let stopped = slot.borrow().is_some();
+            if !stopped && !last && !without_cache {
+                world.perhaps_displace(true);
+            }
+            Ok(stopped)
         };
         if self.pump(false, stopped)? == End::Crashed {
             self.crash();
@@ -353,10 +359,12 @@ impl World<'_> {
             (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume, false));
         let excused = match self.profile.fault_profile {
             _ if self.profile.features.has(Feature::Rot) && rotten => true,
+            _ if self.is_refused_by_a_path(&result) && !without_cache => !last,
             FaultProfile::Crashes => unanswered && !last,
             FaultProfile::OriginErrors => !last,
             FaultProfile::CacheErrors | FaultProfile::Damage => true,
         };
+        let result_ok = result.is_ok();
         if let Err(error) = result {
             if !excused {
                 return Err(plain(20, format!("a clean stop failed: {error}")));
@@ -368,8 +376,10 @@ impl World<'_> {
             }
         }
         self.counts.clean_stops += 1;
+        self.judge_stop(without_cache && result_ok)?;
         self.oracle.stopped_cleanly(&self.running());
         self.drop_process();
+        self.give_paths_back();
         Ok(true)
     }
 
@@ -412,7 +422,9 @@ impl World<'_> {
             let alone = alone.map(|place| (place.volume, place.sector, 1)).collect();
             self.read_in_any_order(alone)?;
         }
-        if matches!(self.profile.fault_profile, FaultProfile::CacheErrors | FaultProfile::Damage) {
+        let loses =
+            matches!(self.profile.fault_profile, FaultProfile::CacheErrors | FaultProfile::Damage);
+        if loses && !self.profile.is_only_protected() {
             // Unreadable data was lost by the cache device's fault, and was reported.
             for place in std::mem::take(&mut self.unreadable) {
                 self.oracle.taint(place);

@@ -212,6 +212,7 @@ impl World<'_> {
                             format_args!("{action:?}: {result:?}"),
                         );
                         self.judge_admin(action, &result)?;
+                        self.judge_path(action, &result)?;
                         self.presence_changed(action, &result)?;
                         self.take_sizes()?;
                         let half_done = matches!(
@@ -259,7 +260,8 @@ impl World<'_> {
         let excused = self.profile.fault_profile != crate::profile::FaultProfile::Crashes
             || at_risk
             || unanswered
-            || rotten;
+            || rotten
+            || self.is_refused_by_path(action, result);
         match result {
             Err(error) if !excused => {
                 Err(plain(20, format!("{action:?} failed without a cause: {error}")))

@@ -106,7 +106,7 @@ impl World<'_> {
             return Ok(false);
         }
         let result = slot.borrow_mut().take().unwrap_or(Ok(()));
-        let Stuck { refused, unreadable, dirty } = instance.stuck(volume);
+        let Stuck { refused, unreadable, dirty, .. } = instance.stuck(volume);
         let disk = &self.origins[usize::from(volume)];
         let logical = disk.logical_block;
         for range in &refused {

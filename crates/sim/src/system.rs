@@ -55,6 +55,8 @@ pub struct Stuck {
     pub unreadable: Vec<Range<u64>>,
     /// All dirty blocks, for whatever reason.
     pub dirty: u64,
+    /// A sync of the origin has failed that may have lost a client's change: until a restart no flush succeeds.
+    pub unsynced: bool,
 }
 
 /// The setup of the cache.

@@ -12,6 +12,7 @@ use forebay_lane::{Lane, LaneId};
 
 use crate::clients::{Client, WorkloadOp};
 use crate::disk::{DiskSpec, SimDisk};
+use crate::displaced::Displacements;
 use crate::faults::{FaultPlan, Latency};
 use crate::features::{Feature, Features};
 use crate::ledger::SimLedger;
@@ -126,6 +127,8 @@ pub struct World<'a> {
     pub(crate) growth: fastrand::Rng,
     /// Decides when origins take no writes.
     pub(crate) protecting: fastrand::Rng,
+    /// Decides which devices lose their paths, and when.
+    pub(crate) displacements: Displacements,
     /// The rot of the log.
     pub(crate) rot: Rot,
     pub(crate) counts: Counts,
@@ -164,6 +167,7 @@ impl<'a> World<'a> {
         let ledger = has_ledger.then(|| SimLedger::new(&shared, profile.setup.seed));
         let growth = fastrand::Rng::with_seed(profile.setup.seed ^ 0x6709);
         let protecting = fastrand::Rng::with_seed(profile.setup.seed ^ 0x3e00);
+        let displacements = Displacements::new(profile.setup.seed, profile_volumes + 1);
         let counts = Counts::new(profile.fault_profile, profile.features);
         World {
             shared,
@@ -197,6 +201,7 @@ impl<'a> World<'a> {
             adopts: false,
             growth,
             protecting,
+            displacements,
             rot,
             counts,
         }
@@ -502,6 +507,7 @@ impl<'a> World<'a> {
     /// Switches the faults of all disks on or off; off also repairs existing faults.
     pub(crate) fn set_faults(&mut self, on: bool) {
         if !on {
+            self.give_paths_back();
             let now = self.now();
             self.hung_until.iter_mut().for_each(|until| *until = now.min(*until));
         }

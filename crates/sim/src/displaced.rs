@@ -1,0 +1,275 @@
+//! Devices to which their paths do not lead for a while, because they were moved, replaced or removed: requests go on,
+//! and nothing may be reported as safe under such a path (invariants 20 and 36). The operator gives each device its
+//! path back at some time, at the latest when the system is down.
+
+use std::time::Duration;
+
+use forebay_core::{Caching, Nanos};
+use forebay_device::{Displaced, DisplacedKind};
+use forebay_engine::{EngineError, EngineErrorKind};
+
+use crate::disk::SimDisk;
+use crate::features::Feature;
+use crate::oracle::{Violation, plain};
+use crate::schedule::End;
+use crate::stamp::Place;
+use crate::system::Admin;
+use crate::world::World;
+
+/// Steps within which a device loses its path, on average: during a round, and during a stop.
+const DURING_A_ROUND: u32 = 2_000;
+const DURING_A_STOP: u32 = 100;
+
+const KINDS: [DisplacedKind; 3] =
+    [DisplacedKind::Moved, DisplacedKind::Replaced, DisplacedKind::Removed];
+
+const APART: &str = "the path of a device leads elsewhere";
+
+/// Returns the error of an action that is refused for that reason.
+pub(crate) fn apart() -> EngineError {
+    EngineError::new(EngineErrorKind::DataAtRisk, APART)
+}
+
+/// Returns whether an action was refused for that reason.
+fn is_apart(result: &Result<(), EngineError>) -> bool {
+    result.as_ref().is_err_and(|error| error.message == APART)
+}
+
+/// The times in which the paths of devices led elsewhere.
+pub(crate) struct Displacements {
+    rng: fastrand::Rng,
+    /// Of the cache device and the origins: when the last such time began, and when it ends or has ended.
+    times: Vec<(Nanos, Nanos)>,
+}
+
+impl Displacements {
+    pub(crate) fn new(seed: u64, disks: usize) -> Self {
+        let rng = fastrand::Rng::with_seed(seed ^ 0xd15b);
+        Displacements { rng, times: vec![Default::default(); disks] }
+    }
+}
+
+impl SimDisk {
+    /// Returns how the path has come apart from the disk.
+    pub(crate) fn displaced(&self) -> Option<Displaced> {
+        let kind = self.state.lock().displaced?;
+        let what = "was taken away by the simulator".to_owned();
+        Some(Displaced { kind, what, readable_at: self.name.to_string().into() })
+    }
+
+    fn displace(&self, kind: Option<DisplacedKind>) {
+        self.state.lock().displaced = kind;
+    }
+}
+
+impl World<'_> {
+    fn disk(&self, number: usize) -> &SimDisk {
+        number.checked_sub(1).map_or(&self.cache, |origin| &self.origins[origin])
+    }
+
+    fn displace(&mut self, number: usize, longest: Duration) {
+        let (now, rng) = (self.now(), &mut self.displacements.rng);
+        let kind = KINDS[rng.usize(0..KINDS.len())];
+        let until = now + Duration::from_nanos(rng.u64(0..longest.as_nanos() as u64));
+        self.displacements.times[number] = (now, until);
+        self.disk(number).displace(Some(kind));
+        self.shared.fault(
+            "displaced device",
+            &[number as u64, until.0],
+            format_args!("{} was {} until {until}", self.disk(number).name, kind.name()),
+        );
+    }
+
+    fn give_back(&mut self, number: usize) {
+        if self.disk(number).displaced().is_some() {
+            let now = self.now();
+            self.displacements.times[number].1 = now;
+            self.disk(number).displace(None);
+            self.shared.event(
+                "given back",
+                &[number as u64],
+                format_args!("{}", self.disk(number).name),
+            );
+        }
+    }
+
+    /// Gives all devices their paths back.
+    pub(crate) fn give_paths_back(&mut self) {
+        (0..=self.origins.len()).for_each(|number| self.give_back(number));
+    }
+
+    /// Sometimes has the path of a device lead elsewhere. Gives back those whose time is over.
+    pub(crate) fn perhaps_displace(&mut self, stops: bool) {
+        if !self.profile.features.has(Feature::Displaced) {
+            return;
+        }
+        let now = self.now();
+        for number in 0..=self.origins.len() {
+            if self.displacements.times[number].1 <= now {
+                self.give_back(number);
+            }
+        }
+        let rng = &mut self.displacements.rng;
+        let rarely = if stops { DURING_A_STOP } else { DURING_A_ROUND };
+        if rng.u32(0..rarely) == 0 {
+            let number = rng.usize(0..self.origins.len() + 1);
+            let longest = Duration::from_millis(1 << rng.u32(0..14));
+            if self.disk(number).displaced().is_none() {
+                self.displace(number, longest);
+            }
+        }
+    }
+
+    /// Returns whether an action may be refused because of the path of the origin or the cache device.
+    pub(crate) fn is_refused_by_path(
+        &self,
+        action: Admin,
+        result: &Result<(), EngineError>,
+    ) -> bool {
+        let was_apart = |number: usize| {
+            let is_apart = self.disk(number).displaced().is_some();
+            is_apart || self.displacements.times[number].1 > self.admin_since
+        };
+        is_apart(result) && (was_apart(0) || was_apart(usize::from(action.volume()) + 1))
+    }
+
+    /// Returns whether a stop of everything was refused or has failed because of the path of a device.
+    pub(crate) fn is_refused_by_a_path(&self, result: &Result<(), EngineError>) -> bool {
+        is_apart(result) && (0..=self.origins.len()).any(|it| self.disk(it).displaced().is_some())
+    }
+
+    /// Checks that a stop of everything that has just succeeded left it all under the paths of the origins.
+    /// `without_cache`: the path of the cache device led elsewhere all the time, so that the origins have to be whole.
+    pub(crate) fn judge_stop(&mut self, without_cache: bool) -> Result<(), Violation> {
+        for volume in self.running() {
+            if self.origins[usize::from(volume)].displaced().is_some() {
+                return Err(plain(
+                    36,
+                    format!(
+                        "volume {volume} has stopped in order, and the path of its origin leads elsewhere"
+                    ),
+                ));
+            }
+            if without_cache {
+                self.judge_arrival(volume)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that an action that has just ended has reported nothing as safe under a path that leads elsewhere.
+    pub(crate) fn judge_path(
+        &self,
+        action: Admin,
+        result: &Result<(), EngineError>,
+    ) -> Result<(), Violation> {
+        let number = usize::from(action.volume()) + 1;
+        if result.is_err() || self.disk(number).displaced().is_none() {
+            return Ok(());
+        }
+        let all_the_time = self.displacements.times[number].0 <= self.admin_since;
+        let reports = match action {
+            // These look at the path last of all.
+            Admin::Drain(_) | Admin::Stop(_) => true,
+            Admin::Restart(_) | Admin::Delete(_, false) | Admin::Caching(_, Caching::Paused) => {
+                all_the_time
+            }
+            _ => false,
+        };
+        match reports {
+            true => Err(plain(
+                36,
+                format!(
+                    "{action:?} was reported as done, although the path of the origin leads elsewhere"
+                ),
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes the paths of some origins away while nothing else is wrong. A drain has to say so, and has to write
+    /// everything all the same; a stop has to be refused. Then all get their paths back. `false`: the world stopped.
+    pub(crate) fn judge_displaced(&mut self, drains: bool) -> Result<bool, Violation> {
+        let features = self.profile.features;
+        // What the cache device cannot read any more has no way to the origin.
+        if !features.has(Feature::Displaced) || features.has(Feature::Rot) {
+            return Ok(true);
+        }
+        self.set_faults(false);
+        let mut apart = self.running();
+        apart.retain(|_| self.displacements.rng.bool());
+        for volume in &apart {
+            self.displace(usize::from(*volume) + 1, Duration::from_secs(1));
+        }
+        for volume in &apart {
+            let Some(result) = self.wait_for_answer(Admin::Drain(*volume))? else {
+                return Ok(false);
+            };
+            if is_apart(&result) {
+                self.judge_arrival(*volume)?;
+            }
+            if result.is_ok() {
+                let what = format!(
+                    "a drain of volume {volume} was reported as done, and the path of its origin leads elsewhere"
+                );
+                return Err(plain(36, what));
+            }
+        }
+        let Some(instance) = self.instance.clone().filter(|_| !apart.is_empty()) else {
+            return Ok(true);
+        };
+        let slot = self.call(instance.stop(drains));
+        drop(instance);
+        self.last_progress = self.now();
+        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+            return Ok(false);
+        }
+        let result = slot.borrow_mut().take().unwrap_or(Ok(()));
+        let goes_on = apart.iter().all(|volume| self.is_served(*volume));
+        if result.is_ok() || !goes_on {
+            let what = format!(
+                "volumes {apart:?} were to stop while the paths of their origins lead elsewhere; are they served: {goes_on}, {result:?}"
+            );
+            return Err(plain(36, what));
+        }
+        self.give_paths_back();
+        Ok(true)
+    }
+
+    /// Has an operator's action done while nothing else happens. `None`: the world stopped.
+    pub(crate) fn wait_for_answer(
+        &mut self,
+        action: Admin,
+    ) -> Result<Option<Result<(), EngineError>>, Violation> {
+        let Some(instance) = self.instance.clone() else { return Ok(None) };
+        let slot = self.call(instance.admin(action));
+        self.last_progress = self.now();
+        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+            return Ok(None);
+        }
+        Ok(slot.borrow_mut().take())
+    }
+
+    /// Checks that an origin has everything that its volume has acknowledged, while no request is in progress. It is
+    /// read as through the open descriptor.
+    pub(crate) fn judge_arrival(&mut self, volume: u16) -> Result<(), Violation> {
+        let (oracle, disk) = (&mut self.oracle, &self.origins[usize::from(volume)]);
+        disk.with_image(|image| {
+            (0..oracle.sectors(volume)).try_for_each(|sector| {
+                oracle.check_origin(Place { volume, sector }, image.durable(sector))
+            })
+        })
+    }
+
+    /// Sometimes takes the path of the cache device away before a stop. Returns whether it did.
+    pub(crate) fn perhaps_take_cache(&mut self) -> bool {
+        let features = self.profile.features;
+        let takes = features.has(Feature::Displaced)
+            && !features.has(Feature::Rot)
+            && self.displacements.rng.bool();
+        if takes {
+            self.displace(0, Duration::from_secs(1_000_000));
+        }
+        takes
+    }
+}
