@@ -238,8 +238,7 @@ def used(box, container, kind, ending):
     daemon.cli("set", "v", "sequential_cutoff=0")
     box.run("nbdcopy", "--flush", image, uri)
     daemon.cli("flush", "v")
-    if ending != "stopped":
-        # The flush makes durable too that everything else is clean.
+    if ending == "dirty":
         daemon.cli("set", "v", "writeback_running=off")
         client = connect(uri)
         client.pwrite(random_bytes(1, MIB // 2), SIZE - 3 * MIB // 2)
