@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::{Device, DeviceOp};
 use forebay_engine::{EngineLane, LaneVolume, Settings};
-use forebay_testkit::{Faults, OpKind, peek, ram};
+use forebay_testkit::{Faults, OpKind, peek, poke, ram};
 use parking_lot::Mutex;
 
 use crate::world::{World, settings};
@@ -120,6 +120,31 @@ fn a_version_that_is_not_durable_leaves_no_older_one_behind() {
     bench.crash();
     assert_eq!([0, 255, 256].map(|block| bench.read(block)), [0, 0, 1]);
     assert_eq!(bench.target.volume().dirty_blocks(), 256);
+}
+
+/// The blocks were cached clean, and what was written over them is not durable yet: a power failure would remove
+/// it from the log, and bring the clean copies back.
+#[test]
+fn the_origin_is_not_zeroed_below_a_version_that_the_log_may_lose() {
+    for op in [Op::Discard, Op::WriteZeroes] {
+        let mut bench = bench();
+        let at = 4 * MIB;
+        poke(&bench.origin, at, &vec![5; MIB as usize]);
+        bench.world.read(&bench.target, at, MIB as usize);
+        let engine = bench.engine.clone();
+        bench.world.block_on(async move { engine.settle().await }).expect("settled");
+        bench.world.write(&bench.target, at, &vec![6; MIB as usize]);
+        bench.faults.hang(&[OpKind::Sync]);
+        bench.world.submit(&bench.target, op, at, MIB, None);
+        bench.world.run(|| (peek(&bench.origin, at, 512) == [0; 512]).then_some(()));
+        bench.faults.heal();
+        bench.crash();
+        let check = bench.target.volume().checked.get().cloned().expect("known");
+        assert_eq!(check.differing, 0, "{op:?}: clean copies of what is not there any more");
+        let first = at / BLOCK as u64;
+        assert_eq!([first, first + 255].map(|block| bench.read(block)), [6, 6], "{op:?}");
+        assert_eq!(bench.target.volume().dirty_blocks(), 512 + 256, "{op:?}");
+    }
 }
 
 /// Writeback has written the blocks to the origin, and waits for a sync. Then a discard fails, after which nobody knows what the origin

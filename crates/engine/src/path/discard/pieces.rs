@@ -1,18 +1,20 @@
 //! Zeroes whole blocks of the origin, and takes what is cached of them out, in pieces.
 //!
-//! Clean copies are durably forgotten before the origin changes: until then the origin has the same data. Dirty ones stay until the
-//! origin durably has the zeroes. So after a crash a block has its dirty data, which nobody has seen replaced yet, or zeroes; the
-//! older data of the origin is never seen again. Meanwhile nothing may mark such a block clean: writeback may have written it to the
-//! origin before the zeroes, and sync the origin after them.
+//! Clean copies are durably forgotten before the origin changes: until then the origin has the same data. Dirty ones are durable by
+//! then, so that no clean copy comes back that they have replaced, and stay until the origin durably has the zeroes. So after a crash
+//! a block has its dirty data, which nobody has seen replaced yet, or zeroes; the older data of the origin is never seen again.
+//! Meanwhile nothing may mark such a block clean: writeback may have written it to the origin before the zeroes, and sync the origin
+//! after them.
 //!
 //! The range is locked from the first look-up to the end, so that no request sees zeroes before the block is taken out for good.
 
 use std::ops::Range;
 
 use forebay_core::why::{InvalidationReason, WakeReason};
-use forebay_core::{IoError, OriginBlock};
+use forebay_core::{IoError, OriginBlock, Slot};
 use forebay_device::DeviceErrorKind;
 use forebay_lane::yield_now;
+use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
 
 use super::Discarder;
@@ -36,6 +38,8 @@ struct TakenOut {
     end: OriginBlock,
     /// Ascending.
     dirty: Vec<OriginBlock>,
+    /// Whether a power failure may remove a dirty version, and bring back the copy that it replaced.
+    undurable: bool,
 }
 
 impl<'a> Discarder<'a> {
@@ -81,7 +85,7 @@ impl<'a> Discarder<'a> {
             return Ok(None);
         }
         let under_way = volume.discarding.begin(piece.clone());
-        let TakenOut { end: taken_out, mut dirty } = self.take_out(piece.clone()).await;
+        let TakenOut { end: taken_out, mut dirty, undurable } = self.take_out(piece.clone()).await;
         volume.still_there()?;
         let logical = volume.origin.logical_block();
         let good = |to: &OriginBlock| *to == end || bytes(*to).end.is_multiple_of(logical);
@@ -89,7 +93,8 @@ impl<'a> Discarder<'a> {
         let ends = (piece.start.0 + 1..=taken_out.0).rev().map(OriginBlock);
         let to = ends.into_iter().find(good).unwrap_or(piece.end);
         dirty.truncate(dirty.partition_point(|block| *block < to));
-        let zeroed = self.zero_origin(bytes(to), by, &lock).await;
+        let what = if undurable { Forgotten::WithRecords } else { Forgotten::Removals };
+        let zeroed = self.zero_origin(bytes(to), by, what, &lock).await;
         if !dirty.is_empty() {
             match zeroed {
                 Ok(true) => self.give_up(&dirty, bytes(to)).await?,
@@ -107,7 +112,7 @@ impl<'a> Discarder<'a> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         let started = self.0.now();
-        let mut taken = TakenOut { end: piece.start, dirty: Vec::new() };
+        let mut taken = TakenOut { end: piece.start, dirty: Vec::new(), undurable: false };
         let mut looked_up = 0;
         loop {
             taken.end = store.vacant_to(&volume.space, taken.end, piece.end);
@@ -117,8 +122,9 @@ impl<'a> Discarder<'a> {
             let (walked, walk) = store.walk(&volume.space, taken.end, piece.end);
             let before = taken.dirty.len();
             while taken.end < walked {
-                if self.forget_unless_dirty(taken.end) {
+                if let Some(slot) = self.forget_unless_dirty(taken.end) {
                     taken.dirty.push(taken.end);
+                    taken.undurable |= !store.is_durable(slot);
                 }
                 taken.end = OriginBlock(taken.end.0 + 1);
                 looked_up += 1;
@@ -136,20 +142,21 @@ impl<'a> Discarder<'a> {
         }
     }
 
-    /// Forgets a clean copy. Returns whether the block is dirty.
-    fn forget_unless_dirty(self, block: OriginBlock) -> bool {
-        let mut dirty = false;
-        self.forget(block, |is_dirty| {
-            dirty = is_dirty && !planted::has(PlantedBug::DiscardForgetsDirty);
-            !dirty
+    /// Forgets a clean copy. Returns the slot of a dirty one.
+    fn forget_unless_dirty(self, block: OriginBlock) -> Option<Slot> {
+        let mut dirty = None;
+        self.forget(block, |entry| {
+            let stays = entry.dirty && !planted::has(PlantedBug::DiscardForgetsDirty);
+            dirty = stays.then_some(entry.slot);
+            !stays
         });
         dirty
     }
 
-    /// Forgets the copy of a block if `when`, which is told whether it is dirty, agrees.
-    fn forget(self, block: OriginBlock, when: impl FnOnce(bool) -> bool) {
+    /// Forgets the copy of a block if `when` agrees.
+    fn forget(self, block: OriginBlock, when: impl FnOnce(&Entry) -> bool) {
         let volume = &self.0.volume;
-        let gone = self.0.store.store().forget(&volume.space, block, |entry| when(entry.dirty));
+        let gone = self.0.store.store().forget(&volume.space, block, when);
         if let Some(entry) = gone {
             Policy(self.0).gone(&entry);
             AdmissionControl(self.0).invalidated(block, InvalidationReason::Discard);
@@ -164,11 +171,13 @@ impl<'a> Discarder<'a> {
         self,
         range: Range<u64>,
         by: ZeroBy,
+        what: Forgotten,
         _lock: &RangeGuard<'a>,
     ) -> Result<bool, IoError> {
         let volume = &self.0.volume;
-        // Barrier for invariants 6 and 21: no clean copy may come back over the zeroes.
-        Commits(self.0).sync_forgotten(&range, Forgotten::Removals).await?;
+        // Barrier for invariants 6 and 21: no clean copy may come back over the zeroes, neither one that was taken
+        // out nor one that a dirty version replaced which a power failure could remove.
+        Commits(self.0).sync_forgotten(&range, what).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
         let failures = volume.syncs.failures();
         let done = self.0.origin.run(by.op(&range), WakeReason::Write).await;
