@@ -9,8 +9,8 @@ use forebay_core::{Caching, Clock, Durability, Mode, ReplacementKind, VolumeId};
 use forebay_device::{Device, Displaced, Queue, QueueContext};
 use forebay_engine::displaced::{self, BeforeStop};
 use forebay_engine::{
-    BlockService, BlockSet, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
-    Volume, VolumeSpec,
+    BlockService, BlockSet, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Obstacle,
+    Settings, Volume, VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_lane::{MemoryBudget, MemoryUse};
@@ -273,12 +273,20 @@ async fn attach(
             machine.shared.tell(Told { volume, first, count });
             lane.attach(&name(volume), origin.clone(), true).await
         }
+        (Err(error), None)
+            if machine.setup.rots && error.obstacle() == Some(&Obstacle::OriginChanged) =>
+        {
+            machine.shared.differs(volume);
+            lane.attach(&name(volume), origin.clone(), true).await
+        }
         (Err(error), None) if insists && error.kind == EngineErrorKind::DataAtRisk => {
             lane.attach(&name(volume), origin.clone(), true).await
         }
         (result, _) => result,
     };
-    result?;
+    if result?.checked.get().is_some_and(|check| check.differing > 0) {
+        machine.shared.differs(volume);
+    }
     pin(lane, machine, volume);
     known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, &*origin))
 }

@@ -124,6 +124,7 @@ impl Profile {
                 ignores_flush: false,
                 seed: rng.u64(..),
                 insists: fault_profile == FaultProfile::CacheErrors,
+                rots: false,
             },
             mix: Mix::choose(rng, zeroes),
             clients: rng.u32(1..=2),
@@ -174,6 +175,7 @@ impl Profile {
         }
         setup.shares = features.has(Feature::Shares);
         setup.loads_slowly = features.has(Feature::Loading);
+        setup.rots = features.has(Feature::Rot);
         if setup.loads_slowly {
             // The index of a cache with ordered volumes is loaded at once.
             setup.ordered.fill(false);

@@ -56,6 +56,8 @@ pub(crate) struct Rot {
     cells: Vec<Cell>,
     /// Volumes whose order can no longer be kept.
     disordered: BTreeSet<u16>,
+    /// Volumes that lost a record which looks torn.
+    silent: BTreeSet<u16>,
 }
 
 /// A version of a block, and its cell.
@@ -115,6 +117,7 @@ impl Rot {
             unreadable: false,
             cells: Vec::new(),
             disordered: BTreeSet::new(),
+            silent: BTreeSet::new(),
         }
     }
 
@@ -127,6 +130,7 @@ impl Rot {
     /// Forgets a deleted volume, so that its damage does not apply to a later one.
     pub(crate) fn forget(&mut self, volume: u16) {
         self.disordered.remove(&volume);
+        self.silent.remove(&volume);
         self.missed.values_mut().for_each(|about| about.retain(|place| place.volume != volume));
     }
 }
@@ -455,6 +459,7 @@ impl World<'_> {
         for place in doubtful {
             // Clean copies that this brought back are not dropped.
             let (volume, seed) = (place.volume, self.shared.seed);
+            self.rot.silent.insert(volume);
             self.origins[usize::from(volume)].with_image(|image| {
                 let below = |sector| {
                     let place = Place { volume, sector };
@@ -465,6 +470,15 @@ impl World<'_> {
             });
         }
         hit.into_iter().for_each(|place| self.disorder(place.volume));
+    }
+
+    /// Judges that clean blocks of a volume differ from its origin, which only the system has written to: the
+    /// loss of a record that looks torn is the one cause that is no fault.
+    pub(crate) fn judge_differing(&self, volume: u16) -> Result<(), Violation> {
+        if self.rot.silent.contains(&volume) || self.shared.has_lost() {
+            return Ok(());
+        }
+        Err(plain(12, format!("clean blocks of volume {volume} differ from its origin")))
     }
 
     /// Judges the system's message that a volume may have lost data.

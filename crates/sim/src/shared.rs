@@ -31,6 +31,7 @@ struct Books {
     doubtful: Vec<Place>,
     forgotten: Vec<(u64, Vec<u64>)>,
     told: Vec<Told>,
+    differing: Vec<u16>,
     complaints: Vec<String>,
 }
 
@@ -171,6 +172,21 @@ impl Shared {
     /// Returns these refusals since the last call.
     pub fn take_told(&self) -> Vec<Told> {
         std::mem::take(&mut self.books.lock().told)
+    }
+
+    /// Notes that clean blocks of a volume differ from its origin, as its start has found.
+    pub fn differs(&self, volume: u16) {
+        self.event(
+            "differs",
+            &[u64::from(volume)],
+            format_args!("volume {volume} from its origin"),
+        );
+        self.books.lock().differing.push(volume);
+    }
+
+    /// Returns these volumes since the last call.
+    pub fn take_differing(&self) -> Vec<u16> {
+        std::mem::take(&mut self.books.lock().differing)
     }
 
     /// Notes that a disk was used in a way that its contract forbids.

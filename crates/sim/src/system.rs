@@ -99,6 +99,9 @@ pub struct Setup {
     /// Whether the operator insists where data is at risk: a failing cache device may not have
     /// recorded what was written to an origin.
     pub insists: bool,
+    /// Whether the log rots: a lost record that looks torn may bring back clean blocks that differ from their
+    /// origin, and the operator goes on in spite of that.
+    pub rots: bool,
 }
 
 /// An operator's action during a run.

@@ -301,6 +301,9 @@ impl<'a> World<'a> {
         for told in self.shared.take_told() {
             self.judge_told(told)?;
         }
+        for volume in self.shared.take_differing() {
+            self.judge_differing(volume)?;
+        }
         if let Some(complaint) = self.shared.complaint() {
             return Err(plain(8, format!("a disk was used wrongly: {complaint}")));
         }

@@ -105,12 +105,7 @@ impl EngineLane {
         }
         goes_on()?;
         if !check.verdict.is_same() {
-            // After a crash blocks that differ are no proof: the cache's own last writes may have reached the
-            // origin and their marks not the log. Clean blocks go, and dirty ones are as good as without a look.
-            let proves_nothing = record.fingerprint.is_none()
-                && matches!(check.verdict, Verdict::Changed(Sign::Blocks));
-            let accepted = force || proves_nothing;
-            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, accepted)?;
+            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
             // against them is overwritten in the volume table.
             self.store.sync_marks().await?;
@@ -204,7 +199,10 @@ impl EngineLane {
         };
         let differing = compared.differing.len() as u64;
         if verdict.is_same() && differing > 0 {
-            verdict = Verdict::Changed(Sign::Blocks);
+            // A block is called clean only once the origin has it durably, and is forgotten durably before the
+            // origin changes below it: a crash alone leaves no difference.
+            let after_crash = record.fingerprint.is_none();
+            verdict = Verdict::Changed(Sign::Blocks { after_crash });
         }
         let check = OriginCheck { verdict, compared: compared.blocks, differing, dropped: 0 };
         Ok((check, on_verify.map(|_| compared.differing)))

@@ -29,7 +29,10 @@ pub enum Sign {
     /// The start of a partition, or of a filesystem or volume in one, differs.
     Starts,
     /// It differs from clean blocks of the cache.
-    Blocks,
+    Blocks {
+        /// Lost records of the log may be the cause as well: those that no later one confirms look torn.
+        after_crash: bool,
+    },
 }
 
 impl fmt::Display for Sign {
@@ -39,7 +42,10 @@ impl fmt::Display for Sign {
             Sign::OtherVolume => f.write_str("another volume has used it"),
             Sign::Samples => f.write_str("samples of its content differ"),
             Sign::Starts => f.write_str("the start of a partition or filesystem differs"),
-            Sign::Blocks => f.write_str("it differs from cached blocks"),
+            Sign::Blocks { after_crash: false } => f.write_str("it differs from cached blocks"),
+            Sign::Blocks { after_crash: true } => f.write_str(
+                "it differs from cached blocks; if nothing wrote to it, the cache device has lost its last records",
+            ),
         }
     }
 }

@@ -148,7 +148,9 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
             cells: vec![cell],
         };
         let place = log.place(&world, volume, block).expect("a place on the volume");
+        assert!(world.judge_differing(0).is_err(), "nothing is lost yet");
         world.note_rot(&log, &BTreeSet::from([page]));
+        assert_eq!(world.judge_differing(0).is_ok(), is_silent, "{proof:?}");
         assert_eq!(world.rot.missed[&8].contains(&place), tells, "{proof:?}");
         assert_eq!(world.oracle.is_tainted(place), is_silent, "{proof:?}");
     }
