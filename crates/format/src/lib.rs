@@ -10,6 +10,7 @@
 //! - [`record`]: the headers in the log
 //! - [`checkpoint`]: the snapshot of the index from which recovery starts
 //! - [`checksum`]: CRC32C, and how a payload is bound to its address
+//! - [`digest`]: a digest of data that may end in their own CRC32C
 //!
 //! Decoded bytes are not trusted: lengths and counts are checked against the bytes at hand before
 //! anything is allocated, and a valid checksum does not make an impossible value acceptable.
@@ -17,6 +18,7 @@
 
 pub mod checkpoint;
 pub mod checksum;
+pub mod digest;
 mod generation;
 pub mod geometry;
 pub mod layout;
@@ -29,6 +31,7 @@ pub use checkpoint::{
     CheckpointWriteError, CheckpointWriter, IndexEntry, PartialMask, SegmentState, SegmentUse,
 };
 pub use checksum::{CheckSeed, crc32c, crc32c_append, payload_check};
+pub use digest::Digest;
 pub use geometry::Geometry;
 pub use layout::FormatError;
 pub use record::{

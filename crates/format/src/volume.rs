@@ -15,7 +15,7 @@ pub mod samples;
 mod table;
 
 pub use left::Left;
-pub use samples::Samples;
+pub use samples::{SampleCheck, Samples};
 pub use table::{
     EncodedTable, MAGIC, MAX_VOLUMES, VolumeTableError, decode, encode, own_reference,
 };
@@ -45,6 +45,11 @@ pub const QUIET_RECORD: u16 = 38;
 
 /// Setting tag: bytes of the logical sectors that clients saw when the volume was started last.
 pub const SECTOR_BYTES: u16 = 39;
+
+/// Setting tags of samples whose checksums are digests: the sum of these, and the bits of untouched ones.
+const SAMPLES_SUM: u16 = 96;
+const SAMPLES_LOW: u16 = 97;
+const SAMPLES_HIGH: u16 = 98;
 
 const STARTED: u8 = 1;
 const FINGERPRINT: u8 = 2;
@@ -149,8 +154,9 @@ impl VolumeRecord {
         let end = self.origin_bytes.checked_add(alignment).ok_or("origin_bytes")?;
         check(end.div_ceil(block.bytes()) <= MAX_BLOCKS, "origin_bytes")?;
         check(!self.uuid.is_nil(), "uuid")?;
-        check(self.settings.len() <= MAX_SETTINGS, "settings")?;
         let samples = self.samples.as_ref();
+        let settings = self.settings.len() + samples.map_or(0, |samples| samples.settings().len());
+        check(settings <= MAX_SETTINGS, "settings")?;
         check(samples.is_none_or(|samples| samples.check(self.origin_bytes)), "samples")?;
         let tags: HashSet<u16> = self.settings.iter().map(|(tag, _)| *tag).collect();
         check(tags.len() == self.settings.len(), "settings")
@@ -158,6 +164,8 @@ impl VolumeRecord {
 
     fn encode_into(&self, bytes: &mut Vec<u8>) {
         let parts = self.left.beside(self.identity.as_ref());
+        let of_samples = self.samples.as_ref().map(Samples::settings).unwrap_or_default();
+        let settings = self.settings.iter().chain(&of_samples);
         let raw = OnDiskVolume {
             id: self.id.0.into(),
             mode: self.mode.code(),
@@ -169,7 +177,7 @@ impl VolumeRecord {
                 | if self.samples.is_some() { SAMPLES } else { 0 },
             name_len: (self.name.len() as u16).into(),
             origin_len: (self.origin.len() as u16).into(),
-            settings: (self.settings.len() as u16).into(),
+            settings: (settings.clone().count() as u16).into(),
             alignment: self.alignment.into(),
             uuid: *self.uuid.as_bytes(),
             origin_bytes: self.origin_bytes.into(),
@@ -178,7 +186,7 @@ impl VolumeRecord {
         bytes.extend_from_slice(raw.as_bytes());
         bytes.extend_from_slice(self.name.as_bytes());
         bytes.extend_from_slice(self.origin.as_bytes());
-        for (tag, value) in &self.settings {
+        for (tag, value) in settings {
             let raw = OnDiskSetting { tag: (*tag).into(), value: (*value).into() };
             bytes.extend_from_slice(raw.as_bytes());
         }
@@ -221,6 +229,9 @@ impl VolumeRecord {
             let (found, after) = Samples::decode(rest)?;
             (samples, rest) = (Some(found), after);
         }
+        let settings = settings.iter().map(|raw| (raw.tag.get(), raw.value.get()));
+        let mut settings: Vec<(u16, u64)> = settings.collect();
+        Samples::take_settings(samples.as_mut(), &mut settings);
         let record = VolumeRecord {
             id: VolumeId(raw.id.get()),
             uuid: Uuid::from_bytes(raw.uuid),
@@ -236,7 +247,7 @@ impl VolumeRecord {
             identity,
             left,
             samples,
-            settings: settings.iter().map(|raw| (raw.tag.get(), raw.value.get())).collect(),
+            settings,
         };
         Ok((record, rest))
     }

@@ -12,7 +12,7 @@ use forebay_core::{
 };
 use forebay_format::record::{self, HEADER_BYTES};
 use forebay_format::superblock::{COPY_A, COPY_B, ORDERED, ORIGINS_KNOWN};
-use forebay_format::volume::{Left, ORDERED_RECORD, ORDERED_SEQUENCE, Samples};
+use forebay_format::volume::{Left, ORDERED_RECORD, ORDERED_SEQUENCE, SampleCheck, Samples};
 use forebay_format::{
     AcceptedLog, Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry,
     Head, IndexEntry, Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid,
@@ -179,12 +179,29 @@ fn volume_table_with_origins() {
         (IdentityPart::Start, "2048".into()),
     ]);
     volumes[0].identity = identity;
+    let by = SampleCheck::Crc32c;
     volumes[0].samples = Some(Samples {
+        by,
         checks: (0..128).map(|number| 0x0102_0304 * number).collect(),
         untouched: 0xfedc_ba98_7654_3210_0123_4567_89ab_cdef,
     });
-    volumes[1].samples = Some(Samples { checks: vec![0xcafe_f00d], untouched: 1 });
+    volumes[1].samples = Some(Samples { by, checks: vec![0xcafe_f00d], untouched: 1 });
     compare_table("volume-table-origins.bin", &volumes);
+}
+
+#[test]
+fn volume_table_with_digests_of_samples() {
+    let mut volumes = volumes();
+    let by = SampleCheck::Digest;
+    volumes[0].samples = Some(Samples {
+        by,
+        checks: (0..128).map(|number| 0x0102_0304 * number).collect(),
+        untouched: 0xfedc_ba98_7654_3210_0123_4567_89ab_cdef,
+    });
+    let checks = vec![by.of(&[7; 512])];
+    assert_eq!(checks, [0x729d_41bf]);
+    volumes[1].samples = Some(Samples { by, checks, untouched: 1 });
+    compare_table("volume-table-digests.bin", &volumes);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use forebay_core::{Evidence, Since};
 use forebay_device::{Device, DeviceError, IoBuf, Queue};
 use forebay_format::volume::samples::{SAMPLE_BYTES, fingerprint_places, sample_places};
-use forebay_format::volume::{Left, Samples};
+use forebay_format::volume::{Left, SampleCheck, Samples};
 use forebay_format::{crc32c, crc32c_append};
 use forebay_lane::{join_all, off_lane};
 
@@ -87,24 +87,24 @@ impl SampledOrigin {
         }
     }
 
-    fn checks(&self) -> impl Iterator<Item = Option<u32>> + '_ {
-        self.pages.values().map(|page| page.as_ref().ok().map(|page| crc32c(page)))
+    fn checks(&self, by: SampleCheck) -> impl Iterator<Item = Option<u32>> + '_ {
+        self.pages.values().map(move |page| page.as_ref().ok().map(|page| by.of(page)))
     }
 
     /// Returns the samples, marked untouched unless they cannot be read.
     pub fn samples(&self) -> Samples {
-        let mut untouched = 0;
+        let (by, mut untouched) = (SampleCheck::Digest, 0);
         let mut checks = Vec::new();
-        for (number, check) in self.checks().enumerate() {
+        for (number, check) in self.checks(by).enumerate() {
             untouched |= u128::from(check.is_some()) << number;
             checks.push(check.unwrap_or(0));
         }
-        Samples { checks, untouched }
+        Samples { by, checks, untouched }
     }
 
     /// Returns whether an untouched sample differs now. Unreadable samples prove nothing.
     pub fn contradicts(&self, samples: &Samples) -> bool {
-        let now: Vec<Option<u32>> = self.checks().collect();
+        let now: Vec<Option<u32>> = self.checks(samples.by).collect();
         samples.valid().any(|(number, check)| {
             now.get(number).copied().flatten().is_some_and(|now| now != check)
         })

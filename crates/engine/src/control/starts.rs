@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use forebay_device::{DeviceError, IoBuf, partitions};
+use forebay_format::Digest;
 
 /// Bytes that are read at each start: the superblocks of ext4, XFS and Btrfs, the labels of LVM,
 /// both headers of LUKS2 and the uberblocks of ZFS are within, and a GPT.
@@ -28,40 +29,6 @@ enum Kind {
     Anything,
     /// A link of the chain of logical partitions, in an extended partition that starts there.
     Link { extended: u64 },
-}
-
-/// A digest of pieces of data. No CRC: filesystems put a CRC32C behind their metadata, and that of both
-/// together is the same whatever the metadata are.
-struct Digest([u64; 2]);
-
-impl Digest {
-    const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f];
-
-    fn new() -> Self {
-        Digest(Self::FACTORS)
-    }
-
-    /// Adds a number.
-    fn add_word(&mut self, word: u64) {
-        for (sum, factor) in self.0.iter_mut().zip(Self::FACTORS) {
-            let product = (*sum ^ word).wrapping_mul(factor);
-            *sum = product ^ product >> 32;
-        }
-    }
-
-    /// Adds data, and where it ends.
-    fn add(&mut self, data: &[u8]) {
-        self.add_word(data.len() as u64);
-        for piece in data.chunks(8) {
-            let mut word = [0; 8];
-            word[..piece.len()].copy_from_slice(piece);
-            self.add_word(u64::from_le_bytes(word));
-        }
-    }
-
-    fn value(&self) -> u128 {
-        u128::from(self.0[0]) << 64 | u128::from(self.0[1])
-    }
 }
 
 /// Returns a digest of all starts on an origin of `size` bytes. `None`: one cannot be read.

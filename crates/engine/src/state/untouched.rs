@@ -77,14 +77,16 @@ impl Untouched {
 
 #[cfg(test)]
 mod tests {
+    use forebay_format::volume::SampleCheck;
+
     use super::*;
 
     #[test]
     fn a_range_touches_exactly_the_samples_that_it_overlaps() {
         let size = 64 << 20;
         let places = sample_places(size);
-        let all =
-            Samples { checks: vec![0; places.len()], untouched: u128::MAX >> (128 - places.len()) };
+        let (by, checks) = (SampleCheck::Digest, vec![0; places.len()]);
+        let all = Samples { by, checks, untouched: u128::MAX >> (128 - places.len()) };
         let untouched = Untouched::new(Some(&all), size);
         let expected = |range: &Range<u64>| {
             let inside = |place: &u64| *place < range.end && range.start < place + SAMPLE_BYTES;

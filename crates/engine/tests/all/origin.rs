@@ -9,7 +9,7 @@ use forebay_device::{Device, DeviceOp};
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
-use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
+use forebay_format::{PAGE, Superblock, VolumeRecord, crc32c, volume};
 use forebay_testkit::{
     Holder, faulty, peek, poke, ram, with_endless_claims, with_holder, with_serial,
 };
@@ -71,8 +71,13 @@ impl Pair {
     /// Creates a volume that has cached the data around [`sampled`], with a dirty block elsewhere
     /// if `dirty`, in a process that ended in order or crashed.
     fn used(dirty: bool, orderly: bool) -> Pair {
+        Self::used_on(ram(SIZE >> 20), dirty, orderly)
+    }
+
+    /// As [`Pair::used`], with an origin that has data.
+    fn used_on(disk: Arc<dyn Device>, dirty: bool, orderly: bool) -> Pair {
         let world = World::new();
-        let pair = Pair { cache: ram(8), disk: ram(SIZE >> 20) };
+        let pair = Pair { cache: ram(8), disk };
         // Told from other disks by its content.
         change(&pair.disk, sample_places(SIZE)[90], 0x33);
         let engine = world.new_cache(&pair.cache, BlockSize::DEFAULT);
@@ -111,6 +116,27 @@ impl Pair {
             }
         }
     }
+}
+
+/// As the superblock of ext4: a CRC32C is behind the data that it covers, so that a CRC32C of both together is
+/// always the same.
+#[test]
+fn a_superblock_that_ends_in_its_own_crc_is_noticed_after_a_crash() {
+    let superblock = |mounts: u8| {
+        let mut page = [0; PAGE];
+        page[1024 + 52] = mounts;
+        let check = !crc32c(&page[1024..2044]);
+        page[2044..2048].copy_from_slice(&check.to_le_bytes());
+        page
+    };
+    assert_eq!(crc32c(&superblock(1)), crc32c(&superblock(2)));
+    let disk = ram(SIZE >> 20);
+    poke(&disk, 0, &superblock(1));
+    let pair = Pair::used_on(disk, true, false);
+    let origin = with_serial(&pair.disk, Some("A"));
+    drop(pair.start(&origin, false).expect("unchanged"));
+    poke(&pair.disk, 0, &superblock(2));
+    assert_eq!(pair.start(&origin, false).map(drop), Err(EngineErrorKind::DataAtRisk));
 }
 
 #[test]
@@ -332,7 +358,7 @@ fn a_cache_of_many_volumes_rather_has_no_samples_than_no_volume() {
     }
     let volumes = engine.cache.store.volumes();
     let sampled = volumes.iter().filter(|volume| volume.samples.is_some()).count();
-    assert!((90..256).contains(&sampled), "{sampled} volumes have samples");
+    assert!((80..256).contains(&sampled), "{sampled} volumes have samples");
     world.close(&engine).expect("closed");
 }
 

@@ -9,7 +9,8 @@ use std::mem::size_of;
 use zerocopy::little_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::Bad;
+use super::{Bad, SAMPLES_HIGH, SAMPLES_LOW, SAMPLES_SUM};
+use crate::{Digest, crc32c};
 
 /// Bytes in a sample; fewer if the origin ends before.
 pub const SAMPLE_BYTES: u64 = 4096;
@@ -40,10 +41,35 @@ pub fn sample_places(origin_bytes: u64) -> Vec<u64> {
     places
 }
 
+/// How the checksums of samples are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SampleCheck {
+    /// CRC32C. Earlier programs took these. They miss changes of data that end in their own CRC32C.
+    Crc32c,
+    /// The first 32 bits of a [`Digest`].
+    Digest,
+}
+
+impl SampleCheck {
+    /// Returns the checksum of a sample.
+    pub fn of(self, page: &[u8]) -> u32 {
+        match self {
+            SampleCheck::Crc32c => crc32c(page),
+            SampleCheck::Digest => {
+                let mut digest = Digest::new();
+                digest.add(page);
+                (digest.value() >> 96) as u32
+            }
+        }
+    }
+}
+
 /// The samples of one origin. Sample `i` is at the `i`-th of [`sample_places`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// CRC32C of each sample, at most [`MAX_SAMPLES`].
+    /// How they are computed.
+    pub by: SampleCheck,
+    /// The checksum of each sample, at most [`MAX_SAMPLES`].
     pub checks: Vec<u32>,
     /// Bit `i`: the cache has not written to sample `i` since its checksum was taken, so a mismatch
     /// means an external writer. Bits beyond the samples are 0.
@@ -84,9 +110,49 @@ impl Samples {
         checks.filter(|(number, _)| self.untouched >> number & 1 == 1)
     }
 
+    fn sum(&self) -> u64 {
+        let mut sum = Digest::new();
+        self.checks.iter().for_each(|check| sum.add_word(u64::from(*check)));
+        sum.value() as u64
+    }
+
+    /// Returns the settings that say that the checksums are digests. Programs that do not know that would
+    /// compare them with CRC32Cs: to these no sample is untouched, and the bits are among these settings.
+    pub(super) fn settings(&self) -> Vec<(u16, u64)> {
+        let (low, high) = (self.untouched as u64, (self.untouched >> 64) as u64);
+        match self.by {
+            SampleCheck::Crc32c => Vec::new(),
+            SampleCheck::Digest => {
+                vec![(SAMPLES_SUM, self.sum()), (SAMPLES_LOW, low), (SAMPLES_HIGH, high)]
+            }
+        }
+    }
+
+    /// Takes these settings out of those of a volume. If they are about other samples, a program that does
+    /// not know them has taken the samples since.
+    pub(super) fn take_settings(samples: Option<&mut Samples>, settings: &mut Vec<(u16, u64)>) {
+        let mut take = |wanted| {
+            let value = settings.iter().find(|(tag, _)| *tag == wanted).map(|(_, value)| *value);
+            settings.retain(|(tag, _)| *tag != wanted);
+            value
+        };
+        let found = (take(SAMPLES_SUM), take(SAMPLES_LOW), take(SAMPLES_HIGH));
+        if let (Some(samples), (Some(sum), Some(low), Some(high))) = (samples, found)
+            && samples.untouched == 0
+            && samples.sum() == sum
+        {
+            samples.by = SampleCheck::Digest;
+            samples.untouched = u128::from(high) << 64 | u128::from(low);
+        }
+    }
+
     pub(super) fn encode_into(&self, bytes: &mut Vec<u8>) {
         let count = (self.checks.len() as u16).into();
-        let raw = OnDiskSamples { count, untouched: self.untouched.into() };
+        let untouched = match self.by {
+            SampleCheck::Crc32c => self.untouched.into(),
+            SampleCheck::Digest => 0.into(),
+        };
+        let raw = OnDiskSamples { count, untouched };
         bytes.extend_from_slice(raw.as_bytes());
         for check in &self.checks {
             bytes.extend_from_slice(U32::new(*check).as_bytes());
@@ -102,7 +168,8 @@ impl Samples {
         let (checks, rest) =
             <[U32]>::ref_from_prefix_with_elems(rest, count).map_err(|_| Bad::Cut)?;
         let checks = checks.iter().map(|check| check.get()).collect();
-        Ok((Samples { checks, untouched: raw.untouched.get() }, rest))
+        let by = SampleCheck::Crc32c;
+        Ok((Samples { by, checks, untouched: raw.untouched.get() }, rest))
     }
 }
 
@@ -129,12 +196,30 @@ mod tests {
 
     #[test]
     fn bits_beyond_the_samples_and_other_counts_are_refused() {
-        let samples = |count: usize, untouched| Samples { checks: vec![7; count], untouched };
+        let by = SampleCheck::Crc32c;
+        let samples = |count: usize, untouched| Samples { by, checks: vec![7; count], untouched };
         assert!(samples(2, 3).check(8192));
         assert!(samples(2, 0).check(8192));
         assert!(!samples(2, 4).check(8192));
         assert!(!samples(3, 3).check(8192));
         assert!(samples(MAX_SAMPLES, u128::MAX).check(1 << 40));
         assert_eq!(samples(3, 5).valid().collect::<Vec<_>>(), [(0, 7), (2, 7)]);
+    }
+
+    #[test]
+    fn a_digest_sees_metadata_that_a_crc_is_blind_to() {
+        // As a superblock of ext4: 1020 bytes, and the CRC32C of them.
+        let page = |mounts: u8| {
+            let mut page = vec![0; SAMPLE_BYTES as usize];
+            page[1024 + 52] = mounts;
+            let check = !crc32c(&page[1024..2044]);
+            page[2044..2048].copy_from_slice(&check.to_le_bytes());
+            page
+        };
+        let both = |by: SampleCheck| (by.of(&page(1)), by.of(&page(2)));
+        let (before, after) = both(SampleCheck::Crc32c);
+        assert_eq!(before, after);
+        let (before, after) = both(SampleCheck::Digest);
+        assert_ne!(before, after);
     }
 }

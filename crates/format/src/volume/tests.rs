@@ -37,7 +37,36 @@ fn identity(id: u16) -> Identity {
 /// Samples of an origin of 1 TiB.
 fn samples(id: u16) -> Samples {
     let checks = (0..128).map(|number| number * u32::from(id)).collect();
-    Samples { checks, untouched: u128::MAX << (id % 100) }
+    let by = if id < 128 { SampleCheck::Crc32c } else { SampleCheck::Digest };
+    Samples { by, checks, untouched: u128::MAX << (id % 100) }
+}
+
+fn crcs(checks: Vec<u32>, untouched: u128) -> Samples {
+    Samples { by: SampleCheck::Crc32c, checks, untouched }
+}
+
+#[test]
+fn digests_of_samples_are_none_to_programs_that_compare_crcs() {
+    let (mut before, digests) = (volume(1), samples(128));
+    before.origin_bytes = 1 << 40;
+    before.samples = Some(digests.clone());
+    let table = encode(&[before.clone()], &cache(), BLOCK).expect("possible");
+    assert_eq!(read(&table), Ok(vec![before.clone()]));
+    // Such a program finds no sample untouched, and keeps the settings that it does not know.
+    let as_seen = |checks: &[u32], untouched| VolumeRecord {
+        samples: Some(crcs(checks.to_vec(), untouched)),
+        settings: before.settings.iter().copied().chain(digests.settings()).collect(),
+        ..before.clone()
+    };
+    let seen = encode(&[as_seen(&digests.checks, 0)], &cache(), BLOCK).expect("possible");
+    assert_eq!(seen.bytes, table.bytes);
+    // When it has taken samples of its own, these count, whatever it has written to since.
+    let others: Vec<u32> = digests.checks.iter().map(|check| check ^ 1).collect();
+    for untouched in [5, 0] {
+        let own = encode(&[as_seen(&others, untouched)], &cache(), BLOCK).expect("possible");
+        let samples = Some(crcs(others.clone(), untouched));
+        assert_eq!(read(&own), Ok(vec![VolumeRecord { samples, ..before.clone() }]));
+    }
 }
 
 fn read(table: &EncodedTable) -> Result<Vec<VolumeRecord>, VolumeTableError> {
@@ -110,10 +139,10 @@ fn impossible_volumes_are_refused_by_field() {
         ("origin_bytes", |volume| volume.origin_bytes = u64::MAX),
         ("origin_bytes", |volume| volume.origin_bytes = 1 << 56),
         ("uuid", |volume| volume.uuid = Uuid::nil()),
-        ("samples", |volume| volume.samples = Some(Samples { checks: vec![0; 3], untouched: 0 })),
+        ("samples", |volume| volume.samples = Some(crcs(vec![0; 3], 0))),
         ("samples", |volume| {
             volume.origin_bytes = 8192;
-            volume.samples = Some(Samples { checks: vec![0; 2], untouched: 4 });
+            volume.samples = Some(crcs(vec![0; 2], 4));
         }),
         ("settings", |volume| volume.settings = vec![(1, 1), (1, 2)]),
         ("settings", |volume| volume.settings = (0..65).map(|tag| (tag, 0)).collect()),
@@ -208,7 +237,7 @@ fn forged_identities_and_samples_are_refused() {
     assert_eq!(forged(samples_at, &[0xff, 0xff]), "samples");
     let mut short = whole;
     short.origin_bytes = 8192;
-    short.samples = Some(Samples { checks: vec![1, 2], untouched: 3 });
+    short.samples = Some(crcs(vec![1, 2], 3));
     let good = encode(&[short], &cache(), BLOCK).expect("possible");
     assert!(read(&good).is_ok());
 }

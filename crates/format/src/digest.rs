@@ -1,0 +1,41 @@
+//! A digest of data that others made.
+//!
+//! No CRC: filesystems put a CRC32C behind their metadata, and that of both together is the same
+//! whatever the metadata are.
+
+/// A digest of numbers and pieces of data.
+#[derive(Clone, Debug)]
+pub struct Digest([u64; 2]);
+
+impl Digest {
+    const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f];
+
+    /// Begins a digest.
+    #[expect(clippy::new_without_default, reason = "no digest is the usual one")]
+    pub fn new() -> Self {
+        Digest(Self::FACTORS)
+    }
+
+    /// Adds a number.
+    pub fn add_word(&mut self, word: u64) {
+        for (sum, factor) in self.0.iter_mut().zip(Self::FACTORS) {
+            let product = (*sum ^ word).wrapping_mul(factor);
+            *sum = product ^ product >> 32;
+        }
+    }
+
+    /// Adds data, and where it ends.
+    pub fn add(&mut self, data: &[u8]) {
+        self.add_word(data.len() as u64);
+        for piece in data.chunks(8) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            self.add_word(u64::from_le_bytes(word));
+        }
+    }
+
+    /// Returns the first sum, then the second one.
+    pub fn value(&self) -> u128 {
+        u128::from(self.0[0]) << 64 | u128::from(self.0[1])
+    }
+}
