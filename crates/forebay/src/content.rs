@@ -11,7 +11,7 @@ use forebay_core::text::one_line;
 use forebay_device::signature::{self, Mark, Usage};
 use forebay_device::{Device, blkid};
 use forebay_export::helper;
-use forebay_format::crc32c;
+use forebay_format::Digest;
 
 /// Bytes that are read at the start and at the end of a device.
 const EDGE: u64 = 1 << 20;
@@ -39,7 +39,7 @@ pub(crate) struct Content {
     /// Whether all that was read is the pattern of a device that nothing was written to.
     pub(crate) blank: bool,
     /// Changes if anything changes that was read.
-    fingerprint: Vec<u32>,
+    fingerprint: u128,
 }
 
 impl Content {
@@ -64,17 +64,17 @@ impl Content {
         let mut parts = vec![(0, head_end), (tail, size - tail)];
         parts.extend(pages.map(|at| (at, PAGE.min(size - at))));
         parts.dedup();
-        let (mut head, mut blank, mut fingerprint) = (Vec::new(), true, Vec::new());
+        let (mut head, mut blank, mut digest) = (Vec::new(), true, Digest::new());
         for (at, len) in parts {
             let bytes = read(at, len as usize)?;
             blank &= is_blank(&bytes);
-            fingerprint.push(crc32c(&bytes));
+            digest.add(&bytes);
             if at == 0 {
                 head = bytes;
             }
         }
         let marks = marks().unwrap_or_else(|| signature::named(&head).into_iter().collect());
-        Ok(Content { marks, blank, fingerprint })
+        Ok(Content { marks, blank, fingerprint: digest.value() })
     }
 
     /// Says what it is, as in "it holds ...".
@@ -214,6 +214,22 @@ mod tests {
         assert!(look(&[vec![0; 4096], vec![0xff; 4 << 20]].concat(), &[]).blank);
     }
 
+    /// As the superblock of ext4, which each mount writes: its CRC32C is behind it, so that a CRC32C of both together
+    /// is always the same.
+    #[test]
+    fn a_mount_meanwhile_changes_what_was_seen() {
+        let mounted = |times: u8| {
+            let mut bytes = vec![0; 3 << 20];
+            bytes[1024 + 52] = times;
+            let check = !forebay_format::crc32c(&bytes[1024..2044]);
+            bytes[2044..2048].copy_from_slice(&check.to_le_bytes());
+            bytes
+        };
+        assert_eq!(forebay_format::crc32c(&mounted(1)), forebay_format::crc32c(&mounted(2)));
+        assert!(look(&mounted(1), &[]) == look(&mounted(1), &[]));
+        assert!(look(&mounted(1), &[]) != look(&mounted(2), &[]));
+    }
+
     #[test]
     fn data_between_the_edges_is_found_by_samples_and_by_the_runs_of_a_sparse_file() {
         let mut bytes = vec![0; 66 << 20];
@@ -234,7 +250,7 @@ mod tests {
             uuid: None,
             offset: 1080,
         };
-        let content = |marks| Content { marks, blank: false, fingerprint: Vec::new() };
+        let content = |marks| Content { marks, blank: false, fingerprint: 0 };
         let said = content(vec![mark("a\nb\u{1b}[2J")]).describe();
         assert_eq!(said, "an ext4 filesystem labelled 'a b [2J'");
         let many = content(vec![mark("a"); 6]).describe();
