@@ -1,10 +1,12 @@
 """Another program takes over from the daemon: clients stay connected and see a pause, never an error."""
 
 import errno
+import http.client
 import json
 import mmap
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -31,6 +33,13 @@ def take_over(daemon):
 
 def state(daemon):
     return request(daemon, "GET", "/v1/daemon")[1]
+
+
+def is_ready(daemon):
+    try:
+        return state(daemon)["ready"]
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def request(daemon, method, path, body=None):
@@ -196,6 +205,31 @@ def sighup_hands_over_to_the_program_at_the_same_path(box):
         check(time.monotonic() < end, "SIGHUP has no effect")
         time.sleep(0.05)
     check_equal(bytes(client.pread(4096, 0)), b"y" * 4096, "what a client reads afterwards")
+
+
+@test
+def signals_during_a_hand_over_are_neither_fatal_nor_lost(box):
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB))
+    client = connect(uri)
+    client.pwrite(b"z" * 4096, 0)
+    # At every moment of several hand-overs, that of `execve` among them.
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        daemon.check_alive()
+        daemon.process.send_signal(signal.SIGHUP)
+        time.sleep(0.0005)
+    wait_for(lambda: is_ready(daemon), "the last program is ready")
+    check(state(daemon)["hand_overs"] > 1, "there were no hand-overs")
+    check_equal(bytes(client.pread(4096, 0)), b"z" * 4096, "what a client reads afterwards")
+    client.shutdown()
+    rng = random.Random(1)
+    for _ in range(TIMES):
+        daemon.process.send_signal(signal.SIGHUP)
+        time.sleep(rng.uniform(0, 0.3))
+        code, _ = daemon.terminate()
+        check_equal(code, 0, "the exit code after SIGTERM")
+        daemon.start()
 
 
 @test

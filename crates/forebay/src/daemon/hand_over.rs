@@ -24,8 +24,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
-/// The version of the list, which [`VERB`] prints. A program that reads another one cannot take over.
-pub(crate) const VERSION: u32 = 1;
+/// The version of the list, which [`VERB`] prints. A program that reads another one cannot take over. Since version 2
+/// the program is executed with its signals blocked (see [`super::signals::block`]).
+pub(crate) const VERSION: u32 = 2;
 
 /// The environment variable with the number of the descriptor of the list.
 const VARIABLE: &str = "FOREBAY_HAND_OVER";

@@ -66,7 +66,7 @@ use front_ends::{FrontEndOptions, Identities};
 use hand_over::Left;
 use notify::{Ending, ServiceManager};
 use server::Server;
-use signals::{End, StopRequest};
+use signals::{End, Reading, StopRequest};
 use socket::ClaimedSocket;
 use state::State;
 use volumes::{Programs, Volumes};
@@ -108,7 +108,7 @@ pub(crate) struct Options {
 /// It cannot start, and has changed nothing; or it did not end cleanly.
 pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
-    let running = listen(&stop)?;
+    let (running, reading) = listen(&stop)?;
     signals::lift_limit_of_files();
     let mut inherited = hand_over::inherited()?;
     log::inherit(inherited.log_missing);
@@ -171,7 +171,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
         End::HandOver(program) => {
             manager.status("Handing over to another program");
             let hand_overs = inherited.hand_overs;
-            let closed = close_for(&program, &volumes, &stop, hand_overs, &socket)?;
+            let closed = close_for(&program, &volumes, (&stop, &reading), hand_overs, &socket)?;
             socket.take_back();
             manager.stopping();
             volumes.stop_instead();
@@ -226,17 +226,16 @@ fn claim_tcp<T>(
     }
 }
 
-/// Begins to listen to signals, first of all: one that comes before would end a process whose previous program
-/// had clients. Returns the place for the volumes, which they concern.
-fn listen(stop: &Arc<StopRequest>) -> Result<Arc<OnceLock<Arc<Volumes>>>, ApiError> {
+/// Begins to listen to signals. Returns the place for the volumes, which they concern.
+fn listen(stop: &Arc<StopRequest>) -> Result<(Arc<OnceLock<Arc<Volumes>>>, Reading), ApiError> {
     let running: Arc<OnceLock<Arc<Volumes>>> = Arc::default();
     let (first, reload) = (running.clone(), running.clone());
-    signals::listen(
+    let reading = signals::listen(
         stop.clone(),
         move || first.get().into_iter().for_each(|volumes| volumes.operations().close()),
-        move || reload_program(reload.get()),
+        move || reload_program(reload.clone()),
     )?;
-    Ok(running)
+    Ok((running, reading))
 }
 
 /// Closes everything and executes another program, and returns only if that did not happen: with what closing
@@ -247,13 +246,14 @@ fn listen(stop: &Arc<StopRequest>) -> Result<Arc<OnceLock<Arc<Volumes>>>, ApiErr
 fn close_for(
     program: &Path,
     volumes: &Volumes,
-    stop: &StopRequest,
+    (stop, reading): (&StopRequest, &Reading),
     hand_overs: u64,
     socket: &ClaimedSocket,
 ) -> Result<Result<(), ApiError>, ApiError> {
     let (items, closed) = volumes.hand_over();
     let Some(items) = items else { return Ok(closed) };
     volumes.events().program_ends();
+    reading.end();
     if stop.is_stop() {
         return Ok(closed);
     }
@@ -267,12 +267,10 @@ fn close_for(
 
 /// Asks for a hand-over to the program at the path of this one, on a thread of its own: the program is asked
 /// first whether it can take over.
-fn reload_program(volumes: Option<&Arc<Volumes>>) {
-    let Some(volumes) = volumes.cloned() else {
-        tracing::error!("SIGHUP: the daemon is still starting; send it again");
-        return;
-    };
+fn reload_program(volumes: Arc<OnceLock<Arc<Volumes>>>) {
     let reload = move || {
+        // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
+        let volumes = volumes.wait();
         let program = hand_over::own_program().map_err(|error| {
             ApiError::failed(format!("cannot tell which program this is: {error}"))
         });

@@ -1,20 +1,21 @@
 //! Requests to stop, by SIGTERM, SIGINT or a test, or to hand over to another program, by SIGHUP or through
-//! the admin API.
+//! the admin API. Signals are blocked in all threads and read by one, so that none is lost, and none ends the
+//! process, while another program is executed.
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_admin::ApiError;
 use forebay_core::units::format_size;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use signal_hook::consts::{
-    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXFSZ,
-};
-use signal_hook::iterator::Signals;
-
-/// Signals with a meaning for other daemons, such as opening the log again. Without a handler each would end this one.
-const WITHOUT_MEANING: [i32; 6] = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO];
+use signal_hook::consts::SIGXFSZ;
 
 /// How the daemon is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,52 +93,122 @@ fn limit_of_files() -> String {
     )
 }
 
-/// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the first of
-/// them, and `reload` at each SIGHUP, on the thread that waits for signals. SIGXFSZ, which would end the process with
-/// all its clients, is taken, so that the write behind the limit fails by itself, and so are those in [`WITHOUT_MEANING`].
+/// The signals that the daemon reads. The first three have a meaning; the others have one for other daemons, such as
+/// opening the log again, and would end this one.
+const READ: [Signal; 9] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGVTALRM,
+    Signal::SIGPROF,
+    Signal::SIGIO,
+];
+
+fn failed(errno: Errno) -> ApiError {
+    ApiError::failed(format!("signals: {errno}"))
+}
+
+/// Blocks the signals that the daemon reads, for the calling thread and those that it starts. Called before any
+/// other thread is: a signal that comes at any time, even while another program is executed, waits until it is read.
 ///
 /// # Errors
-/// The handlers or the thread cannot be set up.
+/// The system's.
+pub(crate) fn block() -> Result<(), ApiError> {
+    READ.into_iter().collect::<SigSet>().thread_block().map_err(failed)
+}
+
+/// Undoes [`block`] in a process that a daemon has started, where nothing reads signals.
+pub(crate) fn unblock() {
+    // An error leaves a process that only SIGKILL ends early.
+    let _ = READ.into_iter().collect::<SigSet>().thread_unblock();
+}
+
+/// The thread that reads signals.
+pub(crate) struct Reading {
+    is_over: Arc<Mutex<bool>>,
+}
+
+impl Reading {
+    /// Leaves signals that come from now on to the next program.
+    pub(crate) fn end(&self) {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
+/// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the first of
+/// them, and `reload` at each SIGHUP, on the thread that reads signals. SIGXFSZ, which would end the process with all its
+/// clients, is handled, so that the write behind the limit fails by itself.
+///
+/// # Errors
+/// The signals or the thread cannot be set up.
 pub(crate) fn listen(
     stop: Arc<StopRequest>,
     first: impl FnOnce() + Send + 'static,
     reload: impl Fn() + Send + 'static,
-) -> Result<(), ApiError> {
-    let failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
-    let mut signals =
-        Signals::new([&[SIGTERM, SIGINT, SIGHUP, SIGXFSZ], &WITHOUT_MEANING[..]].concat())
-            .map_err(failed)?;
+) -> Result<Reading, ApiError> {
+    let io_failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
+    for signal in READ {
+        // A signal that the parent ignores would be discarded, blocked or not. The handler never runs.
+        signal_hook::flag::register(signal as i32, Arc::default()).map_err(io_failed)?;
+    }
+    let (too_large, handler) = UnixStream::pair().map_err(io_failed)?;
+    too_large.set_nonblocking(true).map_err(io_failed)?;
+    // To the thread that writes, so it cannot be read.
+    signal_hook::low_level::pipe::register(SIGXFSZ, handler).map_err(io_failed)?;
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    let signals = SignalFd::with_flags(&READ.into_iter().collect(), flags).map_err(failed)?;
+    let is_over = Arc::new(Mutex::new(false));
+    let reading = Reading { is_over: is_over.clone() };
     let thread = std::thread::Builder::new().name("signals".to_owned());
     let spawned = thread.spawn(move || {
         let mut first = Some(first);
-        for signal in signals.forever() {
+        while let Some(signal) = next(&signals, &too_large, &is_over, &stop) {
             match signal {
-                SIGHUP => {
-                    reload();
-                    continue;
+                Signal::SIGHUP => reload(),
+                Signal::SIGTERM | Signal::SIGINT => {
+                    first.take().into_iter().for_each(|first| first());
                 }
-                SIGXFSZ => {
-                    tracing::error!("SIGXFSZ: a write failed, because {}", limit_of_files());
-                    continue;
-                }
-                SIGTERM | SIGINT => {}
                 other => {
                     tracing::warn!("signal {other} has no meaning here: SIGTERM ends the daemon, and SIGHUP has it execute its program again");
-                    continue;
                 }
-            }
-            let name = if signal == SIGTERM { "SIGTERM" } else { "SIGINT" };
-            if stop.ask(End::Stop) {
-                tracing::info!("{name}: stopping");
-            } else {
-                tracing::info!("{name}: already stopping");
-            }
-            if let Some(first) = first.take() {
-                first();
             }
         }
     });
-    spawned.map(drop).map_err(failed)
+    spawned.map(|_| reading).map_err(io_failed)
+}
+
+/// Waits for a signal, and makes the request that it stands for; `None`: the next program reads it.
+fn next(
+    signals: &SignalFd,
+    mut too_large: &UnixStream,
+    is_over: &Mutex<bool>,
+    stop: &StopRequest,
+) -> Option<Signal> {
+    loop {
+        let mut ready =
+            [PollFd::new(signals, PollFlags::IN), PollFd::new(too_large, PollFlags::IN)];
+        let _ = poll(&mut ready, None);
+        if too_large.read(&mut [0; 64]).is_ok() {
+            tracing::error!("SIGXFSZ: a write failed, because {}", limit_of_files());
+        }
+        // Held until the request is made: whoever ends the reading looks at the requests afterwards.
+        let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_over {
+            return None;
+        }
+        let Ok(Some(info)) = signals.read_signal() else { continue };
+        let signal = READ.into_iter().find(|known| *known as u32 == info.ssi_signo)?;
+        if matches!(signal, Signal::SIGTERM | Signal::SIGINT) {
+            match stop.ask(End::Stop) {
+                true => tracing::info!("{signal}: stopping"),
+                false => tracing::info!("{signal}: already stopping"),
+            }
+        }
+        return Some(signal);
+    }
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use crate::cli::DaemonArgs;
-use crate::daemon::{self, Options, log};
+use crate::daemon::{self, Options, log, signals};
 use crate::exit::Outcome;
 use crate::paths;
 
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
+    signals::block()?;
     let _logging = log::begin(&args.log)?;
     daemon::run(Options {
         socket_is_usual: socket.is_none(),

@@ -35,7 +35,7 @@ use forebay_admin::{Operation, VolumeName};
 
 use crate::cli::{Cli, Verb};
 use crate::client::Client;
-use crate::daemon::hand_over;
+use crate::daemon::{hand_over, signals};
 use crate::exit::Outcome;
 use crate::output::{print_line, progress};
 
@@ -46,6 +46,9 @@ use crate::output::{print_line, progress};
 pub(crate) fn run(cli: Cli) -> Outcome {
     let Cli { socket, timeout, verb } = cli;
     let client = |socket| Client::new(socket, timeout);
+    if !matches!(verb, Verb::Daemon(_)) {
+        signals::unblock();
+    }
     match verb {
         Verb::Daemon(args) if args.take_over => take_over::run(&client(socket)?),
         Verb::Daemon(args) => daemon::run(socket, *args),
