@@ -226,9 +226,12 @@ fn claim_tcp<T>(
     }
 }
 
+/// The place for the volumes, once there are any.
+type Running = Arc<OnceLock<Arc<Volumes>>>;
+
 /// Begins to listen to signals. Returns the place for the volumes, which they concern.
-fn listen(stop: &Arc<StopRequest>) -> Result<(Arc<OnceLock<Arc<Volumes>>>, Reading), ApiError> {
-    let running: Arc<OnceLock<Arc<Volumes>>> = Arc::default();
+fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
+    let running = Running::default();
     let (first, reload) = (running.clone(), running.clone());
     let reading = signals::listen(
         stop.clone(),
@@ -267,7 +270,7 @@ fn close_for(
 
 /// Asks for a hand-over to the program at the path of this one, on a thread of its own: the program is asked
 /// first whether it can take over.
-fn reload_program(volumes: Arc<OnceLock<Arc<Volumes>>>) {
+fn reload_program(volumes: Running) {
     let reload = move || {
         // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
         let volumes = volumes.wait();
