@@ -235,7 +235,7 @@ fn a_mended_block_of_an_ordered_volume_is_no_longer_named() {
     bench.damage(OpKind::Write, &[7, 8]);
     bench.world.set(&bench.engine, running(true)).expect("set");
     bench.drain().expect_err("two blocks are not written");
-    assert_eq!(bench.refused(), [7 * BLOCK..9 * BLOCK]);
+    assert_eq!(bench.refused(), std::slice::from_ref(&(7 * BLOCK..9 * BLOCK)));
     bench.faults.heal();
     bench.damage(OpKind::Write, &[8]);
     let error = bench.drain().expect_err("block 8 is not written");
