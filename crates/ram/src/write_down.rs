@@ -1,7 +1,7 @@
 //! Writes deferred data down to the lower tier.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::pin::pin;
@@ -21,6 +21,9 @@ use crate::options::Deferral;
 use crate::schedule::{self, Next, Situation};
 use crate::shard::{Take, Taken};
 use crate::tier::{MOST_ON_THEIR_WAY, Tier};
+use put::put;
+
+mod put;
 
 /// Requests of one region in flight.
 const REGION_DEPTH: usize = 32;
@@ -41,11 +44,6 @@ const MOST_STALLED: usize = 8;
 
 /// Time until a failed write-down is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// A run that cannot be written is split into about so many parts, until so many writes in a row have failed: then the
-/// lower tier takes nothing.
-const PARTS: u64 = 16;
-const MOST_IN_VAIN: u32 = 32;
 
 /// How data is written down when writes are no longer deferred.
 const LEFT: Deferral =
@@ -178,61 +176,6 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     };
     join_all((0..depth).map(|_| worker())).await;
     result.get()
-}
-
-/// Writes a run to the lower tier. If that fails, splits it until only blocks of the tier are left that cannot be
-/// written, whose ranges are added to `failed`: a bad sector keeps no others from the lower tier. `answered` is called
-/// at each answer.
-///
-/// # Errors
-/// The last failure.
-async fn put(
-    lower: &Rc<dyn BlockService>,
-    block: u64,
-    offset: u64,
-    data: IoBuf,
-    answered: &impl Fn(),
-    failed: &RefCell<Vec<Range<u64>>>,
-) -> Result<(), IoError> {
-    let (mut rest, mut result, mut in_vain) = (vec![(offset, data)], Ok(()), 0);
-    while let Some((offset, data)) = rest.pop() {
-        let end = offset + data.len() as u64;
-        let completion = ask(lower, write(offset, data)).await;
-        answered();
-        let Err(error) = completion.result else {
-            in_vain = 0;
-            continue;
-        };
-        in_vain += 1;
-        let back = completion.data.filter(|data| data.len() as u64 == end - offset);
-        match back
-            .filter(|_| error == IoError::Io && in_vain < MOST_IN_VAIN && end - offset > block)
-        {
-            Some(data) => rest.extend(parts(offset, data, block).into_iter().rev()),
-            None => {
-                failed.borrow_mut().push(offset..end);
-                result = Err(error);
-            }
-        }
-        if error == IoError::ShuttingDown || in_vain >= MOST_IN_VAIN {
-            let left = rest.drain(..).map(|(at, data)| at..at + data.len() as u64);
-            failed.borrow_mut().extend(left);
-        }
-    }
-    result
-}
-
-/// Cuts data into parts that end where blocks do.
-fn parts(offset: u64, mut data: IoBuf, block: u64) -> Vec<(u64, IoBuf)> {
-    let part = (data.len() as u64).div_ceil(PARTS).next_multiple_of(block);
-    let (mut all, mut at) = (Vec::new(), offset);
-    while !data.is_empty() {
-        let end = ((at + part) / block * block).min(at + data.len() as u64);
-        let rest = data.split_off((end - at) as usize);
-        all.push((at, std::mem::replace(&mut data, rest)));
-        at = end;
-    }
-    all
 }
 
 /// Writes down what is deferred now in blocks of a region that touch `within`. `answered` is called at
@@ -499,18 +442,23 @@ impl WriteDownTask {
         // The time of all pauses, and the bytes that others, as a flush, wrote down in them.
         let paused = Cell::new((Duration::ZERO, 0));
         let mut numbers = regions.into_iter().map(|(number, _)| number);
+        // Regions of which no block can be written wait for the next pass: otherwise writes that wait for space
+        // would have them tried without end (invariant 25).
+        let stuck = RefCell::new(BTreeSet::new());
         let mut near = Region(0);
         let wanted = std::iter::from_fn(|| {
             if !self.goes_on(&pass) {
                 return None;
             }
             // A full shard stops its writers, and sooner or later all of them: they come first.
-            let awaited = urgent.then(|| self.tier.awaited(near)).flatten();
-            let awaited = awaited.filter(|number| !self.under_way.borrow().contains_key(number));
+            let left_out = |number: Region| {
+                self.under_way.borrow().contains_key(&number) || stuck.borrow().contains(&number)
+            };
+            let awaited = urgent.then(|| self.tier.awaited(near, left_out)).flatten();
             near = awaited.or_else(|| numbers.next())?;
             Some(near)
         });
-        let (turn, paused, so_far) = (&turn, &paused, &so_far);
+        let (turn, paused, so_far, stuck) = (&turn, &paused, &so_far, &stuck);
         let one = |number| async move {
             if !spread.is_zero() {
                 let (begun, before) = so_far();
@@ -527,6 +475,9 @@ impl WriteDownTask {
             answered();
             let result = region(&self.tier, &self.lower, number, &ALL, urgent, &answered).await;
             self.under_way.borrow_mut().remove(&number);
+            if result.is_err() && self.tier.is_failing(number) {
+                stuck.borrow_mut().insert(number);
+            }
             result
         };
         let result = each(depth, wanted, one).await;

@@ -61,6 +61,8 @@ pub(super) struct Deferred {
     whole: VecDeque<(Region, u64)>,
     /// Writes that wait for space.
     turns: Turns,
+    /// The last write-down took no block out of the way.
+    failing: bool,
 }
 
 /// Write-downs of whole regions that are remembered, for those who wait for them.
@@ -252,14 +254,27 @@ impl Shard {
     }
 
     /// Returns the next region at or behind `near`, and round again, whose write-down makes space for
-    /// writes that wait. `None`: none wait, or as many regions as writes are on their way.
-    pub(crate) fn awaited(&self, near: Region) -> Option<Region> {
+    /// writes that wait, among those that are not `left_out`. `None`: none wait, or as many regions as writes
+    /// are on their way.
+    pub(crate) fn awaited(
+        &self,
+        near: Region,
+        left_out: impl Fn(Region) -> bool,
+    ) -> Option<Region> {
         let (waiting, regions) = (self.deferred.turns.len(), &self.deferred.regions);
         if waiting == 0 || self.deferred.busy as usize >= waiting {
             return None;
         }
         let mut in_order = regions.range(near..).chain(regions.range(..near));
-        in_order.find(|(_, pinned)| !pinned.busy && pinned.dirty > 0).map(|(region, _)| *region)
+        let awaited = |(region, pinned): &(&Region, &Pinned)| {
+            !pinned.busy && pinned.dirty > 0 && !left_out(**region)
+        };
+        in_order.find(awaited).map(|(region, _)| *region)
+    }
+
+    /// Returns whether the last write-down made no space: the lower tier did not take all of any block.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.deferred.failing
     }
 
     /// Writes sectors of a block to RAM, to be written down later. `turn`: that of a write that has
@@ -491,10 +506,12 @@ impl Shard {
                 self.deferred.whole.push_front((taken.region, taken.number));
             }
         }
+        self.deferred.failing = true;
         for &(block, sectors) in &taken.blocks {
             let (start, size) = (block.0 << self.block.shift(), self.block.bytes());
             let fails = |range: &Range<u64>| start < range.end && range.start < start + size;
             let done = !failed.iter().any(fails) || planted::has(PlantedBug::LostWriteDown);
+            self.deferred.failing &= !done;
             self.end_writing(block, sectors, done);
         }
     }

@@ -8,7 +8,7 @@ use forebay_core::{Nanos, SECTOR_SIZE};
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-use super::{Tier, TierCounts};
+use super::{Own, Tier, TierCounts};
 use crate::block::{Piece, REGION_BYTES, Region};
 use crate::options::Deferral;
 use crate::shard::{Defer, Load, Take, Taken, Taker, Turn};
@@ -26,8 +26,6 @@ pub(crate) struct Deferring {
     ever: AtomicBool,
     closed: AtomicBool,
     ignores_flush: AtomicBool,
-    /// The last write-down failed.
-    failing: AtomicBool,
     /// Data was written down, or a request that replaced deferred data has ended, in any shard. Each
     /// shard has an event of its own: see [`Tier::changed_in`].
     pub(crate) changed: Notify,
@@ -136,11 +134,6 @@ impl Deferring {
     /// Returns whether writes wait for space.
     pub(crate) fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
-    }
-
-    /// Returns whether the last write-down failed.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.failing.load(Ordering::Relaxed)
     }
 
     /// Has [`Deferring::work`] notified of the first deferred write. Call it before the decision to
@@ -290,13 +283,23 @@ impl Tier {
         Waiter { tier: self, region, turn }
     }
 
+    /// Returns whether the last write-down in the shard of a region made no space.
+    pub(crate) fn is_failing(&self, region: Region) -> bool {
+        self.shard_of(region).is_failing()
+    }
+
     /// Returns the next region at or behind `near`, and round again, whose write-down makes space for
-    /// writes that wait; `None`: none wait, or enough is on its way.
-    pub(crate) fn awaited(&self, near: Region) -> Option<Region> {
+    /// writes that wait, among those that are not `left_out`; `None`: none wait, or enough is on its way.
+    pub(crate) fn awaited(
+        &self,
+        near: Region,
+        left_out: impl Fn(Region) -> bool,
+    ) -> Option<Region> {
         if !self.deferring.has_waiting() {
             return None;
         }
-        let regions = self.shards.iter().filter_map(|shard| shard.0.lock().awaited(near));
+        let awaited = |own: &Own| own.0.lock().awaited(near, &left_out);
+        let regions = self.shards.iter().filter_map(awaited);
         regions.min_by_key(|region| region.0.wrapping_sub(near.0))
     }
 
@@ -418,9 +421,6 @@ impl Tier {
     pub(crate) fn settle(&self, taken: &Taken, failed: &[Range<u64>], urgent: bool) {
         self.shard_of(taken.region).settle(taken, failed);
         let (own, done) = (&self.deferring, failed.is_empty());
-        // If some of it was written, there is space for what waits.
-        let lacks: u64 = failed.iter().map(|range| range.end - range.start).sum();
-        own.failing.store(lacks >= taken.bytes && !done, Ordering::Relaxed);
         let add = |counter: &AtomicU64, count| counter.fetch_add(count, Ordering::Relaxed);
         let requests = taken.requests;
         if done {

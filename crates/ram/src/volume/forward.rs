@@ -416,7 +416,8 @@ impl Forward {
     ) -> (Result<(), IoError>, Option<IoBuf>) {
         let mut waiter: Option<Waiter<'_>> = None;
         loop {
-            let region = Region((request.offset + at as u64) / REGION_BYTES);
+            let region_at = |at: usize| Region((request.offset + at as u64) / REGION_BYTES);
+            let region = region_at(at);
             let changed = self.tier.changed_in(region).listen();
             match self.defer_from(request.offset, &data, &mut at, waiter.as_ref()) {
                 Defer::Done { .. } => {
@@ -424,14 +425,14 @@ impl Forward {
                     return (Ok(()), Some(data));
                 }
                 // There will be no space, and the client has to learn why.
-                Defer::NoSpace if self.tier.deferring.is_failing() => break,
+                Defer::NoSpace if self.tier.is_failing(region_at(at)) => break,
                 Defer::NoSpace => {
                     let offset = request.offset + at as u64;
                     if !waiter.as_ref().is_some_and(|waiter| waiter.waits_at(offset)) {
                         waiter = Some(self.tier.wait_at(offset));
                     }
                     // It may be the space of another region by now that it waits for.
-                    if offset / REGION_BYTES == region.0 {
+                    if region_at(at) == region {
                         changed.await;
                     }
                 }

@@ -268,6 +268,53 @@ fn a_write_without_space_learns_that_the_disk_fails() {
     assert_eq!(bench.read(0, 128), [5; 128]);
 }
 
+/// A part of each block can be written down, which makes no space: the block stays as a whole.
+#[test]
+fn a_write_without_space_learns_that_no_whole_block_can_be_written() {
+    let bench = Bench::new(2 * 4096, 4096, INFINITE);
+    bench.disk.unwritable.replace(6..18);
+    for first in [0, 5, 9, 14] {
+        assert_eq!(bench.result(bench.submit(write(first, 2, 5))), Some(Ok(())));
+    }
+    bench.keep();
+    let tags = [16, 24].map(|first| bench.submit(write(first, 4, 6)));
+    let mut answers = 0;
+    while answers < 1000 && bench.disk.progress(|_| 0) {
+        bench.run();
+        answers += 1;
+    }
+    assert!(answers < 100, "it is tried again and again, and no time passes");
+    assert_eq!(tags.map(|tag| bench.result(tag)), [Some(Err(IoError::Io)), Some(Ok(()))]);
+    assert_eq!(bench.tier.counts().deferred_bytes, 8 * SECTOR_SIZE, "both blocks are kept");
+    assert!([0, 5, 9, 14].iter().all(|first| bench.read(*first, 2) == [5; 2]));
+    bench.disk.repair();
+    assert_eq!(bench.flush(), Ok(()));
+    assert!(
+        [0, 1, 5, 6, 9, 10, 14, 15].iter().all(|sector| bench.disk.after_a_crash(*sector) == 5)
+    );
+}
+
+/// Other data of its shard can be written, so that there is space for one write after the other.
+#[test]
+fn a_block_that_cannot_be_written_is_not_tried_for_each_write_that_waits() {
+    let bench = Bench::new(4 * 4096, 4096, INFINITE);
+    bench.disk.unwritable.replace(0..8);
+    // The first block, and some in each of three other regions.
+    let places = (0..30).map(|number| (number % 3 + 1) * 2048 + number / 3 * 8);
+    let places = std::iter::once(0).chain(places);
+    let tags: Vec<u64> = places.map(|first| bench.submit(write(first, 8, 5))).collect();
+    bench.keep();
+    while bench.disk.waiting() > 0 {
+        // They all end at the same time.
+        (0..2 * bench.disk.waiting()).for_each(|_| _ = bench.disk.progress(|_| 0));
+        bench.run();
+    }
+    assert!(tags.iter().all(|tag| bench.result(*tag) == Some(Ok(()))));
+    let tries = bench.disk.requests(Op::Write);
+    let tries = tries.iter().filter(|(offset, _)| *offset == 0).count();
+    assert!(tries <= 2, "{tries} tries");
+}
+
 #[test]
 fn a_write_that_waits_for_space_ends_when_the_tier_is_closed() {
     let bench = Bench::new(16 * 4096, 4096, INFINITE);
