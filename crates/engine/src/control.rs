@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::WakeReason;
-use forebay_core::{Evidence, ReplacementKind, VolumeId};
+use forebay_core::{Cancelled, Evidence, ReplacementKind, VolumeId};
 use forebay_device::Device;
 use forebay_format::volume::Left;
 use forebay_format::{Uuid, VolumeRecord};
@@ -199,6 +199,20 @@ impl EngineLane {
     /// # Errors
     /// There is no such volume, the settings contradict each other, or the cache device fails.
     pub async fn set(self: &Rc<Self>, name: &str, settings: Settings) -> Result<(), EngineError> {
+        self.set_unless(name, settings, || Ok(())).await
+    }
+
+    /// As [`EngineLane::set`], unless `goes_on` says, once the settings are stored, that the operator was told of a failure
+    /// meanwhile: then those in force are stored again, before another change of settings begins.
+    ///
+    /// # Errors
+    /// As there, or it is cancelled.
+    pub async fn set_unless(
+        self: &Rc<Self>,
+        name: &str,
+        settings: Settings,
+        goes_on: impl Fn() -> Result<(), Cancelled>,
+    ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
         self.index_loaded().await?;
@@ -212,6 +226,14 @@ impl EngineLane {
             wanted.push((started, own_settings));
         }
         self.keep_settings(&wanted, &settings).await?;
+        if let Err(cancelled) = goes_on() {
+            let before: Vec<_> = wanted
+                .into_iter()
+                .map(|(started, _)| (started.clone(), started.settings()))
+                .collect();
+            self.keep_settings(&before, &volume.settings()).await?;
+            return Err(cancelled.into());
+        }
         for (volume, settings) in wanted {
             if volume.settings() != settings {
                 volume.set_settings(settings);

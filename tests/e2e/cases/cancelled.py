@@ -81,8 +81,8 @@ def a_sync_that_fails_after_its_flush_was_cancelled_fails_the_next_one(box):
 
 @test
 def a_cancelled_start_uses_up_no_force(box):
-    daemon, origin = box.daemon(), Disk(box, "origin", 16 * MIB)
-    client = connect(daemon.create("v", box.file("cache", 64 * MIB), origin.name, "--set", "writeback_running=off"))
+    daemon, origin, cache = box.daemon(), Disk(box, "origin", 16 * MIB), Disk(box, "cache", 64 * MIB)
+    client = connect(daemon.create("v", cache.name, origin.name, "--set", "writeback_running=off"))
     client.pwrite(random_bytes("dirty", 4 * MIB), 0)
     client.flush()
     client.shutdown()
@@ -95,16 +95,17 @@ def a_cancelled_start_uses_up_no_force(box):
 
     written_elsewhere(random_bytes("one", MIB))
     daemon.cli("start", "v", expect=4)
-    for rule in "hang read", "hang sync":
-        origin.faults(rule)
+    waits = [(origin, "hang read"), (origin, "hang sync"), (cache, "hang write"), (cache, "hang write after=1")]
+    for device, rule in waits:
+        device.faults(rule)
         ended = daemon.log().count("an abandoned operation")
         command = begin(box, daemon, "start", "--force", "v")
-        wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits for the origin")
+        wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits for the device")
         cancel(command)
         # The operator has second thoughts, and restores a backup.
         backup = random_bytes(rule, MIB)
         written_elsewhere(backup)
-        origin.heal()
+        device.heal()
         wait_for(lambda: daemon.log().count("an abandoned operation") > ended, "it has ended")
         wait_for(lambda: daemon.show("v")["state"] == "stopped", "it is stopped")
         said = daemon.cli("start", "v", expect=4).stderr
@@ -167,6 +168,26 @@ def a_cancelled_delete_leaves_a_volume_or_none(box):
         daemon.restart()
         if "v" in daemon.cli("list", "--names").stdout.split():
             check_equal(daemon.show("v")["state"], "running", "it is served after a restart")
+
+
+@test
+def a_cancelled_delete_of_a_stopped_volume_leaves_it_stopped(box):
+    daemon, origin = box.daemon(), Disk(box, "origin", 16 * MIB)
+    client = connect(daemon.create("v", box.file("cache", 64 * MIB), origin.name, "--set", "writeback_running=off"))
+    client.pwrite(random_bytes("dirty", MIB), 0)
+    client.flush()
+    client.shutdown()
+    daemon.cli("stop", "v")
+    origin.faults("hang read")
+    command = begin(box, daemon, "delete", "v")
+    wait_for(lambda: 'rule="hang read"' in daemon.log(), "it waits for the origin")
+    cancel(command)
+    origin.heal()
+    wait_for(lambda: "an abandoned operation" in daemon.log(), "it has ended")
+    wait_for(lambda: daemon.show("v")["state"] == "stopped", "it is stopped")
+    check(not any(origin.read(0, MIB)), "dirty blocks were written after the command was cancelled")
+    daemon.cli("start", "v")
+    check_equal(daemon.dirty("v"), MIB // 4096, "dirty blocks")
 
 
 main()

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Cancelled, OriginBlock, SectorSize, Sectors};
+use forebay_core::{Cancelled, Identity, OriginBlock, SectorSize, Sectors};
 use forebay_device::{Claiming, Device, Queue};
 use forebay_format::volume::{Left, Samples};
 use forebay_format::{Uuid, VolumeRecord};
@@ -27,6 +27,14 @@ use crate::lane::engine::EngineLane;
 use crate::settings::settings_of;
 use crate::state::ledger::{self, Note};
 use crate::state::volume::Volume;
+
+/// Returns the identity of an origin that was recognised by it, with the parts that are not known now.
+fn completed(now: Option<Identity>, record: &VolumeRecord) -> Option<Identity> {
+    match (now, record.identity.clone()) {
+        (Some(now), Some(before)) => Some(now.completed_by(&before)),
+        (now, before) => now.or(before),
+    }
+}
 
 impl EngineLane {
     /// As [`EngineLane::attach_verified`], without a comparison of all blocks.
@@ -110,10 +118,9 @@ impl EngineLane {
             // against them is overwritten in the volume table.
             self.store.sync_marks().await?;
         }
-        if let Some(note) = note {
-            self.drop_what_is_outlived(&record, &note, force).await?;
+        if let Some(note) = &note {
+            self.drop_what_is_outlived(&record, note, force).await?;
             self.store.sync_marks().await?;
-            self.take_note_back(name).await?;
         }
         // Barrier for invariant 12: another volume that was here before knows from now on that it is not the
         // last one. What it may not serve any more of this one's is dropped durably above.
@@ -130,14 +137,13 @@ impl EngineLane {
         // An origin recognised by content may be on another device now, so take its new identity;
         // one recognised by identity keeps it.
         let anew = record.fingerprint.is_some() || !check.verdict.is_same();
-        let identity = match (identity, record.identity) {
-            (Some(now), Some(before)) if !anew => Some(now.completed_by(&before)),
-            (None, before) if !anew => before,
-            (now, _) => now,
-        };
+        let identity = if anew { identity } else { completed(identity, &record) };
         // Barrier for invariant 12: the origin may have been exchanged since the operator gave up waiting, and then no
         // force may have been used up for it.
         goes_on()?;
+        if note.is_some() {
+            self.take_note_back(name).await?;
+        }
         // From now on the cache writes to the origin. Barrier for invariant 12: the samples are
         // durable before the first write to the origin, which removes those that it touches.
         self.store
@@ -158,9 +164,24 @@ impl EngineLane {
                 Ok(())
             })
             .await?;
+        if let Err(cancelled) = goes_on() {
+            self.put_back(record).await?;
+            return Err(cancelled.into());
+        }
         let volume = self.bring_up(name, origin, sectors, settled)?;
         volume.checked.get_or_init(|| check);
         Ok(volume)
+    }
+
+    /// Stores a volume's record as it was before a start that was given up meanwhile: the next one decides anew.
+    async fn put_back(&self, record: VolumeRecord) -> Result<(), EngineError> {
+        let restore = |volumes: &mut Vec<VolumeRecord>, _: &mut _| {
+            for volume in volumes.iter_mut().filter(|volume| volume.id == record.id) {
+                volume.clone_from(&record);
+            }
+            Ok(())
+        };
+        Ok(self.store.change_volumes(restore).await?)
     }
 
     /// Returns the record of a volume that is not started.

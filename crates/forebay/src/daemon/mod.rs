@@ -274,6 +274,7 @@ fn reload_program(volumes: Running) {
     let reload = move || {
         // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
         let volumes = volumes.wait();
+        volumes.wait_until_ready();
         let program = hand_over::own_program().map_err(|error| {
             ApiError::failed(format!("cannot tell which program this is: {error}"))
         });

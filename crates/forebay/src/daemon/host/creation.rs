@@ -14,7 +14,7 @@ use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
-use super::overwriting::Seen;
+use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, claim, claim_for, faults, settings};
 use crate::daemon::host_api::{Definition, Existing, StartError};
@@ -44,16 +44,6 @@ impl Drop for Made {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-/// What is known of a new volume and its cache device before the device is claimed.
-struct New<'a> {
-    volume: &'a Definition,
-    existing: Existing,
-    /// What the device held when the command was given.
-    seen: Option<&'a Seen>,
-    /// The volumes of this daemon.
-    volumes: &'a [Definition],
 }
 
 impl EngineHost {
@@ -124,11 +114,9 @@ impl EngineHost {
         };
         let place = self.caches.place(&cache_spec, &volume.name)?;
         let created = self.using(&place, || {
-            let new = New { volume, existing, seen: seen.as_ref(), volumes };
-            // Barrier for invariant 32: what was reported as failed formats nothing later.
-            work.goes_on().map_err(|_| faults::cancelled())?;
+            let new = New { volume, existing, seen: seen.as_ref(), volumes, work };
             let open = self.open_new(&new, &cache_spec, &origin, &place)?;
-            work.goes_on().map_err(|_| faults::cancelled())?;
+            work.goes_on().map_err(|_| faults::given_up())?;
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             self.create_in(volume, origin, &place, &open)
         });
@@ -334,9 +322,9 @@ impl EngineHost {
 
     /// Checks the cache that the volume joins, or formats the device.
     fn prepare(&self, new: &New<'_>, device: &Arc<dyn Device>) -> Result<(), ApiError> {
-        let &New { volume, existing, seen, volumes } = new;
+        let &New { volume, existing, volumes, .. } = new;
         if existing != Existing::Join {
-            return self.overwrite(volume, device, existing, seen, volumes);
+            return self.overwrite(new, device);
         }
         let own = device.clone();
         let content = self

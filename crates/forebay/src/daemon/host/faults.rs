@@ -13,12 +13,17 @@ pub(super) fn engine(error: EngineError) -> ApiError {
         EngineErrorKind::Refused => ErrorKind::Refused,
         EngineErrorKind::DataAtRisk => ErrorKind::DataAtRisk,
         EngineErrorKind::Failed => ErrorKind::Failed,
-        EngineErrorKind::Cancelled => return cancelled(),
+        EngineErrorKind::Cancelled => return given_up(),
     };
     ApiError::new(kind, error.message)
 }
 
-/// Returns the error of work that was cancelled, and has changed nothing that clients see.
+/// Returns the error of work that was cancelled, or given up because a device did not answer.
+pub(super) fn given_up() -> ApiError {
+    ApiError::new(ErrorKind::Cancelled, "cancelled")
+}
+
+/// Returns the error of work on a served volume that was cancelled, and has changed nothing that clients see.
 pub(super) fn cancelled() -> ApiError {
     ApiError::new(ErrorKind::Cancelled, "cancelled; the volume is served as before")
 }

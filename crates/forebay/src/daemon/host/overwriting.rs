@@ -37,6 +37,17 @@ const EXPLAIN_WITHIN: Duration = Duration::from_secs(2);
 const PARTITION_STEPS: u32 = 20;
 const PARTITION_STEP: Duration = Duration::from_millis(100);
 
+/// What is known of a new volume and its cache device before the device is claimed.
+pub(super) struct New<'a> {
+    pub(super) volume: &'a Definition,
+    pub(super) existing: Existing,
+    /// What the device held when the command was given.
+    pub(super) seen: Option<&'a Seen>,
+    /// The volumes of this daemon.
+    pub(super) volumes: &'a [Definition],
+    pub(super) work: &'a Work,
+}
+
 /// What a device was seen to hold.
 pub(super) struct Seen {
     name: String,
@@ -253,15 +264,15 @@ impl EngineHost {
     /// Formats a claimed device as a cache, if [`may_format`] agrees.
     pub(super) fn overwrite(
         &self,
-        volume: &Definition,
+        new: &New<'_>,
         device: &Arc<dyn Device>,
-        existing: Existing,
-        earlier: Option<&Seen>,
-        volumes: &[Definition],
     ) -> Result<(), ApiError> {
+        let &New { volume, existing, seen: earlier, volumes, work } = new;
         let seen = self.see(device)?;
         may_format(&seen, earlier, existing, volumes, |uuid| self.caches.known.is_deleted(uuid))?;
         self.fits(volume, device)?;
+        // Barrier for invariant 32: what was reported as failed formats nothing later.
+        work.goes_on().map_err(|_| faults::given_up())?;
         // A mark between the samples is on a device that looks blank otherwise.
         if !(seen.content.blank && seen.content.marks.is_empty()) {
             self.wipe(device)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, EventKind, StartRequest, VolumeName, VolumeState};
+use forebay_admin::{ApiError, ErrorKind, EventKind, StartRequest, VolumeName, VolumeState};
 use forebay_core::Caching;
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::displaced::BeforeStop;
@@ -246,10 +246,23 @@ impl EngineHost {
         let drains = before.keeps_dirty() && !wanted.keeps_dirty();
         let mut set = {
             let _wait = self.served.wait_for(name, &volume.cache);
-            self.apply(&running.place, name, wanted.clone())
+            let (number, own, work) = (running.place.number, name.to_string(), work.clone());
+            let wanted = wanted.clone();
+            let set = self.lanes.run(0, move |state| async move {
+                let goes_on = || work.goes_on();
+                let set = state.engine(number)?.set_unless(&own, wanted, goes_on).await;
+                set.map_err(faults::engine)
+            });
+            set.and_then(|set| set)
         };
-        // The operator was told that the old settings stay in force.
-        set = set.and_then(|()| work.goes_on().map_err(|_| faults::cancelled()));
+        // Nothing is in force that has to be taken back, and a later command may have changed it again.
+        if set.as_ref().is_err_and(|error| error.kind == ErrorKind::Cancelled) {
+            if let Some(Err(error)) = ram.map(|ram| ram.change(&before)) {
+                tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
+            }
+            self.defer_again(name, &before);
+            return set;
+        }
         if set.is_ok() && drains {
             set = self.drain_now(name, work);
         }
@@ -338,36 +351,15 @@ impl EngineHost {
     ) -> Result<Remains, ApiError> {
         let name = &volume.name;
         let was_served = self.served.get(name).is_ok();
-        if !was_served {
-            if spec("cache", &volume.cache)?.is_volatile() {
-                return Ok(Remains::None);
-            }
-            self.served.begin(volume)?;
-            if discard_dirty {
-                let _wait = self.served.wait_for(name, &volume.cache);
-                let forgotten = self.forget_stopped(volume);
-                self.served.remove(name);
-                return Ok(forgotten.unwrap_or_else(|error| {
-                    tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {error}");
-                    Remains::OnCacheDevice
-                }));
-            }
-            match self.bring_up(volume, &How::default()) {
-                Ok(()) => {}
-                Err(error) => {
-                    self.served.remove(name);
-                    return match error {
-                        // An earlier delete got this far.
-                        StartError::Unknown(_) => Ok(Remains::None),
-                        error => Err(ways_out(volume, error.into())),
-                    };
-                }
-            }
+        if !was_served
+            && let Some(remains) = self.bring_up_to_delete(volume, discard_dirty, work)?
+        {
+            return Ok(remains);
         }
         let before = self.served.get(name)?.volume.settings();
         if !discard_dirty && let Err(error) = self.drain_for_good(name, &before, work) {
             if !was_served {
-                self.stop_quietly(name);
+                self.stop_unwanted(name);
             }
             return Err(ways_out(volume, error));
         }
@@ -395,10 +387,16 @@ impl EngineHost {
             }
             Err(error) => error,
         };
-        let nothing_to_keep = running.store().health.failed() && running.volume.dirty_blocks() == 0;
+        let nothing_to_keep = running.store().health.failed()
+            && running.volume.dirty_blocks() == 0
+            && left.kind != ErrorKind::Cancelled;
         if !discard_dirty && !nothing_to_keep {
             self.defer_again(name, &before);
             self.served.phase(name, VolumeState::Running);
+            if !was_served {
+                drop(running);
+                self.stop_unwanted(name);
+            }
             return Err(ways_out(volume, left));
         }
         // The cache device cannot be told; its data is discarded when it is next opened.
@@ -407,6 +405,42 @@ impl EngineHost {
             tracing::warn!(volume = %name, "it did not stop cleanly: {error}");
         }
         Ok(Remains::OnCacheDevice)
+    }
+
+    /// Starts a volume that is to be deleted, so that its dirty blocks can be written back. Returns what is left of it if it
+    /// is deleted thereby.
+    fn bring_up_to_delete(
+        self: &Arc<Self>,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Option<Remains>, ApiError> {
+        let name = &volume.name;
+        if spec("cache", &volume.cache)?.is_volatile() {
+            return Ok(Some(Remains::None));
+        }
+        self.served.begin(volume)?;
+        if discard_dirty {
+            let _wait = self.served.wait_for(name, &volume.cache);
+            let forgotten = self.forget_stopped(volume);
+            self.served.remove(name);
+            let remains = forgotten.unwrap_or_else(|error| {
+                tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {error}");
+                Remains::OnCacheDevice
+            });
+            return Ok(Some(remains));
+        }
+        match self.bring_up(volume, &How { work: work.clone(), ..How::default() }) {
+            Ok(()) => Ok(None),
+            Err(error) => {
+                self.served.remove(name);
+                match error {
+                    // An earlier delete got this far.
+                    StartError::Unknown(_) => Ok(Some(Remains::None)),
+                    error => Err(ways_out(volume, error.into())),
+                }
+            }
+        }
     }
 
     /// Removes a stopped volume and all of its blocks from its cache, unless the cache is gone.

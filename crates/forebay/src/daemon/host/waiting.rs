@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, Unit};
+use forebay_admin::{ApiError, ErrorKind, Unit};
 use forebay_core::Cancelled;
 
 use super::attended::GIVING_UP;
@@ -54,7 +54,7 @@ impl Lanes {
     /// has begun. If it waits for a device when it is cancelled, it is left to end by itself.
     ///
     /// # Errors
-    /// The job's own, or [`forebay_admin::ErrorKind::Cancelled`].
+    /// The job's own, or [`ErrorKind::Cancelled`].
     pub(super) fn watch<F>(
         &self,
         work: &Work,
@@ -76,11 +76,15 @@ impl Lanes {
                 work.report(bytes(total - left), bytes(total), Unit::Bytes);
             }
             match result {
+                Ok(Err(error)) if error.kind == ErrorKind::Cancelled => {
+                    return Err(faults::cancelled());
+                }
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => return Err(unfinished()),
                 Err(RecvTimeoutError::Timeout) if work.is_cancelled() => {
                     left.0.cancelled.store(true, Ordering::Relaxed);
-                    if cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP {
+                    // Sooner than the operation that waits for the caller, which may have something to take back.
+                    if cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP / 2 {
                         return Err(faults::cancelled());
                     }
                 }

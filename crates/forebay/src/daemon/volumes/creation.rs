@@ -64,7 +64,7 @@ impl Volumes {
             return Err(error);
         }
         if let Err(error) = self.publish(&volume) {
-            self.delete_unfinished(&volume, uuid, work);
+            self.delete_unfinished(&volume, uuid);
             return Err(error);
         }
         let sharing = self.sharing(&volume);
@@ -81,16 +81,16 @@ impl Volumes {
         kept.inspect_err(|_| {
             // A volume that would not come back after a restart must not be served.
             let _ = self.withdraw(&name, &ExportSet::NONE, true);
-            if let Err(error) = self.host.delete(&volume, true, work) {
+            if let Err(error) = self.host.delete(&volume, true, &Arc::default()) {
                 tracing::error!(volume = %name, "cannot delete the volume that could not be stored: {error}");
             }
         })
     }
 
     /// Deletes a new volume that could not be exported.
-    fn delete_unfinished(&self, volume: &Definition, uuid: Uuid, work: &Arc<Work>) {
+    fn delete_unfinished(&self, volume: &Definition, uuid: Uuid) {
         let _ = self.withdraw(&volume.name, &ExportSet::NONE, true);
-        match self.host.delete(volume, true, work) {
+        match self.host.delete(volume, true, &Arc::default()) {
             Ok(_) => self.forget_deleted(uuid),
             Err(error) => {
                 tracing::error!(volume = %volume.name, "cannot delete the volume that could not be exported: {error}");
@@ -157,7 +157,7 @@ impl Volumes {
         let entry = self.remembered(volume);
         let volume = entry.volume.clone();
         let stored = self.state.put(entry).inspect_err(|_| {
-            if let Err(error) = self.host.stop(&volume, true, work) {
+            if let Err(error) = self.host.stop(&volume, true, &Arc::default()) {
                 tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
             }
         });

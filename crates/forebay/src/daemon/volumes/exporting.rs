@@ -189,7 +189,7 @@ impl Volumes {
         let exported = applied.clone().and_then(|()| self.publish(volume));
         if exported.is_err() {
             if applied.is_ok()
-                && let Err(error) = self.host.set(before, work)
+                && let Err(error) = self.host.set(before, &Arc::default())
             {
                 tracing::error!(volume = %volume.name, "cannot restore its settings: {error}");
             }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeReport, VolumeState};
 
@@ -27,6 +28,13 @@ impl Volumes {
     /// Notes that all volumes have been started again that are to be.
     pub(crate) fn note_ready(&self) {
         self.programs.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until the volumes have been started, or the daemon is to end.
+    pub(crate) fn wait_until_ready(&self) {
+        while !self.programs.ready.load(Ordering::Relaxed) && !self.programs.end.is_asked() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Asks for a hand-over to a program. Writes down first what is in RAM alone, which may take long.
@@ -139,8 +147,9 @@ mod tests {
         volumes.note_ready();
         let program = dir.path().join("program");
         // By another process: a file that this one has open for writing, or a child of it, cannot be executed.
-        let write = r"printf '#!/bin/sh\necho 1\n' >$0 && chmod 700 $0";
-        let written = Command::new("sh").args(["-c", write]).arg(&program).status();
+        let write = r"printf '#!/bin/sh\necho %d\n' $1 >$0 && chmod 700 $0";
+        let version = hand_over::VERSION.to_string();
+        let written = Command::new("sh").args(["-c", write]).arg(&program).arg(version).status();
         assert!(written.expect("there is a shell").success());
         (volumes, program)
     }
