@@ -76,6 +76,8 @@ def swap_and_partitions_count_and_other_parts_of_the_file_do_not(box):
     box.run("sh", "-c", f"printf 'label: gpt\nstart=2048,size=65536\nstart=69632\n' | sfdisk -q {parts}")
     whole = attach(box, parts)
     box.run("partx", "-a", whole, expect=None)
+    # They outlive the loop device, and would be those of the next file that gets its number.
+    box.at_end(box.run, "partx", "-d", whole)
     first = f"{whole}p1"
     if not os.path.exists(first):
         skip("no partitions of loop devices here")
