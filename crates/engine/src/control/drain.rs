@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use forebay_core::why::WakeReason;
-use forebay_core::{Cancelled, IoError};
+use forebay_core::{Cancelled, IoError, Mode};
 use forebay_lane::either;
 
 use crate::error::{EngineError, EngineErrorKind, WritebackError};
@@ -137,8 +137,8 @@ impl EngineLane {
         }
     }
 
-    /// Waits until no block is dirty, or `enough` sweeps have been made and a further one has left as
-    /// many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
+    /// Waits until no block is dirty, or, in a mode whose writes make blocks dirty, `enough` sweeps have been made and a further
+    /// one has left as many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
     /// before makes dirty, while a sweep passes it stays dirty; and some of these are unlucky twice.
     async fn until_clean(
         &self,
@@ -164,7 +164,9 @@ impl EngineLane {
             // Until a volume has left the order for good, its clients write to the log alone.
             let leaves = volume.is_ordered() && !volume.settings().wants_order();
             let stuck = volume.has_bad() || volume.has_refused();
-            if !leaves && (left == 0 || (swept && !stuck)) {
+            // Writes of these modes leave nothing dirty, and whoever chose one is told that the origin has everything.
+            let all = matches!(volume.mode(), Mode::Writearound | Mode::Passthrough);
+            if !leaves && (left == 0 || (swept && !stuck && !all)) {
                 return Ok(());
             }
             let bad = volume.bad_count();
