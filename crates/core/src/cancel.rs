@@ -1,8 +1,8 @@
-//! How long work ends early: it asks between two steps, and is never dropped while others may wait for what it has
-//! begun.
+//! Cancellation of long work. The work checks between two steps whether it was cancelled and returns; its future is never
+//! dropped, because other requests may wait for a commit or a sync that it has started.
 
-/// The operation that work is done for was cancelled. Work calls its `progress` between two steps, and ends when that
-/// returns this error; what it has done until then stays done.
+/// The command was cancelled. Long work calls its `progress` between two steps and returns when `progress` returns this
+/// error. Steps that were completed before stay in effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cancelled")]
 pub struct Cancelled;

@@ -1,7 +1,7 @@
 //! Forebay's vocabulary as types. No I/O, no clocks of its own, no unsafe code.
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
-//! - [`cancel`]: how long work ends early
+//! - [`cancel`]: the error with which long work ends when its command is cancelled
 //! - [`evidence`]: what a device's system says about writes to it
 //! - [`identity`]: identifies a device by everything except its content
 //! - [`mask`]: which sectors of a block are valid

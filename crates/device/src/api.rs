@@ -285,7 +285,7 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Returns whether [`Device::write_evidence`] may wait for a file server, so that a lane must not call it.
+    /// Returns whether [`Device::write_evidence`] may block on a file server. If so, it must not be called on a lane.
     fn evidence_may_wait(&self) -> bool {
         false
     }

@@ -178,7 +178,7 @@ impl SimDisk {
         look(&mut self.state.lock().image)
     }
 
-    /// Returns how often the content was changed.
+    /// Returns the number of changes to the content so far.
     pub(crate) fn changes(&self) -> u64 {
         self.state.lock().changes
     }

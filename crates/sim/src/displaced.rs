@@ -191,7 +191,7 @@ impl World<'_> {
     /// everything all the same; a stop has to be refused. Then all get their paths back. `false`: the world stopped.
     pub(crate) fn judge_displaced(&mut self, drains: bool) -> Result<bool, Violation> {
         let features = self.profile.features;
-        // What the cache device cannot read any more has no way to the origin.
+        // A dirty block that the cache device can no longer read cannot reach the origin.
         if !features.has(Feature::Displaced) || features.has(Feature::Rot) {
             return Ok(true);
         }

@@ -146,7 +146,8 @@ impl World<'_> {
             let settled = sectors.into_iter().filter(|sector| image.is_settled(*sector));
             let settled: Vec<u64> = settled.collect();
             let write = |sector: u64| {
-                // A stamp of another world: found later, it counts as bytes that nobody wrote.
+                // The oracle does not know this stamp: a read that returns it is reported as data that was never
+                // written.
                 let mut foreign = vec![0; SECTOR];
                 stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
                 let before = image.visible(sector).to_vec();

@@ -84,7 +84,7 @@ impl World<'_> {
     /// the origin takes writes again, it has to succeed. `false`: the world stopped.
     pub(crate) fn judge_protected(&mut self) -> Result<bool, Violation> {
         let has = |feature| self.profile.features.has(feature);
-        // What the cache device cannot read any more has no way to the origin, and a server that was started anew
+        // A dirty block that the cache device can no longer read cannot reach the origin, and a server that was started anew
         // fails a sync.
         let judges = has(Feature::Protected) && !has(Feature::Rot) && !has(Feature::Remote);
         let running = self.running();

@@ -128,7 +128,7 @@ impl World<'_> {
         if instance.is_ordered(volume) {
             return Ok(true);
         }
-        // What the cache device cannot read any more has no way to the origin either.
+        // A dirty block that the cache device can no longer read cannot reach the origin either.
         let rots = self.profile.features.has(Feature::Rot);
         let unreadable = if rots { unreadable } else { Vec::new() };
         let blocks = self.blocks_in(volume, &refused) + self.blocks_in(volume, &unreadable);

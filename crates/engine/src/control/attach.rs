@@ -138,8 +138,8 @@ impl EngineLane {
         // one recognised by identity keeps it.
         let anew = record.fingerprint.is_some() || !check.verdict.is_same();
         let identity = if anew { identity } else { completed(identity, &record) };
-        // Barrier for invariant 12: the origin may have been exchanged since the operator gave up waiting, and then no
-        // force may have been used up for it.
+        // Barrier for invariant 12: if the command was given up, the origin may have been exchanged since, and the
+        // consent of `force` does not cover the new one.
         goes_on()?;
         if note.is_some() {
             self.take_note_back(name).await?;
@@ -173,7 +173,7 @@ impl EngineLane {
         Ok(volume)
     }
 
-    /// Stores a volume's record as it was before a start that was given up meanwhile: the next one decides anew.
+    /// Restores a volume's record after a start that was given up, so that the next start checks the origin again.
     async fn put_back(&self, record: VolumeRecord) -> Result<(), EngineError> {
         let restore = |volumes: &mut Vec<VolumeRecord>, _: &mut _| {
             for volume in volumes.iter_mut().filter(|volume| volume.id == record.id) {

@@ -116,6 +116,7 @@ impl EngineLane {
                 }
                 None => Err(IoError::Io),
             };
+            // Any other failure leaves marks to the next commit: after a crash the blocks count as dirty, which is safe.
             if settled.is_err() && self.cache.store.health.failed() {
                 self.retire(volume).await?;
             }
@@ -164,7 +165,7 @@ impl EngineLane {
             // Until a volume has left the order for good, its clients write to the log alone.
             let leaves = volume.is_ordered() && !volume.settings().wants_order();
             let stuck = volume.has_bad() || volume.has_refused();
-            // Writes of these modes leave nothing dirty, and whoever chose one is told that the origin has everything.
+            // Writes in these modes leave no block dirty, and the command reports that the origin has all data.
             let all = matches!(volume.mode(), Mode::Writearound | Mode::Passthrough);
             if !leaves && (left == 0 || (swept && !stuck && !all)) {
                 return Ok(());

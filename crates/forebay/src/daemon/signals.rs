@@ -122,7 +122,7 @@ pub(crate) fn block() -> Result<(), ApiError> {
 
 /// Undoes [`block`] in a process that a daemon has started, where nothing reads signals.
 pub(crate) fn unblock() {
-    // An error leaves a process that only SIGKILL ends early.
+    // If this fails, the process still works, but only SIGKILL can stop it early.
     let _ = READ.into_iter().collect::<SigSet>().thread_unblock();
 }
 
@@ -151,12 +151,14 @@ pub(crate) fn listen(
 ) -> Result<Reading, ApiError> {
     let io_failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
     for signal in READ {
-        // A signal that the parent ignores would be discarded, blocked or not. The handler never runs.
+        // The kernel discards ignored signals even while they are blocked, and a parent may have ignored this one. The
+        // handler replaces that disposition and never runs.
         signal_hook::flag::register(signal as i32, Arc::default()).map_err(io_failed)?;
     }
     let (too_large, handler) = UnixStream::pair().map_err(io_failed)?;
     too_large.set_nonblocking(true).map_err(io_failed)?;
-    // To the thread that writes, so it cannot be read.
+    // The kernel sends SIGXFSZ to the thread that wrote, so the signal descriptor of another thread never sees it. It
+    // needs a handler.
     signal_hook::low_level::pipe::register(SIGXFSZ, handler).map_err(io_failed)?;
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let signals = SignalFd::with_flags(&READ.into_iter().collect(), flags).map_err(failed)?;
@@ -194,7 +196,8 @@ fn next(
         if too_large.read(&mut [0; 64]).is_ok() {
             tracing::error!("SIGXFSZ: a write failed, because {}", limit_of_files());
         }
-        // Held until the request is made: whoever ends the reading looks at the requests afterwards.
+        // The lock is held until the request is recorded: `Reading::end` is followed by a check for requests, which must
+        // see every signal that was read.
         let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
             return None;

@@ -110,7 +110,7 @@ impl EngineHost {
                 && wait.seconds >= patience.as_secs()
             {
                 *stage = Stage::Left;
-                // Before the operator is told: the job has no effect any more that it has not begun.
+                // Before the command reports the failure: from here on the job starts no further effect.
                 work.cancel();
                 let message = format!("{wait}; 'forebay show {name}' shows whether it still waits");
                 return Err(ApiError::failed(message).into());

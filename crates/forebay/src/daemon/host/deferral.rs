@@ -70,7 +70,8 @@ impl EngineHost {
         let written = self.lanes.watch(work, 1, move |state, left| async move {
             let volume = state.engines().iter().find_map(|engine| engine.open(own.as_str()));
             let volume = volume.ok_or_else(|| gone(&own))?;
-            // Whether it was cancelled is asked above: what has begun has to end before the next write-down begins.
+            // A write-down is not interrupted: it must end before the next one of the same data begins. Cancellation
+            // is checked by the callers.
             let _ = left.set(tier.deferred_bytes());
             let written = write_down::all(&tier, &volume).await;
             let _ = left.set(tier.deferred_bytes());

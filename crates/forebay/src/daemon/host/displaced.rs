@@ -84,7 +84,7 @@ impl Running {
     /// Looks, and may hang.
     ///
     /// # Errors
-    /// [`ErrorKind::DataAtRisk`] with what happened meanwhile.
+    /// [`ErrorKind::DataAtRisk`]: a path has come to lead elsewhere since the stop began; the message names the device.
     pub(super) fn check_left(&self) -> Result<(), ApiError> {
         let (volume, dirty) = (&self.volume, self.volume.dirty_blocks());
         let (origin, cache) = (self.look(Role::Origin), self.look(Role::Cache));

@@ -129,7 +129,7 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         let opened = {
             let mut cache = place.lock();
-            // Left open by a stop, because something waited for the origin then.
+            // A stop left this cache open because a request still waited for the origin.
             if let Some(left) = cache.take() {
                 self.close(place, &left, CLOSE_PATIENCE)?;
             }

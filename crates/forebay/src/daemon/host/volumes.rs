@@ -62,8 +62,8 @@ impl EngineHost {
         )
     }
 
-    /// Stops a volume whose start was abandoned. The next start asks what this one would have asked: nothing is known
-    /// of what happened to the origin after the operator gave up.
+    /// Stops a volume whose start was abandoned, without storing a fingerprint: the origin may have been restored or
+    /// exchanged since, so the next start must check it again.
     pub(super) fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
         if let Ok(running) = self.served.get(name) {
             running.volume.leave_no_print();
@@ -255,7 +255,7 @@ impl EngineHost {
             });
             set.and_then(|set| set)
         };
-        // Nothing is in force that has to be taken back, and a later command may have changed it again.
+        // The engine has restored the settings already. Restoring them here again could undo a later command.
         if set.as_ref().is_err_and(|error| error.kind == ErrorKind::Cancelled) {
             if let Some(Err(error)) = ram.map(|ram| ram.change(&before)) {
                 tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
@@ -370,7 +370,7 @@ impl EngineHost {
         let (number, own, own_work) = (place.number, name.to_string(), work.clone());
         let deleted = self.lanes.run(0, move |state| async move {
             let engine = state.engine(number)?;
-            // With --discard-dirty the state knows it no longer.
+            // With --discard-dirty the volume has already been removed from the state, so the deletion is completed.
             let goes_on = |_| if discard_dirty { Ok(()) } else { own_work.goes_on() };
             engine.delete(&own, discard_dirty, goes_on).await.map_err(faults::engine)
         });

@@ -34,7 +34,7 @@ impl Left {
     /// Reports the number.
     ///
     /// # Errors
-    /// The work is to end here.
+    /// The work was cancelled; the job returns.
     pub(super) fn set(&self, blocks: u64) -> Result<(), Cancelled> {
         self.0.left.store(blocks.saturating_add(1), Ordering::Relaxed);
         match self.0.cancelled.load(Ordering::Relaxed) {
@@ -49,9 +49,9 @@ impl Left {
 }
 
 impl Lanes {
-    /// Runs `job` on the first lane, and waits for its end. The job reports how many blocks of `block_bytes` are left,
-    /// and learns then that the work was cancelled. It is never dropped: others may wait for a commit or a sync that it
-    /// has begun. If it waits for a device when it is cancelled, it is left to end by itself.
+    /// Runs `job` on the first lane and waits for it. Each time the job reports how many blocks of `block_bytes` are left,
+    /// it learns whether the work was cancelled. The job is never dropped, because other requests may wait for a commit or
+    /// a sync that it has started. If a cancelled job waits for a device, this returns and the job completes by itself.
     ///
     /// # Errors
     /// The job's own, or [`ErrorKind::Cancelled`].
@@ -83,7 +83,7 @@ impl Lanes {
                 Err(RecvTimeoutError::Disconnected) => return Err(unfinished()),
                 Err(RecvTimeoutError::Timeout) if work.is_cancelled() => {
                     left.0.cancelled.store(true, Ordering::Relaxed);
-                    // Sooner than the operation that waits for the caller, which may have something to take back.
+                    // This gives up before the operation does, so that the caller can still undo its changes.
                     if cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP / 2 {
                         return Err(faults::cancelled());
                     }
