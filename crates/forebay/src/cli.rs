@@ -168,8 +168,7 @@ pub(crate) enum Verb {
 /// Arguments of `daemon`.
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArgs {
-    /// Directory of the daemon's state [default: /var/lib/forebay for root,
-    /// $XDG_STATE_HOME/forebay otherwise]
+    /// Directory of the daemon's state [default: /var/lib/forebay for root, $XDG_STATE_HOME/forebay otherwise]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
 
@@ -201,15 +200,18 @@ pub(crate) struct DaemonArgs {
     pub(crate) device_wait: Option<std::time::Duration>,
     /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
     /// keeps the options that it was started with
-    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw"])]
+    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw", "check"])]
     pub(crate) take_over: bool,
+
+    /// Check whether a daemon can start with these options and the state, which another may be using; changes nothing
+    #[arg(long)]
+    pub(crate) check: bool,
 
     /// Serve a device without a cache, as a baseline for benchmarks; repeatable
     #[arg(long, value_name = "NAME=DEVICE", hide = true)]
     pub(crate) export_raw: Vec<RawExport>,
 
-    /// Log level (error, warn, info, debug, trace) or a filter like
-    /// info,forebay_engine=debug
+    /// Log level (error, warn, info, debug, trace) or a filter like info,forebay_engine=debug
     #[arg(
         long,
         value_name = "FILTER",

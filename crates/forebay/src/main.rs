@@ -41,7 +41,7 @@ mod verbs;
 fn main() {
     let code = match cli::parse() {
         Ok(cli) => exit::code(verbs::run(cli)),
-        Err(code) => code,
+        Err(code) => daemon::hand_over::exit_code(code),
     };
     forebay_rbd::exit(code);
 }

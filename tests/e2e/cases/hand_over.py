@@ -35,11 +35,17 @@ def state(daemon):
     return request(daemon, "GET", "/v1/daemon")[1]
 
 
-def is_ready(daemon):
+def hand_overs(daemon):
+    """How many programs there were before the present one; `None` as long as that does not serve everything."""
     try:
-        return state(daemon)["ready"]
+        now = state(daemon)
     except (OSError, http.client.HTTPException):
-        return False
+        return None
+    return now["hand_overs"] if now["ready"] else None
+
+
+def is_ready(daemon):
+    return hand_overs(daemon) is not None
 
 
 def request(daemon, method, path, body=None):
@@ -193,6 +199,57 @@ def a_program_that_cannot_take_over_is_refused_and_nothing_changes(box):
     check_equal(state(daemon)["hand_overs"], 0, "hand-overs")
 
 
+def program(box, name, script):
+    """A program that is a script, with the path of the daemon's program as $FOREBAY."""
+    path = pathlib.Path(box.path(name))
+    path.write_text(f"#!/bin/sh\nFOREBAY={os.environ['FOREBAY']}\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@test
+def the_next_program_checks_options_and_state_before_anything_is_closed(box):
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB))
+    client = connect(uri)
+    state_file = pathlib.Path(daemon.state, "state.json")
+    good = state_file.read_text()
+    newer = json.loads(good) | {"version": 99}
+    # An older program would not know an option, or not read the state.
+    older = program(box, "older", 'case "$*" in *--check*) exec $FOREBAY "$@" --of-tomorrow;; esac; exec $FOREBAY "$@"')
+    status, body = request(daemon, "POST", "/v1/daemon/hand-over", {"program": older})
+    check_equal(status, 409, "the status of a program that does not know an option")
+    check("--of-tomorrow" in body["error"]["message"], f"it said {body}")
+    state_file.write_text(json.dumps(newer))
+    refused = daemon.cli("daemon", "--take-over", expect=3).stderr
+    check("has version 99" in refused, f"it said {refused.strip()}")
+    state_file.write_text(good)
+    silent = program(box, "silent", 'case "$*" in *--check*) sleep 60;; esac; exec $FOREBAY "$@"')
+    status, body = request(daemon, "POST", "/v1/daemon/hand-over", {"program": silent})
+    check("does not answer" in body["error"]["message"], f"it said {body}")
+    client.pwrite(bytes(4096), 0)
+    check_equal(state(daemon)["hand_overs"], 0, "hand-overs")
+    # A program that was executed by another one asks the next as well.
+    take_over(daemon)
+    take_over(daemon)
+    client.pwrite(bytes(4096), 0)
+
+
+@test
+def a_program_that_fails_after_all_ends_with_a_code_that_restarts_the_service(box):
+    unit = pathlib.Path(__file__).resolve().parents[3] / "dist" / "forebay.service"
+    [final] = [line.split("=")[1].split() for line in unit.read_text().splitlines() if "RestartPreventExit" in line]
+    for name, arguments in ("option", '"$@" --of-tomorrow'), ("lanes", '"$@" --nbd-allow ::1'):
+        daemon = box.daemon(name=name)
+        daemon.create("v", box.file(f"{name}.cache", 64 * MIB), box.file(f"{name}.origin", 64 * MIB))
+        script = f'case "$*" in *--check*|hand-over-version) exec $FOREBAY "$@";; esac; exec $FOREBAY {arguments}'
+        request(daemon, "POST", "/v1/daemon/hand-over", {"program": program(box, f"{name}.program", script)})
+        code = daemon.process.wait(PATIENCE)
+        check(code > 0 and str(code) not in final, f"{name}: it ended with {code}: {daemon.last_line()}")
+        daemon.start()
+        connect(daemon.uri("v")).pread(4096, 0)
+
+
 @test
 def sighup_hands_over_to_the_program_at_the_same_path(box):
     daemon = box.daemon()
@@ -200,10 +257,7 @@ def sighup_hands_over_to_the_program_at_the_same_path(box):
     client = connect(uri)
     client.pwrite(b"y" * 4096, 0)
     daemon.process.send_signal(signal.SIGHUP)
-    end = time.monotonic() + PATIENCE
-    while state(daemon)["hand_overs"] != 1 or not state(daemon)["ready"]:
-        check(time.monotonic() < end, "SIGHUP has no effect")
-        time.sleep(0.05)
+    wait_for(lambda: hand_overs(daemon) == 1, "SIGHUP has an effect")
     check_equal(bytes(client.pread(4096, 0)), b"y" * 4096, "what a client reads afterwards")
 
 

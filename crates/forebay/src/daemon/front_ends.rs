@@ -132,6 +132,14 @@ impl FrontEndOptions {
         })
     }
 
+    /// Checks the files that a start reads.
+    ///
+    /// # Errors
+    /// One cannot be used.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        self.tls().map(drop)
+    }
+
     /// Reads the files of TLS.
     fn tls(&self) -> Result<Option<Tls>, ApiError> {
         let (Some(certificate), Some(key)) = (&self.nbd_tls_cert, &self.nbd_tls_key) else {

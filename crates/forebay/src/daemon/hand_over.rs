@@ -6,7 +6,7 @@
 //! a file in memory, whose descriptor is named by [`VARIABLE`].
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -25,8 +25,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
 /// The version of the list, which [`VERB`] prints. A program that reads another one cannot take over. Since version 2
-/// the program is executed with its signals blocked (see [`super::signals::block`]).
-pub(crate) const VERSION: u32 = 2;
+/// the program is executed with its signals blocked (see [`super::signals::block`]); since version 3 it checks options
+/// and state when it is asked (see [`super::checking`]).
+pub(crate) const VERSION: u32 = 3;
 
 /// The environment variable with the number of the descriptor of the list.
 const VARIABLE: &str = "FOREBAY_HAND_OVER";
@@ -156,52 +157,113 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
     Ok(Inherited { hand_overs, socket, memory_limit, log_missing, items })
 }
 
-/// Checks that a program can go on with the descriptors of this one.
+/// Returns the exit code for a command line that cannot be parsed: that of [`failed_start`] if this process was to go on
+/// for another program.
+pub(crate) fn exit_code(code: u8) -> u8 {
+    match code {
+        0 => 0,
+        _ if std::env::var_os(VARIABLE).is_some() => ErrorKind::Failed.exit_code(),
+        _ => code,
+    }
+}
+
+/// Returns the error of a start. After a hand-over it is one with which the service manager starts the daemon again:
+/// the former program could run with these options, and so may the one that is at its path by then.
+pub(crate) fn failed_start(error: ApiError) -> ApiError {
+    match std::env::var_os(VARIABLE) {
+        Some(_) => ApiError { kind: ErrorKind::Failed, ..error },
+        None => error,
+    }
+}
+
+/// Checks that a program can go on with the descriptors of this one, and with its options and state.
 ///
 /// # Errors
 /// It cannot, or it is no program.
 pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     let refused = |reason: String| {
         let message = format!("{} cannot take over: {reason}", program.display());
-        Err(ApiError::new(ErrorKind::Refused, message))
+        ApiError::new(ErrorKind::Refused, message)
     };
     if !program.is_absolute() {
         return Err(ApiError::invalid("program", "it must be an absolute path"));
     }
-    let asked = Command::new(program)
-        .arg(VERB)
+    let version = ask(program, &[VERB.into()]).map_err(refused)?;
+    match version.out.trim().parse::<u32>() {
+        Ok(VERSION) => {}
+        Ok(other) => {
+            return Err(refused(format!(
+                "it reads version {other} of the list of descriptors, this daemon writes {VERSION}; restart the daemon instead"
+            )));
+        }
+        Err(_) => {
+            return Err(refused(
+                "it is not a forebay that can take over from another; restart the daemon instead"
+                    .into(),
+            ));
+        }
+    }
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    arguments.push("--check".into());
+    let checked = ask(program, &arguments).map_err(refused)?;
+    if checked.succeeded {
+        return Ok(());
+    }
+    let sentence = checked.err.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let sentence = sentence.strip_prefix("forebay: ").unwrap_or(sentence);
+    Err(refused(format!(
+        "it would not start with the options and the state of this daemon: {sentence}"
+    )))
+}
+
+/// What a program has said.
+struct Answer {
+    succeeded: bool,
+    out: String,
+    err: String,
+}
+
+/// Runs a program to its end, within [`ANSWERING`].
+///
+/// # Errors
+/// It cannot be executed, or does not end: a sentence.
+fn ask(program: &Path, arguments: &[OsString]) -> Result<Answer, String> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        // This process may have been handed over itself; that program is not.
+        .env_remove(VARIABLE)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = match asked {
-        Ok(child) => child,
-        Err(error) => return refused(error.to_string()),
-    };
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| error.to_string())?;
     let end = Instant::now() + ANSWERING;
-    while matches!(child.try_wait(), Ok(None)) {
-        if Instant::now() >= end {
-            let _ = child.kill();
-            // Nothing is left of it in the table of processes.
-            let _ = child.wait();
-            return refused("it does not answer".into());
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+            // One that says more than a pipe holds waits for ever.
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                // Nothing is left of it in the table of processes.
+                let _ = child.wait();
+                return Err("it does not answer".into());
+            }
         }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let mut answer = String::new();
-    if let Some(out) = child.stdout.take() {
-        let _ = out.take(64).read_to_string(&mut answer);
-    }
-    match answer.trim().parse::<u32>() {
-        Ok(VERSION) => Ok(()),
-        Ok(other) => refused(format!(
-            "it reads version {other} of the list of descriptors, this daemon writes {VERSION}; restart the daemon instead"
-        )),
-        Err(_) => refused(
-            "it is not a forebay that can take over from another; restart the daemon instead"
-                .into(),
-        ),
-    }
+    };
+    Ok(Answer {
+        succeeded: status.success(),
+        out: child.stdout.take().map(said).unwrap_or_default(),
+        err: child.stderr.take().map(said).unwrap_or_default(),
+    })
+}
+
+/// Reads what a pipe holds, as far as that is a sentence.
+fn said(pipe: impl Read) -> String {
+    const SENTENCE: u64 = 4096;
+    let mut said = Vec::new();
+    let _ = pipe.take(SENTENCE).read_to_end(&mut said);
+    String::from_utf8_lossy(&said).into_owned()
 }
 
 /// Returns the path of the program that this process was started with, where a package upgrade puts the next.

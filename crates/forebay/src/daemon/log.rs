@@ -49,14 +49,22 @@ impl Drop for Logging {
     }
 }
 
+/// Reads the option `--log`.
+///
+/// # Errors
+/// It is not a filter.
+pub(crate) fn filter_of(text: &str) -> Result<EnvFilter, ApiError> {
+    EnvFilter::builder().parse(text).map_err(|error| {
+        ApiError::invalid("--log", format!("{error}; write a level like info, or target=level"))
+    })
+}
+
 /// Begins to log to stderr what passes `filter`, a level or a list of targets with levels.
 ///
 /// # Errors
 /// It is no filter, or there is no thread to write the log.
 pub(crate) fn begin(filter: &str) -> Result<Logging, ApiError> {
-    let filter = EnvFilter::builder().parse(filter).map_err(|error| {
-        ApiError::invalid("--log", format!("{error}; write a level like info, or target=level"))
-    })?;
+    let filter = filter_of(filter)?;
     let Log { limit, outlet, ring } = LOG.get_or_init(|| Log {
         limit: Arc::default(),
         outlet: Arc::default(),

@@ -4,6 +4,7 @@
 //! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
 //!   ones
 //! - [`operations`]: long-running operations
+//! - [`checking`]: checks of options and state without a start
 //! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
 //!   beyond a crash
 //! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
@@ -22,6 +23,7 @@
 mod afterlife;
 pub(crate) mod api;
 pub(crate) mod block_lists;
+pub(crate) mod checking;
 pub(crate) mod events;
 pub(crate) mod front_ends;
 pub(crate) mod hand_over;
@@ -102,11 +104,11 @@ pub(crate) struct Options {
     pub(crate) web: Option<SocketAddr>,
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT. `has_started` is set once all that a start may refuse is behind it.
 ///
 /// # Errors
 /// It cannot start, and has changed nothing; or it did not end cleanly.
-pub(crate) fn run(options: Options) -> Result<(), ApiError> {
+pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
     let (running, reading) = listen(&stop)?;
     signals::lift_limit_of_files();
@@ -157,6 +159,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     volumes.watch(&stop)?;
     watchdog::start(&manager, &volumes, &stop, &ending)?;
     manager.status("Recovering");
+    *has_started = true;
     let restored = volumes.restore(&stop, options.device_wait);
     if !stop.is_asked() {
         tracing::info!("ready, {restored}");
