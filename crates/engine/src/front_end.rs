@@ -153,6 +153,9 @@ pub trait LaneFrontEnd {
 pub struct HandedOver {
     /// Says what it is: words with a meaning for the front end alone. Another version may read them.
     pub label: Vec<String>,
+    /// Tells the volume of [`FrontEnd::user_of`] from others of its name. The next program goes on for that volume only.
+    /// The daemon sets it, unless the front end has inherited the part itself.
+    pub identity: Option<String>,
     /// A descriptor that stays open.
     pub descriptor: Option<OwnedFd>,
     /// Bytes that belong to it.

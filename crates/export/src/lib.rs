@@ -20,9 +20,24 @@ pub mod sync;
 pub mod unix_socket;
 pub mod users;
 
-/// Returns a text that tells a served volume from others of its name; `None` if the volume keeps in RAM what
-/// it acknowledges as durable.
-pub type Identify = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+/// Returns what tells a served volume from others of its name; `None` if there is no such volume. Waits for nothing.
+pub type Identify = Box<dyn Fn(&str) -> Option<Identity> + Send + Sync>;
+
+/// What tells a served volume from others of its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Equal for the same volume, as long as the process lives.
+    pub text: String,
+    /// It is equal in the next process too, and the volume does not keep in RAM what it acknowledges as durable.
+    pub lasts: bool,
+}
+
+impl Identity {
+    /// Returns the text if another process can go on for the volume.
+    pub fn lasting(self) -> Option<String> {
+        self.lasts.then_some(self.text)
+    }
+}
 
 pub use board::Board;
 pub use notes::{Note, Notes};

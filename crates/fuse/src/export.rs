@@ -138,10 +138,11 @@ impl Export {
 
     /// Removes an export of the previous program that nobody serves. Its users get errors.
     pub(crate) fn abandon(dir: &Path, volume: &str, left: LeftExport, tools: Tools<'_>) {
-        let LeftExport { mark, link, connections, kept } = left;
-        // From here on the kernel answers the requests that wait, with errors.
+        let LeftExport { mark, link, connections, identity, kept: _ } = left;
+        // From here on the kernel answers the requests that wait, with errors; after a hand-over the service manager may
+        // have the connections as well.
         drop(connections);
-        if let Some(identity) = kept {
+        if let Some(identity) = identity {
             tools.keeping.forget_former(volume, &identity);
         }
         let (_, ended) = channel();

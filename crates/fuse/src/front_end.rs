@@ -268,7 +268,8 @@ impl FrontEnd for FuseFrontEnd {
         }
         // Those that were never served again by this program either.
         for (volume, left) in std::mem::take(&mut state.left) {
-            items.push(inherited::export(&volume, left.mark.number, left.link.as_deref()));
+            let export = inherited::export(&volume, left.mark.number, left.link.as_deref());
+            items.push(HandedOver { identity: left.identity, ..export });
             let connections = left.connections.into_iter();
             items.extend(connections.map(|fd| inherited::connection(&volume, fd)));
         }

@@ -24,7 +24,7 @@ const EXPORT: &str = "export";
 /// Labels a connection.
 pub(crate) fn connection(volume: &str, descriptor: OwnedFd) -> HandedOver {
     let label = vec![CONNECTION.to_owned(), volume.to_owned()];
-    HandedOver { label, descriptor: Some(descriptor), data: Vec::new() }
+    HandedOver { label, descriptor: Some(descriptor), ..HandedOver::default() }
 }
 
 /// Labels an export.
@@ -43,7 +43,7 @@ pub(crate) fn volume_of(item: &HandedOver) -> Option<&str> {
 /// Labels the lock of a directory.
 pub(crate) fn directory(dir: &Path, lock: OwnedFd) -> HandedOver {
     let label = vec![DIRECTORY.to_owned(), dir.to_string_lossy().into_owned()];
-    HandedOver { label, descriptor: Some(lock), data: Vec::new() }
+    HandedOver { label, descriptor: Some(lock), ..HandedOver::default() }
 }
 
 /// A file with its loop device that the previous program has served.
@@ -53,9 +53,10 @@ pub(crate) struct LeftExport {
     pub(crate) link: Option<PathBuf>,
     /// Descriptors of the connection, at least one.
     pub(crate) connections: Vec<OwnedFd>,
-    /// The service manager has kept them for the volume of which this is the identity. `None`: they were handed
-    /// over.
-    pub(crate) kept: Option<String>,
+    /// Tells its volume from others of its name; always there if they were kept.
+    pub(crate) identity: Option<String>,
+    /// The service manager has kept the connections; otherwise they were handed over.
+    pub(crate) kept: bool,
 }
 
 /// Everything that the previous program has left.
@@ -96,7 +97,8 @@ impl Inherited {
                     let link = link.first().map(PathBuf::from);
                     // `None`: detached meanwhile, and another program's.
                     if let Some(mark) = marks.recognise(volume, number) {
-                        let left = LeftExport { mark, link, connections: Vec::new(), kept: None };
+                        let (connections, identity) = (Vec::new(), item.identity);
+                        let left = LeftExport { mark, link, connections, identity, kept: false };
                         inherited.exports.insert((*volume).to_owned(), left);
                     }
                 }
@@ -151,7 +153,7 @@ fn revived(
     let file = dir.join(volume);
     let (mark, _) = stale::attached(dir, marks).into_iter().find(|(_, path)| *path == file)?;
     let link = link::find(volume, &mark.number.path());
-    Some(LeftExport { mark, link, connections, kept: Some(identity) })
+    Some(LeftExport { mark, link, connections, identity: Some(identity), kept: true })
 }
 
 #[cfg(test)]

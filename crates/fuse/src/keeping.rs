@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_device::fuse::resend;
 use forebay_engine::DescriptorStore;
-use forebay_export::Identify;
+use forebay_export::{Identify, Identity};
 
 use crate::inherited::{CONNECTION, LeftExport};
 
@@ -31,7 +31,7 @@ impl Keeping {
     /// Has the connections of a volume kept. Returns whether they are: never those of a volume that keeps in RAM
     /// what it acknowledges as durable.
     pub(crate) fn keep(&self, volume: &str, connections: &[OwnedFd]) -> bool {
-        let (Some(store), Some(identity)) = (&self.store, (self.identify)(volume)) else {
+        let (Some(store), Some(identity)) = (&self.store, self.lasting(volume)) else {
             return false;
         };
         let label = [FUSE, CONNECTION, volume, &identity];
@@ -42,9 +42,14 @@ impl Keeping {
         all
     }
 
+    /// Returns what tells a volume from others of its name for the next daemon.
+    fn lasting(&self, volume: &str) -> Option<String> {
+        (self.identify)(volume).and_then(Identity::lasting)
+    }
+
     /// Has the connections of a volume closed.
     pub(crate) fn forget(&self, volume: &str) {
-        if let Some(identity) = (self.identify)(volume) {
+        if let Some(identity) = self.lasting(volume) {
             self.forget_former(volume, &identity);
         }
     }
@@ -60,19 +65,24 @@ impl Keeping {
     /// volume has that name by now.
     pub(crate) fn revive(&self, volume: &str, left: &LeftExport) -> bool {
         let Some(connection) = left.connections.first() else { return false };
-        let Some(former) = &left.kept else {
+        let own = (self.identify)(volume);
+        let is_own = match left.kept {
+            true => own.and_then(Identity::lasting) == left.identity,
+            false => own.map(|own| own.text) == left.identity,
+        };
+        if !is_own {
+            tracing::error!(
+                volume,
+                "a file of the former daemon is that of another volume of this name: its users get errors"
+            );
+            return false;
+        }
+        if !left.kept {
             // A daemon that hands over leaves requests unanswered only where the kernel can give them again.
             if let Err(error) = resend(connection) {
                 tracing::debug!(volume, %error, "the kernel does not give requests again");
             }
             return true;
-        };
-        if (self.identify)(volume).as_ref() != Some(former) {
-            tracing::error!(
-                volume,
-                "a file of the former daemon is that of another volume of this name"
-            );
-            return false;
         }
         // Before anything is taken from it: that would be executed twice.
         let resent = resend(connection);
@@ -96,7 +106,37 @@ fn parse(release: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_device::loop_device::LoopNumber;
+
     use super::*;
+    use crate::marks::Marks;
+
+    #[test]
+    fn a_file_is_served_again_for_its_own_volume_only() {
+        let notes = tempfile::tempdir().expect("a directory");
+        let marks = Marks::new(&notes.path().join("notes"), &notes.path().join("names"));
+        for (lasts, kept) in [(true, false), (false, false), (false, true)] {
+            let identify = move |volume: &str| {
+                (volume == "v").then(|| Identity { text: "of v".to_owned(), lasts })
+            };
+            let keeping = Keeping::new(None, Box::new(identify));
+            let revives = |volume: &str, identity: Option<&str>| {
+                let left = LeftExport {
+                    mark: marks.recognise("v", LoopNumber(3)).expect("no note says otherwise"),
+                    link: None,
+                    connections: vec![
+                        std::fs::File::open("/dev/null").expect("there is one").into(),
+                    ],
+                    identity: identity.map(str::to_owned),
+                    kept,
+                };
+                keeping.revive(volume, &left)
+            };
+            assert_eq!(revives("v", Some("of v")), !kept, "what was kept outlives the program");
+            assert!(!revives("v", Some("of another")) && !revives("v", None));
+            assert!(!revives("w", Some("of v")));
+        }
+    }
 
     #[test]
     fn versions_of_the_kernel_are_compared_as_numbers() {

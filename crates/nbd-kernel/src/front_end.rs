@@ -8,7 +8,7 @@ use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
 use forebay_export::errors::check_ending;
-use forebay_export::{Identify, Notes, Users};
+use forebay_export::{Identify, Identity, Notes, Users};
 use forebay_lane::Lane;
 use forebay_nbd::Outliving;
 use parking_lot::Mutex;
@@ -112,7 +112,8 @@ impl FrontEnd for NbdKernelFrontEnd {
         }
         self.shared.word.serve();
         // Not under the lock: reports must not wait for it.
-        let device = self.shop().begin(volume, (self.identify)(volume))?;
+        let device =
+            self.shop().begin(volume, (self.identify)(volume).and_then(Identity::lasting))?;
         tracing::info!(volume, device = %device.path().display(), "exported");
         self.shared.devices.lock().insert(volume.to_owned(), Arc::new(device));
         self.watched.call_once(|| watch(&self.shared));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{Exports, FrontEnd, HandedOver, LaneFrontEnd};
+use forebay_export::Identify;
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 
@@ -19,7 +20,6 @@ use crate::outliving::Outliving;
 use crate::server::Server;
 
 /// NBD on any number of addresses.
-#[derive(Debug)]
 pub struct NbdFrontEnd {
     addresses: Vec<ListenAddress>,
     encrypted: bool,
@@ -31,7 +31,8 @@ pub struct NbdFrontEnd {
 
 impl NbdFrontEnd {
     /// Starts to listen, or goes on with what the previous program has handed over. Clients wait until
-    /// a lane serves them; their connections share `memory`. `protection` is that of the TCP addresses.
+    /// a lane serves them; their connections share `memory`. `protection` is that of the TCP addresses. `inherited` is what
+    /// the previous program has handed over, and `identify` tells for which volumes.
     ///
     /// # Errors
     /// One of the addresses cannot be used; nothing has changed then.
@@ -41,6 +42,7 @@ impl NbdFrontEnd {
         limits: Limits,
         memory: Arc<MemoryBudget>,
         inherited: &mut Vec<HandedOver>,
+        identify: Identify,
     ) -> Result<Self, ListenError> {
         let protection = Arc::new(protection);
         let mut listen = |address| match Listener::inherit(address, &protection, inherited) {
@@ -52,7 +54,8 @@ impl NbdFrontEnd {
             warn(address, &protection);
         }
         let connections = ConnectionCount::within(memory);
-        let inherited = Inherited::new(std::mem::take(inherited), connections.outliving());
+        let inherited =
+            Inherited::new(std::mem::take(inherited), connections.outliving(), identify);
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),
             encrypted: protection.tls.is_some(),

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_engine::{BlockService, Exports, HandedOver};
+use forebay_export::Identify;
 use forebay_lane::Lane;
 use parking_lot::Mutex;
 
@@ -39,6 +40,8 @@ const STEP: Duration = Duration::from_millis(2);
 pub(crate) struct LeftClient {
     pub(crate) descriptor: OwnedFd,
     pub(crate) export: String,
+    /// Tells the volume from others of its name; `None`: it is not known to this program, or the export is no volume.
+    pub(crate) identity: Option<String>,
     pub(crate) session: Session,
     /// Bytes that have been received and not been executed: the beginning of a request, if any.
     pub(crate) received: Vec<u8>,
@@ -61,12 +64,12 @@ fn flags(session: &Session) -> [(&'static str, bool); 6] {
 
 /// Labels a client.
 pub(crate) fn client(client: LeftClient) -> HandedOver {
-    let LeftClient { descriptor, export, session, received, present: _ } = client;
+    let LeftClient { descriptor, export, identity, session, received, present: _ } = client;
     let mut label = vec![CLIENT.to_owned(), export, session.size.to_string()];
     let set = flags(&session).into_iter().filter(|(_, set)| *set);
     label.extend(set.map(|(name, _)| name.to_owned()));
     label.extend(session.device.map(|device| format!("{DEVICE}{:016x}", device.mark)));
-    HandedOver { label, descriptor: Some(descriptor), data: received }
+    HandedOver { label, identity, descriptor: Some(descriptor), data: received }
 }
 
 /// Returns the export of a client; `None`: it is something else.
@@ -94,8 +97,8 @@ fn read_client(item: HandedOver) -> Option<LeftClient> {
         }
     }
     let export = export.clone();
-    let descriptor = item.descriptor?;
-    Some(LeftClient { descriptor, export, session, received: item.data, present: None })
+    let HandedOver { descriptor, identity, data: received, .. } = item;
+    Some(LeftClient { descriptor: descriptor?, export, identity, session, received, present: None })
 }
 
 /// Labels the names of what a lane serves.
@@ -105,17 +108,24 @@ pub(crate) fn exports(names: Vec<String>) -> HandedOver {
 }
 
 /// The previous program's clients, until lanes go on with them.
-#[derive(Debug, Default)]
 pub(crate) struct Inherited {
     clients: Mutex<Vec<LeftClient>>,
+    identify: Identify,
     /// The exports that it served.
     exports: Vec<String>,
+}
+
+impl Default for Inherited {
+    fn default() -> Self {
+        let identify = Box::new(|_: &str| None);
+        Inherited { clients: Mutex::default(), identify, exports: Vec::new() }
+    }
 }
 
 impl Inherited {
     /// Takes clients and names out of what was handed over. Clients that are devices are among `outliving`
     /// from now on.
-    pub(crate) fn new(items: Vec<HandedOver>, outliving: &Outliving) -> Self {
+    pub(crate) fn new(items: Vec<HandedOver>, outliving: &Outliving, identify: Identify) -> Self {
         let mut clients = Vec::new();
         let mut exports = Vec::new();
         for item in items {
@@ -139,7 +149,7 @@ impl Inherited {
         }
         exports.sort();
         exports.dedup();
-        Inherited { clients: Mutex::new(clients), exports }
+        Inherited { clients: Mutex::new(clients), identify, exports }
     }
 
     /// Returns those of the previous program's clients that no lane has gone on with, for the next program.
@@ -188,12 +198,25 @@ impl Inherited {
         let mut found = None;
         for (index, client) in clients.iter().enumerate() {
             if let Some(target) = served.open(&client.export) {
-                found = Some((index, target));
+                // After the volume was opened: what is told now is never of an earlier one.
+                let identity = (self.identify)(&client.export).map(|identity| identity.text);
+                // One that ends meanwhile is told apart by nothing.
+                if identity.is_none() && client.identity.is_some() {
+                    continue;
+                }
+                found = Some((index, identity == client.identity, target));
                 break;
             }
         }
-        let (index, target) = found?;
+        let (index, is_own, target) = found?;
         let client = clients.swap_remove(index);
+        if !is_own {
+            tracing::error!(
+                export = client.export,
+                "a client is disconnected: it is that of another volume of this name, which was deleted"
+            );
+            return None;
+        }
         // A volume that has grown meanwhile keeps its size for this client, as it would have.
         if target.size() < client.session.size {
             tracing::error!(
@@ -220,16 +243,49 @@ impl Inherited {
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use forebay_export::Identity;
+
     use super::*;
+    use crate::null::{ExportList, NullTarget};
     use crate::status::Contexts;
+
+    fn left(export: &str, session: Session) -> HandedOver {
+        let descriptor = UnixStream::pair().expect("sockets").0.into();
+        let (export, received) = (export.into(), vec![1, 2]);
+        let (identity, present) = (Some("1 2".to_owned()), None);
+        client(LeftClient { descriptor, export, identity, session, received, present })
+    }
+
+    #[test]
+    fn a_client_goes_on_with_its_own_volume_only() {
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        let target: Rc<dyn BlockService> = Rc::new(NullTarget::new(1 << 20, false));
+        let served = ExportList::new(vec![("v".to_owned(), target)]);
+        // Of the client, of what is served; whether it goes on, and whether it waits.
+        for (of_client, of_served, goes_on, waits) in [
+            (Some("1 2"), Some("1 2"), true, false),
+            (Some("1 2"), Some("3 2"), false, false),
+            (Some("1 2"), None, false, true),
+            (None, Some("1 2"), false, false),
+            // Not a volume.
+            (None, None, true, false),
+        ] {
+            let now = text(of_served);
+            let identify: Identify =
+                Box::new(move |_: &str| now.clone().map(|text| Identity { text, lasts: true }));
+            let item = HandedOver { identity: text(of_client), ..left("v", Session::default()) };
+            let inherited = Inherited::new(vec![item], &Outliving::default(), identify);
+            assert_eq!(
+                inherited.take_one(&served).is_some(),
+                goes_on,
+                "{of_client:?} {of_served:?}"
+            );
+            assert_eq!(inherited.clients.lock().len(), usize::from(waits));
+        }
+    }
 
     #[test]
     fn a_client_reads_back_and_one_that_is_not_understood_is_closed() {
-        let left = |export: &str, session| {
-            let descriptor = UnixStream::pair().expect("sockets").0.into();
-            let (export, received) = (export.into(), vec![1, 2]);
-            client(LeftClient { descriptor, export, session, received, present: None })
-        };
         assert_eq!(export_of(&left("a b", Session::default())), Some("a b"));
         assert_eq!(export_of(&exports(vec!["a b".into()])), None);
         for flags in 0..48u8 {
@@ -244,7 +300,7 @@ mod tests {
             };
             let read = read_client(left("a b", session)).expect("it is one");
             assert_eq!((read.export.as_str(), read.session), ("a b", session));
-            assert_eq!(read.received, [1, 2]);
+            assert_eq!((read.received, read.identity.as_deref()), (vec![1, 2], Some("1 2")));
         }
         let session = Session { size: 512, ..Session::default() };
         let mut unknown = left("v", session);
@@ -257,7 +313,7 @@ mod tests {
         );
         let items = vec![left("v", session), unknown, nameless, device, exports(vec!["v".into()])];
         let outliving = Outliving::default();
-        let inherited = Inherited::new(items, &outliving);
+        let inherited = Inherited::new(items, &outliving, Box::new(|_| None));
         assert_eq!(inherited.clients.lock().len(), 2);
         assert!(outliving.has(5));
         inherited.give_up();

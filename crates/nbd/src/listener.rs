@@ -114,7 +114,7 @@ impl Listener {
             }
         }
         let descriptor = Some(self.fd().as_fd().try_clone_to_owned()?);
-        Ok(HandedOver { label, descriptor, data: Vec::new() })
+        Ok(HandedOver { label, descriptor, ..HandedOver::default() })
     }
 
     /// Returns the address; with the actual port if port 0 was requested.

@@ -332,7 +332,8 @@ impl Shared {
         match socket.duplicate() {
             Ok(descriptor) => {
                 let received = inbox.unused().to_vec();
-                let left = LeftClient { descriptor, export, session, received, present: None };
+                let (identity, present) = (None, None);
+                let left = LeftClient { descriptor, export, identity, session, received, present };
                 self.left.borrow_mut().push(hand_over::client(left));
             }
             Err(error) => tracing::error!(export, %error, "a client cannot be handed over"),
@@ -364,7 +365,7 @@ impl Shared {
 /// other lane.
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     while let Some((client, target)) = inherited.next(&shared.lane, &*shared.exports).await {
-        let LeftClient { descriptor, export, session, received, present } = client;
+        let LeftClient { descriptor, export, identity: _, session, received, present } = client;
         let buffers = socket_buffers(&descriptor);
         let bytes = connection_bytes(buffers, false);
         let place = match shared.count.take(shared.limits.connections, bytes) {

@@ -12,7 +12,7 @@ use forebay_engine::{
     ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
 };
 use forebay_export::errors::check_ending;
-use forebay_export::{Identify, Notes, Users};
+use forebay_export::{Identify, Identity, Notes, Users};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -108,7 +108,8 @@ impl FrontEnd for UblkFrontEnd {
             self.devices.lock().remove(volume);
         }
         // Not under the lock: reports must not wait for it.
-        let device = self.shop.begin(volume, (self.identify)(volume))?;
+        let device =
+            self.shop.begin(volume, (self.identify)(volume).and_then(Identity::lasting))?;
         tracing::info!(volume, device = %device.path().display(), "exported");
         self.devices.lock().insert(volume.to_owned(), Arc::new(device));
         Ok(())

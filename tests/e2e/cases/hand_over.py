@@ -199,6 +199,28 @@ def a_program_that_cannot_take_over_is_refused_and_nothing_changes(box):
     check_equal(state(daemon)["hand_overs"], 0, "hand-overs")
 
 
+@test
+def a_client_goes_on_with_no_other_volume_of_that_name(box):
+    for cache in box.file("cache", 64 * MIB), "ram:32M":
+        daemon, gone = box.daemon(name=cache[:3].strip("/")), box.path("gone")
+        origin = box.file("origin", 64 * MIB)
+        client = connect(daemon.create("v", cache, origin))
+        client.pwrite(b"a" * 4096, 0)
+        # The origin disappears in the pause, so that the volume does not come back.
+        script = f'case "$*" in *--check*|hand-over-version) ;; *) mv {origin} {gone};; esac; exec $FOREBAY "$@"'
+        request(daemon, "POST", "/v1/daemon/hand-over", {"program": program(box, "moves", script)})
+        wait_for(lambda: hand_overs(daemon) == 1, "the next program is ready")
+        check(daemon.show("v")["state"] != "running", "the volume has come back")
+        daemon.cli("delete", "--discard-dirty", "v")
+        daemon.create("v", box.file("other-cache", 64 * MIB), box.file("other", 64 * MIB))
+        refused = attempt(client.pread, 4096, 0)
+        check(refused is not None, "the client goes on with another volume of that name")
+        check("another volume of this name" in daemon.log(), "the log does not say so")
+        connect(daemon.uri("v")).pread(4096, 0)
+        daemon.terminate()
+        os.unlink(gone)
+
+
 def program(box, name, script):
     """A program that is a script, with the path of the daemon's program as $FOREBAY."""
     path = pathlib.Path(box.path(name))

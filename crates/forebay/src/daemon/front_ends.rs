@@ -8,6 +8,7 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_engine::{DescriptorStore, ExportError, ExportErrorKind, FrontEnd};
+use forebay_export::{Identify, Identity};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{
@@ -166,10 +167,8 @@ impl Identities {
         let _ = self.0.set(Arc::downgrade(host));
     }
 
-    /// Returns the UUIDs of a served volume and its cache; `None` if its cache is lost with the daemon.
-    fn of(&self, volume: &str) -> Option<String> {
-        let identity = self.0.get()?.upgrade()?.identity(&volume.parse().ok()?)?;
-        Some(format!("{} {}", identity.volume, identity.cache))
+    fn of(&self, volume: &str) -> Option<Identity> {
+        self.0.get()?.upgrade()?.told_apart(&volume.parse().ok()?)
     }
 }
 
@@ -189,24 +188,24 @@ pub(crate) fn claim(
     let protection = Protection { allow: options.nbd_allow.clone(), tls: options.tls()? };
     let mut left = |kind: FrontEndKind| inherited.remove(kind.name()).unwrap_or_default();
     let mut clients = left(FrontEndKind::Nbd);
+    let identify = || -> Identify {
+        let identities = identities.clone();
+        Box::new(move |volume: &str| identities.of(volume))
+    };
     let mut claim_nbd = || {
-        let protection = protection.clone();
-        NbdFrontEnd::claim(&options.nbd, protection, limits, memory.clone(), &mut clients)
+        let (protection, memory) = (protection.clone(), memory.clone());
+        NbdFrontEnd::claim(&options.nbd, protection, limits, memory, &mut clients, identify())
     };
     let nbd = outlasting(&mut claim_nbd, |error| matches!(error, ListenError::InUse(_)));
     let nbd = nbd.map_err(|error| listen_error(&error))?;
     let vhost_user = VhostUserFrontEnd::new(&options.vhost_user_dir, DISMISSAL, memory.clone());
     let connected = nbd.outliving();
-    let identify = || {
-        let identities = identities.clone();
-        Box::new(move |volume: &str| identities.of(volume))
-    };
     let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
     if let Some(dir) = &options.export_dir {
         let files = left(FrontEndKind::Fuse);
         let store = Kept::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
         let io_uring = options.fuse_io_uring;
-        let keeping: (_, forebay_export::Identify) = (store, identify());
+        let keeping = (store, identify());
         let marks = (&*state.dir().join("fuse"), &*options.fuse_names);
         let claimed = FuseFrontEnd::claim(dir, marks, memory.clone(), files, keeping, io_uring);
         all.push(Arc::new(claimed));

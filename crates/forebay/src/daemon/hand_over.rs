@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the list, which [`VERB`] prints. A program that reads another one cannot take over. Since version 2
 /// the program is executed with its signals blocked (see [`super::signals::block`]); since version 3 it checks options
-/// and state when it is asked (see [`super::checking`]).
+/// and state when it is asked (see [`super::checking`]), and goes on for the volumes themselves, not for their names.
 pub(crate) const VERSION: u32 = 3;
 
 /// The environment variable with the number of the descriptor of the list.
@@ -93,6 +93,7 @@ struct List {
 #[derive(Serialize, Deserialize)]
 struct Item {
     label: Vec<String>,
+    identity: Option<String>,
     descriptor: Option<RawFd>,
     /// In hexadecimal digits.
     data: String,
@@ -147,9 +148,9 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
     let mut items = Items::new();
     for (name, list) in list.front_ends {
         let own = items.entry(name).or_default();
-        for Item { label, descriptor, data } in list {
+        for Item { label, identity, descriptor, data } in list {
             let descriptor = descriptor.map(inherit).transpose()?;
-            own.push(HandedOver { label, descriptor, data: from_hex(&data)? });
+            own.push(HandedOver { label, identity, descriptor, data: from_hex(&data)? });
         }
     }
     let memory_limit = Some(list.memory_limit);
@@ -305,9 +306,10 @@ fn write(left: &Left) -> io::Result<OwnedFd> {
     let mut front_ends = BTreeMap::new();
     for (name, own) in &left.items {
         let mut list = Vec::new();
-        for HandedOver { label, descriptor, data } in own {
+        for HandedOver { label, identity, descriptor, data } in own {
             let descriptor = descriptor.as_ref().map(leave).transpose()?;
-            list.push(Item { label: label.clone(), descriptor, data: to_hex(data) });
+            let (label, identity) = (label.clone(), identity.clone());
+            list.push(Item { label, identity, descriptor, data: to_hex(data) });
         }
         front_ends.insert(name.clone(), list);
     }
@@ -338,8 +340,12 @@ mod tests {
         let (mine, mut theirs) = pair();
         let (socket, lock) = pair();
         let label = vec!["client".to_owned(), "v".to_owned()];
-        let item =
-            HandedOver { label: label.clone(), descriptor: Some(mine.into()), data: vec![7, 0xff] };
+        let item = HandedOver {
+            label: label.clone(),
+            identity: Some("1 2".to_owned()),
+            descriptor: Some(mine.into()),
+            data: vec![7, 0xff],
+        };
         let bare = HandedOver { label: vec!["exports".into()], ..HandedOver::default() };
         let items = Items::from([("nbd".to_owned(), vec![item, bare])]);
         let socket = LeftSocket {
@@ -358,6 +364,7 @@ mod tests {
         assert_eq!((inherited.memory_limit, inherited.log_missing), (Some(1 << 30), 7));
         let nbd = &inherited.items["nbd"];
         assert_eq!((&nbd[0].label, &nbd[0].data, nbd.len()), (&label, &vec![7, 0xff], 2));
+        assert_eq!(nbd[0].identity.as_deref(), Some("1 2"));
         from_hex("0g").expect_err("no digit");
         from_hex("0").expect_err("half a byte");
         assert!(nbd[1].descriptor.is_none());

@@ -68,6 +68,14 @@ pub(crate) struct Identity {
     pub(crate) cache: Uuid,
 }
 
+impl Identity {
+    /// Returns what tells the volume from others of its name, now and in the next process.
+    pub(crate) fn told_apart(self) -> forebay_export::Identity {
+        let text = format!("{} {}", self.volume, self.cache);
+        forebay_export::Identity { text, lasts: true }
+    }
+}
+
 /// Why a volume was not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StartError {
@@ -387,6 +395,10 @@ pub(crate) trait Host: Send + Sync {
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
     fn identity(&self, name: &VolumeName) -> Option<Identity>;
+
+    /// Returns what tells a volume from others of its name, for those who go on for it: front ends, after a hand-over
+    /// or a restart. `None` if it is not served. Quick.
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity>;
 
     /// Records the positions of the open caches.
     fn note_positions(&self);

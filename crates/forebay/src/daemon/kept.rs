@@ -115,8 +115,8 @@ pub(crate) fn take() -> Items {
         };
         let mut words = name.split(SEPARATOR).map(str::to_owned);
         let front_end = words.next().unwrap_or_default();
-        let item =
-            HandedOver { label: words.collect(), descriptor: Some(descriptor), data: Vec::new() };
+        let label = words.collect();
+        let item = HandedOver { label, descriptor: Some(descriptor), ..HandedOver::default() };
         items.entry(front_end).or_default().push(item);
     }
     items

@@ -385,6 +385,10 @@ impl Host for FakeHost {
         Some(Identity { volume, cache: FAKE_CACHE })
     }
 
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+        self.identity(name).map(Identity::told_apart)
+    }
+
     fn note_positions(&self) {}
 
     fn lost(&self, name: &VolumeName) -> LostReport {

@@ -404,6 +404,10 @@ impl Host for Arc<EngineHost> {
         self.served.get(name).ok()?.identity()
     }
 
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+        self.served.told_apart(name)
+    }
+
     fn note_positions(&self) {
         for (_, running) in self.served.all() {
             self.caches.note_position(&running.place, running.store());

@@ -258,6 +258,20 @@ impl Served {
         })
     }
 
+    /// See [`crate::daemon::host_api::Host::told_apart`]. The UUIDs of a volume whose cache is in RAM are others in the
+    /// next program; what it has then is what its origin has.
+    pub(super) fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+        let of = |entry: &Entry| Some((entry.running.clone()?, entry.definition.origin.clone()));
+        let (running, origin) = self.lock().get(name).and_then(of)?;
+        match running.identity() {
+            Some(identity) => Some(identity.told_apart()),
+            None => {
+                let text = format!("in RAM, of {origin}");
+                running.place.volatile.then_some(forebay_export::Identity { text, lasts: false })
+            }
+        }
+    }
+
     /// Counts the blocks of a volume that is not served, if its cache is open.
     pub(super) fn blocks(&self, name: &VolumeName) -> Option<BlockReport> {
         let open: Vec<Arc<Cache>> = self

@@ -1,7 +1,7 @@
 //! Shuts down the data path. Every step has a time limit: a device that does not answer is reported
 //! and abandoned, and everything else ends in order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -67,6 +67,18 @@ fn cut_off(failed: &BTreeSet<VolumeName>, front_end: &dyn FrontEnd, items: &mut 
     }
 }
 
+/// Notes which volumes the parts of a hand-over belong to: by the time somebody goes on with them, others may have these
+/// names. What was inherited says it already.
+fn identify(
+    identities: &BTreeMap<String, String>,
+    front_end: &dyn FrontEnd,
+    items: &mut [HandedOver],
+) {
+    for item in items.iter_mut().filter(|item| item.identity.is_none()) {
+        item.identity = front_end.user_of(item).and_then(|user| identities.get(user)).cloned();
+    }
+}
+
 /// Waits for a result until `end`.
 fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
     result.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
@@ -88,6 +100,14 @@ impl EngineHost {
         self: &Arc<Self>,
         goes_on: &dyn Fn() -> bool,
     ) -> (Option<Items>, Result<(), ApiError>) {
+        let identities: BTreeMap<_, _> = self
+            .served
+            .all()
+            .into_iter()
+            .filter_map(|(volume, _)| {
+                Some((volume.name.to_string(), self.served.told_apart(&volume.name)?.text))
+            })
+            .collect();
         let mut from_lanes = self.lanes.hand_over();
         let ended = self.close_everything();
         if let Err(error) = &ended.result {
@@ -103,6 +123,7 @@ impl EngineHost {
             cut_off(&ended.failed, &**front_end, &mut left);
             left.extend(front_end.hand_over());
             cut_off(&ended.failed, &**front_end, &mut left);
+            identify(&identities, &**front_end, &mut left);
             if let Some(kind) = front_end.kind() {
                 items.entry(kind.to_string()).or_default().extend(left);
             }
