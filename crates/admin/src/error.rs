@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Forbidden,
     /// The operation was cancelled on request, or because the daemon stops.
     Cancelled,
+    /// The operation waits for a device, can no longer be withdrawn, and ends by itself: not a failure, but its end is open.
+    UnderWay,
     /// The daemon has not answered in time, says its client: a command that was sent may still be carried out.
     NoAnswer,
     /// Any other failure of the device, the system or the daemon.
@@ -33,7 +35,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind.
-    pub const ALL: [ErrorKind; 9] = [
+    pub const ALL: [ErrorKind; 10] = [
         ErrorKind::Invalid,
         ErrorKind::NotFound,
         ErrorKind::Refused,
@@ -41,6 +43,7 @@ impl ErrorKind {
         ErrorKind::DataAtRisk,
         ErrorKind::Forbidden,
         ErrorKind::Cancelled,
+        ErrorKind::UnderWay,
         ErrorKind::NoAnswer,
         ErrorKind::Failed,
     ];
@@ -51,20 +54,23 @@ impl ErrorKind {
             ErrorKind::Invalid => 400,
             ErrorKind::Forbidden => 403,
             ErrorKind::NotFound => 404,
-            ErrorKind::Refused | ErrorKind::Busy | ErrorKind::Cancelled => 409,
+            ErrorKind::Refused | ErrorKind::Busy | ErrorKind::Cancelled | ErrorKind::UnderWay => {
+                409
+            }
             ErrorKind::DataAtRisk => 412,
             // The daemon itself never says that it does not answer.
             ErrorKind::Failed | ErrorKind::NoAnswer => 500,
         }
     }
 
-    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 5 no answer, 1 the rest.
+    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 5 no answer or still under
+    /// way, 1 the rest.
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Invalid | ErrorKind::NotFound => 2,
             ErrorKind::Refused | ErrorKind::Busy => 3,
             ErrorKind::DataAtRisk => 4,
-            ErrorKind::NoAnswer => 5,
+            ErrorKind::NoAnswer | ErrorKind::UnderWay => 5,
             ErrorKind::Forbidden | ErrorKind::Cancelled | ErrorKind::Failed => 1,
         }
     }

@@ -89,7 +89,7 @@ pub struct Operation {
     pub progress: Progress,
     /// Milliseconds from its start until now, or until its end.
     pub elapsed_ms: u64,
-    /// Why it failed, if it did.
+    /// Why it failed, if it did; while it is in progress, the device that it waits for with no way back, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }

@@ -202,8 +202,7 @@ impl EngineLane {
         self.set_unless(name, settings, || Ok(())).await
     }
 
-    /// As [`EngineLane::set`], unless `goes_on` says, once the settings are stored, that the operator was told of a failure
-    /// meanwhile: then those in force are stored again, before another change of settings begins.
+    /// As [`EngineLane::set`]. `commit` is asked right before the settings are stored.
     ///
     /// # Errors
     /// As there, or it is cancelled.
@@ -211,7 +210,7 @@ impl EngineLane {
         self: &Rc<Self>,
         name: &str,
         settings: Settings,
-        goes_on: impl Fn() -> Result<(), Cancelled>,
+        commit: impl FnOnce() -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
@@ -225,15 +224,8 @@ impl EngineLane {
             own_settings.share(&settings);
             wanted.push((started, own_settings));
         }
+        commit()?;
         self.keep_settings(&wanted, &settings).await?;
-        if let Err(cancelled) = goes_on() {
-            let before: Vec<_> = wanted
-                .into_iter()
-                .map(|(started, _)| (started.clone(), started.settings()))
-                .collect();
-            self.keep_settings(&before, &volume.settings()).await?;
-            return Err(cancelled.into());
-        }
         for (volume, settings) in wanted {
             if volume.settings() != settings {
                 volume.set_settings(settings);

@@ -467,7 +467,7 @@ async fn administrate(
                 displaced::after_drain(Paths::of(&lane, volume).origin()).map_err(|_| apart())?;
             }
             let id = known(volume);
-            let deleted = lane.delete(&name(volume), discard, |_| Ok(())).await;
+            let deleted = lane.delete(&name(volume), discard, |_| Ok(()), || Ok(())).await;
             if deleted.is_ok() {
                 tiers.remove(volume);
             }

@@ -2,37 +2,12 @@
 
 import os
 import pathlib
-import signal
-import subprocess
-import time
 
 import nbd
 
 from harness import *
+from harness.commands import begin, cancel, ended
 from harness.faults import Disk, wait_for
-
-
-def begin(box, daemon, *words):
-    """Begins a command, to be cancelled."""
-    command = [daemon.binary, "--socket", daemon.socket, *words]
-    return box.spawn(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def handles_sigint(pid):
-    with open(f"/proc/{pid}/status") as status:
-        caught = next(line for line in status if line.startswith("SigCgt:"))
-    return int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1 == 1
-
-
-def cancel(command):
-    """Cancels a command as Ctrl-C does, once it waits for its operation."""
-    wait_for(lambda: handles_sigint(command.pid), "it waits")
-    # It has reached the device by then.
-    time.sleep(1)
-    command.send_signal(signal.SIGINT)
-    said = command.communicate(timeout=60)[1]
-    check_equal(command.returncode, 1, f"the exit code of a command that was cancelled: {said}")
-    check("cancelled" in said, said)
 
 
 @test
@@ -98,7 +73,7 @@ def a_cancelled_start_uses_up_no_force(box):
     waits = [(origin, "hang read"), (origin, "hang sync"), (cache, "hang write"), (cache, "hang write after=1")]
     for device, rule in waits:
         device.faults(rule)
-        ended = daemon.log().count("an abandoned operation")
+        before = daemon.log().count("an abandoned operation")
         command = begin(box, daemon, "start", "--force", "v")
         wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits for the device")
         cancel(command)
@@ -106,12 +81,19 @@ def a_cancelled_start_uses_up_no_force(box):
         backup = random_bytes(rule, MIB)
         written_elsewhere(backup)
         device.heal()
-        wait_for(lambda: daemon.log().count("an abandoned operation") > ended, "it has ended")
+        wait_for(lambda: daemon.log().count("an abandoned operation") > before, "it has ended")
         wait_for(lambda: daemon.show("v")["state"] == "stopped", "it is stopped")
         said = daemon.cli("start", "v", expect=4).stderr
         check("written elsewhere" in said, said)
         check_equal(origin.read(0, MIB), backup, f"what was restored, {rule}")
-    daemon.cli("start", "--force", "v")
+    # Once its consent is stored, a start is completed.
+    cache.faults("hang write after=2")
+    command = begin(box, daemon, "start", "--force", "v")
+    wait_for(lambda: 'rule="hang write after=2"' in daemon.log(), "it waits for the device")
+    cancel(command, expect=5)
+    cache.heal()
+    ended(daemon, "start")
+    check_equal(daemon.show("v")["state"], "running", "the state")
 
 
 @test
@@ -120,12 +102,12 @@ def a_cancelled_create_formats_nothing_later(box):
     cache = box.file("cache", 64 * MIB)
     for rule in "hang read", "hang sync":
         origin.faults(rule)
-        ended = daemon.log().count("an abandoned operation")
+        before = daemon.log().count("an abandoned operation")
         command = begin(box, daemon, "create", "v", "--cache", cache, "--origin", origin.name)
         wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits for the origin")
         cancel(command)
         origin.heal()
-        wait_for(lambda: daemon.log().count("an abandoned operation") > ended, "it has ended")
+        wait_for(lambda: daemon.log().count("an abandoned operation") > before, "it has ended")
         with open(cache, "rb") as file:
             check(not any(file.read()), f"the cache device was written to, {rule}")
     daemon.create("v", cache, origin.name)
@@ -139,10 +121,12 @@ def cancelled_settings_do_not_come_into_force_later(box):
     cache.faults("hang write")
     command = begin(box, daemon, "set", "v", "mode=wt")
     wait_for(lambda: 'rule="hang write"' in daemon.log(), "it writes to the cache device")
-    cancel(command)
+    cancel(command, expect=5)
+    busy = daemon.cli("stop", "v", expect=3).stderr
+    check("busy with 'set'" in busy and cache.name in busy, busy)
     cache.heal()
-    wait_for(lambda: "an abandoned operation" in daemon.log(), "it has ended")
-    # In the mode that was told the data is on the cache device alone.
+    ended(daemon, "set")
+    # It was taken back: the data is on the cache device alone.
     data = random_bytes("v", MIB)
     client.pwrite(data, 0)
     client.flush()
@@ -151,23 +135,19 @@ def cancelled_settings_do_not_come_into_force_later(box):
 
 
 @test
-def a_cancelled_delete_leaves_a_volume_or_none(box):
+def a_delete_that_cannot_be_cancelled_any_more_is_completed(box):
     for rule in "hang write", "hang sync":
         daemon, cache = box.daemon(name=rule[-5:]), Disk(box, f"cache{rule[-5:]}", 64 * MIB)
         daemon.create("v", cache.name, box.file(f"origin{rule[-5:]}", 16 * MIB))
         cache.faults(rule)
         command = begin(box, daemon, "delete", "v")
         wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it writes to the cache device")
-        cancel(command)
+        cancel(command, expect=5)
         cache.heal()
-        wait_for(lambda: "an abandoned operation" in daemon.log(), "it has ended")
-        if daemon.show("v")["state"] != "running":
-            daemon.cli("start", "v", expect=None)
-        if "v" in daemon.cli("list", "--names").stdout.split():
-            check_equal(daemon.show("v")["state"], "running", "a volume that is there can be served")
+        ended(daemon, "delete")
+        check_equal(daemon.cli("list", "--names").stdout.split(), [], f"the volumes after {rule}")
         daemon.restart()
-        if "v" in daemon.cli("list", "--names").stdout.split():
-            check_equal(daemon.show("v")["state"], "running", "it is served after a restart")
+        check_equal(daemon.cli("list", "--names").stdout.split(), [], f"the volumes after a restart, {rule}")
 
 
 @test

@@ -4,6 +4,7 @@ import shutil
 import time
 
 from harness import *
+from harness.faults import Disk
 
 
 def filled(box, *names):
@@ -147,6 +148,30 @@ def a_volume_of_the_same_name_that_was_made_since_is_not_taken_for_the_old_one(b
     shutil.copytree(box.path("backup"), daemon.state)
     words = "older than the cache device", "another volume 'a', created since"
     check(check_refused(daemon, cache, "a", 3, *words), "it was written to")
+
+
+@test
+def a_forced_start_that_fails_accepts_no_older_copy(box):
+    daemon, cache, origin = box.daemon(), box.file("cache", 64 * MIB), Disk(box, "origin", 16 * MIB)
+    daemon.create("a", cache, origin.name, "--set", "writeback_running=off")
+    write_on(daemon, "a", b"1")
+    daemon.terminate()
+    shutil.copy(cache, box.path("old"))
+    daemon.start()
+    write_on(daemon, "a", b"2")
+    daemon.terminate()
+    shutil.copy(box.path("old"), cache)
+    daemon.start()
+    daemon.cli("start", "a", expect=4)
+    origin.faults("fail EIO read")
+    daemon.cli("start", "--force", "a", expect=1)
+    origin.heal()
+    said = daemon.cli("start", "a", expect=4).stderr
+    check("older than the daemon's state" in said, said)
+    daemon.cli("start", "--force", "a")
+    check_equal(found(daemon, "a"), b"1", "the older data")
+    daemon.cli("stop", "a")
+    daemon.cli("start", "a")
 
 
 main()

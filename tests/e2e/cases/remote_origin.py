@@ -4,7 +4,9 @@ import json
 import os
 import pathlib
 import signal
+import shutil
 import socket
+import subprocess
 import time
 
 from harness import *
@@ -343,6 +345,56 @@ def a_server_that_is_away_fails_requests_in_time_and_is_found_again(box):
     server.start()
     daemon.wait_ready(notify)
     wait_for(lambda: daemon.show("v")["state"] == "running", "the volume is started")
+
+
+@test
+def an_export_becomes_the_origin_of_one_volume(box):
+    server = Server(box, *nbdkit("--filter=delay", "memory", "32M", "delay-open=1")).start()
+    daemon = box.daemon()
+    create = lambda name: [
+        daemon.binary, "--socket", daemon.socket, "create", name,
+        "--cache", box.path(f"cache-{name}") + ",size=64M", "--origin", server.uri,
+    ]  # fmt: skip
+    both = [box.spawn(*create(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for name in "ab"]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    check_equal(sorted(process.returncode for process in both), [0, 3], f"the exit codes: {said}")
+    daemon.cli(*create("c")[3:], expect=3)
+
+
+@test
+def an_older_copy_is_not_accepted_for_a_volume_that_waits(box):
+    server = Server(box, *nbdkit("file", box.file("remote", 32 * MIB))).start()
+    daemon, cache = box.daemon(), box.file("cache", 64 * MIB)
+    origins = {"a": server.limits(timeout=20), "b": box.file("origin", 16 * MIB)}
+    for name, origin in origins.items():
+        daemon.create(name, cache, origin, "--set", "writeback_running=off")
+    def write(byte):
+        for name in origins:
+            client = connect(daemon.uri(name))
+            client.pwrite(byte * 65536, 0)
+            client.flush()
+            client.shutdown()
+        for name in origins:
+            daemon.cli("stop", name)
+    write(b"1")
+    shutil.copy(cache, box.path("old"))
+    for name in origins:
+        daemon.cli("start", name)
+    write(b"2")
+    shutil.copy(box.path("old"), cache)
+    server.kill()
+    waits = box.spawn(
+        daemon.binary, "--socket", daemon.socket, "start", "a",
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: daemon.show("a")["state"] in ("recovering", "waiting"), "it waits for its server")
+    daemon.cli("start", "--force", "b")
+    server.start()
+    said = waits.communicate(timeout=60)[1]
+    check_equal(waits.returncode, 4, f"the exit code of the start that waited: {said}")
+    check("start --force a" in said, said)
+    daemon.cli("start", "--force", "a")
+    check_equal(bytes(connect(daemon.uri("a")).pread(4096, 0)), b"1" * 4096, "the older data")
 
 
 main()

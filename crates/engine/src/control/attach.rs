@@ -80,10 +80,10 @@ impl EngineLane {
     /// - A note lists dirty blocks that the cache device no longer has. `force` goes on with the
     ///   origin's data.
     /// - A device cannot be read, or `on_verify` ends the comparison.
-    /// - The operator gave up waiting for a device, as `goes_on` says, which is asked before anything is written and
-    ///   before the volume table is: nothing of the origin has been accepted.
+    /// - The command was given up, as `commit` says, which is asked right before the volume table is written: nothing of
+    ///   the origin has been accepted.
     ///
-    /// After the first three errors nothing has been written; after the fourth, clean blocks may have
+    /// After the first three errors nothing has been written; after the others, clean blocks may have
     /// been dropped.
     pub async fn attach_with(
         self: &Rc<Self>,
@@ -92,7 +92,7 @@ impl EngineLane {
         sector_size: SectorSize,
         force: bool,
         on_verify: Option<OnVerify<'_>>,
-        goes_on: &dyn Fn() -> Result<(), Cancelled>,
+        commit: &dyn Fn() -> Result<(), Cancelled>,
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
         let record = self.record_of_stopped(name)?;
@@ -111,7 +111,6 @@ impl EngineLane {
         if !check.verdict.is_same() || note.is_some() || size > record.origin_bytes {
             self.index_loaded().await?;
         }
-        goes_on()?;
         if !check.verdict.is_same() {
             check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
@@ -140,7 +139,7 @@ impl EngineLane {
         let identity = if anew { identity } else { completed(identity, &record) };
         // Barrier for invariant 12: if the command was given up, the origin may have been exchanged since, and the
         // consent of `force` does not cover the new one.
-        goes_on()?;
+        commit()?;
         if note.is_some() {
             self.take_note_back(name).await?;
         }
@@ -164,24 +163,9 @@ impl EngineLane {
                 Ok(())
             })
             .await?;
-        if let Err(cancelled) = goes_on() {
-            self.put_back(record).await?;
-            return Err(cancelled.into());
-        }
         let volume = self.bring_up(name, origin, sectors, settled)?;
         volume.checked.get_or_init(|| check);
         Ok(volume)
-    }
-
-    /// Restores a volume's record after a start that was given up, so that the next start checks the origin again.
-    async fn put_back(&self, record: VolumeRecord) -> Result<(), EngineError> {
-        let restore = |volumes: &mut Vec<VolumeRecord>, _: &mut _| {
-            for volume in volumes.iter_mut().filter(|volume| volume.id == record.id) {
-                volume.clone_from(&record);
-            }
-            Ok(())
-        };
-        Ok(self.store.change_volumes(restore).await?)
     }
 
     /// Returns the record of a volume that is not started.

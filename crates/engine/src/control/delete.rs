@@ -11,16 +11,18 @@ use crate::state::volume::VolumeState;
 
 impl EngineLane {
     /// Deletes a volume and all its cached blocks. Its dirty data is written to the origin first,
-    /// so that the origin is complete, unless the data is to be discarded.
+    /// so that the origin is complete, unless the data is to be discarded. `commit` is asked right before the volume is
+    /// struck from the volume table.
     ///
     /// # Errors
-    /// It is cancelled while dirty data is written back, that cannot be, or the volume table not changed. The volume then
-    /// stays as it was.
+    /// It is cancelled before that, dirty data cannot be written back, or the volume table not be changed. The volume then stays as it
+    /// was.
     pub async fn delete(
         self: &Rc<Self>,
         name: &str,
         discard_dirty: bool,
         progress: impl Fn(u64) -> Result<(), Cancelled>,
+        commit: impl FnOnce() -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
@@ -40,7 +42,7 @@ impl EngineLane {
             volume.set_state(VolumeState::Running);
             return Err(error);
         }
-        if let Err(cancelled) = progress(0) {
+        if let Err(cancelled) = commit() {
             volume.set_state(VolumeState::Running);
             return Err(cancelled.into());
         }

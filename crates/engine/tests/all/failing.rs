@@ -97,8 +97,9 @@ impl Case {
 
     fn delete(&self, discard: bool) -> Result<(), EngineErrorKind> {
         let engine = self.engine.clone();
-        let result =
-            self.world.block_on(async move { engine.delete("data", discard, |_| Ok(())).await });
+        let result = self
+            .world
+            .block_on(async move { engine.delete("data", discard, |_| Ok(()), || Ok(())).await });
         result.map_err(|error| error.kind)
     }
 

@@ -177,7 +177,9 @@ fn switching_modes_keeps_every_byte() {
     }
     verify(&world, &target, &model);
     let inner = engine.clone();
-    world.block_on(async move { inner.delete("data", false, |_| Ok(())).await }).expect("deleted");
+    world
+        .block_on(async move { inner.delete("data", false, |_| Ok(()), || Ok(())).await })
+        .expect("deleted");
     assert!(peek(&origin, 0, model.len()) == model);
     assert_eq!(engine.cache.store.index.len(), 0);
     drop(target);

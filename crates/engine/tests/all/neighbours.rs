@@ -395,7 +395,8 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
     two.world.advance(Duration::from_secs(30));
     let before = two.world.lane.now();
     let engine = two.engine.clone();
-    let deleted = two.world.block_on(async move { engine.delete("a", true, |_| Ok(())).await });
+    let deleted =
+        two.world.block_on(async move { engine.delete("a", true, |_| Ok(()), || Ok(())).await });
     deleted.expect("deleted");
     assert!(two.world.lane.now().since(before) < LONG);
     assert_eq!(two.engine.cache.store.volumes().len(), 1);

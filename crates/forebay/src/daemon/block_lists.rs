@@ -151,7 +151,7 @@ impl BlockLists {
         }
         let check = crc32c(&bytes);
         bytes.extend(check.to_le_bytes());
-        replace(&self.path_of(volume.name.as_str()), &bytes)
+        Ok(replace(&self.path_of(volume.name.as_str()), &bytes)?)
     }
 
     /// Returns the list of a volume. One that is damaged, or belongs to another volume of this name, is

@@ -17,7 +17,7 @@ use forebay_lane::MemoryBudget;
 use serde::{Deserialize, Serialize};
 
 use super::hand_over::Items;
-use super::operations::Work;
+use super::work::Work;
 use crate::curve::Sizes;
 
 /// The persistent definition of a volume.
@@ -76,16 +76,18 @@ impl Identity {
     }
 }
 
+/// Which copy of its cache device a volume was started from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    /// The one that it was served from last, as far as is known.
+    Current,
+    /// One that lacks data which was durable, because of a force.
+    Older(Uuid),
+}
+
 /// Why a volume was not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StartError {
-    /// The cache device lacks data that was durable on it: it is an older copy.
-    Older {
-        /// Its cache.
-        cache: Uuid,
-        /// A sentence for the operator.
-        error: ApiError,
-    },
     /// The cache does not contain the volume any more.
     Unknown(ApiError),
     /// Anything else.
@@ -101,9 +103,7 @@ impl From<ApiError> for StartError {
 impl From<StartError> for ApiError {
     fn from(error: StartError) -> Self {
         match error {
-            StartError::Older { error, .. }
-            | StartError::Unknown(error)
-            | StartError::Other(error) => error,
+            StartError::Unknown(error) | StartError::Other(error) => error,
         }
     }
 }
@@ -278,7 +278,7 @@ pub(crate) trait Host: Send + Sync {
         volume: &mut Definition,
         force: bool,
         work: &Arc<Work>,
-    ) -> Result<(), StartError>;
+    ) -> Result<Copied, StartError>;
 
     /// Recovers the cache device and serves the volume with the settings in its definition. With
     /// `force` it continues although the log has lost records, or the origin was changed while the
@@ -289,7 +289,10 @@ pub(crate) trait Host: Send + Sync {
         volume: &Definition,
         how: StartRequest,
         work: &Arc<Work>,
-    ) -> Result<(), StartError>;
+    ) -> Result<Copied, StartError>;
+
+    /// Lets clients see a volume that was created, adopted or started from an older copy.
+    fn show(&self, _name: &VolumeName) {}
 
     /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
     /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays

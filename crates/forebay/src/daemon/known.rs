@@ -34,6 +34,9 @@ pub(crate) struct Facts {
     /// UUIDs of volumes that were deleted, or never completed, and that may still be on their cache
     /// devices.
     pub(crate) deleted: BTreeSet<Uuid>,
+    /// UUIDs of volumes for which an older copy of their cache device has yet to be accepted: it was accepted for
+    /// another volume.
+    pub(crate) behind: BTreeSet<Uuid>,
 }
 
 /// See the module.
@@ -72,6 +75,11 @@ impl Known {
             known.generation = known.generation.max(position.generation);
             known.record = known.record.max(position.record);
         }
+    }
+
+    /// Whether an older copy of its cache device was accepted for another volume, and not for this one.
+    pub(crate) fn is_behind(&self, volume: Option<Uuid>) -> bool {
+        volume.is_some_and(|volume| self.facts().behind.contains(&volume))
     }
 
     /// Whether a volume was deleted.

@@ -143,7 +143,7 @@ fn write(dir: &Path, volume: &str, note: &Note) -> std::io::Result<()> {
         exact: note.exact,
         dirty: note.dirty.iter().map(|range| (range.start, range.end - range.start)).collect(),
     };
-    replace(&path_of(dir, volume), &serde_json::to_vec(&contents)?)
+    Ok(replace(&path_of(dir, volume), &serde_json::to_vec(&contents)?)?)
 }
 
 #[cfg(test)]

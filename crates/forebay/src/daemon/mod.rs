@@ -3,7 +3,8 @@
 //! - [`host_api`]: interface of the data path; `host`: the data path
 //! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
 //!   ones
-//! - [`operations`]: long-running operations
+//! - [`claims`]: the devices that operations in progress use
+//! - [`operations`]: long-running operations; [`work`]: what they do, and their commit point
 //! - [`checking`]: checks of options and state without a start
 //! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
 //!   beyond a crash
@@ -24,6 +25,7 @@ mod afterlife;
 pub(crate) mod api;
 pub(crate) mod block_lists;
 pub(crate) mod checking;
+pub(crate) mod claims;
 pub(crate) mod events;
 pub(crate) mod front_ends;
 pub(crate) mod hand_over;
@@ -53,6 +55,7 @@ pub(crate) mod testing;
 pub(crate) mod volumes;
 mod watchdog;
 pub(crate) mod web;
+pub(crate) mod work;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_admin::{
-    ApiError, ErrorKind, Operation, OperationId, OperationState, Progress, Unit, VolumeName,
-};
-use forebay_core::Cancelled;
+use forebay_admin::{ApiError, ErrorKind, Operation, OperationId, OperationState, VolumeName};
+
+use super::work::Work;
+
+/// How often those that wait for an operation look whether it is late.
+const LOOKING: Duration = Duration::from_millis(50);
 
 /// Most operations in progress: one for each possible volume. Operations that wait for a dead
 /// device are no reason to refuse others.
@@ -18,56 +20,6 @@ const MAX_RUNNING: usize = 4096;
 /// Number of finished operations that are remembered, so that clients can still learn their
 /// results.
 const MAX_FINISHED: usize = 256;
-
-/// Shared state of a piece of work: the worker reports progress and polls for cancellation, others
-/// read the progress and may cancel.
-#[derive(Default)]
-pub(crate) struct Work {
-    progress: Mutex<Progress>,
-    cancelled: AtomicBool,
-    patience: Mutex<Option<Duration>>,
-}
-
-impl Work {
-    /// Sets how long a device may take to answer; without this the work waits without limit.
-    pub(crate) fn limit(&self, patience: Duration) {
-        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some(patience);
-    }
-
-    /// Returns how long a device may take to answer before the work fails; `None`: no limit.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reports progress, in units of `unit`; `total` is 0 while it is unknown.
-    pub(crate) fn report(&self, done: u64, total: u64, unit: Unit) {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) =
-            Progress { done, total, unit };
-    }
-
-    /// Returns the progress.
-    pub(crate) fn progress(&self) -> Progress {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks the work to cancel.
-    pub(crate) fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-    }
-
-    /// Asked right before an effect, so that nothing happens after the operator was told that it failed.
-    ///
-    /// # Errors
-    /// The work was cancelled, or given up because a device did not answer.
-    pub(crate) fn goes_on(&self) -> Result<(), Cancelled> {
-        if self.is_cancelled() { Err(Cancelled) } else { Ok(()) }
-    }
-
-    /// Whether the work should cancel.
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
-    }
-}
 
 struct Entry {
     verb: &'static str,
@@ -79,9 +31,23 @@ struct Entry {
 }
 
 impl Entry {
+    /// The error of another operation on the volume.
+    fn busy(&self) -> ApiError {
+        let Entry { verb, volume, work, .. } = self;
+        let far = work.progress().share().map(|share| format!(" ({:.0} % done)", share * 100.0));
+        let message = match work.late() {
+            Some(late) => format!("volume '{volume}' is busy with '{verb}': {}", late.message),
+            None => format!(
+                "volume '{volume}' is busy with '{verb}'{}; wait until that has ended, or cancel it",
+                far.unwrap_or_default()
+            ),
+        };
+        ApiError::new(ErrorKind::Busy, message)
+    }
+
     fn describe(&self, id: OperationId) -> Operation {
         let (elapsed, state, error) = match &self.ended {
-            None => (self.started.elapsed(), OperationState::Running, None),
+            None => (self.started.elapsed(), OperationState::Running, self.work.late()),
             Some((took, Ok(()))) => (*took, OperationState::Done, None),
             Some((took, Err(error))) => (*took, OperationState::Failed, Some(error.clone())),
         };
@@ -94,6 +60,21 @@ impl Entry {
             elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
             error,
         }
+    }
+}
+
+/// Which operations on its volume another one may run beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// None.
+    None,
+    /// Those that wait for a device for too long already. The deletion of a volume must not wait for devices.
+    Late,
+}
+
+impl Beside {
+    fn may_run(self, other: &Entry) -> bool {
+        self == Beside::Late && other.work.late().is_some()
     }
 }
 
@@ -156,6 +137,20 @@ impl Operations {
         volume: &VolumeName,
         run: impl FnOnce(&Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
+        self.start_beside(verb, volume, Beside::None, run)
+    }
+
+    /// As [`Operations::start`], beside some that are in progress on the volume.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn start_beside(
+        self: &Arc<Self>,
+        verb: &'static str,
+        volume: &VolumeName,
+        beside: Beside,
+        run: impl FnOnce(&Arc<Work>) -> Result<(), ApiError> + Send + 'static,
+    ) -> Result<OperationId, ApiError> {
         let mut table = self.table();
         if table.closed {
             return Err(ApiError::failed("the daemon is stopping"));
@@ -164,15 +159,9 @@ impl Operations {
             let message = "the daemon is about to hand over to another program; try again";
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
-        if let Some((_, other)) = table.running().find(|(_, entry)| entry.volume == *volume) {
-            let far = other.work.progress().share();
-            let far =
-                far.map(|share| format!(" ({:.0} % done)", share * 100.0)).unwrap_or_default();
-            let message = format!(
-                "volume '{volume}' is busy with '{}'{far}; wait until that has ended, or cancel it",
-                other.verb
-            );
-            return Err(ApiError::new(ErrorKind::Busy, message));
+        let excludes = |entry: &Entry| entry.volume == *volume && !beside.may_run(entry);
+        if let Some((_, other)) = table.running().find(|(_, entry)| excludes(entry)) {
+            return Err(other.busy());
         }
         if table.running().count() >= MAX_RUNNING {
             let message =
@@ -187,6 +176,7 @@ impl Operations {
             let result = catch_unwind(AssertUnwindSafe(|| run(&own_work))).unwrap_or_else(|_| {
                 Err(ApiError::failed("the operation ended unexpectedly; see the log"))
             });
+            own_work.let_go();
             all.end(id, result);
         });
         if let Err(error) = spawned {
@@ -228,7 +218,7 @@ impl Operations {
             .map(|(id, entry)| entry.describe(*id))
     }
 
-    /// Waits until an operation has ended, at most for `time`, and returns its state; `None` if it
+    /// Waits until an operation has ended or is late, at most for `time`, and returns its state; `None` if it
     /// is not known (any more).
     pub(crate) fn wait(&self, id: OperationId, time: Option<Duration>) -> Option<Operation> {
         let deadline = time.map(|time| Instant::now() + time);
@@ -236,15 +226,13 @@ impl Operations {
         loop {
             let entry = table.entries.get(&id)?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if entry.ended.is_some() || left.is_some_and(|left| left.is_zero()) {
+            let is_late = || entry.work.late().is_some();
+            if entry.ended.is_some() || is_late() || left.is_some_and(|left| left.is_zero()) {
                 return Some(entry.describe(id));
             }
-            table = match left {
-                Some(left) => {
-                    self.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(table).unwrap_or_else(PoisonError::into_inner),
-            };
+            let step = left.map_or(LOOKING, |left| left.min(LOOKING));
+            let waited = self.changed.wait_timeout(table, step);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -296,6 +284,8 @@ impl Operations {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+
+    use forebay_admin::Unit;
 
     use super::*;
 

@@ -136,6 +136,18 @@ pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
     }
 }
 
+/// Whether two names are of one device, which may be yet to be created. Each comes with its field.
+pub(crate) fn same_device(one: (&str, &str), other: (&str, &str)) -> bool {
+    let path = |(field, device)| DeviceName::parse(field, device).ok()?.path;
+    if path(one).is_some() && path(one) == path(other) {
+        return true;
+    }
+    match place(one.0, one.1) {
+        Ok(place) => overlap(place.as_ref(), other.0, other.1),
+        Err(_) => false,
+    }
+}
+
 /// Whether two cache devices are there and are not the same.
 pub(crate) fn elsewhere(one: &str, other: &str) -> bool {
     match (place("cache", one), place("cache", other)) {
@@ -144,12 +156,23 @@ pub(crate) fn elsewhere(one: &str, other: &str) -> bool {
     }
 }
 
-/// Whether two volumes have the same cache device.
+/// Returns the error of a volume whose cache device is an older copy that was accepted for another volume only.
+pub(crate) fn behind(volume: &Definition) -> ApiError {
+    let Definition { name, cache, .. } = volume;
+    let message = format!(
+        "the cache device {cache} is an older copy, which was accepted for another volume; accept it for '{name}' too with 'forebay start --force {name}'"
+    );
+    ApiError::new(ErrorKind::DataAtRisk, message)
+}
+
+/// Whether two volumes have the same cache device, which need not be there.
 pub(crate) fn same_cache(one: &Definition, other: &Definition) -> bool {
-    match place("cache", &one.cache) {
-        Ok(place) => overlap(place.as_ref(), "cache", &other.cache),
-        Err(_) => false,
+    if same_device(("cache", &one.cache), ("cache", &other.cache)) {
+        return true;
     }
+    // A copy on another device has the same UUID.
+    let same_uuid = one.cache_uuid.is_some() && one.cache_uuid == other.cache_uuid;
+    same_uuid && !elsewhere(&one.cache, &other.cache)
 }
 
 /// Checks the devices of a new volume against each other and against those of `others`, by their names.

@@ -1,15 +1,40 @@
 //! Replaces files of the state directory.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+/// Why a file was not replaced durably.
+#[derive(Debug)]
+pub(crate) enum ReplaceError {
+    /// The old one is there.
+    Unchanged(io::Error),
+    /// The new one is there, and a power cut may bring the old one back.
+    Doubtful(io::Error),
+}
+
+impl fmt::Display for ReplaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ReplaceError::Unchanged(error) | ReplaceError::Doubtful(error)) = self;
+        error.fmt(f)
+    }
+}
+
+impl From<ReplaceError> for io::Error {
+    fn from(error: ReplaceError) -> Self {
+        match error {
+            ReplaceError::Unchanged(error) | ReplaceError::Doubtful(error) => error,
+        }
+    }
+}
+
 /// Replaces a file atomically and durably: a crash at any point leaves the old or the new one, whole.
 ///
 /// # Errors
-/// It cannot be written; the old one is there then.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// The file is not replaced, or not durably.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let fresh = Path::new(&fresh);
@@ -18,8 +43,16 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         // On a full filesystem it would only take space.
         let _ = fs::remove_file(fresh);
     }
-    written?;
-    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    written.map_err(ReplaceError::Unchanged)?;
+    path.parent().map_or(Ok(()), sync).map_err(ReplaceError::Doubtful)
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    if failing::has(dir) {
+        return Err(io::Error::other("told to fail"));
+    }
+    File::open(dir)?.sync_all()
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -27,4 +60,24 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
+}
+
+/// Directories whose syncs fail, in tests.
+#[cfg(test)]
+pub(crate) mod failing {
+    use std::path::{Path, PathBuf};
+    use std::sync::Mutex;
+
+    static FAILING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+    /// Has the syncs of a directory fail, or no longer.
+    pub(crate) fn set(dir: &Path, fails: bool) {
+        let mut failing = FAILING.lock().expect("not poisoned");
+        failing.retain(|failing| failing != dir);
+        failing.extend(fails.then(|| dir.to_owned()));
+    }
+
+    pub(super) fn has(dir: &Path) -> bool {
+        FAILING.lock().expect("not poisoned").iter().any(|failing| failing == dir)
+    }
 }

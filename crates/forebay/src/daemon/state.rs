@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::events::Events;
 use super::host_api::Definition;
 use super::known::{Facts, Known, Position};
-use super::replace::replace;
+use super::replace::{ReplaceError, replace};
 use super::socket::lock_file;
 use crate::paths::io_error;
 
@@ -42,9 +42,16 @@ pub(crate) struct Remembered {
     /// A delete has begun. It has succeeded if the cache no longer contains the volume.
     #[serde(default)]
     pub(crate) deleting: bool,
-    /// An older copy of the cache device was accepted for another volume, but not for this one.
+    /// See [`Facts::behind`]. Only in the file.
     #[serde(default)]
-    pub(crate) behind: bool,
+    behind: bool,
+}
+
+impl Remembered {
+    /// Returns the entry of a volume that is served.
+    pub(crate) fn served(volume: Definition, origin_bytes: u64) -> Self {
+        Remembered { volume, started: true, origin_bytes, deleting: false, behind: false }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -76,6 +83,8 @@ pub(crate) struct State {
     events: Arc<Events>,
     /// The facts as last written to the file.
     written: Mutex<Facts>,
+    /// Why the file as last written may not survive a power cut.
+    doubt: Mutex<Option<ApiError>>,
     _lock: File,
 }
 
@@ -96,8 +105,13 @@ impl State {
             dir.display()
         );
         let lock = lock_file(&dir.join("lock"), &in_use)?;
-        let Contents { volumes, caches, deleted, .. } = read(&dir.join("state.json"))?;
+        let Contents { mut volumes, caches, deleted, .. } = read(&dir.join("state.json"))?;
+        let behind = volumes
+            .iter_mut()
+            .filter_map(|entry| std::mem::take(&mut entry.behind).then_some(entry.volume.uuid)?)
+            .collect();
         let facts = Facts {
+            behind,
             caches: caches.into_iter().map(|cache| (cache.uuid, cache.position)).collect(),
             deleted: deleted.into_iter().collect(),
         };
@@ -108,6 +122,7 @@ impl State {
             known: Arc::new(Known::new(facts.clone())),
             events: Events::open(dir),
             written: Mutex::new(facts),
+            doubt: Mutex::default(),
             _lock: lock,
         })
     }
@@ -147,12 +162,32 @@ impl State {
         volumes.into_iter().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
     }
 
-    /// Stores a volume, in place of one of the same name.
+    /// Adds a volume, or replaces it.
     ///
     /// # Errors
     /// As [`State::change`].
+    #[cfg(test)]
     pub(crate) fn put(&self, entry: Remembered) -> Result<(), ApiError> {
-        self.change(|volumes, _| put(volumes, entry))
+        self.change(|volumes, _| {
+            put(volumes, entry);
+            Ok(())
+        })
+    }
+
+    /// Changes fields of a volume, and returns it as it is then. What others change of it meanwhile stays.
+    ///
+    /// # Errors
+    /// As [`State::change`], and [`ErrorKind::NotFound`].
+    pub(crate) fn edit(
+        &self,
+        name: &VolumeName,
+        edit: impl FnOnce(&mut Remembered),
+    ) -> Result<Remembered, ApiError> {
+        self.change(|volumes, _| {
+            let entry = entry_of(volumes, name)?;
+            edit(entry);
+            Ok(entry.clone())
+        })
     }
 
     /// Removes a volume. In this process it is removed even if that cannot be written.
@@ -160,7 +195,10 @@ impl State {
     /// # Errors
     /// As [`State::change`].
     pub(crate) fn remove(&self, name: &VolumeName) -> Result<(), ApiError> {
-        let removed = self.change(|volumes, _| volumes.retain(|entry| entry.volume.name != *name));
+        let removed = self.change(|volumes, _| {
+            volumes.retain(|entry| entry.volume.name != *name);
+            Ok(())
+        });
         if removed.is_err() {
             let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
             volumes.retain(|entry| entry.volume.name != *name);
@@ -168,19 +206,36 @@ impl State {
         removed
     }
 
-    /// Changes the state durably, completely or not at all.
+    /// Changes the newest state durably, completely or not at all.
     ///
     /// # Errors
-    /// The change cannot be made durable; the old state remains.
-    pub(crate) fn change(
+    /// Those of `change`, or the change cannot be written; the old state remains.
+    pub(crate) fn change<T>(
         &self,
-        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts),
-    ) -> Result<(), ApiError> {
+        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        self.change_if(Write::IfChanged, change)
+    }
+
+    /// Checks that the state can be written, before a command has an effect that has to be stored.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        self.change_if(Write::Always, |_, _| Ok(()))
+    }
+
+    fn change_if<T>(
+        &self,
+        write: Write,
+        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
         let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut volumes = self.volumes();
+        let old = self.volumes();
+        let mut volumes = old.clone();
         let mut facts = self.known.facts().clone();
         let before = facts.clone();
-        change(&mut volumes, &mut facts);
+        let result = change(&mut volumes, &mut facts)?;
         if volumes.len() > MAX_VOLUMES {
             let message = format!("a daemon has at most {MAX_VOLUMES} volumes; delete one first");
             return Err(ApiError::new(ErrorKind::Refused, message));
@@ -191,8 +246,11 @@ impl State {
             volumes.iter().any(|entry| keys(entry).contains(&Some(*key)))
         };
         facts.caches.retain(|key, _| used(key));
-        write(&self.dir, &volumes, &facts)
-            .map_err(|error| io_error("cannot write the state in", &self.dir, &error))?;
+        facts.behind.retain(used);
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if write == Write::Always || volumes != old || facts != written || self.is_doubtful() {
+            self.write(&volumes, &facts)?;
+        }
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
         *self.written.lock().unwrap_or_else(PoisonError::into_inner) = facts.clone();
         let mut known = self.known.facts();
@@ -204,7 +262,43 @@ impl State {
         known.caches.retain(|cache, _| {
             !before.caches.contains_key(cache) || facts.caches.contains_key(cache)
         });
+        known.behind.clone_from(&facts.behind);
+        Ok(result)
+    }
+
+    fn write(&self, volumes: &[Remembered], facts: &Facts) -> Result<(), ApiError> {
+        let failed = |error| io_error("cannot write the state in", &self.dir, &error);
+        let replaced = write(&self.dir, volumes, facts);
+        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        *doubt = match replaced {
+            Ok(()) => None,
+            Err(ReplaceError::Unchanged(error)) => return Err(failed(error)),
+            // The new file is there, so this state has to be as it says.
+            Err(ReplaceError::Doubtful(error)) => Some(failed(error)),
+        };
         Ok(())
+    }
+
+    fn is_doubtful(&self) -> bool {
+        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Checks that what was written last survives a power cut; tries to write it again if that is in doubt.
+    ///
+    /// # Errors
+    /// It is in force, and may be lost.
+    pub(crate) fn settle(&self) -> Result<(), ApiError> {
+        if self.is_doubtful() {
+            self.check()?;
+        }
+        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*doubt {
+            None => Ok(()),
+            Some(error) => {
+                let message = format!("it is in force, but a power cut may undo it: {error}");
+                Err(ApiError::failed(message))
+            }
+        }
     }
 
     /// Writes the facts that the host has recorded, if they have changed.
@@ -213,9 +307,27 @@ impl State {
     /// As [`State::change`].
     pub(crate) fn keep_known(&self) -> Result<(), ApiError> {
         let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let news = *self.known.facts() != written;
-        if news { self.change(|_, _| ()) } else { Ok(()) }
+        let news = *self.known.facts() != written || self.is_doubtful();
+        if news { self.change(|_, _| Ok(())) } else { Ok(()) }
     }
+}
+
+/// When the file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Write {
+    Always,
+    IfChanged,
+}
+
+/// Returns the entry of a volume.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`].
+pub(crate) fn entry_of<'a>(
+    volumes: &'a mut [Remembered],
+    name: &VolumeName,
+) -> Result<&'a mut Remembered, ApiError> {
+    volumes.iter_mut().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
 }
 
 /// Replaces a volume of the same name, or appends it.
@@ -281,17 +393,22 @@ fn read(path: &Path) -> Result<Contents, ApiError> {
 }
 
 /// Replaces the file.
-fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> std::io::Result<()> {
+fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> Result<(), ReplaceError> {
     let caches = facts.caches.iter();
+    let mut volumes = volumes.to_vec();
+    for entry in &mut volumes {
+        entry.behind = entry.volume.uuid.is_some_and(|uuid| facts.behind.contains(&uuid));
+    }
     let contents = Contents {
         version: VERSION,
-        volumes: volumes.to_vec(),
+        volumes,
         caches: caches
             .map(|(uuid, position)| KnownCache { uuid: *uuid, position: *position })
             .collect(),
         deleted: facts.deleted.iter().copied().collect(),
     };
-    let mut text = serde_json::to_vec_pretty(&contents)?;
+    let text = serde_json::to_vec_pretty(&contents);
+    let mut text = text.map_err(|error| ReplaceError::Unchanged(error.into()))?;
     text.push(b'\n');
     replace(&dir.join("state.json"), &text)
 }
@@ -303,6 +420,7 @@ mod tests {
     use forebay_admin::Settings;
 
     use super::*;
+    use crate::daemon::replace::failing;
     use crate::daemon::testing::TempDir;
 
     fn entry(name: &str, started: bool) -> Remembered {
@@ -338,6 +456,24 @@ mod tests {
             state.volume(&"c".parse().expect("valid")).map_err(|error| error.kind),
             Err(ErrorKind::NotFound)
         );
+    }
+
+    #[test]
+    fn a_change_that_may_not_survive_a_power_cut_is_in_force_and_is_said_so() {
+        let dir = TempDir::new("state-doubt");
+        let state = State::open(dir.path()).expect("empty");
+        let name: VolumeName = "a".parse().expect("valid");
+        state.put(entry("a", true)).expect("writable");
+        state.settle().expect("durable");
+        failing::set(dir.path(), true);
+        state.edit(&name, |entry| entry.started = false).expect("the new file is there");
+        let told = state.settle().expect_err("not durable");
+        assert!(told.message.contains("a power cut may undo it"), "{told}");
+        let stored = read(&dir.path().join("state.json")).expect("own file");
+        assert_eq!(stored.volumes, state.volumes(), "memory and disk are the same");
+        assert!(!state.volume(&name).expect("there").started);
+        failing::set(dir.path(), false);
+        state.settle().expect("written again");
     }
 
     #[test]

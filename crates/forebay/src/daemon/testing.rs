@@ -25,9 +25,9 @@ use forebay_lane::{Lane, MemoryBudget};
 
 use super::hand_over::Items;
 use super::host_api::{
-    Condition, Count, Definition, Existing, Host, Identity, Remains, StartError,
+    Condition, Copied, Count, Definition, Existing, Host, Identity, Remains, StartError,
 };
-use super::operations::Work;
+use super::work::Work;
 use crate::curve::{Sizes, ram_row};
 
 /// A front end that has an address and serves no client.
@@ -178,7 +178,7 @@ pub(crate) struct FakeHost {
     /// Every request, like `create v`.
     pub(crate) asked: Mutex<Vec<String>>,
     /// Requests that fail, in the words of `asked`; prefixed with `hang`, they run until they are
-    /// cancelled; prefixed with `older` or `unknown`, a start fails with that error, once.
+    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device; prefixed with `older` or `unknown`, a start fails with that error, once.
     pub(crate) failing: Mutex<Vec<String>>,
     /// Called with each request.
     pub(crate) hook: Mutex<Option<Hook>>,
@@ -201,6 +201,11 @@ impl FakeHost {
         let what = format!("{verb} {volume}{how}");
         if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
             hook(&what);
+        }
+        while self.fails(&format!("late {what}")) {
+            assert!(work.commit().is_ok());
+            work.is_late(ApiError::new(ErrorKind::UnderWay, "it waits for /dev/hung"));
+            std::thread::yield_now();
         }
         while self.fails(&format!("hang {what}")) {
             self.hung.lock().expect("not poisoned").insert(volume.clone(), Settings::default());
@@ -254,12 +259,12 @@ impl Host for FakeHost {
         volume: &mut Definition,
         _force: bool,
         work: &Arc<Work>,
-    ) -> Result<(), StartError> {
+    ) -> Result<Copied, StartError> {
         self.ask("adopt", &volume.name, "", work)?;
         volume.block_size = 8192;
         volume.version = 5;
         self.serve(volume);
-        Ok(())
+        Ok(Copied::Current)
     }
 
     fn start(
@@ -267,23 +272,37 @@ impl Host for FakeHost {
         volume: &Definition,
         how: StartRequest,
         work: &Arc<Work>,
-    ) -> Result<(), StartError> {
-        let how = if how.force { " force" } else { "" };
-        self.ask("start", &volume.name, how, work)?;
-        for way in ["older", "unknown"] {
+    ) -> Result<Copied, StartError> {
+        let with = if how.force { " force" } else { "" };
+        self.ask("start", &volume.name, with, work)?;
+        let mut failing = self.failing.lock().expect("not poisoned");
+        let has = |failing: &[String], way: &str| {
             let what = format!("{way} start {}", volume.name);
-            let mut failing = self.failing.lock().expect("not poisoned");
-            if let Some(place) = failing.iter().position(|failing| *failing == what) {
-                failing.remove(place);
-                let error = ApiError::new(ErrorKind::DataAtRisk, way);
-                return Err(match way {
-                    "older" => StartError::Older { cache: FAKE_CACHE, error },
-                    _ => StartError::Unknown(error),
-                });
-            }
+            failing.iter().position(|failing| *failing == what)
+        };
+        if let Some(place) = has(&failing, "unknown") {
+            failing.remove(place);
+            return Err(StartError::Unknown(ApiError::new(ErrorKind::DataAtRisk, "unknown")));
         }
+        let copied = match has(&failing, "older") {
+            None => Copied::Current,
+            Some(_) if !how.force => {
+                return Err(ApiError::new(ErrorKind::DataAtRisk, "older").into());
+            }
+            Some(place) => {
+                failing.remove(place);
+                Copied::Older(FAKE_CACHE)
+            }
+        };
+        drop(failing);
         self.serve(volume);
-        Ok(())
+        Ok(copied)
+    }
+
+    fn show(&self, name: &VolumeName) {
+        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+            hook(&format!("show {name}"));
+        }
     }
 
     fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
@@ -293,7 +312,9 @@ impl Host for FakeHost {
 
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         self.ask("set", &volume.name, "", work)?;
-        self.serve(volume);
+        if let Some(running) = self.running.lock().expect("not poisoned").get_mut(&volume.name) {
+            running.clone_from(volume);
+        }
         Ok(())
     }
 

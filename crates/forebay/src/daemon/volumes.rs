@@ -9,23 +9,25 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, SetRequest, StartRequest,
-    StopRequest, VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, StartRequest, StopRequest,
+    VolumeName, VolumeReport, VolumeState,
 };
-use forebay_core::{Caching, ExportSet};
+use forebay_core::ExportSet;
 use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
+use super::claims::Claims;
 use super::hand_over;
 use super::host_api::{Count, Definition, Host, Remains};
-use super::operations::{Operations, Work};
+use super::operations::{Beside, Operations};
 use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
 use forebay_lane::{MemoryBudget, MemoryUse};
 
 use super::recording::{self, Trace};
-use super::state::{Remembered, State, put};
+use super::state::{Remembered, State, entry_of};
+use super::work::Work;
 
 /// How long a shutdown waits for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,6 +52,7 @@ mod exporting;
 mod noticing;
 mod programs;
 mod ranges;
+mod setting;
 mod starting;
 mod telling;
 mod watching;
@@ -63,6 +66,7 @@ pub(crate) struct Volumes {
     state: State,
     front_ends: Vec<Arc<dyn FrontEnd>>,
     operations: Arc<Operations>,
+    claims: Arc<Claims>,
     /// Why volumes that an operator or the daemon tried to start are not served.
     failures: Mutex<BTreeMap<VolumeName, String>>,
     /// Why served volumes are not exported as their settings say.
@@ -89,6 +93,7 @@ impl Volumes {
             state,
             front_ends,
             operations,
+            claims: Arc::default(),
             failures: Mutex::default(),
             unexported: Mutex::default(),
             waiting,
@@ -245,7 +250,7 @@ impl Volumes {
             (volume.uuid, volume.cache_uuid) = (Some(identity.volume), Some(identity.cache));
         }
         let origin_bytes = self.size_of(&volume.name);
-        Remembered { volume, started: true, origin_bytes, deleting: false, behind: false }
+        Remembered::served(volume, origin_bytes)
     }
 
     /// Returns the size of the origin of a served volume, in bytes.
@@ -260,13 +265,26 @@ impl Volumes {
         name: &VolumeName,
         run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
+        self.operate_beside(verb, name, Beside::None, run)
+    }
+
+    /// As [`Volumes::operate`], beside some that are in progress on the volume.
+    fn operate_beside(
+        self: &Arc<Self>,
+        verb: &'static str,
+        name: &VolumeName,
+        beside: Beside,
+        run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
+    ) -> Result<OperationId, ApiError> {
         self.state.volume(name)?;
         self.end_fills(verb, name);
         let (this, own_name) = (self.clone(), name.clone());
-        self.operations.start(verb, name, move |work| {
+        self.operations.start_beside(verb, name, beside, move |work| {
             // Looked up again: an earlier operation may have changed the volume.
             let entry = this.state.volume(&own_name)?;
-            run(&this, entry, work).inspect_err(|error| {
+            work.hold(this.claims.stored(verb, &entry.volume));
+            let ended = run(&this, entry, work).and_then(|()| this.state.settle());
+            ended.inspect_err(|error| {
                 // A start tells its failures itself.
                 if verb != "start" {
                     this.tell_failed(&own_name, verb, error);
@@ -275,68 +293,8 @@ impl Volumes {
         })
     }
 
-    /// Changes settings; those of a stopped volume take effect at its next start.
-    ///
-    /// # Errors
-    /// There is no such volume, the settings contradict each other, the volume is busy, or it is to be
-    /// paused and is not served.
-    pub(crate) fn set(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        request: SetRequest,
-    ) -> Result<OperationId, ApiError> {
-        let mut volume = self.state.volume(name)?.volume;
-        preflight::change(&volume.cache, &mut volume.settings, &request.settings)?;
-        preflight::check_mode(&volume.cache, &volume.settings)?;
-        self.operate("set", name, move |this, mut entry, work| {
-            let was_paused = entry.volume.settings.caching == Caching::Paused;
-            let old = entry.volume.clone();
-            request.settings.apply(&mut entry.volume.settings)?;
-            this.check_exports(&entry.volume.settings.export.without(&old.settings.export))?;
-            if entry.volume.settings.caching == Caching::Paused && !was_paused {
-                // Its dirty blocks are written to the origin first.
-                this.check_served(&entry.volume.name, "pause")?;
-            }
-            entry.volume.version += 1;
-            let volume = entry.volume.clone();
-            let sharing = this.sharing(&volume);
-            // Stored first: if the daemon dies in between, the next start applies it.
-            this.state.change(|volumes, _| {
-                share(volumes, &sharing, &volume);
-                put(volumes, entry);
-            })?;
-            if !this.is_served(&volume.name) {
-                this.tell_settings(&old, &volume);
-                return Ok(());
-            }
-            this.apply(&volume, &old, work).inspect_err(|_| {
-                this.undo(|volumes| {
-                    // The version stays incremented. What the other volumes do not share may have been changed
-                    // since.
-                    let mut those =
-                        volumes.iter_mut().filter(|entry| entry.volume.name == old.name);
-                    if let Some(entry) = those.next() {
-                        entry.volume.settings = old.settings.clone();
-                    }
-                    share(volumes, &sharing, &old);
-                });
-            })?;
-            this.tell_settings(&old, &volume);
-            Ok(())
-        })
-    }
-
-    /// Returns the other volumes on the same cache device.
-    fn sharing(&self, volume: &Definition) -> Vec<VolumeName> {
-        let others = self.state.volumes().into_iter().map(|entry| entry.volume);
-        others
-            .filter(|other| other.name != volume.name && preflight::same_cache(volume, other))
-            .map(|other| other.name)
-            .collect()
-    }
-
     /// Reverts the stored change of a failed command.
-    fn undo(&self, change: impl FnOnce(&mut Vec<Remembered>)) {
+    fn undo(&self, change: impl FnOnce(&mut Vec<Remembered>) -> Result<(), ApiError>) {
         if let Err(error) = self.state.change(|volumes, _| change(volumes)) {
             tracing::error!("cannot revert the stored change of a failed command: {error}");
         }
@@ -390,33 +348,33 @@ impl Volumes {
         StopRequest { force, abandon }: StopRequest,
     ) -> Result<OperationId, ApiError> {
         self.supersede(name);
-        self.operate("stop", name, move |this, mut entry, work| {
+        self.operate("stop", name, move |this, Remembered { volume, .. }, work| {
             work.limit(ANSWER_PATIENCE);
-            let name = entry.volume.name.clone();
+            let name = volume.name.clone();
             if !abandon && this.is_served(&name) {
                 this.host.check_origin_path(&name, work)?;
             }
             this.withdraw(&name, &ExportSet::NONE, force)
-                .inspect_err(|_| this.publish_again(&entry.volume))?;
-            this.waiting().remove(&name);
-            if entry.started {
-                // Stored first: a daemon that dies in between must not serve it again by itself.
+                .inspect_err(|_| this.publish_again(&volume))?;
+            // Stored first: a daemon that dies in between must not serve it again by itself.
+            let stored = this.state.edit(&name, |entry| {
+                entry.volume.version += u64::from(entry.started);
                 entry.started = false;
-                entry.volume.version += 1;
-                this.state.put(entry.clone())?;
-            }
+            });
+            let Remembered { volume, .. } = stored.inspect_err(|_| this.publish_again(&volume))?;
+            this.waiting().remove(&name);
             this.note_failure(&name, None);
             if !this.is_served(&name) {
-                return Ok(());
+                return this.claims.check_free_of(&name);
             }
-            let stopped = this.host.stop(&entry.volume, abandon, work);
+            let stopped = this.host.stop(&volume, abandon, work);
             if !this.is_served(&name) {
                 this.tell_stopped(&name, force);
             } else if stopped.is_err() {
-                this.publish_again(&entry.volume);
+                this.publish_again(&volume);
                 this.undo(|volumes| {
-                    entry.started = true;
-                    put(volumes, entry);
+                    entry_of(volumes, &name)?.started = true;
+                    Ok(())
                 });
             }
             stopped
@@ -466,34 +424,34 @@ impl Volumes {
         discard_dirty: bool,
         wipe: bool,
     ) -> Result<OperationId, ApiError> {
+        let beside = if discard_dirty { Beside::Late } else { Beside::None };
         if discard_dirty {
             self.supersede(name);
         }
-        self.operate("delete", name, move |this, mut entry, work| {
+        self.operate_beside("delete", name, beside, move |this, Remembered { volume, .. }, work| {
             work.limit(ANSWER_PATIENCE);
-            let volume = entry.volume.clone();
             if wipe {
                 this.check_wipe(&volume)?;
             }
             this.withdraw(&volume.name, &ExportSet::NONE, false)
                 .inspect_err(|_| this.publish_again(&volume))?;
             if discard_dirty {
-                work.limit(PARTING_PATIENCE);
                 this.delete_whatever_happens(&volume, work)?;
                 return if wipe { this.wipe(&volume, work) } else { Ok(()) };
             }
             // Tells a restarted daemon why the cache no longer contains the volume.
-            entry.deleting = true;
-            this.state.put(entry.clone())?;
+            this.state
+                .edit(&volume.name, |entry| entry.deleting = true)
+                .inspect_err(|_| this.publish_again(&volume))?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
                 this.publish_again(&volume);
-                if work.is_cancelled() {
-                    // A write that has begun on the cache device may still delete it there.
+                if work.has_committed() {
+                    // The volume may have been struck from its cache device. A start that finds it there takes this back.
                     return;
                 }
                 this.undo(|volumes| {
-                    entry.deleting = false;
-                    put(volumes, entry);
+                    entry_of(volumes, &volume.name)?.deleting = false;
+                    Ok(())
                 });
             })?;
             this.waiting().remove(&volume.name);
@@ -513,14 +471,17 @@ impl Volumes {
         volume: &Definition,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
+        let cancelled = |_| ApiError::new(ErrorKind::Cancelled, "cancelled");
+        let _effect = work.commit().map_err(cancelled)?;
         self.state.change(|volumes, known| {
             volumes.retain(|entry| entry.volume.name != volume.name);
             known.deleted.extend(volume.uuid);
+            Ok(())
         })?;
         self.waiting().remove(&volume.name);
         self.note_failure(&volume.name, None);
         self.tell_deleted(&volume.name, true);
-        let remains = self.host.delete(volume, true, work);
+        let remains = self.host.delete(volume, true, &work.beside(PARTING_PATIENCE));
         match (remains, volume.uuid) {
             (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid),
             (Ok(Remains::None), None) => {}
@@ -539,7 +500,11 @@ impl Volumes {
     /// Removes a volume's UUID from the deleted ones, because nothing of it is left. A failure to
     /// write this is harmless: the UUID is unique.
     fn forget_deleted(&self, volume: Uuid) {
-        if let Err(error) = self.state.change(|_, known| known.deleted.retain(|it| *it != volume)) {
+        let forgotten = self.state.change(|_, known| {
+            known.deleted.remove(&volume);
+            Ok(())
+        });
+        if let Err(error) = forgotten {
             tracing::warn!("cannot remove a deleted volume from the state yet: {error}");
         }
     }
@@ -571,13 +536,6 @@ impl Volumes {
             Some(failure) => failures.insert(name.clone(), failure.to_string()),
             None => failures.remove(name),
         };
-    }
-}
-
-/// Copies the settings that volumes of one cache share from `volume` to the others.
-fn share(volumes: &mut [Remembered], sharing: &[VolumeName], volume: &Definition) {
-    for other in volumes.iter_mut().filter(|other| sharing.contains(&other.volume.name)) {
-        other.volume.settings.share(&volume.settings);
     }
 }
 

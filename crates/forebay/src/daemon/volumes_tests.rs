@@ -1,12 +1,15 @@
 //! Volumes over a fake host: its requests, the stored state, and restarts.
 
-use forebay_admin::{Assignments, Operation, RangesRequest, StopRequest as Stopping};
+use forebay_admin::{Assignments, Operation, RangesRequest, SetRequest, StopRequest as Stopping};
 use forebay_core::Durability;
 
 use super::starting::Restored;
 use super::*;
 use crate::daemon::signals::{End, StopRequest};
 use crate::daemon::testing::{FakeFrontEnd, FakeHost, TempDir};
+
+#[path = "volumes/overlapping_tests.rs"]
+mod overlapping;
 
 struct Daemon {
     dir: TempDir,
@@ -416,6 +419,7 @@ fn a_change_that_fails_leaves_what_another_volume_was_given_meanwhile() {
         let change = |all: &mut Vec<Remembered>| {
             let mut those = all.iter_mut().filter(|entry| entry.volume.name.as_str() == "b");
             those.next().expect("there").volume.settings.durability = Durability::Strict;
+            Ok(())
         };
         volumes.state.change(|all, _| change(all)).expect("writable");
     });

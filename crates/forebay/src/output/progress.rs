@@ -45,7 +45,8 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
         let interrupted = interrupts()?;
         let mut asked = false;
         let mut display = Display::new(label);
-        while operation.state == OperationState::Running {
+        // One with an error waits for a device, and this does not wait for it any longer.
+        while operation.state == OperationState::Running && operation.error.is_none() {
             let elapsed = Duration::from_millis(operation.elapsed_ms);
             display.show(label, operation.progress, elapsed);
             std::thread::sleep(POLL);

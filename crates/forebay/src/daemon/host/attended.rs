@@ -10,7 +10,7 @@ use forebay_admin::{ApiError, ErrorKind, VolumeName};
 
 use super::EngineHost;
 use super::lanes::unfinished;
-use crate::daemon::operations::Work;
+use crate::daemon::work::Work;
 
 /// How often an operation checks whether to give up.
 const STEP: Duration = Duration::from_millis(25);
@@ -49,9 +49,9 @@ impl<T> Meeting<T> {
 }
 
 impl EngineHost {
-    /// Runs `job` for a volume, and waits for its end. Gives up when the work is cancelled, or when
-    /// a device that the volume waits for has not answered for as long as the work allows: the work counts as cancelled
-    /// then, and `undo` reverts a late result.
+    /// Runs `job` for a volume, and waits for its end. When the work is cancelled, or a device that the volume waits for
+    /// has not answered for as long as the work allows, the work is withdrawn: this returns, and the job ends without an
+    /// effect when the device answers. If it has committed already, it is late, and still waited for.
     ///
     /// # Errors
     /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
@@ -60,7 +60,6 @@ impl EngineHost {
         name: &VolumeName,
         work: &Arc<Work>,
         job: impl FnOnce(&Arc<Self>, &Arc<Work>) -> Result<T, E> + Send + 'static,
-        undo: impl FnOnce(&Arc<Self>, T) + Send + 'static,
     ) -> Result<T, E>
     where
         T: Send + 'static,
@@ -71,17 +70,17 @@ impl EngineHost {
         let (host, own, own_work, own_name) =
             (self.clone(), meeting.clone(), work.clone(), name.clone());
         let thread = std::thread::Builder::new().name("attended".to_owned());
+        let claim = work.claim();
         let spawned = thread.spawn(move || {
             let result = catch_unwind(AssertUnwindSafe(|| job(&host, &own_work)))
                 .unwrap_or_else(|_| Err(unfinished().into()));
-            match own.end(result) {
+            drop((claim, own_work));
+            match own.end(result).map(|result| result.map_err(Into::<ApiError>::into)) {
                 None => {}
-                Some(Ok(result)) => {
+                Some(Ok(_)) => {
                     tracing::info!(volume = %own_name, "an abandoned operation has completed");
-                    undo(&host, result);
                 }
                 Some(Err(error)) => {
-                    let error: ApiError = error.into();
                     tracing::info!(volume = %own_name, "an abandoned operation has failed: {error}");
                 }
             }
@@ -95,29 +94,38 @@ impl EngineHost {
                 Stage::Ended(result) => return result,
                 Stage::AtWork | Stage::Left => {}
             }
-            if work.is_cancelled()
-                && cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP
-            {
-                *stage = Stage::Left;
-                let message = match self.served.waits_for(name) {
-                    Some(wait) => format!("cancelled: {wait}"),
-                    None => "cancelled".to_owned(),
-                };
-                return Err(ApiError::new(ErrorKind::Cancelled, message).into());
-            }
-            if let Some(patience) = work.patience()
-                && let Some(wait) = self.served.waits_for(name)
-                && wait.seconds >= patience.as_secs()
-            {
-                *stage = Stage::Left;
-                // Before the command reports the failure: from here on the job starts no further effect.
-                work.cancel();
-                let message = format!("{wait}; 'forebay show {name}' shows whether it still waits");
-                return Err(ApiError::failed(message).into());
+            let asked = work.is_cancelled()
+                && cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP;
+            if let Some(error) = self.why_given_up(name, work, asked) {
+                if work.withdraw() {
+                    *stage = Stage::Left;
+                    return Err(error.into());
+                }
+                let message = format!(
+                    "the command has begun; it is completed or taken back when the device answers: {}",
+                    error.message
+                );
+                work.is_late(ApiError::new(ErrorKind::UnderWay, message));
             }
             let waited = meeting.changed.wait_timeout(stage, STEP);
             stage = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Returns why work should not be waited for any longer, if so. `asked`: it was cancelled, and has not ended soon.
+    fn why_given_up(&self, name: &VolumeName, work: &Work, asked: bool) -> Option<ApiError> {
+        let wait = self.served.waits_for(name);
+        if asked {
+            let message = match wait {
+                Some(wait) => format!("cancelled: {wait}"),
+                None => "cancelled".to_owned(),
+            };
+            return Some(ApiError::new(ErrorKind::Cancelled, message));
+        }
+        let wait =
+            wait.filter(|wait| work.patience().is_some_and(|it| wait.seconds >= it.as_secs()))?;
+        let message = format!("{wait}; 'forebay show {name}' shows whether it still waits");
+        Some(ApiError::failed(message))
     }
 }
 

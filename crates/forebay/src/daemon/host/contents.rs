@@ -9,7 +9,7 @@ use forebay_ram::prefetch::prefetch;
 
 use super::{EngineHost, faults};
 use crate::daemon::host_api::Definition;
-use crate::daemon::operations::Work;
+use crate::daemon::work::Work;
 use crate::devices::NO_CACHE;
 
 fn refused(message: String) -> ApiError {
@@ -32,7 +32,7 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         let own = volume.clone();
         let run = move |host: &Arc<Self>, work: &Arc<Work>| host.drop_now(&own, tiers, work);
-        self.attended(&volume.name, work, run, |_, ()| ())
+        self.attended(&volume.name, work, run)
     }
 
     fn drop_now(

@@ -1,6 +1,9 @@
 //! Creates and adopts volumes, and formats caches for them.
 
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,7 +11,7 @@ use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::BlockSize;
 use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, VolumeSpec, settings_of};
-use forebay_format::{PAGE, Superblock, Uuid};
+use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_lane::MemoryBudget;
 use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
@@ -17,20 +20,58 @@ use super::inspect::{self, Content};
 use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, claim, claim_for, faults, settings};
-use crate::daemon::host_api::{Definition, Existing, StartError};
-use crate::daemon::operations::Work;
+use crate::daemon::host_api::{Copied, Definition, Existing, StartError};
 use crate::daemon::preflight::same_cache;
+use crate::daemon::work::{Effect, Work};
+use crate::paths::io_error;
 
-/// A newly created file, deleted on drop unless it is kept.
-struct Made(Option<PathBuf>);
+/// A newly created file, deleted on drop unless it is kept, was replaced, or is in use.
+struct Made(Option<NewFile>);
+
+struct NewFile {
+    memory: Arc<MemoryBudget>,
+    field: &'static str,
+    spec: DeviceSpec,
+    path: PathBuf,
+    /// Filesystem and inode.
+    identity: (u64, u64),
+}
+
+impl NewFile {
+    /// Deletes the file, if it is still the one that was created. The claim keeps others out meanwhile.
+    fn delete(&self) -> Result<(), ApiError> {
+        let _claimed = claim(&self.memory, self.field, &self.spec.made())?;
+        let failed = |error| io_error("cannot delete", &self.path, &error);
+        if identity(&self.path).map_err(failed)? == self.identity {
+            fs::remove_file(&self.path).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::metadata(path).map(|file| (file.dev(), file.ino()))
+}
 
 impl Made {
     /// Creates the file of a specification with a size, if it is missing.
-    fn new(memory: &Arc<MemoryBudget>, field: &str, spec: &DeviceSpec) -> Result<Self, ApiError> {
+    fn new(
+        memory: &Arc<MemoryBudget>,
+        field: &'static str,
+        spec: &DeviceSpec,
+    ) -> Result<Self, ApiError> {
         let missing = spec.path().filter(|path| matches!(path.try_exists(), Ok(false)));
-        let Some(path) = missing.map(|path| path.to_owned()) else { return Ok(Made(None)) };
-        drop(claim(memory, field, spec)?);
-        Ok(Made(Some(path)))
+        let Some(path) = missing.map(Path::to_owned) else { return Ok(Made(None)) };
+        let _claimed = claim(memory, field, spec)?;
+        let identity =
+            identity(&path).map_err(|error| io_error("cannot look at", &path, &error))?;
+        Ok(Made(Some(NewFile {
+            memory: memory.clone(),
+            field,
+            spec: spec.clone(),
+            path,
+            identity,
+        })))
     }
 
     fn keep(mut self) {
@@ -40,8 +81,8 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        if let Some(path) = self.0.take() {
-            let _ = std::fs::remove_file(path);
+        if let Some(Err(error)) = self.0.take().map(|file| file.delete()) {
+            tracing::warn!("a file that was created for a volume stays: {error}");
         }
     }
 }
@@ -56,24 +97,16 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         self.served.begin(volume)?;
-        let (own, unwanted) = (volume.clone(), volume.clone());
+        self.lanes.hidden.hide(&volume.name);
+        let own = volume.clone();
         let volumes = volumes.to_vec();
-        self.attended(
-            &volume.name,
-            work,
-            move |host, work| {
-                let result = host.create_now(&own, existing, &volumes, work);
-                if result.is_err() {
-                    host.served.remove(&own.name);
-                }
-                result
-            },
-            move |host, ()| {
-                if let Err(error) = host.delete_now(&unwanted, true, &Arc::default()) {
-                    tracing::error!(volume = %unwanted.name, "cannot undo the abandoned creation: {error}");
-                }
-            },
-        )
+        self.attended(&volume.name, work, move |host, work| {
+            let result = host.create_now(&own, existing, &volumes, work);
+            if result.is_err() {
+                host.served.remove(&own.name);
+            }
+            result
+        })
     }
 
     fn create_now(
@@ -116,9 +149,9 @@ impl EngineHost {
         let created = self.using(&place, || {
             let new = New { volume, existing, seen: seen.as_ref(), volumes, work };
             let open = self.open_new(&new, &cache_spec, &origin, &place)?;
-            work.goes_on().map_err(|_| faults::given_up())?;
+            let effect = work.commit().map_err(|_| faults::given_up())?;
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
-            self.create_in(volume, origin, &place, &open)
+            self.create_in(volume, origin, &place, &open, &effect)
         });
         if created.is_ok() {
             made.into_iter().for_each(Made::keep);
@@ -161,7 +194,7 @@ impl EngineHost {
         let room = blocks_of(volume, origin);
         place.is_copy.store(false, Ordering::SeqCst);
         let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
-        self.remove_deleted(place, &opened);
+        self.remove_deleted(place, &opened, volume.uuid);
         *cache = Some(opened.clone());
         Ok(opened)
     }
@@ -172,23 +205,18 @@ impl EngineHost {
         volume: &mut Definition,
         force: bool,
         work: &Arc<Work>,
-    ) -> Result<(), StartError> {
+    ) -> Result<Copied, StartError> {
         self.served.begin(volume)?;
         let own = volume.clone();
-        let unwanted = volume.name.clone();
-        *volume = self.attended(
-            &volume.name,
-            work,
-            move |host, work| {
-                let result = host.adopt_now(&own, force, work);
-                if result.is_err() {
-                    host.served.remove(&own.name);
-                }
-                result
-            },
-            move |host, _| host.stop_unwanted(&unwanted),
-        )?;
-        Ok(())
+        let (adopted, copied) = self.attended(&volume.name, work, move |host, work| {
+            let result = host.adopt_now(&own, force, work);
+            if result.is_err() {
+                host.served.remove(&own.name);
+            }
+            result
+        })?;
+        *volume = adopted;
+        Ok(copied)
     }
 
     fn adopt_now(
@@ -196,7 +224,7 @@ impl EngineHost {
         asked: &Definition,
         force: bool,
         work: &Arc<Work>,
-    ) -> Result<Definition, StartError> {
+    ) -> Result<(Definition, Copied), StartError> {
         let mut volume = asked.clone();
         let cache_spec = made("cache", &volume.cache)?;
         if cache_spec.is_volatile() {
@@ -231,33 +259,7 @@ impl EngineHost {
                 }
             }
         };
-        if volume.stored_as.is_some() && inspect::record_of(&records, &volume.name).is_some() {
-            let message =
-                format!("name: {} holds a volume '{}' already", volume.cache, volume.name);
-            return Err(ApiError::new(ErrorKind::Refused, message).about("name").into());
-        }
-        let Some(record) = inspect::record_of(&records, volume.stored_name()) else {
-            let names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
-            let message = format!(
-                "name: {} holds no volume '{}'; it holds {}",
-                volume.cache,
-                volume.stored_name(),
-                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-            );
-            return Err(ApiError::new(ErrorKind::Refused, message).about("name").into());
-        };
-        if self.caches.known.is_deleted(record.uuid) {
-            if !force {
-                let message = format!(
-                    "name: '{}' was deleted by this daemon while {} was unavailable; its blocks there may be older than the origin; use --force to adopt it anyway",
-                    volume.name, volume.cache
-                );
-                return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("name").into());
-            }
-            if volume.stored_as.is_none() {
-                self.caches.known.facts().deleted.remove(&record.uuid);
-            }
-        }
+        let record = self.to_adopt(&volume, &records, force)?;
         volume.block_size = block.bytes();
         volume.alignment = record.alignment.into();
         let settings = settings_of(record);
@@ -265,9 +267,49 @@ impl EngineHost {
         volume.settings = settings::for_operator(&settings);
         let uuid = if volume.stored_as.is_some() { Uuid::new_v4() } else { record.uuid };
         (volume.uuid, volume.cache_uuid) = (Some(uuid), Some(cache));
-        self.bring_up(&volume, &How { force, verify: false, work: work.clone() })?;
+        self.lanes.hidden.hide(&volume.name);
+        let copied = self.bring_up(&volume, &How { force, verify: false, work: work.clone() })?;
         volume.stored_as = None;
-        Ok(volume)
+        Ok((volume, copied))
+    }
+
+    /// Returns the record of a volume that is adopted.
+    fn to_adopt<'a>(
+        &self,
+        volume: &Definition,
+        records: &'a [VolumeRecord],
+        force: bool,
+    ) -> Result<&'a VolumeRecord, ApiError> {
+        if volume.stored_as.is_some() && inspect::record_of(records, &volume.name).is_some() {
+            let message =
+                format!("name: {} holds a volume '{}' already", volume.cache, volume.name);
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        }
+        let Some(record) = inspect::record_of(records, volume.stored_name()) else {
+            let names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
+            let message = format!(
+                "name: {} holds no volume '{}'; it holds {}",
+                volume.cache,
+                volume.stored_name(),
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            );
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        };
+        if self.caches.known.is_deleted(record.uuid) && !force {
+            let message = format!(
+                "name: '{}' was deleted by this daemon while {} was unavailable; its blocks there may be older than the origin; use --force to adopt it anyway",
+                volume.name, volume.cache
+            );
+            return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("name"));
+        }
+        if volume.uuid.is_some_and(|known| known != record.uuid) {
+            let message = format!(
+                "name: this daemon has another volume '{}', on another cache; adopt this one under another name with 'forebay create {} --adopt --as OTHER', or delete that volume first",
+                volume.name, volume.name
+            );
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        }
+        Ok(record)
     }
 
     /// Creates the volume in an open cache.
@@ -277,6 +319,7 @@ impl EngineHost {
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
         cache: &Arc<Cache>,
+        _: &Effect,
     ) -> Result<(), ApiError> {
         let known = |cache: &Cache| {
             cache.store.volumes().iter().any(|record| record.name == volume.name.as_str())
@@ -363,6 +406,7 @@ impl EngineHost {
         &self,
         volume: &Definition,
         device: &Arc<dyn Device>,
+        _: &Effect,
     ) -> Result<(), ApiError> {
         self.fits(volume, device)?;
         let block = BlockSize::new(volume.block_size).unwrap_or_default();

@@ -10,7 +10,7 @@ use forebay_ram::{Deferral, Tier, write_down};
 use super::EngineHost;
 use super::ram::{RamTier, deferral};
 use super::report::last_error;
-use crate::daemon::operations::Work;
+use crate::daemon::work::Work;
 
 /// Time until data that could not be written down is tried again at the daemon's end.
 const AGAIN: Duration = Duration::from_millis(500);

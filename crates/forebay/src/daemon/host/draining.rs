@@ -10,7 +10,7 @@ use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use super::report::Running;
 use super::{CLOSE_PATIENCE, EngineHost};
 use crate::daemon::host_api::Definition;
-use crate::daemon::operations::Work;
+use crate::daemon::work::Work;
 
 /// How often the progress of a drain is checked. Nothing is served at the end meanwhile.
 const STEP: Duration = Duration::from_millis(10);

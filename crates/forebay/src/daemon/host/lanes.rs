@@ -1,15 +1,16 @@
 //! The lanes: threads that serve requests, and run jobs for the rest of the daemon.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_admin::ApiError;
+use forebay_admin::{ApiError, VolumeName};
 use forebay_core::Clock;
 use forebay_device::Device;
 use forebay_engine::{
@@ -47,6 +48,7 @@ pub(super) struct LaneState {
     engines: RefCell<Vec<(u64, Rc<EngineLane>)>>,
     front_ends: RefCell<Vec<Box<dyn LaneFrontEnd>>>,
     ram: Arc<RamTiers>,
+    hidden: Arc<Hidden>,
 }
 
 impl LaneState {
@@ -55,6 +57,7 @@ impl LaneState {
         front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
         ram: Arc<RamTiers>,
+        hidden: Arc<Hidden>,
     ) -> io::Result<Rc<Self>> {
         let register = this.clone();
         let context = LaneContext {
@@ -73,6 +76,7 @@ impl LaneState {
             engines: RefCell::default(),
             front_ends: RefCell::default(),
             ram,
+            hidden,
         });
         let exports = Rc::new(LaneExports(Rc::downgrade(&state)));
         for front_end in front_ends {
@@ -84,6 +88,9 @@ impl LaneState {
 
     /// Returns a volume as clients see it; `None`: it is not served.
     pub(super) fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
+        if self.hidden.has(name) {
+            return None;
+        }
         let volume = self.engines().iter().find_map(|engine| engine.target(name))?;
         let top: Rc<dyn BlockService> = match self.ram.of(name) {
             Some(tier) => RamVolume::new(tier, volume.clone(), self.context.lane.clone()),
@@ -165,6 +172,31 @@ impl LaneState {
     }
 }
 
+/// Volumes that run, and that clients must not see before the daemon's state has them: what they wrote would be lost
+/// if the daemon died in between.
+#[derive(Default)]
+pub(super) struct Hidden(Mutex<BTreeSet<String>>);
+
+impl Hidden {
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hides a volume from clients that connect from now on.
+    pub(super) fn hide(&self, name: &VolumeName) {
+        self.names().insert(name.to_string());
+    }
+
+    /// Shows it.
+    pub(super) fn show(&self, name: &VolumeName) {
+        self.names().remove(name.as_str());
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.names().contains(name)
+    }
+}
+
 /// Exports of one lane: the running volumes of all caches, and raw devices.
 struct LaneExports(Weak<LaneState>);
 
@@ -175,6 +207,7 @@ impl Exports for LaneExports {
         for engine in state.engines() {
             names.extend(engine.names());
         }
+        names.retain(|name| !state.hidden.has(name));
         names
     }
 
@@ -203,6 +236,8 @@ pub(super) struct Lanes {
     threads: Mutex<Vec<LaneThread>>,
     memory: Arc<MemoryBudget>,
     clock: Arc<dyn Clock>,
+    /// Volumes that clients do not see yet.
+    pub(super) hidden: Arc<Hidden>,
 }
 
 impl Lanes {
@@ -221,15 +256,16 @@ impl Lanes {
         let wide_ring = front_ends.iter().any(|front_end| front_end.needs_wide_ring());
         let options = LaneOptions { wide_ring, ..LaneOptions::default() };
         let mut threads = Vec::new();
+        let hidden = Arc::<Hidden>::default();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
             let (front_ends, devices) = (front_ends.to_vec(), devices.to_vec());
-            let ram = ram.clone();
+            let (ram, own_hidden) = (ram.clone(), hidden.clone());
             let failed = Arc::new(Mutex::new(None));
             let told = failed.clone();
             let name = format!("lane-{number}");
             let thread =
                 LaneThread::spawn(&name, LaneId(number), clock.clone(), options, move |this| {
-                    match LaneState::new(this, &front_ends, &devices, ram) {
+                    match LaneState::new(this, &front_ends, &devices, ram, own_hidden) {
                         Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
                         Err(error) => {
                             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
@@ -243,7 +279,7 @@ impl Lanes {
             }
         }
         let remotes = threads.iter().map(|thread| thread.remote().clone()).collect();
-        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone(), clock })
+        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone(), clock, hidden })
     }
 
     /// Returns the memory budget that they share.

@@ -67,13 +67,13 @@ use super::block_lists::BlockLists;
 use super::events::Events;
 use super::hand_over::Items;
 use super::host_api::{
-    Condition, Count, Definition, Existing, Host, Identity, Remains, StartError,
+    Condition, Copied, Count, Definition, Existing, Host, Identity, Remains, StartError,
 };
 use super::known::Known;
 use super::ledger::Notes;
 use super::notify::Ending;
-use super::operations::Work;
 use super::state::State;
+use super::work::Work;
 use crate::curve::Sizes;
 use crate::ring_remedy;
 use caches::Caches;
@@ -286,7 +286,7 @@ impl Host for Arc<EngineHost> {
         volume: &mut Definition,
         force: bool,
         work: &Arc<Work>,
-    ) -> Result<(), StartError> {
+    ) -> Result<Copied, StartError> {
         self.adopt_volume(volume, force, work)
     }
 
@@ -295,8 +295,12 @@ impl Host for Arc<EngineHost> {
         volume: &Definition,
         how: StartRequest,
         work: &Arc<Work>,
-    ) -> Result<(), StartError> {
+    ) -> Result<Copied, StartError> {
         self.start_volume(volume, how, work)
+    }
+
+    fn show(&self, name: &VolumeName) {
+        self.lanes.hidden.show(name);
     }
 
     fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {

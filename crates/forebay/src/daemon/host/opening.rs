@@ -22,8 +22,9 @@ use super::report::{self, Wait};
 use super::volumes::{blocks_of, made};
 use super::{CLOSE_PATIENCE, EngineHost, How, access_of, claim, claim_for, faults, settings};
 use crate::daemon::events::NewEvent;
-use crate::daemon::host_api::{Definition, StartError};
+use crate::daemon::host_api::{Copied, Definition, StartError};
 use crate::daemon::known::Position;
+use crate::daemon::preflight;
 
 /// How long to wait for users of a stopped volume.
 const LINGERING: Duration = Duration::from_millis(500);
@@ -40,7 +41,7 @@ impl EngineHost {
         self: &Arc<Self>,
         volume: &Definition,
         how: &How,
-    ) -> Result<(), StartError> {
+    ) -> Result<Copied, StartError> {
         let name = &volume.name;
         self.served.ram.make(name, &volume.settings, self.lanes.memory(), self.lanes.clock())?;
         let origin = {
@@ -56,11 +57,15 @@ impl EngineHost {
             let place = self.caches.place(&spec, name)?;
             (spec, place)
         };
-        self.using(&place, || match place.volatile {
-            true => self.bring_up_in_ram(volume, &spec, origin, &place).map_err(StartError::from),
-            false => self.bring_up_at(volume, how, &spec, origin, &place),
+        let copied = self.using(&place, || {
+            if place.volatile {
+                self.bring_up_in_ram(volume, how, &spec, origin, &place)?;
+                return Ok(Copied::Current);
+            }
+            self.bring_up_at(volume, how, &spec, origin, &place)
         })?;
-        Ok(self.begin_deferring(name, &volume.settings)?)
+        self.begin_deferring(name, &volume.settings)?;
+        Ok(copied)
     }
 
     /// Runs `run` with the cache of a place kept open, and closes the cache if it has no volume
@@ -123,10 +128,12 @@ impl EngineHost {
     fn bring_up_in_ram(
         &self,
         volume: &Definition,
+        how: &How,
         spec: &DeviceSpec,
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<(), ApiError> {
+        let effect = how.work.commit().map_err(|_| faults::given_up())?;
         let opened = {
             let mut cache = place.lock();
             // A stop left this cache open because a request still waited for the origin.
@@ -134,13 +141,13 @@ impl EngineHost {
                 self.close(place, &left, CLOSE_PATIENCE)?;
             }
             let device = claim(&self.memory, "cache", spec)?;
-            self.format(volume, &device)?;
+            self.format(volume, &device, &effect)?;
             let room = blocks_of(volume, &origin);
             let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
             *cache = Some(opened.clone());
             opened
         };
-        self.create_in(volume, origin, place, &opened)
+        self.create_in(volume, origin, place, &opened, &effect)
     }
 
     fn bring_up_at(
@@ -150,10 +157,14 @@ impl EngineHost {
         spec: &DeviceSpec,
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
-    ) -> Result<(), StartError> {
-        let open = self.open_for(volume, how.force, spec, &origin, place)?;
+    ) -> Result<Copied, StartError> {
+        let (open, copied) = self.open_for(volume, how.force, spec, &origin, place)?;
+        if copied != Copied::Current {
+            // Until the state says that an older copy was accepted.
+            self.lanes.hidden.hide(&volume.name);
+        }
         let wanted = settings::of(volume);
-        let renamed = self.take_name(volume, place, &open)?;
+        let renamed = self.take_name(volume, how, place, &open)?;
         let attached = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             let (number, name, how) = (place.number, volume.name.to_string(), how.clone());
@@ -168,9 +179,9 @@ impl EngineHost {
                     !work.is_cancelled()
                 };
                 let on_verify = verify.then_some(&report as OnVerify<'_>);
-                let goes_on = || work.goes_on();
+                let commit = || work.commit().map(drop);
                 let attached =
-                    engine.attach_with(&name, origin, sector_size, force, on_verify, &goes_on);
+                    engine.attach_with(&name, origin, sector_size, force, on_verify, &commit);
                 attached.await.map_err(faults::engine)
             })
         };
@@ -195,7 +206,7 @@ impl EngineHost {
         self.served.running(volume, place, &open, &attached);
         self.tell_change(volume, &attached);
         self.pin_again(volume);
-        Ok(())
+        Ok(copied)
     }
 
     /// Gives a volume that is adopted under another name that name, and a UUID of its own; also the other volumes of its
@@ -203,10 +214,12 @@ impl EngineHost {
     fn take_name(
         &self,
         volume: &Definition,
+        how: &How,
         place: &Place,
         open: &Cache,
     ) -> Result<Vec<Naming>, ApiError> {
         let Some(stored) = &volume.stored_as else { return Ok(Vec::new()) };
+        let _effect = how.work.commit().map_err(|_| faults::given_up())?;
         let is_first = open.volumes().is_empty();
         let records = open.store.volumes().into_iter();
         let concerned = |record: &VolumeRecord| is_first || record.name == stored.as_str();
@@ -246,7 +259,7 @@ impl EngineHost {
         spec: &DeviceSpec,
         origin: &Arc<dyn Device>,
         place: &Arc<Place>,
-    ) -> Result<Arc<Cache>, StartError> {
+    ) -> Result<(Arc<Cache>, Copied), StartError> {
         let mut look = None;
         loop {
             let wait = self.served.wait_for(&volume.name, &volume.cache);
@@ -256,8 +269,8 @@ impl EngineHost {
                 let position = Position { generation, record: record.0 };
                 let records = open.store.volumes();
                 self.check_record(volume, open.store.uuid(), &records, force)?;
-                self.check_position(volume, open.store.uuid(), position)?;
-                return Ok(open.clone());
+                let copied = self.check_position(volume, open.store.uuid(), position, force)?;
+                return Ok((open.clone(), copied));
             }
             let device = claim(&self.memory, "cache", spec)?;
             let roots = self.roots(&device)?;
@@ -265,7 +278,7 @@ impl EngineHost {
             self.check_copy_of_served(volume, place, &roots)?;
             let record =
                 self.check_record(volume, superblock.cache, &roots.volumes, force)?.clone();
-            self.check_position(volume, superblock.cache, position_of(superblock))?;
+            self.check_position(volume, superblock.cache, position_of(superblock), force)?;
             check_sectors(&record, &**origin, volume.settings.sector_size)
                 .map_err(faults::engine)?;
             if origin.size() >= record.origin_bytes
@@ -304,18 +317,18 @@ impl EngineHost {
             }
             let (generation, number) = opened.store.position();
             let position = Position { generation, record: number.0 };
-            if let Err(error) = self.check_position(volume, opened.store.uuid(), position) {
-                // How far the log reaches is known only after recovery.
+            // How far the log reaches is known only after recovery.
+            let copied = self.check_position(volume, opened.store.uuid(), position, force);
+            let copied = copied.inspect_err(|_| {
                 if let Err(error) =
                     caches::close(&self.lanes, place.number, &opened, CLOSE_PATIENCE)
                 {
                     tracing::error!("closing a cache device that is refused: {error}");
                 }
-                return Err(error);
-            }
-            self.remove_deleted(place, &opened);
+            })?;
+            self.remove_deleted(place, &opened, volume.uuid);
             *cache = Some(opened.clone());
-            return Ok(opened);
+            return Ok((opened, copied));
         }
     }
 
@@ -448,31 +461,39 @@ impl EngineHost {
         Ok(record)
     }
 
-    /// Refuses a cache device that lacks records which had been durable on it.
+    /// Refuses a cache device that lacks records which had been durable on it, unless by force.
     fn check_position(
         &self,
         volume: &Definition,
         cache: Uuid,
         found: Position,
-    ) -> Result<(), StartError> {
+        force: bool,
+    ) -> Result<Copied, ApiError> {
         // A copy has a position of its own from its adoption on.
         let known = self.caches.known.position(volume.uuid, cache);
-        let Some(known) = known.filter(|_| volume.stored_as.is_none()) else { return Ok(()) };
-        if !found.is_behind(known) {
-            return Ok(());
-        }
+        let known = known.filter(|_| volume.stored_as.is_none());
+        let older = known.filter(|known| found.is_behind(*known));
         let Definition { name, cache: device, .. } = volume;
+        if force && older.is_some() {
+            tracing::warn!(volume = %name, "an older copy of the cache device {device} is accepted because of --force");
+            return Ok(Copied::Older(cache));
+        }
+        if self.caches.known.is_behind(volume.uuid) && !force {
+            return Err(preflight::behind(volume));
+        }
+        let Some(known) = older else { return Ok(Copied::Current) };
         let message = format!(
             "the cache device {device} is older than the daemon's state: it ends at record {} of generation {}, and was at record {} of generation {}; it is an older copy, or has lost confirmed writes. Connect the newer one, or accept the loss with 'forebay start --force {name}'",
             found.record, found.generation, known.record, known.generation
         );
-        Err(StartError::Older { cache, error: ApiError::new(ErrorKind::DataAtRisk, message) })
+        Err(ApiError::new(ErrorKind::DataAtRisk, message))
     }
 
-    /// Removes volumes from a cache that were deleted while its device was unavailable.
-    pub(super) fn remove_deleted(&self, place: &Place, open: &Arc<Cache>) {
+    /// Removes volumes from a cache that were deleted while its device was unavailable, except `wanted`, which is
+    /// adopted nevertheless.
+    pub(super) fn remove_deleted(&self, place: &Place, open: &Arc<Cache>, wanted: Option<Uuid>) {
         for record in open.store.volumes() {
-            if !self.caches.known.is_deleted(record.uuid) {
+            if !self.caches.known.is_deleted(record.uuid) || wanted == Some(record.uuid) {
                 continue;
             }
             let (number, name) = (place.number, record.name.clone());

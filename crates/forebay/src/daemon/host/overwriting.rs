@@ -18,7 +18,7 @@ use super::volumes::made;
 use super::{claim, faults};
 use crate::content::{self, Content};
 use crate::daemon::host_api::{Definition, Existing};
-use crate::daemon::operations::Work;
+use crate::daemon::work::{Effect, Work};
 
 /// Bytes at the start that are wiped: behind them there is a mark only where libblkid finds one. Second
 /// headers of LUKS are within the first 4 MiB, and the first two labels of ZFS within 512 KiB.
@@ -272,17 +272,17 @@ impl EngineHost {
         may_format(&seen, earlier, existing, volumes, |uuid| self.caches.known.is_deleted(uuid))?;
         self.fits(volume, device)?;
         // Barrier for invariant 32: what was reported as failed formats nothing later.
-        work.goes_on().map_err(|_| faults::given_up())?;
+        let effect = work.commit().map_err(|_| faults::given_up())?;
         // A mark between the samples is on a device that looks blank otherwise.
         if !(seen.content.blank && seen.content.marks.is_empty()) {
-            self.wipe(device)?;
+            self.wipe(device, &effect)?;
         }
-        self.format(volume, device)
+        self.format(volume, device, &effect)
     }
 
     /// Wipes all marks of former owners. The first bytes of the device come last, so that after a crash it
     /// still shows its owner.
-    fn wipe(&self, device: &Arc<dyn Device>) -> Result<(), ApiError> {
+    fn wipe(&self, device: &Arc<dyn Device>, _: &Effect) -> Result<(), ApiError> {
         let shows_partitions = self.let_go_of_partitions(device)?;
         let size = device.size();
         let head = HEAD.min(size);
@@ -320,19 +320,14 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         self.served.begin(volume)?;
         let own = volume.clone();
-        self.attended(
-            &volume.name,
-            work,
-            move |host, _| {
-                let wiped = host.wipe_empty(&own);
-                host.served.remove(&own.name);
-                wiped
-            },
-            |_, ()| (),
-        )
+        self.attended(&volume.name, work, move |host, work| {
+            let wiped = host.wipe_empty(&own, work);
+            host.served.remove(&own.name);
+            wiped
+        })
     }
 
-    fn wipe_empty(&self, volume: &Definition) -> Result<(), ApiError> {
+    fn wipe_empty(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
         let spec = made("cache", &volume.cache)?;
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
         let place = self.caches.place(&spec, &volume.name)?;
@@ -348,7 +343,8 @@ impl EngineHost {
         {
             return Err(refused("it holds another cache, or other volumes"));
         }
-        self.wipe(&device)
+        let effect = work.commit().map_err(|_| faults::given_up())?;
+        self.wipe(&device, &effect)
     }
 
     /// Zeroes ranges, offset and length, durably.

@@ -12,7 +12,7 @@ use super::report::Running;
 use super::waiting::Left;
 use super::{EngineHost, faults};
 use crate::daemon::host_api::Definition;
-use crate::daemon::operations::Work;
+use crate::daemon::work::Work;
 use crate::devices::NO_CACHE;
 
 /// Returns the blocks of a volume that ranges touch.
@@ -191,6 +191,6 @@ impl EngineHost {
                 job(state.engine(number)?, left).await
             })
         };
-        self.attended(&volume.name, work, run, |_, ()| ())
+        self.attended(&volume.name, work, run)
     }
 }

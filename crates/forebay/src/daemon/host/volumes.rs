@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind, EventKind, StartRequest, VolumeName, VolumeState};
-use forebay_core::Caching;
+use forebay_core::{Caching, Cancelled};
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::displaced::BeforeStop;
 use forebay_engine::{Settings, Volume};
@@ -13,8 +13,8 @@ use super::inspect::{self, Content};
 use super::report::Running;
 use super::{EngineHost, How, claim, faults, settings};
 use crate::daemon::events::NewEvent;
-use crate::daemon::host_api::{Definition, Remains, StartError};
-use crate::daemon::operations::Work;
+use crate::daemon::host_api::{Copied, Definition, Remains, StartError};
+use crate::daemon::work::Work;
 use crate::devices::NO_CACHE;
 
 /// The cache device of a volume that has none: RAM that nothing is written to, as the mode is
@@ -44,35 +44,25 @@ impl EngineHost {
         volume: &Definition,
         how: StartRequest,
         work: &Arc<Work>,
-    ) -> Result<(), StartError> {
+    ) -> Result<Copied, StartError> {
         self.served.begin(volume)?;
-        let (own, name) = (volume.clone(), volume.name.clone());
+        let own = volume.clone();
         let how = How { force: how.force, verify: how.verify, work: work.clone() };
-        self.attended(
-            &volume.name,
-            work,
-            move |host, _| {
-                let result = host.bring_up(&own, &how);
-                if result.is_err() {
-                    host.served.remove(&own.name);
-                }
-                result
-            },
-            move |host, ()| host.stop_unwanted(&name),
-        )
+        self.attended(&volume.name, work, move |host, _| {
+            let result = host.bring_up(&own, &how);
+            if result.is_err() {
+                host.served.remove(&own.name);
+            }
+            result
+        })
     }
 
-    /// Stops a volume whose start was abandoned, without storing a fingerprint: the origin may have been restored or
-    /// exchanged since, so the next start must check it again.
-    pub(super) fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
+    /// Stops a volume that a delete had started and that is not deleted, without storing a fingerprint: the origin may
+    /// have been restored or exchanged since, so the next start must check it again.
+    fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
         if let Ok(running) = self.served.get(name) {
             running.volume.leave_no_print();
         }
-        self.stop_quietly(name);
-    }
-
-    /// Stops a volume that an operation started on its way, and that failed or was abandoned.
-    fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
         if let Err(error) = self.stop_now(name, None, true, &Arc::default()) {
             tracing::error!(volume = %name, "cannot stop the volume of an abandoned operation: {error}");
         }
@@ -99,12 +89,9 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let (name, version) = (volume.name.clone(), volume.version);
-        self.attended(
-            &volume.name,
-            work,
-            move |host, work| host.stop_now(&name, Some(version), abandon, work),
-            |_, ()| (),
-        )
+        self.attended(&volume.name, work, move |host, work| {
+            host.stop_now(&name, Some(version), abandon, work)
+        })
     }
 
     /// Stops a volume. `version`: the volume's version, if it must be recorded on the cache device.
@@ -126,6 +113,10 @@ impl EngineHost {
         {
             self.defer_again(name, &before);
             return Err(error);
+        }
+        if work.commit().is_err() {
+            self.defer_again(name, &before);
+            return Err(faults::given_up());
         }
         self.served.phase(name, VolumeState::Stopping);
         let definition = self.served.definition(name);
@@ -171,7 +162,7 @@ impl EngineHost {
             let running = host.served.get(&own)?;
             host.before_stop(&own, &running, false).map(|_| ())
         };
-        self.attended(name, work, check, |_, ()| ())
+        self.attended(name, work, check)
     }
 
     /// Stops a served volume; it is no longer served afterwards, even if that fails.
@@ -221,7 +212,7 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let own = volume.clone();
-        self.attended(&volume.name, work, move |host, work| host.set_now(&own, work), |_, ()| ())
+        self.attended(&volume.name, work, move |host, work| host.set_now(&own, work))
     }
 
     fn set_now(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
@@ -244,34 +235,30 @@ impl EngineHost {
             return Err(error);
         }
         let drains = before.keeps_dirty() && !wanted.keeps_dirty();
-        let mut set = {
+        let stored = {
             let _wait = self.served.wait_for(name, &volume.cache);
             let (number, own, work) = (running.place.number, name.to_string(), work.clone());
             let wanted = wanted.clone();
-            let set = self.lanes.run(0, move |state| async move {
-                let goes_on = || work.goes_on();
-                let set = state.engine(number)?.set_unless(&own, wanted, goes_on).await;
+            self.lanes.run(0, move |state| async move {
+                let commit = || work.commit().map(drop);
+                let set = state.engine(number)?.set_unless(&own, wanted, commit).await;
                 set.map_err(faults::engine)
-            });
-            set.and_then(|set| set)
+            })
         };
-        // The engine has restored the settings already. Restoring them here again could undo a later command.
-        if set.as_ref().is_err_and(|error| error.kind == ErrorKind::Cancelled) {
-            if let Some(Err(error)) = ram.map(|ram| ram.change(&before)) {
-                tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
-            }
-            self.defer_again(name, &before);
-            return set;
-        }
-        if set.is_ok() && drains {
-            set = self.drain_now(name, work);
-        }
+        let set = stored.and_then(|stored| stored).and_then(|()| match () {
+            () if work.is_cancelled() => Err(faults::cancelled()),
+            () if drains => self.drain_now(name, work),
+            () => Ok(()),
+        });
         if set.is_err() {
             if let Some(Err(error)) = ram.map(|ram| ram.change(&before)) {
                 tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
             }
             let _wait = self.served.wait_for(name, &volume.cache);
-            if let Err(error) = self.apply(&running.place, name, before.clone()) {
+            // Nothing was stored before the commit point. Restoring it then could undo a later command.
+            if work.has_committed()
+                && let Err(error) = self.apply(&running.place, name, before.clone())
+            {
                 tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");
             }
         }
@@ -300,7 +287,7 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let own = name.clone();
-        self.attended(name, work, move |host, work| host.drain_now(&own, work), |_, ()| ())
+        self.attended(name, work, move |host, work| host.drain_now(&own, work))
     }
 
     pub(super) fn drain_now(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
@@ -335,12 +322,9 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError> {
         let own = volume.clone();
-        self.attended(
-            &volume.name,
-            work,
-            move |host, work| host.delete_now(&own, discard_dirty, work),
-            |_, _| (),
-        )
+        self.attended(&volume.name, work, move |host, work| {
+            host.delete_now(&own, discard_dirty, work)
+        })
     }
 
     pub(super) fn delete_now(
@@ -371,8 +355,12 @@ impl EngineHost {
         let deleted = self.lanes.run(0, move |state| async move {
             let engine = state.engine(number)?;
             // With --discard-dirty the volume has already been removed from the state, so the deletion is completed.
-            let goes_on = |_| if discard_dirty { Ok(()) } else { own_work.goes_on() };
-            engine.delete(&own, discard_dirty, goes_on).await.map_err(faults::engine)
+            let commit = || if discard_dirty { Ok(()) } else { own_work.commit().map(drop) };
+            let progress = |_| match own_work.is_cancelled() && !discard_dirty {
+                true => Err(Cancelled),
+                false => Ok(()),
+            };
+            engine.delete(&own, discard_dirty, progress, commit).await.map_err(faults::engine)
         });
         // A failed device has not been told, although the engine no longer needs it.
         let told = !running.store().health.failed();
@@ -431,7 +419,7 @@ impl EngineHost {
             return Ok(Some(remains));
         }
         match self.bring_up(volume, &How { work: work.clone(), ..How::default() }) {
-            Ok(()) => Ok(None),
+            Ok(_) => Ok(None),
             Err(error) => {
                 self.served.remove(name);
                 match error {

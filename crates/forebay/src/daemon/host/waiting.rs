@@ -14,7 +14,7 @@ use forebay_core::Cancelled;
 use super::attended::GIVING_UP;
 use super::faults;
 use super::lanes::{LaneState, Lanes, unfinished};
-use crate::daemon::operations::Work;
+use crate::daemon::work::Work;
 
 /// How often the operation polls.
 const STEP: Duration = Duration::from_millis(25);

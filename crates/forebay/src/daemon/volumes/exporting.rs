@@ -12,8 +12,8 @@ use forebay_export::link;
 use super::{Volumes, is_served};
 use crate::daemon::front_ends::export_error;
 use crate::daemon::host_api::Definition;
-use crate::daemon::operations::Work;
 use crate::daemon::preflight;
+use crate::daemon::work::Work;
 
 /// How long the end of the daemon waits for the removal of exports.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -128,6 +128,7 @@ impl Volumes {
     /// A front end did not export it; it stays served.
     pub(super) fn publish(&self, volume: &Definition) -> Result<(), ApiError> {
         let name = &volume.name;
+        self.host.show(name);
         let set = self.resolved(name, &volume.settings.export);
         let mut all = self.front_ends_of(&set);
         let result = all.try_for_each(|front_end| front_end.publish(name.as_str(), &set));

@@ -7,8 +7,8 @@ use forebay_admin::{
 };
 
 use super::{Volumes, YIELD_PATIENCE};
-use crate::daemon::operations::Work;
 use crate::daemon::state::Remembered;
+use crate::daemon::work::Work;
 
 const PREFETCH: &str = "prefetch";
 const PIN: &str = "pin";

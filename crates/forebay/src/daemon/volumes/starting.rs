@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, StartRequest, VolumeName};
 
 use super::Volumes;
-use crate::daemon::host_api::{Count, StartError};
-use crate::daemon::operations::Work;
+use crate::daemon::host_api::{Copied, Count, Definition, StartError};
+use crate::daemon::known::Facts;
 use crate::daemon::preflight;
 use crate::daemon::signals::StopRequest;
-use crate::daemon::state::{Remembered, not_found, put};
+use crate::daemon::state::{Remembered, entry_of, not_found};
+use crate::daemon::work::Work;
 use crate::devices::is_missing;
 
 /// After this time, a device that does not answer no longer delays the start of other volumes or
@@ -123,92 +124,112 @@ impl Volumes {
 
     pub(super) fn start_now(
         &self,
-        mut entry: Remembered,
+        Remembered { mut volume, started, deleting, .. }: Remembered,
         how: StartRequest,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        let (name, force) = (entry.volume.name.clone(), how.force);
+        let name = volume.name.clone();
         if self.is_served(&name) {
-            return self.publish(&entry.volume);
+            return self.publish(&volume);
         }
-        if entry.behind && !force {
-            let message = format!(
-                "the cache device {} is an older copy, which was accepted for another volume; accept it for '{name}' too with 'forebay start --force {name}'",
-                entry.volume.cache
-            );
-            return Err(ApiError::new(ErrorKind::DataAtRisk, message));
+        if self.state.known().is_behind(volume.uuid) && !how.force {
+            // Before anything waits for a device. The data path asks again when it looks at the cache device.
+            return Err(preflight::behind(&volume));
         }
-        self.check_own_devices(&entry.volume)?;
-        let by_hand = !entry.started;
-        if by_hand {
+        self.check_own_devices(&volume)?;
+        if !started {
             // Stored first: a start that cannot be stored is not begun.
-            entry.started = true;
-            entry.volume.version += 1;
-            self.state.put(entry.clone())?;
+            let stored = self.state.edit(&name, |entry| {
+                entry.started = true;
+                entry.volume.version += 1;
+            })?;
+            volume = stored.volume;
         }
-        let started = self.accepting_older(force, &name, &entry.volume.cache, &mut || {
-            self.host.start(&entry.volume, how, work)
-        });
+        let result = self.host.start(&volume, how, work);
         self.waiting().remove(&name);
-        match started {
-            Ok(()) => {
-                self.note_failure(&name, None);
-                self.tell_started(&name, force);
-                let entry = self.remembered(entry.volume.clone());
-                let exported = self.publish(&entry.volume);
-                if self.state.volume(&name)? != entry
-                    && let Err(error) = self.state.put(entry)
-                {
-                    tracing::warn!(volume = %name, "it is served, but the state cannot be written: {error}");
-                }
-                exported
-            }
-            Err(StartError::Unknown(_)) if entry.deleting => {
+        match result {
+            Ok(copied) => self.started(&volume, copied, how.force),
+            Err(StartError::Unknown(_)) if deleting => {
                 tracing::info!(volume = %name, "its deletion had been completed");
-                self.remove(&entry.volume);
+                self.remove(&volume);
                 Err(not_found(&name))
             }
             Err(error) => {
                 let error = ApiError::from(error);
                 self.note_failure(&name, Some(&error));
                 self.tell_start_failed(&name, &error);
-                if by_hand {
-                    entry.started = false;
-                    self.undo(|volumes| put(volumes, entry));
+                if !started {
+                    self.undo(|volumes| {
+                        entry_of(volumes, &name)?.started = false;
+                        Ok(())
+                    });
                 }
                 Err(error)
             }
         }
     }
 
-    /// Starts a volume. With `force` an older copy of its cache device is accepted, for this volume
-    /// only; the cache's other volumes each need a `force` of their own.
-    pub(super) fn accepting_older(
-        &self,
-        force: bool,
-        name: &VolumeName,
-        device: &str,
-        start: &mut dyn FnMut() -> Result<(), StartError>,
-    ) -> Result<(), StartError> {
-        match start() {
-            Err(StartError::Older { cache, error }) if force => {
-                tracing::warn!(volume = %name, "accepted because of --force: {error}");
-                // Before it is opened: from then on it looks like a current one.
-                self.state.change(|volumes, known| {
-                    known.caches.remove(&cache);
-                    // Not those of a copy on another device, which has the same UUID.
-                    let concerned = volumes.iter_mut().filter(|entry| {
-                        entry.volume.cache_uuid == Some(cache)
-                            && !preflight::elsewhere(device, &entry.volume.cache)
-                    });
-                    for entry in concerned {
-                        entry.volume.uuid.map(|uuid| known.caches.remove(&uuid));
-                        entry.behind |= entry.volume.name != *name;
-                    }
-                })?;
-                start()
+    /// Stores what a start has found out, and lets clients see the volume.
+    fn started(&self, volume: &Definition, copied: Copied, force: bool) -> Result<(), ApiError> {
+        let name = &volume.name;
+        let Remembered { volume: now, origin_bytes, .. } = self.remembered(volume.clone());
+        let stored = self.state.change(|volumes, known| {
+            accept(copied, &now, volumes, known);
+            let entry = entry_of(volumes, name)?;
+            (entry.volume.uuid, entry.volume.cache_uuid) = (now.uuid, now.cache_uuid);
+            (entry.origin_bytes, entry.deleting) = (origin_bytes, false);
+            Ok(())
+        });
+        match stored {
+            // It was deleted with its dirty blocks while it waited for a device.
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                if let Err(error) = self.host.delete(volume, true, &Arc::default()) {
+                    tracing::error!(volume = %name, "cannot delete the volume that was deleted while it started: {error}");
+                }
+                return Err(error);
             }
-            result => result,
+            Err(error) if copied != Copied::Current => {
+                // The next start would not know what was accepted.
+                if let Err(error) = self.host.stop(volume, true, &Arc::default()) {
+                    tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
+                }
+                self.undo(|volumes| {
+                    entry_of(volumes, name)?.started = false;
+                    Ok(())
+                });
+                return Err(error);
+            }
+            Err(error) => {
+                tracing::warn!(volume = %name, "it is served, but the state cannot be written: {error}");
+            }
+            Ok(()) => {}
+        }
+        self.note_failure(name, None);
+        self.tell_started(name, force);
+        self.publish(&now)
+    }
+}
+
+/// Notes that a volume was started from this copy of its cache device. If it is an older one, the cache's other volumes
+/// each need a force of their own.
+pub(super) fn accept(
+    copied: Copied,
+    volume: &Definition,
+    volumes: &[Remembered],
+    known: &mut Facts,
+) {
+    volume.uuid.map(|uuid| known.behind.remove(&uuid));
+    let Copied::Older(cache) = copied else { return };
+    known.caches.remove(&cache);
+    // Not those of a copy on another device, which has the same UUID.
+    let concerned = volumes.iter().map(|entry| &entry.volume).filter(|other| {
+        other.cache_uuid == Some(cache) && !preflight::elsewhere(&volume.cache, &other.cache)
+    });
+    for other in concerned {
+        let Some(uuid) = other.uuid else { continue };
+        known.caches.remove(&uuid);
+        if other.name != volume.name {
+            known.behind.insert(uuid);
         }
     }
 }

@@ -7,8 +7,8 @@ use forebay_device::DeviceSpec;
 
 use super::Volumes;
 use crate::daemon::host_api::Definition;
-use crate::daemon::operations::Work;
 use crate::daemon::preflight::same_cache;
+use crate::daemon::work::Work;
 use crate::devices::NO_CACHE;
 
 impl Volumes {

@@ -1,0 +1,176 @@
+//! The work of an operation, shared by the thread that does it and those that wait for it, with the one point
+//! from which on it can no longer fail without an effect.
+//!
+//! An operation begins by preparing: it waits for devices, reads, and writes nothing that lasts. Its first lasting
+//! effect needs an [`Effect`], which [`Work::commit`] gives. Whoever reports a failure before the work has ended (a
+//! device does not answer, the operator cancels, the daemon stops) first calls [`Work::withdraw`]. The first of the
+//! two wins, so an operation that was reported as failed has no effect afterwards.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_admin::{ApiError, Progress, Unit};
+use forebay_core::Cancelled;
+
+/// How far an operation is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// It has had no effect, and can be withdrawn.
+    #[default]
+    Preparing,
+    /// It was reported as failed, and will have no effect.
+    Withdrawn,
+    /// It may have had effects. Its end says how it ended.
+    Committed,
+}
+
+/// The right to effects that last: operations that have it were not reported as failed, and will not be before they
+/// have ended.
+#[derive(Debug)]
+pub(crate) struct Effect(());
+
+/// Something that is claimed until this is dropped.
+pub(crate) trait Claimed: fmt::Debug + Send + Sync {}
+
+#[derive(Debug, Default)]
+struct State {
+    phase: Phase,
+    cancelled: bool,
+    progress: Progress,
+    patience: Option<Duration>,
+    late: Option<ApiError>,
+    claim: Option<Arc<dyn Claimed>>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Work(Mutex<State>);
+
+impl Work {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how long a device may take to answer; without this the work waits without limit.
+    pub(crate) fn limit(&self, patience: Duration) {
+        self.state().patience = Some(patience);
+    }
+
+    /// Returns how long a device may take to answer; `None`: no limit.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.state().patience
+    }
+
+    /// Reports progress, in units of `unit`; `total` is 0 while it is unknown.
+    pub(crate) fn report(&self, done: u64, total: u64, unit: Unit) {
+        self.state().progress = Progress { done, total, unit };
+    }
+
+    /// Returns the progress.
+    pub(crate) fn progress(&self) -> Progress {
+        self.state().progress
+    }
+
+    /// Keeps the claim on the devices of its volume until the operation has ended.
+    pub(crate) fn hold(&self, claim: impl Claimed + 'static) {
+        self.state().claim = Some(Arc::new(claim));
+    }
+
+    /// Returns the claim, for a thread that may outlast the operation.
+    pub(crate) fn claim(&self) -> Option<Arc<dyn Claimed>> {
+        self.state().claim.clone()
+    }
+
+    /// Ends the operation's own part of the claim.
+    pub(crate) fn let_go(&self) {
+        let claim = self.state().claim.take();
+        // Without the lock.
+        drop(claim);
+    }
+
+    /// Asks the work to end. After the commit point, a command that can be undone is.
+    pub(crate) fn cancel(&self) {
+        self.state().cancelled = true;
+    }
+
+    /// Whether the work should end.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.state().cancelled
+    }
+
+    /// Asked right before the first effect that lasts, and before later ones as often as suits: the answer stays.
+    ///
+    /// # Errors
+    /// The work was cancelled or withdrawn; it ends without an effect.
+    pub(crate) fn commit(&self) -> Result<Effect, Cancelled> {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Preparing if !state.cancelled => state.phase = Phase::Committed,
+            Phase::Preparing | Phase::Withdrawn => return Err(Cancelled),
+            Phase::Committed => {}
+        }
+        Ok(Effect(()))
+    }
+
+    /// Whether the commit point has been passed.
+    pub(crate) fn has_committed(&self) -> bool {
+        self.state().phase == Phase::Committed
+    }
+
+    /// Returns work on the same devices whose failure is none of this one's: it may be given up, and go on.
+    pub(crate) fn beside(&self, patience: Duration) -> Arc<Work> {
+        let claim = self.claim();
+        Arc::new(Work(Mutex::new(State { claim, patience: Some(patience), ..State::default() })))
+    }
+
+    /// Ends the work without an effect. Returns false after the commit point: then its end has to be waited for.
+    pub(crate) fn withdraw(&self) -> bool {
+        let mut state = self.state();
+        if state.phase == Phase::Committed {
+            return false;
+        }
+        (state.phase, state.cancelled) = (Phase::Withdrawn, true);
+        true
+    }
+
+    /// Notes why the end of committed work takes long.
+    pub(crate) fn is_late(&self, why: ApiError) {
+        self.state().late = Some(why);
+    }
+
+    /// Returns why the end of committed work takes long.
+    pub(crate) fn late(&self) -> Option<ApiError> {
+        self.state().late.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_commit_and_withdrawal_wins() {
+        for _ in 0..2000 {
+            let work = Arc::new(Work::default());
+            let other = work.clone();
+            let commits = std::thread::spawn(move || other.commit().is_ok());
+            let withdrawn = work.withdraw();
+            let committed = commits.join().expect("no panic");
+            assert!(committed != withdrawn, "committed: {committed}, withdrawn: {withdrawn}");
+            assert_eq!(work.commit().is_ok(), committed, "the answer stays");
+            assert_eq!(work.withdraw(), withdrawn, "so does this one");
+        }
+    }
+
+    #[test]
+    fn cancelled_work_does_not_begin_its_effects_but_ends_those_that_it_began() {
+        let work = Work::default();
+        work.cancel();
+        assert!(work.commit().is_err());
+        let work = Work::default();
+        assert!(work.commit().is_ok());
+        work.cancel();
+        assert!(work.commit().is_ok() && !work.withdraw() && work.is_cancelled());
+    }
+}
