@@ -126,7 +126,8 @@ pub trait FrontEnd: Send + Sync {
     }
 
     /// Returns what the next program needs to keep the addresses, beside what the lanes have handed
-    /// over, and leaves in place what it names. Called after all lanes have handed over.
+    /// over. It stays this one's until the next program is executed: [`FrontEnd::release`] still releases it. Called
+    /// after all lanes have handed over.
     fn hand_over(&self) -> Vec<HandedOver> {
         self.release();
         Vec::new()

@@ -60,20 +60,21 @@ struct State {
     fd: Arc<OwnedFd>,
     /// `None`: the path was lost before its identity was known.
     made: Option<Identity>,
-    owner: Owner,
+    care: Care,
     /// The failure to make the path again that was logged.
     told: Option<String>,
     look: Look,
 }
 
-/// Which program the path belongs to.
+/// What is done with the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
-    /// This one.
-    This,
-    /// The next one.
-    Next,
-    /// None: the socket is closed.
+enum Care {
+    /// It is made again, and removed at the end.
+    Full,
+    /// It is removed at the end: another program is about to go on with it as it is. Once that is executed, nothing of
+    /// this one ends in order any more.
+    Leaving,
+    /// The socket is closed, and the path removed.
     None,
 }
 
@@ -123,7 +124,7 @@ impl UnixSocket {
 
     fn of(path: &Path, fd: Arc<OwnedFd>, made: Option<Identity>) -> Self {
         let look = Look::default();
-        let state = State { fd, made, owner: Owner::This, told: None, look };
+        let state = State { fd, made, care: Care::Full, told: None, look };
         let socket = UnixSocket { path: path.to_owned(), state: Mutex::new(state) };
         socket.is_there(&mut socket.state.lock());
         socket
@@ -166,7 +167,7 @@ impl UnixSocket {
         before: impl FnOnce() -> Result<(), ListenError>,
     ) -> Option<Arc<OwnedFd>> {
         let mut state = self.state.lock();
-        if state.owner != Owner::This || self.is_there(&mut state) {
+        if state.care != Care::Full || self.is_there(&mut state) {
             return None;
         }
         match self.bind_again(state.look, before) {
@@ -221,13 +222,17 @@ impl UnixSocket {
         self.give_up(&mut state);
     }
 
-    /// Leaves the path to the next program, or not after all. What belongs to that is neither removed nor made again.
-    pub fn leave(&self, leave: bool) {
-        self.state.lock().owner = if leave { Owner::Next } else { Owner::This };
+    /// Does not make the path again any more, because another program is about to be executed that goes on with it. It
+    /// stays this one's until that has succeeded: whichever way this one ends otherwise, it removes the path.
+    pub fn leave(&self) {
+        let mut state = self.state.lock();
+        if state.care == Care::Full {
+            state.care = Care::Leaving;
+        }
     }
 
     fn give_up(&self, state: &mut State) {
-        if std::mem::replace(&mut state.owner, Owner::None) == Owner::This
+        if std::mem::replace(&mut state.care, Care::None) != Care::None
             && fs::symlink_metadata(&self.path).is_ok_and(|it| Some(identity(&it)) == state.made)
         {
             let _ = fs::remove_file(&self.path);
@@ -338,16 +343,22 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_left_to_the_next_program() {
+    fn a_path_is_this_programs_until_the_next_one_is_executed() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("s");
         let first = UnixSocket::bind(&path).expect("free");
-        first.leave(true);
+        first.leave();
         let fd = first.fd().try_clone().expect("descriptors");
         let next = UnixSocket::inherit(&path, Arc::new(fd), first.identity());
-        drop(first);
+        // As `execve` does.
+        std::mem::forget(first);
         assert!(path.exists() && !restore(&next));
         next.close();
         assert!(!path.exists() && !restore(&next), "a closed one stays closed");
+        next.leave();
+        let stopped = UnixSocket::bind(&path).expect("free");
+        stopped.leave();
+        drop((stopped, next));
+        assert!(!path.exists(), "no program was executed");
     }
 }

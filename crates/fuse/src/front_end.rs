@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -261,19 +262,25 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn hand_over(&self) -> Vec<HandedOver> {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let mut items: Vec<HandedOver> = Vec::new();
         for (volume, export) in &state.exports {
             items.push(inherited::export(volume, export.number(), export.link()));
         }
+        let copy = |fd: BorrowedFd<'_>, of: &str| {
+            let copied = fd.try_clone_to_owned();
+            copied.inspect_err(|error| tracing::error!(of, %error, "cannot be handed over")).ok()
+        };
         // Those that were never served again by this program either.
-        for (volume, left) in std::mem::take(&mut state.left) {
-            let export = inherited::export(&volume, left.mark.number, left.link.as_deref());
-            items.push(HandedOver { identity: left.identity, ..export });
-            let connections = left.connections.into_iter();
-            items.extend(connections.map(|fd| inherited::connection(&volume, fd)));
+        for (volume, left) in &state.left {
+            let export = inherited::export(volume, left.mark.number, left.link.as_deref());
+            items.push(HandedOver { identity: left.identity.clone(), ..export });
+            let connections = left.connections.iter().filter_map(|fd| copy(fd.as_fd(), volume));
+            items.extend(connections.map(|fd| inherited::connection(volume, fd)));
         }
-        items.extend(state.lock.take().map(|lock| inherited::directory(&self.dir, lock.into())));
+        let lock =
+            state.lock.as_ref().and_then(|lock| copy(lock.as_fd(), "the lock of the directory"));
+        items.extend(lock.map(|lock| inherited::directory(&self.dir, lock)));
         items
     }
 

@@ -137,7 +137,7 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn hand_over(&self) -> Vec<HandedOver> {
-        let listeners = std::mem::take(&mut *self.listeners.lock());
+        let listeners = self.listeners.lock();
         let mut items = self.inherited.leave();
         for (listener, asked) in listeners.iter().zip(&self.addresses) {
             match listener.leave(asked) {
@@ -160,5 +160,32 @@ impl LaneFrontEnd for Server {
 
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
         Box::pin(self.leave())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_no_next_program_has_got_are_released() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("nbd");
+        let addresses = [ListenAddress::unix(path.clone()).expect("short")];
+        let memory = Arc::new(MemoryBudget::new(1 << 30));
+        let claimed = NbdFrontEnd::claim(
+            &addresses,
+            Protection::default(),
+            Limits::default(),
+            memory,
+            &mut Vec::new(),
+            Box::new(|_| None),
+        );
+        let front_end = claimed.expect("free");
+        let items = front_end.hand_over();
+        assert!(path.exists() && items.len() == 1);
+        drop(items);
+        front_end.release();
+        assert!(!path.exists(), "a stop has come between hand-over and execution");
     }
 }

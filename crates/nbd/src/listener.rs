@@ -101,14 +101,15 @@ impl Listener {
         Some(Arc::new(Listener { socket, address, protection }))
     }
 
-    /// Leaves the socket to the next program; its path is not removed any more.
+    /// Returns the socket for the next program. Until that is executed, this one removes its path when it drops the
+    /// listener.
     ///
     /// # Errors
     /// The limit of descriptors is reached.
     pub(crate) fn leave(&self, asked: &ListenAddress) -> io::Result<HandedOver> {
         let mut label = vec![LISTENER.to_owned(), asked.to_string()];
         if let Listening::Unix(socket) = &self.socket {
-            socket.leave(true);
+            socket.leave();
             if let Some((device, inode)) = socket.identity() {
                 label.extend([device.to_string(), inode.to_string()]);
             }

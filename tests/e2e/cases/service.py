@@ -1,5 +1,6 @@
 """What the service manager sees: the watchdog, devices that appear late, units that it accepts."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -40,6 +41,34 @@ class Manager:
         return count
 
 
+@contextlib.contextmanager
+def standing(daemon):
+    """The first lane of a daemon stands still."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    tasks = pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir()
+    lane = next(int(task.name) for task in tasks if (task / "comm").read_text().strip() == "lane-0")
+    nothing = ctypes.c_void_p(0)
+    if libc.ptrace(PTRACE_ATTACH, lane, nothing, nothing) != 0:
+        skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(lane, 0x40000000)
+    try:
+        yield
+    finally:
+        libc.ptrace(PTRACE_DETACH, lane, nothing, nothing)
+
+
+@test
+def nobody_takes_over_while_a_lane_stands_still(box):
+    daemon = box.daemon()
+    client = connect(daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB)))
+    with standing(daemon):
+        refused = daemon.cli("daemon", "--take-over", expect=3).stderr
+        check("lane 0 has not answered" in refused, f"it said {refused.strip()}")
+    client.pwrite(bytes(4096), 0)
+    daemon.cli("daemon", "--take-over")
+    client.pread(4096, 0)
+
+
 @test
 def a_daemon_that_works_reports_and_one_with_a_hung_origin_does_too(box):
     manager = Manager(box)
@@ -60,18 +89,9 @@ def a_daemon_that_works_reports_and_one_with_a_hung_origin_does_too(box):
 @test
 def a_daemon_with_a_lane_that_stands_still_does_not_report(box):
     manager = Manager(box)
-    libc = ctypes.CDLL(None, use_errno=True)
-    tasks = pathlib.Path(f"/proc/{manager.daemon.process.pid}/task").iterdir()
-    lane = next(int(task.name) for task in tasks if (task / "comm").read_text().strip() == "lane-0")
-    nothing = ctypes.c_void_p(0)
-    if libc.ptrace(PTRACE_ATTACH, lane, nothing, nothing) != 0:
-        skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
-    os.waitpid(lane, 0x40000000)
-    try:
+    with standing(manager.daemon):
         manager.reports(2)
         check_equal(manager.reports(4), 0, "reports while a lane stands still")
-    finally:
-        libc.ptrace(PTRACE_DETACH, lane, nothing, nothing)
     manager.reports(2)
     check(manager.reports(4) >= 2, "no reports after it went on")
     check("lane 0 has not answered" in manager.daemon.log(), "the log does not name the lane")

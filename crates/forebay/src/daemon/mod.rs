@@ -177,10 +177,10 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
         End::HandOver(program) => {
             manager.status("Handing over to another program");
             let hand_overs = inherited.hand_overs;
-            let closed = close_for(&program, &volumes, (&stop, &reading), hand_overs, &socket)?;
-            socket.take_back();
+            let closed = close_for(&program, &volumes, (&stop, &reading), hand_overs, &socket);
             manager.stopping();
             volumes.stop_instead();
+            let closed = closed?;
             tracing::info!("stopped instead of handed over");
             closed
         }

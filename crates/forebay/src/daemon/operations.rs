@@ -107,6 +107,13 @@ impl Table {
 /// Refuses new operations until it is dropped.
 pub(crate) struct Hold<'a>(&'a Operations);
 
+impl Hold<'_> {
+    /// Refuses new operations until the process ends.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         self.0.table().held = false;

@@ -103,24 +103,19 @@ impl ClaimedSocket {
         ClaimedSocket { socket, lock: Mutex::new(lock) }
     }
 
-    /// Stops accepting, and removes the path unless it was left to another program.
+    /// Stops accepting, and removes the path.
     pub(crate) fn close(&self) {
         self.socket.close();
     }
 
-    /// Leaves the socket and its lock to another program, which takes the place of this one.
+    /// Returns the socket and its lock for another program, which is about to take the place of this one.
     pub(crate) fn leave(&self) -> LeftSocket {
-        self.socket.leave(true);
+        self.socket.leave();
         LeftSocket {
             listener: self.socket.fd(),
             lock: self.lock.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             identity: self.socket.identity().unwrap_or_default(),
         }
-    }
-
-    /// Takes back what was left: no other program takes the place of this one.
-    pub(crate) fn take_back(&self) {
-        self.socket.leave(false);
     }
 
     /// Returns the listening socket, for this process.

@@ -84,6 +84,11 @@ impl EngineHost {
         goes_on: &dyn Fn() -> bool,
         begin: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
+        // The clients of a lane that does not answer could not be handed over.
+        self.lanes.pulse(LINGERING * 4).map_err(|error| {
+            let message = format!("{error}; try again, or restart the daemon instead");
+            ApiError::new(ErrorKind::Busy, message)
+        })?;
         self.check_quiet()?;
         self.check_paths_of_all()?;
         let drained = self.drain_all(Occasion::HandOver, goes_on);

@@ -387,24 +387,11 @@ impl Lanes {
         }
     }
 
-    /// Stops serving, within bounded time, with the clients connected. Returns what each front end hands
-    /// over, in the order of front ends.
-    pub(super) fn hand_over(&self) -> Vec<Vec<HandedOver>> {
-        let leaving: Vec<Receiver<Vec<Vec<HandedOver>>>> = self
-            .all()
-            .map(|lane| self.begin(lane, |state| async move { state.hand_over().await }))
-            .collect();
-        let deadline = Instant::now() + DISMISSAL * 3;
-        let mut all: Vec<Vec<HandedOver>> = Vec::new();
-        for left in leaving {
-            let left = left.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-            let left = left.unwrap_or_default();
-            all.resize_with(all.len().max(left.len()), Vec::new);
-            for (own, more) in all.iter_mut().zip(left) {
-                own.extend(more);
-            }
-        }
-        all
+    /// Stops serving with the clients connected. [`Leaving::wait`] waits for it.
+    pub(super) fn hand_over(&self) -> Leaving {
+        let lanes = self.all();
+        let begin = |lane| (lane, self.begin(lane, |state| async move { state.hand_over().await }));
+        Leaving { late: lanes.map(begin).collect(), items: Vec::new() }
     }
 
     /// Ends the lanes. Waits for them only if they are `idle`, and not for long: an operation on a lost
@@ -433,6 +420,40 @@ impl Lanes {
     }
 }
 
+/// What the lanes hand over.
+pub(super) struct Leaving {
+    /// The lanes that have not handed over yet.
+    late: Vec<(usize, Receiver<Vec<Vec<HandedOver>>>)>,
+    /// What each front end hands over, in the order of front ends.
+    items: Vec<Vec<HandedOver>>,
+}
+
+impl Leaving {
+    /// Waits until the lanes have handed over, at most for `patience` in all.
+    pub(super) fn wait(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        for (lane, left) in std::mem::take(&mut self.late) {
+            match left.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(more) => {
+                    let len = self.items.len().max(more.len());
+                    self.items.resize_with(len, Vec::new);
+                    for (own, more) in self.items.iter_mut().zip(more) {
+                        own.extend(more);
+                    }
+                }
+                Err(_) => self.late.push((lane, left)),
+            }
+        }
+    }
+
+    /// Returns what each of so many front ends hands over, and the lanes that have handed nothing over: their clients are
+    /// disconnected.
+    pub(super) fn end(mut self, front_ends: usize) -> (Vec<Vec<HandedOver>>, Vec<usize>) {
+        self.items.resize_with(front_ends, Vec::new);
+        (self.items, self.late.into_iter().map(|(lane, _)| lane).collect())
+    }
+}
+
 /// Returns the error for a job that did not finish.
 pub(super) fn unfinished() -> ApiError {
     ApiError::failed("the data path did not complete the operation; see the log")
@@ -456,9 +477,66 @@ impl Flag {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
     use std::sync::mpsc::channel;
 
+    use forebay_device::ring::Ring;
+
     use super::*;
+
+    /// A front end that hands one client over on each lane, on the second one after a while.
+    struct Late(Duration);
+
+    impl FrontEnd for Late {
+        fn serve(
+            &self,
+            lane: &Rc<Lane>,
+            _: &Rc<Ring>,
+            _: Rc<dyn Exports>,
+        ) -> Box<dyn LaneFrontEnd> {
+            let late = if lane.id() == LaneId(1) { self.0 } else { Duration::ZERO };
+            Box::new(LateLane(lane.clone(), late))
+        }
+
+        fn release(&self) {}
+    }
+
+    struct LateLane(Rc<Lane>, Duration);
+
+    impl LaneFrontEnd for LateLane {
+        fn dismiss(&self, _: &str) {}
+
+        fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
+            Box::pin(std::future::ready(()))
+        }
+
+        fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
+            Box::pin(async move {
+                self.0.sleep(self.1).await;
+                vec![HandedOver::default()]
+            })
+        }
+    }
+
+    #[test]
+    fn clients_of_a_lane_that_is_late_are_handed_over_or_missed() {
+        let memory = Arc::new(MemoryBudget::new(1 << 30));
+        for (late, patience, silent) in [
+            (Duration::from_millis(300), Duration::from_secs(60), vec![]),
+            (Duration::from_secs(600), Duration::from_millis(10), vec![1]),
+        ] {
+            let front_end: Arc<dyn FrontEnd> = Arc::new(Late(late));
+            let lanes =
+                Lanes::start(2, &[front_end], &[], &Arc::default(), &memory).expect("threads");
+            let mut leaving = lanes.hand_over();
+            leaving.wait(Duration::from_millis(10));
+            leaving.wait(patience);
+            let clients = 2 - silent.len();
+            let (items, missed) = leaving.end(1);
+            assert_eq!((items.len(), items[0].len(), missed), (1, clients, silent));
+            lanes.end(true);
+        }
+    }
 
     #[test]
     fn a_lane_that_does_not_end_is_left_behind() {

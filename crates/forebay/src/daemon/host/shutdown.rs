@@ -12,6 +12,7 @@ use forebay_engine::{FrontEnd, HandedOver};
 use super::caches::Place;
 use super::report::Running;
 use super::{CLOSE_PATIENCE, EngineHost, faults};
+use crate::daemon::front_ends::DISMISSAL;
 use crate::daemon::hand_over::Items;
 use crate::daemon::host_api::Definition;
 
@@ -108,8 +109,12 @@ impl EngineHost {
                 Some((volume.name.to_string(), self.served.told_apart(&volume.name)?.text))
             })
             .collect();
-        let mut from_lanes = self.lanes.hand_over();
-        let ended = self.close_everything();
+        let mut leaving = self.lanes.hand_over();
+        leaving.wait(DISMISSAL * 3);
+        let (ended, in_order) = self.close_caches();
+        // A lane that was late may have answered its clients by now. When the lanes end, it is too late.
+        leaving.wait(GRACE);
+        self.end_lanes(in_order);
         if let Err(error) = &ended.result {
             tracing::error!("not everything stopped in order before the hand-over: {error}");
         }
@@ -117,8 +122,15 @@ impl EngineHost {
             return (None, ended.result);
         }
         let mut items = Items::new();
-        // Also of those of which no lane has said anything.
-        from_lanes.resize_with(self.front_ends.len(), Vec::new);
+        let (from_lanes, silent) = leaving.end(self.front_ends.len());
+        for lane in silent {
+            let volumes: Vec<_> = identities.keys().map(String::as_str).collect();
+            tracing::error!(
+                lane,
+                "it does not answer: its clients, of any of the volumes {}, are disconnected",
+                volumes.join(", ")
+            );
+        }
         for (front_end, mut left) in self.front_ends.iter().zip(from_lanes) {
             cut_off(&ended.failed, &**front_end, &mut left);
             left.extend(front_end.hand_over());
@@ -133,6 +145,13 @@ impl EngineHost {
 
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
     fn close_everything(self: &Arc<Self>) -> Ended {
+        let (ended, in_order) = self.close_caches();
+        self.end_lanes(in_order);
+        ended
+    }
+
+    /// Drains caches in RAM, stops all volumes and closes all caches. Returns whether everything went in order as well.
+    fn close_caches(self: &Arc<Self>) -> (Ended, bool) {
         let mut ended = Ended::default();
         // What only a cache without its path has is written back first.
         self.note_lost_origins(&mut ended);
@@ -146,13 +165,17 @@ impl EngineHost {
         self.note_lost_origins(&mut ended);
         self.forget_tiers(&mut ended);
         in_order &= self.close_all(&mut ended);
+        (ended, in_order)
+    }
+
+    /// Ends the lanes, and lets go of what only they used. Waits for them if everything went `in_order`.
+    fn end_lanes(&self, in_order: bool) {
         self.lanes.end(in_order);
         // The next program finds the locks of images released.
         self.served.let_go();
         if !forebay_rbd::wait_closed(CLOSE_PATIENCE) {
             tracing::warn!("the cluster of an image does not answer: its lock is left to expire");
         }
-        ended
     }
 
     /// Looks where all paths lead. A file that was removed is lost when the end of everything closes it.

@@ -54,7 +54,7 @@ impl Volumes {
         }
         self.check_devices()?;
         // One that begins later could defer writes again, or be cut off.
-        let _hold = self.operations.hold(is_fill)?;
+        let hold = self.operations.hold(is_fill)?;
         self.check_hand_over()?;
         hand_over::check(&program)?;
         let begin = || {
@@ -66,7 +66,10 @@ impl Volumes {
                 busy("the daemon is ending already")
             }
         };
-        self.host.prepare_hand_over(&|| !end.is_asked(), &begin)
+        self.host.prepare_hand_over(&|| !end.is_asked(), &begin)?;
+        // The program may take a moment to notice that it is to end.
+        hold.keep();
+        Ok(())
     }
 
     /// Checks that the devices of all volumes answer. A volume whose device does not would be cut off while its
@@ -182,6 +185,8 @@ mod tests {
         assert!(seen.load(Ordering::Relaxed), "no operation may begin meanwhile");
         let asked = volumes.programs.end.wait_for(std::time::Duration::ZERO);
         assert_eq!(asked, Some(End::HandOver(program)));
+        let late = volumes.operations.start("set", &"a".parse().expect("valid"), |_| Ok(()));
+        assert!(late.is_err_and(|error| error.kind == ErrorKind::Busy), "it would be cut off");
         *host.hook.lock().expect("not poisoned") = None;
     }
 
