@@ -32,7 +32,10 @@ pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
     (2, "wrong usage or configuration"),
     (3, "refused (in use, or the wrong device)"),
     (4, "data at risk (needs force)"),
-    (5, "no end yet: the daemon or a device does not answer (the command may still be carried out)"),
+    (
+        5,
+        "no end yet: the daemon or a device does not answer (the command may still be carried out)",
+    ),
 ];
 
 fn exit_codes() -> String {

@@ -1,6 +1,7 @@
 """Another program takes over from the daemon: clients stay connected and see a pause, never an error."""
 
 import errno
+import fcntl
 import http.client
 import json
 import mmap
@@ -219,6 +220,30 @@ def a_client_goes_on_with_no_other_volume_of_that_name(box):
         connect(daemon.uri("v")).pread(4096, 0)
         daemon.terminate()
         os.unlink(gone)
+
+
+@test
+def nothing_is_taken_in_the_pause_for_good(box):
+    daemon, cache = box.daemon(), box.file("cache", 64 * MIB)
+    client = connect(daemon.create("v", cache, box.file("origin", 64 * MIB)))
+    client.pwrite(b"a" * 4096, 0)
+    pause, go_on = pathlib.Path(box.path("pause")), pathlib.Path(box.path("go-on"))
+    script = f'touch {pause}; while [ ! -e {go_on} ]; do sleep .05; done'
+    script = f'case "$*" in *--check*|hand-over-version) ;; *) {script};; esac; exec $FOREBAY "$@"'
+    request(daemon, "POST", "/v1/daemon/hand-over", {"program": program(box, "waits", script)})
+    wait_for(pause.exists, "the pause")
+    # The state stays claimed. A device does not, and is waited for as long as clients wait.
+    second = [daemon.binary, "--socket", box.path("second.sock"), "daemon", "--state-dir", daemon.state]
+    refused = box.run(*second, "--nbd", box.path("second-nbd.sock"), expect=3).stderr
+    check("another daemon uses the state directory" in refused, f"it said {refused.strip()}")
+    with open(cache, "rb+") as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        go_on.touch()
+        wait_for(lambda: hand_overs(daemon) == 1, "the next program is ready")
+        check("is in use" in json.dumps(daemon.show("v")["waiting_for"]), f"it shows {daemon.show('v')}")
+    check_equal(bytes(client.pread(4096, 0)), b"a" * 4096, "what the client reads")
+    code, _ = daemon.terminate()
+    check_equal(code, 0, "the exit code")
 
 
 def program(box, name, script):

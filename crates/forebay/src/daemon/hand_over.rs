@@ -48,6 +48,8 @@ pub(crate) struct Inherited {
     pub(crate) hand_overs: u64,
     /// The admin socket and the lock of its path.
     pub(crate) socket: Option<LeftSocket>,
+    /// The lock of the state directory.
+    pub(crate) state_lock: Option<OwnedFd>,
     /// The memory limit in force, in bytes.
     pub(crate) memory_limit: Option<u64>,
     /// Lines that are missing in the log.
@@ -70,6 +72,7 @@ pub(crate) struct Left {
     /// As in [`Inherited`], without the present one.
     pub(crate) hand_overs: u64,
     pub(crate) socket: LeftSocket,
+    pub(crate) state_lock: OwnedFd,
     pub(crate) memory_limit: u64,
     pub(crate) log_missing: u64,
     pub(crate) items: Items,
@@ -82,6 +85,7 @@ struct List {
     hand_overs: u64,
     socket: [RawFd; 2],
     socket_identity: (u64, u64),
+    state_lock: RawFd,
     memory_limit: u64,
     /// Absent in lists of earlier programs.
     #[serde(default)]
@@ -154,8 +158,9 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
         }
     }
     let memory_limit = Some(list.memory_limit);
+    let state_lock = Some(inherit(list.state_lock)?);
     let List { hand_overs, log_missing, .. } = list;
-    Ok(Inherited { hand_overs, socket, memory_limit, log_missing, items })
+    Ok(Inherited { hand_overs, socket, state_lock, memory_limit, log_missing, items })
 }
 
 /// Returns the exit code for a command line that cannot be parsed: that of [`failed_start`] if this process was to go on
@@ -318,6 +323,7 @@ fn write(left: &Left) -> io::Result<OwnedFd> {
         hand_overs: left.hand_overs + 1,
         socket: [leave(&left.socket.listener)?, leave(&left.socket.lock)?],
         socket_identity: left.socket.identity,
+        state_lock: leave(&left.state_lock)?,
         memory_limit: left.memory_limit,
         log_missing: left.log_missing,
         front_ends,
@@ -339,6 +345,7 @@ mod tests {
         let pair = || UnixStream::pair().expect("sockets");
         let (mine, mut theirs) = pair();
         let (socket, lock) = pair();
+        let state_lock = pair().0.into();
         let label = vec!["client".to_owned(), "v".to_owned()];
         let item = HandedOver {
             label: label.clone(),
@@ -353,7 +360,8 @@ mod tests {
             lock: Arc::new(lock.into()),
             identity: (3, 1 << 60),
         };
-        let left = Left { hand_overs: 4, socket, memory_limit: 1 << 30, log_missing: 7, items };
+        let (memory_limit, log_missing) = (1 << 30, 7);
+        let left = Left { hand_overs: 4, socket, state_lock, memory_limit, log_missing, items };
         let list = write(&left).expect("writable");
         let number = list.as_raw_fd().to_string();
         // As if `execve` had taken them away without closing them.
@@ -362,6 +370,7 @@ mod tests {
         assert_eq!(inherited.hand_overs, 5);
         assert_eq!(inherited.socket.as_ref().map(|socket| socket.identity), Some((3, 1 << 60)));
         assert_eq!((inherited.memory_limit, inherited.log_missing), (Some(1 << 30), 7));
+        assert!(inherited.state_lock.is_some());
         let nbd = &inherited.items["nbd"];
         assert_eq!((&nbd[0].label, &nbd[0].data, nbd.len()), (&label, &vec![7, 0xff], 2));
         assert_eq!(nbd[0].identity.as_deref(), Some("1 2"));

@@ -131,7 +131,7 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
     if inherited.socket.is_none() {
         ClaimedSocket::probe("--socket", &options.socket)?;
     }
-    let state = State::open(&options.state_dir)?;
+    let state = State::go_on(&options.state_dir, inherited.state_lock.take())?;
     let socket = match inherited.socket.take() {
         Some(left) => ClaimedSocket::inherit(&options.socket, left),
         None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
@@ -268,7 +268,10 @@ fn close_for(
     }
     let (memory_limit, log_missing) = (volumes.memory().limit(), log::finish());
     let socket = socket.leave();
-    let left = Left { hand_overs, socket, memory_limit, log_missing, items };
+    let state_lock = volumes.state_lock().map_err(|error| {
+        ApiError::failed(format!("nothing can be handed over: {error}; clients are disconnected"))
+    })?;
+    let left = Left { hand_overs, socket, state_lock, memory_limit, log_missing, items };
     let error = hand_over::execute(program, &left);
     tracing::error!("{error}");
     Err(error)

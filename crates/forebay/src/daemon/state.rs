@@ -1,8 +1,9 @@
 //! The daemon's persistent state: one small file, replaced as a whole.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Metadata, symlink_metadata};
 use std::io::{ErrorKind as Io, Read};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -85,16 +86,18 @@ pub(crate) struct State {
     written: Mutex<Facts>,
     /// Why the file as last written may not survive a power cut.
     doubt: Mutex<Option<ApiError>>,
-    _lock: File,
+    /// Claims the directory.
+    lock: File,
 }
 
 impl State {
-    /// Opens the directory, creates it if it is absent, and reads the state.
+    /// Opens the directory, creates it if it is absent, and reads the state. `lock`: what the previous program of this
+    /// process has handed over, with the claim on the directory.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] if another daemon uses it; [`ErrorKind::Invalid`] if this version
     /// cannot read the file. Nothing is changed then.
-    pub(crate) fn open(dir: &Path) -> Result<Self, ApiError> {
+    pub(crate) fn go_on(dir: &Path, lock: Option<OwnedFd>) -> Result<Self, ApiError> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -104,7 +107,12 @@ impl State {
             "another daemon uses the state directory {}; stop it, or choose another with --state-dir",
             dir.display()
         );
-        let lock = lock_file(&dir.join("lock"), &in_use)?;
+        let path = dir.join("lock");
+        // The directory may be another one by now.
+        let lock = match lock.map(File::from).filter(|lock| is_at(lock, &path)) {
+            Some(lock) => lock,
+            None => lock_file(&path, &in_use)?,
+        };
         let Contents { mut volumes, caches, deleted, .. } = read(&dir.join("state.json"))?;
         let behind = volumes
             .iter_mut()
@@ -123,8 +131,22 @@ impl State {
             events: Events::open(dir),
             written: Mutex::new(facts),
             doubt: Mutex::default(),
-            _lock: lock,
+            lock,
         })
+    }
+
+    /// Opens a directory that no program has handed over.
+    #[cfg(test)]
+    pub(crate) fn open(dir: &Path) -> Result<Self, ApiError> {
+        Self::go_on(dir, None)
+    }
+
+    /// Returns the lock of the directory, for the next program of this process.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn lock(&self) -> std::io::Result<OwnedFd> {
+        self.lock.as_fd().try_clone_to_owned()
     }
 
     /// Returns the facts about caches.
@@ -330,6 +352,13 @@ pub(crate) fn entry_of<'a>(
     volumes.iter_mut().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
 }
 
+/// Whether a path leads to this file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: Metadata| (found.dev(), found.ino());
+    let own = file.metadata().map(identity).ok();
+    own.is_some() && own == symlink_metadata(path).map(identity).ok()
+}
+
 /// Replaces a volume of the same name, or appends it.
 pub(crate) fn put(volumes: &mut Vec<Remembered>, entry: Remembered) {
     match volumes.iter_mut().find(|old| old.volume.name == entry.volume.name) {
@@ -483,6 +512,17 @@ mod tests {
         state.put(entry("a", true)).expect("writable");
         let refused = State::open(dir.path()).map(drop).expect_err("in use");
         assert_eq!(refused.kind, ErrorKind::Refused);
+        // Handed over, the claim lasts.
+        let left = state.lock().expect("descriptors");
+        drop(state);
+        assert!(State::open(dir.path()).is_err(), "free for a moment");
+        let state = State::go_on(dir.path(), Some(left)).expect("ours");
+        assert!(State::open(dir.path()).is_err());
+        drop(state);
+        let elsewhere = TempDir::new("state-lock-elsewhere");
+        let left = State::open(elsewhere.path()).expect("free").lock().expect("descriptors");
+        let state = State::go_on(dir.path(), Some(left)).expect("free");
+        assert!(State::open(dir.path()).is_err(), "the lock of another directory is none of this");
         drop(state);
         fs::write(dir.path().join("state.json.new"), "{\"version\":1,\"vol").expect("writable");
         assert_eq!(State::open(dir.path()).expect("free").volumes().len(), 1);

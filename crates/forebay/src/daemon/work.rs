@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_core::Cancelled;
@@ -39,6 +39,7 @@ struct State {
     cancelled: bool,
     progress: Progress,
     patience: Option<Duration>,
+    outwaits: Option<Instant>,
     late: Option<ApiError>,
     claim: Option<Arc<dyn Claimed>>,
 }
@@ -60,6 +61,17 @@ impl Work {
     /// Returns how long a device may take to answer; `None`: no limit.
     pub(crate) fn patience(&self) -> Option<Duration> {
         self.state().patience
+    }
+
+    /// Has the work wait until `end` for devices that another process uses.
+    pub(crate) fn outwait(&self, end: Instant) {
+        self.state().outwaits = Some(end);
+    }
+
+    /// Whether the work waits for a device that another process uses.
+    pub(crate) fn outwaits(&self) -> bool {
+        let state = self.state();
+        !state.cancelled && state.outwaits.is_some_and(|end| Instant::now() < end)
     }
 
     /// Reports progress, in units of `unit`; `total` is 0 while it is unknown.

@@ -113,6 +113,15 @@ fn claim_for(
     field: &str,
     spec: &DeviceSpec,
 ) -> Result<Arc<dyn Device>, ApiError> {
+    try_claim(access, memory, spec).map_err(|error| faults::open(field, &error))
+}
+
+/// As [`claim_for`], with the error of the device.
+fn try_claim(
+    access: Access,
+    memory: &Arc<MemoryBudget>,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, OpenError> {
     let open = || {
         spec.open_with(access, &|name, access| match name {
             RemoteName::Nbd(uri) => NbdDevice::open(uri, access),
@@ -125,7 +134,6 @@ fn claim_for(
         })
     };
     outlasting(open, |error| error.kind == OpenErrorKind::InUse)
-        .map_err(|error| faults::open(field, &error))
 }
 
 /// Opens a device that is served without a cache; one that is write-protected is served for reading only.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::origin_check::OriginFound;
 use forebay_admin::{ApiError, ErrorKind, EventKind, Unit};
-use forebay_device::{Access, Device, DeviceSpec, IoBuf, RemoteName};
+use forebay_device::{Access, Device, DeviceSpec, IoBuf, OpenErrorKind, RemoteName};
 use forebay_engine::{Cache, Ledger, Naming, OnVerify, Volume, check_sectors, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_lane::MemoryBudget;
@@ -20,17 +20,21 @@ use super::inspect::{self, Content};
 use super::lanes::Flag;
 use super::report::{self, Wait};
 use super::volumes::{blocks_of, made};
-use super::{CLOSE_PATIENCE, EngineHost, How, access_of, claim, claim_for, faults, settings};
+use super::{CLOSE_PATIENCE, EngineHost, How, access_of, claim, faults, settings, try_claim};
 use crate::daemon::events::NewEvent;
 use crate::daemon::host_api::{Copied, Definition, StartError};
 use crate::daemon::known::Position;
 use crate::daemon::preflight;
+use crate::daemon::work::Work;
 
 /// How long to wait for users of a stopped volume.
 const LINGERING: Duration = Duration::from_millis(500);
 
 /// How often a device is probed.
 const ASKING: Duration = Duration::from_secs(1);
+
+/// How often it is tried whether a device is still in use.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// How often a probe checks whether it is still wanted.
 const LOOKING: Duration = Duration::from_millis(5);
@@ -49,7 +53,8 @@ impl EngineHost {
             let spec = made("origin", &volume.origin)?;
             // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
-            claim_again(access_of(&volume.settings), &self.memory, &spec, &wait)?
+            let access = access_of(&volume.settings);
+            claim_again(access, &self.memory, ("origin", &spec), &wait, &how.work)?
         };
         let (spec, place) = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -158,7 +163,7 @@ impl EngineHost {
         origin: Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<Copied, StartError> {
-        let (open, copied) = self.open_for(volume, how.force, spec, &origin, place)?;
+        let (open, copied) = self.open_for(volume, how, spec, &origin, place)?;
         if copied != Copied::Current {
             // Until the state says that an older copy was accepted.
             self.lanes.hidden.hide(&volume.name);
@@ -255,12 +260,12 @@ impl EngineHost {
     fn open_for(
         &self,
         volume: &Definition,
-        force: bool,
+        how: &How,
         spec: &DeviceSpec,
         origin: &Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<(Arc<Cache>, Copied), StartError> {
-        let mut look = None;
+        let (mut look, force) = (None, how.force);
         loop {
             let wait = self.served.wait_for(&volume.name, &volume.cache);
             let mut cache = place.lock();
@@ -272,7 +277,8 @@ impl EngineHost {
                 let copied = self.check_position(volume, open.store.uuid(), position, force)?;
                 return Ok((open.clone(), copied));
             }
-            let device = claim(&self.memory, "cache", spec)?;
+            let device =
+                claim_again(Access::Exclusive, &self.memory, ("cache", spec), &wait, &how.work)?;
             let roots = self.roots(&device)?;
             let superblock = &roots.superblock;
             self.check_copy_of_served(volume, place, &roots)?;
@@ -519,23 +525,31 @@ impl EngineHost {
     }
 }
 
-/// Opens an origin that was there before. A server that is not reached has the time that its requests have.
+/// Opens the device named in `field`, which was there before. A server that is not reached has the time that its requests
+/// have; a device that another process uses is waited for if the work says so.
 fn claim_again(
     access: Access,
     memory: &Arc<MemoryBudget>,
-    spec: &DeviceSpec,
+    (field, spec): (&str, &DeviceSpec),
     wait: &Wait<'_>,
+    work: &Work,
 ) -> Result<Arc<dyn Device>, ApiError> {
     let patience = spec.remote().map_or(Duration::ZERO, RemoteName::patience);
     let until = Instant::now() + patience;
     loop {
-        match claim_for(access, memory, "origin", spec) {
-            Err(error) if error.kind == ErrorKind::Failed && Instant::now() < until => {
-                wait.fails(&error);
-                std::thread::sleep(ASKING);
-            }
-            result => return result,
+        let error = match try_claim(access, memory, spec) {
+            Ok(device) => return Ok(device),
+            Err(error) => error,
+        };
+        let is_in_use = error.kind == OpenErrorKind::InUse;
+        let error = faults::open(field, &error);
+        match error.kind {
+            _ if is_in_use && work.outwaits() => {}
+            ErrorKind::Failed if Instant::now() < until => {}
+            _ => return Err(error),
         }
+        wait.fails(&error);
+        std::thread::sleep(if is_in_use { AGAIN } else { ASKING });
     }
 }
 

@@ -1,5 +1,6 @@
 //! How the daemon ends: for good, or with the next program of its process going on with the volumes.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,6 +106,14 @@ impl Volumes {
         let (items, closed) = self.host.hand_over(&|| !self.programs.end.is_stop());
         self.note_positions();
         (items, closed.and(ended_in_time(quiet)))
+    }
+
+    /// Returns the lock of the state directory, for the next program of this process.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn state_lock(&self) -> std::io::Result<OwnedFd> {
+        self.state.lock()
     }
 
     /// Ends the exports after a hand-over that became a stop.

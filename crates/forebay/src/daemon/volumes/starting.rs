@@ -22,6 +22,10 @@ const HUNG: Duration = Duration::from_secs(5);
 /// Volumes started concurrently, not counting those whose devices do not answer.
 const STARTING: usize = 16;
 
+/// How long a volume whose clients wait, after a hand-over, waits for a device that another process has taken
+/// meanwhile. Clients do not wait for longer.
+const TAKEN: Duration = Duration::from_secs(60);
+
 /// How often the start of volumes is polled.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -53,7 +57,8 @@ impl Volumes {
     /// the device answers. A device that is missing has `patience` to appear before its volume is
     /// started.
     pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest, patience: Duration) -> Restored {
-        let until = Instant::now() + patience;
+        let begun_at = Instant::now();
+        let until = begun_at + patience;
         let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
         let volumes = self.state.volumes().into_iter();
         let mut pending: Vec<VolumeName> =
@@ -80,8 +85,11 @@ impl Volumes {
                 if !self.waiting().contains(&name) {
                     continue;
                 }
-                let begun = self.operate("start", &name, |this, entry, work| {
+                let begun = self.operate("start", &name, move |this, entry, work| {
                     let name = entry.volume.name.clone();
+                    if this.programs.hand_overs > 0 {
+                        work.outwait(begun_at + TAKEN);
+                    }
                     let started = this.start_now(entry, StartRequest::default(), work);
                     this.waiting().remove(&name);
                     started
