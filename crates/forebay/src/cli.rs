@@ -197,8 +197,7 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) web: Option<std::net::SocketAddr>,
 
-    /// How long to wait for missing devices of volumes at the start, as while a machine boots
-    /// [default: 0]
+    /// How long to wait for missing devices of volumes at the start, as while a machine boots [default: 0]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) device_wait: Option<std::time::Duration>,
     /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
@@ -263,8 +262,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
-    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone [default:
-    /// none]
+    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone [default: none]
     #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
     pub(crate) ram: Option<u64>,
 
