@@ -285,9 +285,8 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and
-    /// nbd-kernel (block devices of this machine; auto: the first of these that works here), and
-    /// vhost-user [default: nbd]
+    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and nbd-kernel (block
+    /// devices of this machine; auto: the first of these that works here), and vhost-user [default: nbd]
     #[arg(long, value_name = "LIST")]
     pub(crate) export: Option<ExportSet>,
 
