@@ -162,28 +162,38 @@ impl Inherited {
         items
     }
 
-    /// Waits until what was served is served again, so that no client finds less than before.
-    pub(crate) async fn exports_are_back(&self, lane: &Rc<Lane>, served: &dyn Exports) {
+    /// Waits until what was served is served again, so that no client finds less than before, or `ends` says so.
+    pub(crate) async fn exports_are_back(
+        &self,
+        lane: &Rc<Lane>,
+        served: &dyn Exports,
+        ends: impl Fn() -> bool,
+    ) {
         let end = lane.now() + BACK;
-        while self.exports.iter().any(|name| served.open(name).is_none()) && lane.now() < end {
+        let is_back = || self.exports.iter().all(|name| served.open(name).is_some());
+        while !ends() && lane.now() < end && !is_back() {
             lane.sleep(STEP).await;
         }
     }
 
     /// Returns the next client whose volume is served, with the volume, once it is; `None` if there is
-    /// none any more. Clients whose volumes are not served in time are disconnected.
+    /// none any more, or `ends` says so. Clients whose volumes are not served in time are disconnected.
     pub(crate) async fn next(
         &self,
         lane: &Rc<Lane>,
         served: &dyn Exports,
+        ends: impl Fn() -> bool,
     ) -> Option<(LeftClient, Rc<dyn BlockService>)> {
         let end = lane.now() + PATIENCE;
         loop {
-            if self.clients.lock().is_empty() {
+            if ends() || self.clients.lock().is_empty() {
                 return None;
             }
             // Also after a client, so that other lanes have their turn.
             lane.sleep(STEP).await;
+            if ends() {
+                return None;
+            }
             if let Some(found) = self.take_one(served) {
                 return Some(found);
             }

@@ -282,7 +282,9 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
         shared.accepting.set(shared.accepting.get() - 1);
         shared.ended.raise();
     });
-    inherited.exports_are_back(&shared.lane, &*shared.exports).await;
+    // A server that ends meanwhile does not wait for volumes.
+    let ends = || shared.stopping.get() || shared.handing_over.get();
+    inherited.exports_are_back(&shared.lane, &*shared.exports, ends).await;
     while !shared.stopping.get() && !shared.handing_over.get() {
         let socket = listener.fd();
         let done = accept(&shared, socket.clone()).await;
@@ -364,7 +366,9 @@ impl Shared {
 /// Goes on with the previous program's clients whose volumes are served, with about as many as any
 /// other lane.
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
-    while let Some((client, target)) = inherited.next(&shared.lane, &*shared.exports).await {
+    let ends = || shared.stopping.get() || shared.handing_over.get();
+    let next = async || inherited.next(&shared.lane, &*shared.exports, ends).await;
+    while let Some((client, target)) = next().await {
         let LeftClient { descriptor, export, identity: _, session, received, present } = client;
         let buffers = socket_buffers(&descriptor);
         let bytes = connection_bytes(buffers, false);

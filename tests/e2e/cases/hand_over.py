@@ -494,6 +494,20 @@ def sigterm_during_a_hand_over_is_an_orderly_stop(box):
         check_equal(kinds, [code == 0], "the stops that were recorded, and whether they were clean")
 
 
+@test
+def sigterm_does_not_wait_for_a_volume_that_is_not_back(box):
+    daemon, gone = box.daemon(), box.path("gone")
+    origin = box.file("origin", 64 * MIB)
+    client = connect(daemon.create("v", box.file("cache", 64 * MIB), origin))
+    client.pwrite(bytes(4096), 0)
+    script = f'case "$*" in *--check*|hand-over-version) ;; *) mv {origin} {gone};; esac; exec $FOREBAY "$@"'
+    request(daemon, "POST", "/v1/daemon/hand-over", {"program": program(box, "moves", script)})
+    wait_for(lambda: hand_overs(daemon) == 1, "the next program is ready")
+    code, seconds = daemon.terminate()
+    check_equal(code, 0, "the exit code")
+    check(seconds < 5, f"the stop took {seconds:.1f} s")
+
+
 def events(daemon):
     return request(daemon, "GET", "/v1/events")[1]["events"]
 
