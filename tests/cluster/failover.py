@@ -159,7 +159,7 @@ def a_node_that_is_lost_is_replaced_and_comes_back(box):
     refused = one.try_start()
     check("was written elsewhere" in refused.stderr, f"the old cache is not refused: {refused.returncode} {refused.stderr}")
     check_equal(refused.returncode, 4, "the exit code")
-    one.daemon.cli("delete", "data", "--discard-dirty")
+    one.daemon.cli("delete", "--force", "data", "--discard-dirty")
     point = one.start()
     check_equal(newest_file(point), following - 1, "the last file on the node that is back")
     one.stop()

@@ -112,7 +112,7 @@ def stopped_while_taken_over(box, image, fence):
     check("was fenced" in daemon.log(), daemon.last_line())
     # The volume is not to be had while the other node lives.
     client.shutdown()
-    daemon.cli("stop", "v", expect=None)
+    daemon.cli("stop", "--force", "v", expect=None)
     refused = daemon.cli("start", "v", expect=None)
     check("another client, at" in refused.stderr, f"{refused.returncode}: {refused.stderr}")
     check_no_late_writes(image, recorder, before)

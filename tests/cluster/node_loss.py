@@ -201,7 +201,7 @@ def with_order_the_image_alone_is_whole_up_to_a_flush(box):
         partial += last + 1 == unfinished
         here.repair()
         here.boot()
-        here.daemon.cli("delete", "v", "--discard-dirty")
+        here.daemon.cli("delete", "--force", "v", "--discard-dirty")
         here, there = there, here
     check(missing > 0, "nothing was missing on the image: the test proves nothing")
     print(f"     {2 * ROUNDS} losses of node and SSD: the image was at a flush each time")
@@ -254,7 +254,7 @@ def without_order_it_is_known_what_the_image_lacks(box):
                 host.repair()
                 host.boot()
         report, named = lost_report(host.daemon)
-        host.daemon.cli("delete", "v", "--discard-dirty")
+        host.daemon.cli("delete", "--force", "v", "--discard-dirty")
         lost = lost_versions(image, recorder)
         check(len(lost) > 100, f"only {len(lost)} blocks are lost: the test proves little")
         check(report["known"], "nothing is known of the loss")
@@ -278,7 +278,7 @@ def writes_elsewhere(image, host, blocks):
         client.pwrite(stamp(block, 2), block * BLOCK)
     client.flush()
     client.shutdown()
-    host.daemon.cli("delete", "v")
+    host.daemon.cli("delete", "--force", "v")
 
 
 @test
@@ -310,12 +310,12 @@ def a_cache_that_was_left_behind_writes_and_serves_nothing_old(box):
             refused = one.daemon.cli("start", "v", expect=4)
             check("was written elsewhere" in refused.stderr, refused.stderr)
             one.daemon.create("v", one.ssd, image.origin, "--adopt", expect=4)
-            one.daemon.cli("delete", "v", "--discard-dirty")
+            one.daemon.cli("delete", "--force", "v", "--discard-dirty")
         else:
             client = connect(one.served())
             for block in blocks:
                 check_equal(read_stamp(bytes(client.pread(BLOCK, block * BLOCK)), block), 2, f"block {block}")
-            one.daemon.cli("delete", "v")
+            one.daemon.cli("delete", "--force", "v")
         check_equal(image.digest(), before, "the image")
 
 

@@ -105,7 +105,7 @@ def an_object_store_that_is_killed_under_load_costs_nothing(box):
             data = content[block * BLOCK : (block + 1) * BLOCK]
             if recorder.acked[block]:
                 check_equal(read_stamp(data, block, recorder.seed), recorder.acked[block], f"block {block}")
-        daemon.cli("delete", "v")
+        daemon.cli("delete", "--force", "v")
         check_equal(daemon.terminate()[0], 0, "exit code")
 
 
@@ -182,7 +182,7 @@ def images_count_as_memory_until_they_are_closed(box):
         wait_for(lambda: used() == images * held, f"memory of {images} images is held", 60)
 
     given_back(number - 1)
-    daemon.cli("delete", "v2")
+    daemon.cli("delete", "--force", "v2")
     given_back(number - 2)
     daemon.create(f"v{number}", box.path("again") + CACHE, image.origin)
 
@@ -214,7 +214,7 @@ def an_image_that_was_made_anew_is_another_disk(box):
         image.make(32 * MIB)
         return image.digest()
 
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     before = swap()
     refused = daemon.cli("start", "v", expect=4)
     check("its RBD image" in refused.stderr, refused.stderr)
@@ -239,7 +239,7 @@ def an_image_may_grow_and_a_smaller_one_is_noticed(box):
     client.shutdown()
     rbd(box, "resize", "--no-progress", "--size", "48M", image.name)
     wait_for(lambda: "has grown" in daemon.log(), "the growth is noticed")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("start", "v")
     check_equal(daemon.show("v")["origin"]["size"], 48 * MIB, "the size after a start")
     rbd(box, "resize", "--no-progress", "--allow-shrink", "--size", "16M", image.name)
@@ -296,7 +296,7 @@ def a_client_that_an_operator_fences_stops_and_says_so(box):
     check_equal(image.digest(), before, "the image")
     client.shutdown()
     # An operator starts it again as another client.
-    daemon.cli("stop", "v", expect=None)
+    daemon.cli("stop", "--force", "v", expect=None)
     daemon.cli("start", "v")
     client = connect(daemon.uri("v"))
     client.pwrite(b"3" * BLOCK, 0)

@@ -51,7 +51,7 @@ class Counted:
 def volume(box):
     daemon, device = exported(box, size=SIZE)
     # A larger cache than that of `exported`.
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     for name in "cache-v", "origin-v":
         os.remove(box.path(name))
     made = daemon.create_run("v", box.file("cache", 4 * GIB), box.file("origin", SIZE), "--export", "nbd,fuse")

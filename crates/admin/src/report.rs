@@ -15,12 +15,14 @@ pub use crate::origin_check::OriginReport;
 use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
+mod clients;
 mod latency;
 mod memory;
 mod requests;
 mod served;
 
 pub use crate::displaced::DisplacedReport;
+pub use clients::{ClientReport, Transport};
 pub use latency::{DeviceReport, DevicesReport, Latency, LatencyReport, OpReport, WritebackReport};
 pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;
@@ -310,6 +312,9 @@ pub struct VolumeReport {
     pub ram: Option<RamReport>,
     /// Where the volume is exported.
     pub export: ExportReport,
+    /// The clients that have it open: one for each connection. The users of its block device are not among them.
+    #[serde(default)]
+    pub clients: Vec<ClientReport>,
     /// Blocks in the cache.
     pub blocks: BlockReport,
     /// Progress of the origin; `null` unless the volume is ordered.
@@ -366,6 +371,7 @@ impl VolumeReport {
             cache: CacheReport::default(),
             ram: None,
             export: ExportReport::default(),
+            clients: Vec::new(),
             blocks: BlockReport::default(),
             ordered: None,
             served: ServedReport::default(),

@@ -89,7 +89,7 @@ pub struct StartRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// Cut off the users of its block device.
+    /// Cut off its clients and the users of its block device.
     #[serde(default)]
     pub force: bool,
     /// Stop although the path of a device leads elsewhere: the content of a removed file is lost.
@@ -120,6 +120,9 @@ pub struct DeleteRequest {
     /// other volumes.
     #[serde(default)]
     pub wipe: bool,
+    /// Cut off its clients and the users of its block device.
+    #[serde(default)]
+    pub force: bool,
 }
 
 #[cfg(test)]

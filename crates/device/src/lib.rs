@@ -20,6 +20,7 @@
 //! - [`model`]: modelled disks
 //! - [`remote`]: names of devices on other machines: [`nbd_uri`], exports of NBD servers; [`rbd_name`], images of Ceph
 //! - [`open`]: opening a path: its type, its other users
+//! - `peer`: the process at the other end of a unix socket
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
 //! - `rotational`: whether a file or block device has a head that must move
@@ -54,6 +55,7 @@ pub mod model;
 pub mod nbd_uri;
 pub mod open;
 pub mod partitions;
+mod peer;
 pub mod ram;
 pub mod rbd_name;
 pub mod remote;
@@ -83,6 +85,7 @@ pub use memory::Area;
 pub use meter::{Meter, OpCounts, OpKind};
 pub use nbd_uri::{NbdServer, NbdUri};
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
+pub use peer::peer_process;
 pub use ram::RamDevice;
 pub use rbd_name::RbdName;
 pub use remote::RemoteName;

@@ -8,6 +8,8 @@
 //! descriptors, which the next program inherits, each with a label that says what it is.
 
 use std::future::Future;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -100,6 +102,12 @@ pub trait FrontEnd: Send + Sync {
         Ok(())
     }
 
+    /// Returns the clients that have a volume open by connections of their own; the users of its block device are not among
+    /// them. Called off the lanes, and waits for nothing.
+    fn clients(&self, _volume: &str) -> Vec<Client> {
+        Vec::new()
+    }
+
     /// Returns the block device of a published volume, if it has one.
     fn device(&self, _volume: &str) -> Option<ExportedDevice> {
         None
@@ -181,6 +189,21 @@ pub trait DescriptorStore: Send + Sync {
     fn forget(&self, label: &[&str]);
 }
 
+/// A client that has a volume open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// It has connected by a unix socket.
+    Local {
+        /// Its process; `None`: that cannot be seen from here.
+        pid: Option<NonZeroU32>,
+    },
+    /// It has connected by TCP.
+    Remote {
+        /// From where; `None`: the connection has just ended.
+        address: Option<SocketAddr>,
+    },
+}
+
 /// A block device of the kernel that exports a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedDevice {
@@ -193,8 +216,10 @@ pub struct ExportedDevice {
 /// The kind of an [`ExportError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportErrorKind {
-    /// Something uses the export.
+    /// Clients or others use the export; the message ends with who they are. Force cuts them off.
     InUse,
+    /// Another daemon has what the front end needs.
+    Taken,
     /// The daemon has not the privileges.
     NotPermitted,
     /// The machine lacks something.

@@ -46,7 +46,7 @@ pub use control::verify::OnVerify;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{
-    DescriptorStore, ExportError, ExportErrorKind, ExportedDevice, FrontEnd, HandedOver,
+    Client, DescriptorStore, ExportError, ExportErrorKind, ExportedDevice, FrontEnd, HandedOver,
     LaneFrontEnd,
 };
 pub use lane::LaneVolume;

@@ -35,12 +35,9 @@ pub fn failed(what: impl fmt::Display, cause: io::Error) -> ExportError {
     ExportError { kind: ExportErrorKind::Failed, message, cause: Some(cause) }
 }
 
-/// Returns the error for a device in use.
+/// Returns the error for a device in use. The daemon adds the way out, see [`ExportErrorKind::InUse`].
 pub fn busy(volume: &str, device: &Path, users: &str) -> ExportError {
-    let message = format!(
-        "{} of '{volume}' is in use: {users}; end that first, or 'forebay stop --force {volume}' cuts it off",
-        device.display()
-    );
+    let message = format!("{} of '{volume}' is in use: {users}", device.display());
     ExportError { kind: ExportErrorKind::InUse, message, cause: None }
 }
 

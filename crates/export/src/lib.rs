@@ -1,6 +1,6 @@
 //! What front ends share: those that make block devices of this machine, and those that listen at unix sockets.
 //!
-//! - [`users`]: who uses a device; [`mounts`]: what is mounted
+//! - [`users`]: who uses a device; [`mounts`]: what is mounted; [`clients`]: who is connected
 //! - [`link`]: links with the names of volumes
 //! - [`notes`]: by which the next daemon knows a device
 //! - [`board`]: messages to the lanes
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod board;
+pub mod clients;
 pub mod errors;
 pub mod helper;
 pub mod link;

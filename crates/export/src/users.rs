@@ -226,8 +226,13 @@ fn holders(sysfs: &Path) -> Vec<String> {
 
 /// Returns a process as operators read it, like `1234 (fio)`.
 pub fn process(pid: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    format!("{pid} ({})", name.trim())
+    format!("{pid} ({})", name(pid).unwrap_or_default())
+}
+
+/// Returns the name of a process; `None`: it has ended.
+pub fn name(pid: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim().to_owned())
 }
 
 #[cfg(test)]

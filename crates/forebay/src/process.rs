@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -129,8 +130,7 @@ pub(crate) fn listening_at(socket: &Path) -> Option<u32> {
 
 /// Returns the process at the other end of a connection; `None`: it cannot be seen from this namespace.
 pub(crate) fn peer(connected: impl AsFd) -> Option<u32> {
-    let peer = net::sockopt::socket_peercred(connected).ok()?;
-    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    forebay_device::peer_process(connected).map(NonZeroU32::get)
 }
 
 /// Whether a socket takes no more connections, because too many have not been accepted.

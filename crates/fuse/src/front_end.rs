@@ -110,7 +110,7 @@ impl FuseFrontEnd {
                 "another daemon exports volumes in {}; give --export-dir",
                 self.dir.display()
             );
-            return Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None });
+            return Err(ExportError { kind: ExportErrorKind::Taken, message, cause: None });
         }
         state.lock = Some(dir);
         Ok(())

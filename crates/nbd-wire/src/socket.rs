@@ -92,6 +92,11 @@ impl Socket {
         self.kept.get()
     }
 
+    /// Returns the descriptor.
+    pub fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
     /// Returns a descriptor of the connection for another program.
     ///
     /// # Errors

@@ -5,10 +5,13 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::FrontEndKind;
+use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
-use forebay_engine::{Exports, FrontEnd, HandedOver, LaneFrontEnd};
+use forebay_engine::{
+    Client, ExportError, ExportErrorKind, Exports, FrontEnd, HandedOver, LaneFrontEnd,
+};
 use forebay_export::Identify;
+use forebay_export::clients::listed;
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 
@@ -56,6 +59,7 @@ impl NbdFrontEnd {
         let connections = ConnectionCount::within(memory);
         let inherited =
             Inherited::new(std::mem::take(inherited), connections.outliving(), identify);
+        let connections = connections.for_exports(inherited.exports());
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),
             encrypted: protection.tls.is_some(),
@@ -122,6 +126,24 @@ impl FrontEnd for NbdFrontEnd {
             connections,
             inherited,
         ))
+    }
+
+    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
+        self.connections.sessions().open(volume);
+        Ok(())
+    }
+
+    /// Clients that a withdrawal by force leaves are disconnected when the volume is stopped, see
+    /// [`LaneFrontEnd::dismiss`].
+    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        self.connections.sessions().close(volume, force).map_err(|clients| {
+            let message = format!("'{volume}' is in use by NBD clients: {}", listed(&clients));
+            ExportError { kind: ExportErrorKind::InUse, message, cause: None }
+        })
+    }
+
+    fn clients(&self, volume: &str) -> Vec<Client> {
+        self.connections.sessions().clients(volume)
     }
 
     fn restore_paths(&self) {

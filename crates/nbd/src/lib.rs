@@ -6,7 +6,7 @@
 //! - [`outliving`]: clients that are devices of the kernel
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`tls`]: certificates and keys
-//! - [`server`]: accepts and dismisses clients on a lane
+//! - [`server`]: accepts and dismisses clients on a lane; `sessions`: which exports take them, and who has them open
 //! - [`front_end`]: the interface to the daemon; `hand_over`: what the next program inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline
 //!
@@ -31,6 +31,7 @@ pub mod outliving;
 mod receive;
 mod send;
 pub mod server;
+mod sessions;
 pub mod status;
 pub mod tls;
 pub mod transmission;

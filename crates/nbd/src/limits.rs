@@ -9,6 +9,7 @@ use forebay_lane::MemoryBudget;
 use crate::holes::HoleFinder;
 use crate::memory::ConnectionMemory;
 use crate::outliving::{Outliving, Present};
+use crate::sessions::Sessions;
 
 /// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug)]
@@ -42,13 +43,14 @@ impl Default for Limits {
 }
 
 /// Counts the connections of all lanes of a server, and holds what they share: the memory budget of the
-/// daemon, the threads that look for holes, and which devices are connected.
+/// daemon, the threads that look for holes, which devices are connected, and who has which export open.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCount {
     count: Arc<AtomicUsize>,
     memory: Arc<MemoryBudget>,
     finder: HoleFinder,
     outliving: Outliving,
+    sessions: Sessions,
 }
 
 /// Why a client is turned away.
@@ -64,6 +66,11 @@ impl ConnectionCount {
     /// Starts at no connections, within `memory`.
     pub fn within(memory: Arc<MemoryBudget>) -> Self {
         ConnectionCount { memory, ..ConnectionCount::default() }
+    }
+
+    /// Takes clients for these exports alone, and for those that are opened later. Otherwise all exports take clients.
+    pub(crate) fn for_exports(self, exports: &[String]) -> Self {
+        ConnectionCount { sessions: Sessions::of(exports), ..self }
     }
 
     /// Returns the current number of connections.
@@ -84,6 +91,11 @@ impl ConnectionCount {
     /// Returns the devices that are connected.
     pub(crate) fn outliving(&self) -> &Outliving {
         &self.outliving
+    }
+
+    /// Returns which exports take clients, and which clients they have.
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 
     pub(crate) fn take(&self, limit: usize, bytes: u64) -> Result<Place, Full> {

@@ -25,6 +25,7 @@ use crate::listener::{Listener, NotAdmitted, socket_buffers};
 use crate::outbox;
 use crate::receive::{Ended, receive_requests};
 use crate::send::send_replies;
+use crate::sessions::{InSession, Open};
 use crate::tls::Tls;
 use crate::transmission::Session;
 use crate::wire::records;
@@ -130,7 +131,10 @@ impl Refusals {
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
+    /// All that is served.
     exports: Rc<dyn Exports>,
+    /// Those that take clients.
+    open: Open,
     limits: Limits,
     count: ConnectionCount,
     memory: Rc<LaneMemory>,
@@ -177,10 +181,12 @@ impl Server {
         count: ConnectionCount,
         inherited: &Arc<Inherited>,
     ) -> Self {
+        let open = Open { exports: exports.clone(), sessions: count.sessions().clone() };
         let shared = Rc::new(Shared {
             lane: lane.clone(),
             ring: ring.clone(),
             exports,
+            open,
             limits: Limits { requests: limits.requests.max(1), ..limits },
             memory: Rc::new(LaneMemory::new(count.memory().clone())),
             count,
@@ -256,7 +262,7 @@ impl Server {
         shared.stopping.set(true);
         clients().iter().for_each(|client| client.dismiss());
         let mut left = shared.left.take();
-        left.push(hand_over::exports(shared.exports.names()));
+        left.push(hand_over::exports(shared.open.names()));
         left
     }
 }
@@ -380,12 +386,13 @@ async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
             }
         };
         let client = shared.add(descriptor, Phase::Agreed(export.clone()));
+        let entered = shared.count.sessions().resume(&export, client.socket.descriptor());
         let (shared, start) = (shared.clone(), Start { export, target, session });
         shared.lane.clone().spawn(async move {
             let _end = AtEnd(|| shared.end(&client));
             let _present = present;
             if let Some(inbox) = Inbox::resume(&received) {
-                transmit(&shared, &client, start, inbox, place).await;
+                transmit(&shared, &client, start, entered, inbox, place).await;
             }
         });
     }
@@ -441,10 +448,10 @@ async fn serve_client(
         };
         with_deadline(&shared.lane, shared.limits.handshake, agree, late).await
     };
-    if let Some(start) = agreed
+    if let Some((start, entered)) = agreed
         && !shared.stopping.get()
     {
-        transmit(&shared, &client, start, inbox, place).await;
+        transmit(&shared, &client, start, entered, inbox, place).await;
     }
 }
 
@@ -454,18 +461,20 @@ async fn agree(
     shared: &Shared,
     inbox: &mut Inbox,
     (security, tls): (Security, Option<Tls>),
-) -> Option<Start> {
+) -> Option<(Start, InSession)> {
     let socket = &*client.socket;
     let mut replies = Vec::new();
+    let mut entered = None;
     let mut handshake = Handshake::new(security, &mut replies);
     loop {
-        let (consumed, progress) =
-            handshake.advance(inbox.unused(), &*shared.exports, &mut replies);
+        let (consumed, progress) = handshake.advance(inbox.unused(), &shared.open, &mut replies);
         inbox.consume(consumed);
         if let Progress::Start(start) = &progress {
             // The client holds the target from now on, so `dismiss` must be able to find it by its
             // export.
             client.phase.replace(Phase::Agreed(start.export.clone()));
+            let sessions = shared.count.sessions();
+            entered = Some(sessions.enter(&start.export, socket.descriptor())?);
         }
         if !replies.is_empty() {
             let buf = IoBuf::copy_from(&replies);
@@ -491,7 +500,7 @@ async fn agree(
                 inbox.consume(inbox.unused().len());
                 handshake.secured();
             }
-            Progress::Start(start) => return Some(start),
+            Progress::Start(start) => return Some(start).zip(entered),
             Progress::Close(reason) => {
                 tracing::debug!(%reason, "a handshake ends without a session");
                 socket.end_tls().await;
@@ -505,6 +514,7 @@ async fn transmit(
     shared: &Rc<Shared>,
     client: &Rc<Client>,
     start: Start,
+    _entered: InSession,
     mut inbox: Inbox,
     mut place: Place,
 ) {

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_device::peer_process;
+use forebay_engine::{Client, ExportError, ExportErrorKind};
+use forebay_export::clients::listed;
+use forebay_export::errors::busy;
 use forebay_export::unix_socket::{ListenError, UnixSocket};
-use forebay_export::users::process;
 use parking_lot::Mutex;
-use rustix::net::sockopt::socket_peercred;
 
 use crate::session::Session;
 
@@ -71,20 +72,21 @@ impl Export {
         self.client.lock().upgrade()
     }
 
+    /// Returns the client as an operator sees it, if there is one.
+    pub(crate) fn peer(&self) -> Option<Client> {
+        let session = self.client()?;
+        Some(Client::Local { pid: peer_process(session.socket()) })
+    }
+
     /// Makes sure that there is no client.
     ///
     /// # Errors
     /// There is one.
     pub(crate) fn check_unused(&self) -> Result<(), ExportError> {
-        let Some(session) = self.client() else { return Ok(()) };
-        let volume = &self.volume;
-        let peer = socket_peercred(session.socket()).map(|peer| peer.pid.as_raw_nonzero().get());
-        let client = peer.map_or_else(|_| "a client".to_owned(), |pid| process(pid.unsigned_abs()));
-        let message = format!(
-            "{} of '{volume}' is in use by {client}; end that first, or 'forebay stop --force {volume}' cuts it off",
-            self.path().display()
-        );
-        Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None })
+        match self.peer() {
+            Some(client) => Err(busy(&self.volume, self.path(), &listed(&[client]))),
+            None => Ok(()),
+        }
     }
 
     /// Ends it: the path is gone, and the client is disconnected when its requests in progress are

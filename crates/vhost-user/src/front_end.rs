@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::{Ring, RingOp};
-use forebay_engine::{ExportError, Exports, FrontEnd, HandedOver, LaneFrontEnd};
+use forebay_engine::{Client, ExportError, Exports, FrontEnd, HandedOver, LaneFrontEnd};
 use forebay_export::Board;
 use forebay_export::errors::failed;
 use forebay_lane::{Lane, MemoryBudget, either};
@@ -134,6 +134,10 @@ impl FrontEnd for VhostUserFrontEnd {
 
     fn holds(&self, volume: &str) -> bool {
         self.known(volume).is_some()
+    }
+
+    fn clients(&self, volume: &str) -> Vec<Client> {
+        self.known(volume).and_then(|export| export.peer()).into_iter().collect()
     }
 
     fn restore_paths(&self) {

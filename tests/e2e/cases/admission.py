@@ -45,7 +45,7 @@ def settings_are_made_changed_and_kept(box):
     kept()
     daemon.restart()
     kept()
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("set", "v", "dirty_high=70")
     daemon.cli("start", "v")
     kept()
@@ -99,7 +99,7 @@ def a_write_budget_keeps_clean_data_out_and_dirty_data_safe(box):
     daemon.cli("flush", "v")
     why = reason_sums(daemon.show("v"))
     check(why["written_back"]["drain"] > 0, f"nobody waited: {why['written_back']}")
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     whole = pathlib.Path(box.path("origin")).read_bytes()
     for at in range(0, 4 * MIB, 64 << 10):
         check(whole[at : at + (64 << 10)] == content[at : at + (64 << 10)][::-1], f"the origin lacks {at}")

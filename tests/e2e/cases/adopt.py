@@ -86,7 +86,7 @@ def copied(box, volumes=("v",)):
         client.pwrite(DIRTY, MIB)
         client.flush()
     for name in volumes:
-        daemon.cli("stop", name)
+        daemon.cli("stop", "--force", name)
     copies = {name: shutil.copy(box.path(f"origin-{name}"), box.path(f"copy-{name}")) for name in volumes}
     copy = shutil.copy(cache, box.path("copy"))
     for name in volumes:
@@ -165,7 +165,7 @@ def a_copy_is_not_mistaken_for_the_original(box):
     ):  # fmt: skip
         done = daemon.create_run(name, *words[:2], "--adopt", *words[2:], expect=code)
         check_equal(len(done.stderr.strip().splitlines()), 1, f"lines on stderr: {done.stderr!r}")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     done = daemon.create_run("v", copy, copies["v"], "--adopt", "--force", expect=3)
     check("is a copy of" in done.stderr and "--as" in done.stderr, done.stderr)
     check_equal(digest(copy, *copies.values(), wrong), before, "the copies")

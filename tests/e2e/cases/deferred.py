@@ -125,12 +125,12 @@ def change_under_load(box, cached):
             daemon.cli("flush", name)
             check_equal(ram(daemon, name)["deferred"], 0, "deferred bytes after a flush")
             check_equal(daemon.dirty(name), 0, "dirty blocks after a flush")
-        daemon.cli("stop", name)
+        daemon.cli("stop", "--force", name)
         load.check_origin(box.path(f"{name}.origin"))
         daemon.cli("start", name)
         load.reconnect(daemon.uri(name))
         load.check_all(daemon.uri(name))
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
 
 
 @test
@@ -241,12 +241,12 @@ def whatever_ends_a_volume_in_order_writes_everything_down(box):
                 case "restart":
                     daemon.restart()
                 case "stop":
-                    daemon.cli("stop", "v")
+                    daemon.cli("stop", "--force", "v")
                     daemon.kill()
                     daemon.start()
                     daemon.cli("start", "v")
                 case "delete":
-                    daemon.cli("delete", "v")
+                    daemon.cli("delete", "--force", "v")
             if how == "delete" or not cached:
                 found = read_file(box.path("v.origin"), MIB * round + 512, MIB)
             else:
@@ -325,8 +325,8 @@ def an_origin_that_fails_writes_loses_none_and_is_reported(box):
     for mode in "interval", "infinite":
         disk, daemon, client = failing(box, mode, name=mode)
         check_equal(attempt(client.flush), "EIO", "a client's flush")
-        for verb, code in ("flush", 1), ("stop", 1), ("delete", 1):
-            said = daemon.cli(verb, "v", expect=code).stderr
+        for verb in ["flush"], ["stop", "--force"], ["delete", "--force"]:
+            said = daemon.cli(*verb, "v", expect=1).stderr
             for words in "deferred writes of 'v'", "write failed", "forebay show v", "delete --discard-dirty v":
                 check(said.count(words) == 1, f"{verb} does not say {words!r}: {said!r}")
             check_equal(daemon.show("v")["state"], "degraded", f"the state after {verb}")
@@ -349,12 +349,12 @@ def an_origin_that_fails_writes_loses_none_and_is_reported(box):
         check_equal(ram(daemon)["deferred"], 0, "deferred bytes")
         check_equal(daemon.show("v")["state"], "running", "the state when the fault is gone")
         client.write_blocks(0, 10, version=3)
-        daemon.cli("stop", "v")
+        daemon.cli("stop", "--force", "v")
         for block in range(10):
             check_equal(read_stamp(disk.read(block * BLOCK, BLOCK), block), 3, "the version on the origin")
         daemon.kill()
         daemon.start()
-        daemon.cli("delete", "v")
+        daemon.cli("delete", "--force", "v")
         daemon.terminate()
 
 
@@ -369,7 +369,7 @@ def writes_that_find_no_room_above_an_origin_that_fails_get_its_error(box):
     disk.heal()
     wait_for(lambda: attempt(client.flush) is None, "a flush succeeds")
     check_equal(client.try_blocks(range(1000, 3000), version=2).count(None), 2000, "writes afterwards")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     for block in range(3000):
         found = read_stamp(disk.read(block * BLOCK, BLOCK), block)
         check_equal(found, 1 if block < 500 else 0 if block < 1000 else 2, f"block {block} on the origin")
@@ -415,7 +415,7 @@ def what_is_on_its_way_down_when_sigterm_comes_arrives_or_is_reported(box):
 def a_stop_that_is_given_up_leaves_the_volume_as_it_was(box):
     disk, daemon, client = failing(box)
     disk.faults("hang write")
-    for verb in ["stop", "v"], ["flush", "v"], ["set", "v", "durability=flush"], ["set", "v", "ram=4M"]:
+    for verb in ["stop", "--force", "v"], ["flush", "v"], ["set", "v", "durability=flush"], ["set", "v", "ram=4M"]:
         command = [daemon.binary, "--socket", daemon.socket, *verb]
         process = box.spawn(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         time.sleep(1)
@@ -432,7 +432,7 @@ def a_stop_that_is_given_up_leaves_the_volume_as_it_was(box):
     client.flush()
     for block in range(600):
         check_equal(read_stamp(disk.read(block * BLOCK, BLOCK), block), 1, f"block {block} on the origin")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
 
 
 @test
@@ -525,7 +525,7 @@ def a_discard_of_deferred_data_never_brings_back_what_was_older(box):
         found = read_all(connect(daemon.uri("v")))
         check_equal(first_difference(found, before), None, "the first difference after a flush and a kill")
         daemon.cli("flush", "v")
-        daemon.cli("stop", "v")
+        daemon.cli("stop", "--force", "v")
         check_whole(read_file(origin), "on the origin")
         daemon.kill()
 

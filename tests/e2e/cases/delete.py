@@ -24,7 +24,7 @@ def origin_versions(box):
 def dirty_blocks_reach_the_origin_first(box):
     daemon = box.daemon()
     recorder = filled(box, daemon)
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     check_equal(origin_versions(box), recorder.acked, "the versions on the origin")
     daemon.restart()
     check("v" not in daemon.cli("list").stdout.split(), "the volume is still there")
@@ -34,7 +34,7 @@ def dirty_blocks_reach_the_origin_first(box):
 def a_stopped_volume_is_deleted_as_well(box):
     daemon = box.daemon()
     recorder = filled(box, daemon)
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("delete", "v")
     check_equal(origin_versions(box), recorder.acked, "the versions on the origin")
 
@@ -43,7 +43,7 @@ def a_stopped_volume_is_deleted_as_well(box):
 def dirty_blocks_are_lost_only_on_request(box):
     daemon = box.daemon()
     recorder = filled(box, daemon)
-    daemon.cli("delete", "v", "--discard-dirty")
+    daemon.cli("delete", "--force", "v", "--discard-dirty")
     for found, newest in zip(origin_versions(box), recorder.submitted):
         check(found <= newest, "the origin holds a version that was never written")
     check("v" not in daemon.cli("list").stdout.split(), "the volume is still there")

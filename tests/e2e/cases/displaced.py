@@ -61,14 +61,14 @@ def nothing_is_safe_at_the_path_of_an_origin_that_was_replaced_or_removed(box):
         refused(daemon, "flush", kind, saying="cp --sparse=always")
         check_equal(daemon.dirty(kind), 0, "dirty blocks after a flush")
         refused(daemon, "set", kind, "mode=wt", saying=kind)
-        refused(daemon, "delete", kind, saying=kind)
+        refused(daemon, "delete", "--force", kind, saying=kind)
         check_equal(client.write_blocks(64, 64), 64, "blocks written meanwhile")
         client.check_block(10, 1)
         refused(daemon, "flush", kind, saying=kind)
         copy = box.path(f"{kind}.copy")
         box.run("cp", "--sparse=always", report["origin"]["displaced"]["readable_at"], copy)
         check(blocks_of(copy, 0, 128), "the copy lacks what was flushed")
-        daemon.cli("stop", "--abandon", kind)
+        daemon.cli("stop", "--force", "--abandon", kind)
         done = daemon.cli("start", kind, expect=None)
         check(done.returncode in (2, 3, 4), f"start took what is there: {done.returncode} {done.stderr}")
         os.rename(copy, origin)
@@ -106,7 +106,7 @@ def an_origin_that_was_moved_heals_when_it_is_back(box):
     refused(daemon, "flush", "v", saying=box.path("elsewhere"))
     os.rename(box.path("elsewhere"), box.path("below"))
     daemon.cli("flush", "v")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("start", "v")
 
 
@@ -123,7 +123,7 @@ def a_cache_whose_file_was_removed_is_written_back_before_it_is_closed(box):
             code, _ = daemon.terminate()
             check_equal(code, 0, "the exit code of the daemon")
         else:
-            daemon.cli(end, name)
+            daemon.cli(end, "--force", name)
         check(blocks_of(origin, 0, 64), f"{end} has lost what was written")
         if end == "stop":
             done = daemon.cli("start", name, expect=None)
@@ -177,7 +177,7 @@ def an_origin_below_which_the_file_system_is_unmounted_is_noticed(box):
     with open(origin, "wb") as file:
         file.truncate(16 * MIB)
     refused(daemon, "flush", "v", saying="leads to something else")
-    daemon.cli("stop", "--abandon", "v")
+    daemon.cli("stop", "--force", "--abandon", "v")
     done = daemon.cli("start", "v", expect=None)
     check(done.returncode in (3, 4), f"start took another file: {done.returncode} {done.stderr}")
 
@@ -199,7 +199,7 @@ def a_loop_device_whose_file_is_removed_is_an_origin_without_one(box):
     noticed(daemon, "v", "origin", "removed")
     refused(daemon, "flush", "v", saying="loop device")
     refused(daemon, "stop", "v", saying="--abandon")
-    daemon.cli("stop", "--abandon", "v")
+    daemon.cli("stop", "--force", "--abandon", "v")
 
 
 main()

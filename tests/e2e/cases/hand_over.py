@@ -361,7 +361,7 @@ def nobody_hands_over_while_a_deleted_volume_still_waits_for_its_origin(box):
     disk.faults("hang read")
     waits.start_read(MIB, 4096)
     wait_for(lambda: 'rule="hang read"' in daemon.log(), "the origin hangs")
-    daemon.cli("delete", "--discard-dirty", "v")
+    daemon.cli("delete", "--force", "--discard-dirty", "v")
     refused = daemon.cli("daemon", "--take-over", expect=3).stderr
     check("still waits for a device" in refused, f"it said {refused.strip()}")
     other.pwrite(b"w" * 4096, 0)

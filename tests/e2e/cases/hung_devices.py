@@ -56,7 +56,7 @@ def check_others(daemon, box, recorders, again=True):
         recorders[name].verify(daemon.uri(name))
     new = box.file("new", 16 * MIB)
     for arguments in [
-        ("list",), ("show", "a"), ("stop", "b"), ("start", "b"), ("set", "c", "dirty_high=60"),
+        ("list",), ("show", "a"), ("stop", "--force", "b"), ("start", "b"), ("set", "c", "dirty_high=60"),
         ("create", "n", "--cache", box.path("shared"), "--origin", new), ("delete", "n"), ("flush", "b"),
     ]:  # fmt: skip
         if not again and arguments[0] in ("stop", "start"):
@@ -133,7 +133,7 @@ def an_origin_that_hangs_while_it_is_served_holds_up_no_stop_but_its_own(box):
     client.pwrite(bytes(4096), 0)
     faults(bad, "hang sync")
     ended = []
-    stop = threading.Thread(target=lambda: ended.append(timed(daemon.cli, "stop", "a", expect=1)))
+    stop = threading.Thread(target=lambda: ended.append(timed(daemon.cli, "stop", "--force", "a", expect=1)))
     stop.start()
     time.sleep(4)
     check_equal(daemon.show("a")["state"], "stopping", "the state of the volume")
@@ -191,7 +191,7 @@ def a_cache_that_something_still_uses_at_the_end_is_left_open_and_recovered(box)
     faults(bad, "hang read")
     Client(daemon.uri("a")).start_read(8 * MIB, 4096)
     time.sleep(0.5)
-    daemon.cli("delete", "--discard-dirty", "a")
+    daemon.cli("delete", "--force", "--discard-dirty", "a")
     wait_for(lambda: "of the deleted volume may still be under way" in daemon.log(), "it is deleted in any case", 60)
     code, seconds = daemon.terminate()
     check(seconds < 50, f"the stop took {seconds:.1f} s")
@@ -225,7 +225,7 @@ def a_cache_in_ram_starts_again_as_soon_as_its_origin_answers(box):
     faults(bad, "hang read")
     client.aio_pread(nbd.Buffer(4096), MIB)
     # The read keeps the volume, and with it the cache of the volume that was stopped.
-    done = daemon.cli("stop", "v", expect=None)
+    done = daemon.cli("stop", "--force", "v", expect=None)
     # It ends without the client, which may take longer than the command waits.
     check(done.returncode in (1, 5) and bad in done.stderr, done.stderr)
     faults(bad, "# none")
@@ -271,11 +271,11 @@ def a_volume_is_given_up_within_seconds_whatever_its_devices_do(box):
             daemon.create("b", names["cache"], other)
             client.pwrite(b"a" * 65536, 0)
             client.flush()
-            daemon.cli("stop", "b")
+            daemon.cli("stop", "--force", "b")
             if state == "stopped":
-                daemon.cli("stop", "a")
+                daemon.cli("stop", "--force", "a")
             faults(paths[device], rule)
-            _, seconds = timed(daemon.cli, "delete", "--discard-dirty", "a")
+            _, seconds = timed(daemon.cli, "delete", "--force", "--discard-dirty", "a")
             check(seconds < 10, f"{tag}: it took {seconds:.1f} s")
             check("a" not in daemon.cli("list", "--names").stdout.split(), f"{tag}: it is still there")
             daemon.kill()

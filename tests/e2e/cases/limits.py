@@ -86,7 +86,7 @@ def a_limit_that_is_lifted_concerns_those_that_wait(box):
 @test
 def nobody_waits_for_a_turn_when_the_volume_or_the_daemon_ends(box):
     daemon, _client, waiting, _content = nearly_stopped(box)
-    took = timed(lambda: daemon.cli("stop", "v"))
+    took = timed(lambda: daemon.cli("stop", "--force", "v"))
     check(took < 30, f"a stop took {took} s")
     waiting.join(30)
     check(not waiting.is_alive(), "the client still waits")

@@ -50,7 +50,7 @@ def sockets_whose_paths_were_removed_are_there_again(box):
     for path in modes:
         lines = [line for line in daemon.log().splitlines() if AGAIN in line and f"path={path}" in line]
         check_equal(len(lines), 2, f"lines in the log about {path}")
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     check_equal(daemon.terminate()[0], 0, "the exit code")
     check(not any(map(os.path.exists, modes)), "a path is left")
 
@@ -88,7 +88,7 @@ def a_link_that_was_removed_is_there_again(box):
     os.unlink(link)
     wait_for(lambda: os.path.realpath(link) == device, "the link")
     check_equal(daemon.log().count("the link to a device was removed, and is made again"), 1, "lines in the log")
-    daemon.cli("delete", "lost-link")
+    daemon.cli("delete", "--force", "lost-link")
     check(not os.path.lexists(link), "the link of a volume that was deleted")
 
 

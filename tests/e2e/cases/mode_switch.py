@@ -107,7 +107,7 @@ def leaving_writeback_drains_with_progress_and_stays_usable(box):
     check_equal(switch.returncode, 0, "the verdict of the switch")
     check(reads > 0, "nothing could be read meanwhile")
     check_equal(daemon.dirty("v"), 0, "dirty blocks after the switch")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     with open(origin, "rb") as file:
         data = file.read(8192 * 4096)
     for block in range(8192):

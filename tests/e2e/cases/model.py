@@ -29,7 +29,7 @@ def run(box, name, rounds=3, steps=250, cache=64 * MIB, size=SIZE, mode="wb", ar
     model.check_all()
     daemon.cli("flush", "v")
     model.check_all()
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     with open(origin, "rb") as file:
         place = first_difference(file.read(), bytes(model.bytes))
     check_equal(place, None, f"{name}: the first difference on the origin")
@@ -72,7 +72,7 @@ def a_cache_in_ram(box):
         model.step()
     model.check_all()
     daemon.cli("flush", "v")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     with open(box.path("origin"), "rb") as file:
         check_equal(first_difference(file.read(), bytes(model.bytes)), None, "the first difference")
 

@@ -153,7 +153,7 @@ def every_route_answers_as_described(box):
     ranges = {"ranges": [{"offset": 0, "len": MIB}]}
     for verb, sent in (
         ("flush", None), ("set", {"settings": {"dirty_high": "60%"}}), ("pin", ranges), ("unpin", {}), ("evict", ranges),
-        ("prefetch", ranges), ("drop", {"ram": True}), ("drop", None), ("stop", {"force": False}), ("start", {"force": False}),
+        ("prefetch", ranges), ("drop", {"ram": True}), ("drop", None), ("stop", {"force": True}), ("start", {"force": False}),
     ):  # fmt: skip
         begun = api.ask("POST", f"/v1/volumes/v/{verb}", sent)
         api.end(begun)
@@ -179,14 +179,14 @@ def every_route_answers_as_described(box):
         return is_told("recovered")
 
     wait_for(has_recovered, "it is told that the volume has recovered")
-    api.end(api.ask("POST", "/v1/volumes/v/stop"))
+    api.end(api.ask("POST", "/v1/volumes/v/stop", {"force": True}))
     api.ask("GET", "/v1/volumes/v")
     api.end(api.ask("POST", "/v1/volumes/v/start", {}))
     wait_for(lambda: api.ask("GET", "/v1/daemon")["ready"], "it is ready")
     api.ask("POST", "/v1/daemon/hand-over", {"program": daemon.binary})
     wait_for(lambda: hand_overs(daemon) == 1, "it has handed over")
     wait_for(lambda: api.ask("GET", "/v1/daemon")["ready"], "it is ready")
-    api.end(api.ask("POST", "/v1/volumes/v/delete", {"discard_dirty": True}))
+    api.end(api.ask("POST", "/v1/volumes/v/delete", {"discard_dirty": True, "force": True}))
     routes = {(method.upper(), path) for path, methods in api.document["paths"].items() for method in methods}
     check_equal(routes - api.used, set(), "routes that were not asked")
 

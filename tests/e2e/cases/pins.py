@@ -56,7 +56,7 @@ def pinned_ranges_stay_cached_through_scans_restarts_and_crashes(box):
     check("1048576+16777216" in daemon.cli("pin", "v").stdout, "the range is not printed")
     daemon.cli("unpin", "v", "--all")
     check_equal(pins(daemon)["ranges"], [], "the ranges")
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     check_equal(os.listdir(os.path.join(daemon.state, "pins")), [], "lists of deleted volumes")
 
 

@@ -87,7 +87,7 @@ def a_paused_volume_has_its_data_on_the_origin_and_passes_through(box):
         shown = daemon.show(name)
         check(shown["ram"]["used"] > 0, f"{name}: nothing enters RAM after resume: {shown['ram']}")
         check(not deferred or shown["ram"]["deferred_written"] > 0, f"{name}: nothing is deferred")
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
         place = first_difference(origin_of(box, name), bytes(model.bytes))
         check_equal(place, None, f"{name}: the first difference at the end")
 
@@ -115,7 +115,7 @@ def a_stopped_volume_with_dirty_blocks_cannot_be_paused(box):
     daemon = box.daemon()
     uri = create(box, daemon, "v", "--set", "writeback_running=off")
     connect(uri).pwrite(b"d" * MIB, 0)
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     for command in ["pause", "v"], ["set", "v", "caching=paused"]:
         said = daemon.cli(*command, expect=3).stderr
         check("not served" in said and "start it" in said, said)
@@ -127,7 +127,7 @@ def a_stopped_volume_with_dirty_blocks_cannot_be_paused(box):
     daemon.cli("pause", "v")
     check(origin_of(box, "v").startswith(b"d" * MIB), "the origin is not complete")
     # A volume that is paused already may be changed while it is stopped.
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("pause", "v")
     daemon.cli("set", "v", "idle=5s")
 
@@ -204,7 +204,7 @@ def a_frozen_volume_admits_nothing_and_stays_exact(box):
         steps(model, clients, 100)
         model.check_all()
         check(daemon.show(name)["ram"]["used"] > 0, f"{name}: nothing enters after resume")
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
         place = first_difference(origin_of(box, name), bytes(model.bytes))
         check_equal(place, None, f"{name}: the first difference at the end")
 
@@ -230,7 +230,7 @@ def a_kill_in_the_middle_of_a_verb_loses_nothing_that_was_flushed(box):
             daemon.start("--lanes", "2")
             recorder.verify(daemon.uri(name))
             recorder.reconnect(daemon.uri(name))
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
 
 
 @test
@@ -277,7 +277,7 @@ def drop_keeps_what_only_the_cache_has(box):
             check(not deferred or ram["deferred"] > 0, f"{name} {command}: deferred data is gone: {ram}")
             model.client = clients[0]
             model.check_all()
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
         place = first_difference(origin_of(box, name), bytes(model.bytes))
         check_equal(place, None, f"{name}: the first difference at the end")
     daemon.cli("create", "plain", "-s", box.file("p.cache", 64 * MIB), "-p", box.file("p.origin", SIZE))
@@ -324,7 +324,7 @@ def prefetch_brings_back_what_was_in_ram(box):
         # By the verb, after a stop and after the daemon's end.
         for stop in "stop", "sigterm":
             if stop == "stop":
-                daemon.cli("stop", name)
+                daemon.cli("stop", "--force", name)
                 daemon.cli("start", name)
             else:
                 daemon.restart()
@@ -341,7 +341,7 @@ def prefetch_brings_back_what_was_in_ram(box):
         for stop in "stop", "sigterm":
             done = prefetched(daemon, name)
             if stop == "stop":
-                daemon.cli("stop", name)
+                daemon.cli("stop", "--force", name)
                 daemon.cli("start", name)
             else:
                 daemon.restart()
@@ -370,13 +370,13 @@ def prefetch_brings_back_what_was_in_ram(box):
         check("not known what" in said and "is ignored" in daemon.log(), said)
         # No more than fits.
         fill(client, changed)
-        daemon.cli("stop", name)
+        daemon.cli("stop", "--force", name)
         daemon.cli("set", name, "ram=1M")
         daemon.cli("start", name)
         daemon.cli("prefetch", name)
         shown = daemon.show(name)["ram"]
         check(MIB // 2 < shown["used"] <= MIB and shown["evictions"] == 0, f"{name}: {shown}")
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
         check(not path.exists(), f"{path} is left behind")
 
 
@@ -404,7 +404,7 @@ def prefetch_beside_clients_and_other_commands(box):
     verb_under_load(box, daemon, model, clients, "prefetch", "v")
     check(daemon.show("v")["ram"]["used"] > SIZE // 2, f"{daemon.show('v')['ram']}")
     model.check_all()
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     place = first_difference(origin_of(box, "v"), bytes(model.bytes))
     check_equal(place, None, "the first difference at the end")
 
@@ -428,7 +428,7 @@ def fio_verifies_while_the_state_changes(box):
                 count += 1
         check_equal(fio.returncode, 0, f"{name}: fio, after {count} commands")
         check(count >= 7, f"{name}: only {count} commands")
-        daemon.cli("delete", name)
+        daemon.cli("delete", "--force", name)
 
 
 main()

@@ -63,7 +63,7 @@ def memory_is_counted_and_what_does_not_fit_is_refused(box):
     with open(box.path("w.cache"), "rb") as file:
         check(not any(file.read(MIB)), "the cache device was written to")
     check_equal(daemon.show("v")["memory"]["used_bytes"]["ram_tiers"], used, "counted afterwards")
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     daemon.cli("show", "w", expect=2)
 
 
@@ -110,7 +110,7 @@ def a_disk_without_a_cache_device(box):
     check("needs one" in said.stderr, said.stderr)
     said = daemon.cli("set", "v", "ordered=on", expect=2)
     check("cache device" in said.stderr and "mode=" not in said.stderr, said.stderr)
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     with open(origin, "rb") as file:
         check_equal(first_difference(file.read(), bytes(model.bytes)), None, "the first difference")
     daemon.cli("start", "v")
@@ -118,7 +118,7 @@ def a_disk_without_a_cache_device(box):
     said = daemon.cli("create", "w", "-p", other, expect=2)
     check("--ram" in said.stderr, said.stderr)
     daemon.cli("create", "w", "-p", other, "--ram", "1M")
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     check_equal(daemon.show("w")["state"], "running", "the other one")
 
 
@@ -134,7 +134,7 @@ def what_waits_for_a_start_is_told(box):
     check(f"ram {words}" in said("ram=64M"), "a first tier")
     check_equal(said("idle=5s"), "", "what another setting says")
     check(f"pending     ram {words}" in daemon.cli("show", "v").stdout, daemon.cli("show", "v").stdout)
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     check_equal(said("ram=64M"), "", "what is said while it is stopped")
     daemon.cli("start", "v")
     check(f"ram_block {words}" in said("ram_block=8K"), "another block size")
@@ -144,7 +144,7 @@ def what_waits_for_a_start_is_told(box):
     said("ram=8K")
     shown = daemon.cli("show", "v").stdout
     check("0 of that until the volume is started again" in shown, shown)
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("start", "v")
     shown = daemon.cli("show", "v").stdout
     check("of that" not in shown and "0 of 8K used" in shown, shown)
@@ -158,7 +158,7 @@ def a_stopped_volume_has_the_reason_why_it_does_not_start(box):
     connect(daemon.uri("v")).pwrite(b"x" * 64 * KIB, 0)
     lines = [line.split() for line in daemon.cli("list").stdout.splitlines()]
     check_equal(dict(zip(*lines))["DEFERRED"], "64K", "the deferred data in the list")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     daemon.cli("set", "v", "ram=64G")
     said = daemon.cli("start", "v", expect=3).stderr.partition(": ")[2].strip()
     check("until the daemon ends" in said, said)

@@ -47,7 +47,7 @@ def refuses_and_goes_on(box, broken, mended):
     third, spare = box.file("c", 16 * MIB), box.file("spare", 64 * MIB)
     recorder = Recorder(daemon.create("a", cache, origin), connections=1, blocks=500)
     daemon.create("b", cache, other)
-    daemon.cli("stop", "b")
+    daemon.cli("stop", "--force", "b")
     before = {name: daemon.show(name) for name in "ab"}
     broken(small)
     untouched = digest(third, spare)
@@ -57,11 +57,11 @@ def refuses_and_goes_on(box, broken, mended):
         ("create", "b", "--adopt", "--cache", cache, "--origin", other),
         ("set", "a", "dirty_high=70"),
         ("set", "b", "dirty_high=70"),
-        ("stop", "a"),
+        ("stop", "--force", "a"),
         ("start", "b"),
-        ("delete", "a"),
+        ("delete", "--force", "a"),
         ("delete", "b"),
-        ("delete", "--discard-dirty", "a"),
+        ("delete", "--force", "--discard-dirty", "a"),
         ("delete", "--discard-dirty", "b"),
     ]:
         done = daemon.cli(*arguments, expect=1)
@@ -84,7 +84,7 @@ def refuses_and_goes_on(box, broken, mended):
     check_equal(daemon.show("b")["state"], "stopped", "the state of b")
     daemon.cli("set", "a", "dirty_high=70")
     daemon.cli("start", "b")
-    daemon.cli("delete", "b")
+    daemon.cli("delete", "--force", "b")
     daemon.create("c", spare, third)
 
 

@@ -93,7 +93,7 @@ def without_requests_there_are_none_and_what_stays_is_as_in_show(box):
     table = daemon.cli("top", "--once", "--interval", "0.2").stdout.splitlines()
     check_equal(table[0].split()[:4], ["NAME", "STATE", "HIT", "IOPS"], "the headings")
     check_equal(table[1].split(), ["v", "running", "-", "0", "0", "-", "-", "200K", "0", "waits"], "the row")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     stopped = top(daemon, "--once", "--interval", "0.2")[0]["volumes"][0]
     check_equal((stopped["state"], stopped["iops"], stopped["dirty_bytes"]), ("stopped", 0, None), "a stopped volume")
 
@@ -184,7 +184,7 @@ def the_screen_shows_the_volumes_and_leaves_the_terminal_as_it_was(box):
     terminal.wait("LATENCIES OF WRITES")
     terminal.send(ESCAPE)
     terminal.wait("2 volumes", ">v ")
-    daemon.cli("delete", "other")
+    daemon.cli("delete", "--force", "other")
     lines = terminal.wait("1 volumes", ">v ")
     check(not any("other" in line for line in lines), "a volume that was deleted is still there")
     terminal.send("q")

@@ -36,7 +36,7 @@ def deleting_one_leaves_the_other(box):
     for recorder in (first, second):
         recorder.write(2000)
         recorder.settle()
-    daemon.cli("delete", "one")
+    daemon.cli("delete", "--force", "one")
     daemon.cli("show", "one", expect=2)
     second.verify(daemon.uri("two"))
     # A new volume in its place must not see what the old one left on the cache device.

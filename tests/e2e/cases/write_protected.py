@@ -110,7 +110,7 @@ def refused(box, kind):
     client = connect(daemon.create("v", cache, origin.path, "--set", "idle=0", "--set", "dirty_age=0"))
     client.pwrite(b"\7" * 4096, 0)
     client.flush()
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     origin.protect()
     said = daemon.cli("start", "v", expect=3).stderr
     check(origin.way_out in said and "read_only=on" in said, said)
@@ -123,7 +123,7 @@ def refused(box, kind):
     said = daemon.cli("flush", "v", expect=1).stderr
     check("read_only=off" in said, said)
     check_equal(daemon.show("v")["state"], "degraded", "the state")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     check_equal(pathlib.Path(origin.path).read_bytes(), content, "the origin")
     daemon.cli("set", "v", "read_only=off")
     origin.permit()
@@ -163,7 +163,7 @@ def a_read_only_loop_device_and_a_read_only_export_are_refused(box):
         client = connect(uri)
         check_equal(bytes(client.pread(MIB, MIB)), content[MIB : 2 * MIB], origin)
         del client
-        daemon.cli("delete", "v")
+        daemon.cli("delete", "--force", "v")
 
 
 @test
@@ -205,7 +205,7 @@ def noticed(box, kind):
     said = daemon.cli("flush", "v", expect=1).stderr
     check(origin.way_out in said, said)
     check_equal(daemon.dirty("v"), 1, "dirty blocks")
-    said = daemon.cli("delete", "v", expect=1).stderr
+    said = daemon.cli("delete", "--force", "v", expect=1).stderr
     check(origin.way_out in said, said)
     # The watcher looks at the volume once a second.
     told = lambda: [line for line in daemon.cli("events", "--json").stdout.splitlines() if "origin-read-only" in line]
@@ -267,7 +267,7 @@ def a_declared_volume_is_read_only(box):
     del client
     daemon.restart()
     check(connect(daemon.uri("v")).is_read_only(), "it is not read-only after a restart")
-    daemon.cli("delete", "v")
+    daemon.cli("delete", "--force", "v")
     check_equal(digest(path), before, "the origin")
 
 

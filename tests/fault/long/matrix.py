@@ -93,14 +93,14 @@ def judge(cell, order, fault, end):
         # A failed device may have to be started anew to be trusted again.
         recorder.check_reads(daemon.uri("v"), may_fail=True)
         recorder.forget()
-        verb(daemon, "stop", "v")
+        verb(daemon, "stop", "--force", "v")
         daemon.kill()
     uri = cell.serve_again()
     recorder.verify(uri)
     recorder.errors = 0
     check(cell.load(), "a flush fails although everything is back")
     check_equal(recorder.errors, 0, "errors after everything is back")
-    done = verb(daemon, "delete", "v")
+    done = verb(daemon, "delete", "--force", "v")
     check_equal(done.returncode, 0, f"the exit code of delete ({done.stderr.strip()})")
     with open(cell.disks["origin"].path, "rb") as file:
         for block in range(BLOCKS):

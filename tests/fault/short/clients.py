@@ -76,7 +76,7 @@ def writers_that_stop_in_the_middle(box):
     for wire in wires[::2]:
         wire.close()
     check_served(daemon, uri, 2)
-    verb(daemon, "stop", "v")
+    verb(daemon, "stop", "--force", "v")
     check_equal(verb(daemon, "start", "v").returncode, 0, "the exit code of start")
     check_served(daemon, daemon.uri("v"), 3)
     for block in range(8192, 8192 + 256):
@@ -101,7 +101,7 @@ def a_stopped_client_holds_nobody_up(box):
     for load in loads:
         os.kill(load.pid, signal.SIGKILL)
     check_served(daemon, uri, 2)
-    check_equal(verb(daemon, "delete", "v").returncode, 0, "the exit code of delete")
+    check_equal(verb(daemon, "delete", "--force", "v").returncode, 0, "the exit code of delete")
 
 
 @test

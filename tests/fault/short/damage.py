@@ -61,7 +61,7 @@ def giving_up_one_volume_gives_up_no_other(box):
             else:
                 check_equal(verb(daemon, "start", name).returncode, 4, f"the exit code of start {name}")
         was_refused = daemon.show("b")["state"] == "failed"
-        verb(daemon, "delete", "--discard-dirty", "a")
+        verb(daemon, "delete", "--force", "--discard-dirty", "a")
         if was_refused:
             check_equal(verb(daemon, "start", "b").returncode, 4, "the exit code of start b afterwards")
             verb(daemon, "start", "--force", "b")
@@ -122,7 +122,7 @@ def an_origin_that_was_truncated_is_noticed(box):
         os.truncate(origin, 32 * MIB)
         check_equal(attempt(client.read, 30 * MIB), "EIO", f"{mode}: a read of what was lost")
         check_equal(verb(daemon, "flush", "v").returncode, 1, f"{mode}: the exit code of flush with the old size")
-        verb(daemon, "stop", "v")
+        verb(daemon, "stop", "--force", "v")
         os.truncate(origin, 8 * MIB)
         done = verb(daemon, "start", "v")
         check_equal(done.returncode, 3, f"{mode}: the exit code of start ({done.stderr.strip()})")
@@ -141,7 +141,7 @@ def a_cache_file_that_was_truncated_has_failed(box):
     wait_for(lambda: daemon.show("v")["state"] == "degraded", "the volume is degraded")
     last = daemon.show("v")["errors"]["last"]
     check("shrunk" in last, f"the error does not say what happened: {last}")
-    done = verb(daemon, "delete", "v")
+    done = verb(daemon, "delete", "--force", "v")
     check_equal(done.returncode, 0, f"the exit code of delete ({done.stderr.strip()})")
     with open(box.path("origin"), "rb") as file:
         found = [read_stamp(file.read(BLOCK), block) for block in range(200)]
@@ -153,7 +153,7 @@ def an_origin_made_with_a_size_may_grow(box):
     daemon = box.daemon()
     origin = box.path("origin")
     daemon.create("v", box.file("cache", 64 * MIB), f"{origin},size=32M")
-    daemon.cli("stop", "v")
+    daemon.cli("stop", "--force", "v")
     with open(origin, "r+b") as file:
         file.truncate(48 * MIB)
     done = verb(daemon, "start", "v")
@@ -181,7 +181,7 @@ def a_stopped_volume_leaves_the_room_to_its_neighbour(box):
     a, b = clients["a"], clients["b"]
     a.write_blocks(0, 20000)
     daemon.cli("flush", "a")
-    daemon.cli("stop", "a")
+    daemon.cli("stop", "--force", "a")
     for version in (1, 2, 3):
         b.write_blocks(0, 20000, version)
     daemon.cli("flush", "b")

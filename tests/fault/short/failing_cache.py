@@ -34,7 +34,7 @@ def modes_that_keep_nothing_dirty_go_on(box):
                 client.check_block(block, 2)
             on_origin = read_stamp(origin.read(60 * BLOCK, BLOCK), 60)
             check_equal(on_origin, 2, f"{what}: the version on the origin")
-            check_equal(verb(daemon, "delete", "v").returncode, 0, f"{what}: delete")
+            check_equal(verb(daemon, "delete", "--force", "v").returncode, 0, f"{what}: delete")
             check_equal(daemon.cli("list", "--names").stdout, "", f"{what}: what is left")
             daemon.kill()
 
@@ -67,7 +67,7 @@ def writeback_keeps_what_it_can(box):
         client.read(MIB // 2)
         check(daemon.show("v")["state"] == "degraded", "the state is not degraded")
         # Everything can be read: so it can all be brought to the origin.
-        check_equal(verb(daemon, "delete", "v").returncode, 0, f"'{rules[0]}': delete")
+        check_equal(verb(daemon, "delete", "--force", "v").returncode, 0, f"'{rules[0]}': delete")
         for block in range(100):
             found = read_stamp(origin.read(block * BLOCK, BLOCK), block)
             check_equal(found, 1, f"'{rules[0]}': block {block} on the origin")
@@ -118,12 +118,12 @@ def every_command_completes_on_a_device_that_is_gone(box):
                 daemon.start()
             else:
                 attempt(client.read, 4096)
-            for words in (("flush", "v"), ("set", "v", "mode=pt"), ("delete", "v"), ("stop", "v"), ("start", "v")):
+            for words in (("flush", "v"), ("set", "v", "mode=pt"), ("delete", "--force", "v"), ("stop", "--force", "v"), ("start", "v")):
                 done = verb(daemon, *words)
                 if done.returncode:
                     check(done.stderr.strip(), f"{what}: {words} failed without a word")
             if "v" in daemon.cli("list", "--names").stdout.split():
-                done = verb(daemon, "delete", "--discard-dirty", "v")
+                done = verb(daemon, "delete", "--force", "--discard-dirty", "v")
                 check_equal(done.returncode, 0, f"{what}: delete --discard-dirty ({done.stderr.strip()})")
             check_equal(daemon.cli("list", "--names").stdout, "", f"{what}: what is left")
             # The origin can be used again at once.

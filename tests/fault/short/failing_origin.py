@@ -40,7 +40,7 @@ def writeback_keeps_what_is_dirty_and_goes_on_by_itself(box):
         check_equal(done.returncode, 1, f"{what}: the exit code of flush")
         check(done.stderr.strip(), f"{what}: flush failed without a word")
         check_degraded(daemon, origin, what)
-        check_equal(verb(daemon, "delete", "v").returncode, 1, f"{what}: the exit code of delete")
+        check_equal(verb(daemon, "delete", "--force", "v").returncode, 1, f"{what}: the exit code of delete")
         client.check_block(1199, 1)
         origin.heal()
         daemon.cli("set", "v", "dirty_age=100ms")
@@ -60,7 +60,7 @@ def a_volume_that_was_stopped_lets_go_of_its_origin(box):
     client.write_blocks(1000, 100, 2)
     verb(daemon, "flush", "v")
     # Writeback is between two attempts now, which are seconds apart.
-    check_equal(verb(daemon, "stop", "v").returncode, 0, "the exit code of stop")
+    check_equal(verb(daemon, "stop", "--force", "v").returncode, 0, "the exit code of stop")
     origin.heal()
     done = verb(daemon, "start", "v")
     check_equal(done.returncode, 0, f"the exit code of start ({done.stderr.strip()})")
@@ -103,7 +103,7 @@ def after_a_failed_sync_flushes_fail_until_a_new_start(box):
         origin.heal()
         # Nothing proves that what went there before has arrived.
         check_equal(attempt(client.flush), "EIO", f"{what}: a flush afterwards")
-        verb(daemon, "stop", "v")
+        verb(daemon, "stop", "--force", "v")
         done = verb(daemon, "start", "v")
         check_equal(done.returncode, 0, f"{what}: the exit code of start ({done.stderr.strip()})")
         client = Client(daemon.uri("v"))

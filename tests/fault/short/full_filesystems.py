@@ -92,11 +92,11 @@ def below_the_cache(box):
         for block, error in enumerate(errors, 200):
             if error is None:
                 client.check_block(block, 1)
-        for words in (("flush", "v"), ("delete", "v")):
+        for words in (("flush", "v"), ("delete", "--force", "v")):
             verb(daemon, *words)
         os.unlink(ballast)
         if "v" in daemon.cli("list", "--names").stdout.split():
-            check_equal(verb(daemon, "delete", "v").returncode, 0, f"{mode}: delete with room again")
+            check_equal(verb(daemon, "delete", "--force", "v").returncode, 0, f"{mode}: delete with room again")
         for block in range(100):
             check_equal(read_stamp(origin.read(block * BLOCK, BLOCK), block), 1, f"{mode}: block {block}")
         daemon.kill()
@@ -125,9 +125,9 @@ def below_the_state(box):
         check_equal(names, ["v"], f"the volumes after {words}, which ended with {done.returncode}")
 
     unchanged("create", "w", "--cache", cache, "--origin", box.file("w.disk", 32 * MIB))
-    unchanged("delete", "v")
+    unchanged("delete", "--force", "v")
     unchanged("set", "v", "mode=wt")
-    for words in (("stop", "v"), ("start", "v")):
+    for words in (("stop", "--force", "v"), ("start", "v")):
         verb(daemon, *words)
     daemon.kill()
     daemon.start()
@@ -138,7 +138,7 @@ def below_the_state(box):
     for block in range(100):
         client.check_block(block, 1)
     os.unlink(ballast)
-    check_equal(verb(daemon, "delete", "v").returncode, 0, "the exit code of delete with room again")
+    check_equal(verb(daemon, "delete", "--force", "v").returncode, 0, "the exit code of delete with room again")
     check_equal(daemon.cli("list", "--names").stdout, "", "what is left")
     check(before, "there was a volume")
 

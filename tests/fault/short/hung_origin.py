@@ -52,10 +52,10 @@ def commands_complete(box):
     disk.faults("hang write,sync,zero,discard")
     daemon.cli("set", "a", "idle=10ms")
     time.sleep(0.5)
-    verb(daemon, "stop", "a")
-    for words in (("stop", "b"), ("start", "b"), ("flush", "b")):
+    verb(daemon, "stop", "--force", "a")
+    for words in (("stop", "--force", "b"), ("start", "b"), ("flush", "b")):
         check_equal(verb(daemon, *words).returncode, 0, f"the exit code of {words}")
-    verb(daemon, "delete", "--discard-dirty", "a")
+    verb(daemon, "delete", "--force", "--discard-dirty", "a")
     names = daemon.cli("list", "--names").stdout.split()
     check_equal(names, ["b"], "the volumes after a delete --discard-dirty")
 

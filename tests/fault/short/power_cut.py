@@ -31,7 +31,7 @@ def cut(box, mode, *more):
             uri = report["export"]["nbd"]
             recorder.verify(uri)
             recorder.reconnect(uri)
-        check_equal(verb(daemon, "delete", "v").returncode, 0, f"{mode}, {name}: the exit code of delete")
+        check_equal(verb(daemon, "delete", "--force", "v").returncode, 0, f"{mode}, {name}: the exit code of delete")
         recorder.forget()
         daemon.kill()
         for block in range(BLOCKS):

@@ -174,9 +174,9 @@ def a_scsi_disk_is_unplugged(box):
         client.try_blocks(range(64, 128), patience=120)
         for block in range(64):
             client.check_block(block, 1)
-        for words in (("flush", "v"), ("set", "v", "mode=pt"), ("stop", "v"), ("start", "v")):
+        for words in (("flush", "v"), ("set", "v", "mode=pt"), ("stop", "--force", "v"), ("start", "v")):
             verb(daemon, *words, patience=120)
-        verb(daemon, "delete", "--discard-dirty", "v", patience=120)
+        verb(daemon, "delete", "--force", "--discard-dirty", "v", patience=120)
         check_equal(daemon.cli("list", "--names").stdout, "", f"what is left without its {role}")
         daemon.terminate()
         box.run("dmsetup", "remove", "--deferred", "origin" if role == "cache" else "cache", expect=None)

@@ -20,6 +20,7 @@ use forebay_vhost_user::VhostUserFrontEnd;
 
 use super::afterlife::outlasting;
 use super::hand_over::Items;
+use super::host::RawExport;
 use super::host_api::Host;
 use super::kept::Kept;
 use super::state::State;
@@ -235,10 +236,29 @@ pub(crate) fn claim(
     Ok(all)
 }
 
+/// Exports devices without a cache, which the lanes serve.
+///
+/// # Errors
+/// A front end does not export one.
+pub(crate) fn publish_raw(
+    front_ends: &[Arc<dyn FrontEnd>],
+    raw: &[RawExport],
+) -> Result<(), ApiError> {
+    let set = ExportSet::default();
+    let all = front_ends.iter().filter(|it| it.kind().is_some_and(|kind| set.has(kind)));
+    for front_end in all {
+        for export in raw {
+            let published = front_end.publish(export.name.as_str(), &set);
+            published.map_err(|error| export_error(&error))?;
+        }
+    }
+    Ok(())
+}
+
 /// Converts an error of an export.
 pub(crate) fn export_error(error: &ExportError) -> ApiError {
     let kind = match error.kind {
-        ExportErrorKind::InUse => ErrorKind::Refused,
+        ExportErrorKind::InUse | ExportErrorKind::Taken => ErrorKind::Refused,
         ExportErrorKind::NotPermitted | ExportErrorKind::Unavailable => ErrorKind::Invalid,
         ExportErrorKind::Failed => ErrorKind::Failed,
     };

@@ -150,6 +150,7 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
     let ending = Arc::new(Ending::new(&manager));
     let host = host::open(lanes, &front_ends, &options.raw, records, &memory, &ending)?;
+    front_ends::publish_raw(&front_ends, &options.raw)?;
     identities.bind(&host);
     let programs =
         Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };

@@ -11,8 +11,8 @@ use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::WaitReport;
 use forebay_admin::{
-    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, StartRequest, Unit,
-    VolumeName, VolumeReport, VolumeState,
+    ApiError, ByteRange, DeleteRequest, DropRequest, ErrorKind, PinReport, Settings, StartRequest,
+    Unit, VolumeName, VolumeReport, VolumeState,
 };
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_device::ring::Ring;
@@ -51,6 +51,11 @@ impl FrontEnd for FakeFrontEnd {
     }
 
     fn release(&self) {}
+}
+
+/// A request to delete a volume.
+pub(crate) fn deleting(discard_dirty: bool) -> DeleteRequest {
+    DeleteRequest { discard_dirty, ..DeleteRequest::default() }
 }
 
 /// A front end that makes devices, and fails where it is told to.

@@ -9,8 +9,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, StartRequest, StopRequest,
-    VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, DeleteRequest, DropRequest, ErrorKind, OperationId, StartRequest,
+    StopRequest, VolumeName, VolumeReport, VolumeState,
 };
 use forebay_core::ExportSet;
 use forebay_engine::FrontEnd;
@@ -217,6 +217,7 @@ impl Volumes {
         let dirty = report.blocks.dirty.saturating_mul(volume.block_size);
         report.writeback = self.writeback(&volume.name, dirty);
         self.report_exports(&mut report);
+        self.report_clients(&mut report);
         report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);
         report
     }
@@ -337,11 +338,11 @@ impl Volumes {
     }
 
     /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
-    /// start in progress is cancelled. With `force` the users of its block device are cut off. With `abandon` it is
-    /// stopped although the path of a device leads elsewhere.
+    /// start in progress is cancelled. With `force` its clients and the users of its block device are cut off. With
+    /// `abandon` it is stopped although the path of a device leads elsewhere.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy, or its block device is in use, or its origin would be lost.
+    /// There is no such volume, or it is busy or in use, or its origin would be lost.
     pub(crate) fn stop(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -354,7 +355,7 @@ impl Volumes {
             if !abandon && this.is_served(&name) {
                 this.host.check_origin_path(&name, work)?;
             }
-            this.withdraw(&name, &ExportSet::NONE, force)
+            this.withdraw(&name, &ExportSet::NONE, ("stop", force))
                 .inspect_err(|_| this.publish_again(&volume))?;
             // Stored first: a daemon that dies in between must not serve it again by itself.
             let stored = this.state.edit(&name, |entry| {
@@ -414,15 +415,15 @@ impl Volumes {
         Ok(begun)
     }
 
-    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device.
+    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device. With `force` its clients and the users of
+    /// its block device are cut off.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy.
+    /// There is no such volume, or it is busy or in use.
     pub(crate) fn delete(
         self: &Arc<Self>,
         name: &VolumeName,
-        discard_dirty: bool,
-        wipe: bool,
+        DeleteRequest { discard_dirty, wipe, force }: DeleteRequest,
     ) -> Result<OperationId, ApiError> {
         let beside = if discard_dirty { Beside::Late } else { Beside::None };
         if discard_dirty {
@@ -433,10 +434,11 @@ impl Volumes {
             if wipe {
                 this.check_wipe(&volume)?;
             }
-            this.withdraw(&volume.name, &ExportSet::NONE, false)
+            this.withdraw(&volume.name, &ExportSet::NONE, ("delete", force))
                 .inspect_err(|_| this.publish_again(&volume))?;
             if discard_dirty {
-                this.delete_whatever_happens(&volume, work)?;
+                this.delete_whatever_happens(&volume, work)
+                    .inspect_err(|_| this.publish_again(&volume))?;
                 return if wipe { this.wipe(&volume, work) } else { Ok(()) };
             }
             // Tells a restarted daemon why the cache no longer contains the volume.

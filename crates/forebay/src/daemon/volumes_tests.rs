@@ -6,7 +6,7 @@ use forebay_core::Durability;
 use super::starting::Restored;
 use super::*;
 use crate::daemon::signals::{End, StopRequest};
-use crate::daemon::testing::{FakeFrontEnd, FakeHost, TempDir};
+use crate::daemon::testing::{FakeFrontEnd, FakeHost, TempDir, deleting};
 
 #[path = "volumes/overlapping_tests.rs"]
 mod overlapping;
@@ -197,7 +197,9 @@ fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
                 assert_eq!(daemon.state("a"), VolumeState::Stopped);
             }
             "delete" => {
-                daemon.end(daemon.volumes.delete(&name("a"), true, false)).expect("it gives way");
+                daemon
+                    .end(daemon.volumes.delete(&name("a"), deleting(true)))
+                    .expect("it gives way");
                 assert!(daemon.volumes.list(Count::Fresh).is_empty());
             }
             _ => daemon.volumes.shut_down().expect("it gives way"),
@@ -253,8 +255,8 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
         ("set", daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))),
         ("stop", daemon.end(daemon.volumes.stop(&name("a"), Stopping::default()))),
         ("start", daemon.end(daemon.volumes.start(&name("b"), StartRequest::default()))),
-        ("delete", daemon.end(daemon.volumes.delete(&name("a"), false, false))),
-        ("discard", daemon.end(daemon.volumes.delete(&name("a"), true, false))),
+        ("delete", daemon.end(daemon.volumes.delete(&name("a"), deleting(false)))),
+        ("discard", daemon.end(daemon.volumes.delete(&name("a"), deleting(true)))),
     ] {
         let error = failed.expect_err(what);
         assert!(error.message.contains("cannot write the state"), "{what}: {error}");
@@ -289,7 +291,7 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
 
     let delete = |discard: bool| {
         move |daemon: &Daemon| {
-            daemon.end(daemon.volumes.delete(&name("a"), discard, false)).expect("good");
+            daemon.end(daemon.volumes.delete(&name("a"), deleting(discard))).expect("good");
         }
     };
     // The cache device has forgotten it already, or not yet.
@@ -337,14 +339,14 @@ fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.fail("delete a discard");
-    daemon.end(daemon.volumes.delete(&name("a"), true, false)).expect("it is forgotten");
+    daemon.end(daemon.volumes.delete(&name("a"), deleting(true))).expect("it is forgotten");
     assert!(daemon.volumes.list(Count::Fresh).is_empty());
     let daemon = daemon.restart();
     assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
     // Without discarding, a failure is an error, and the volume stays.
     daemon.create("a", "origin").expect("the name is free");
     daemon.fail("delete a");
-    assert!(daemon.end(daemon.volumes.delete(&name("a"), false, false)).is_err());
+    assert!(daemon.end(daemon.volumes.delete(&name("a"), deleting(false))).is_err());
     let entry = daemon.volumes.state.volume(&name("a")).expect("there");
     assert!(entry.started && !entry.deleting);
 }
@@ -465,9 +467,9 @@ fn deleting_forgets_only_what_is_gone() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.fail("delete a");
-    assert!(daemon.end(daemon.volumes.delete(&name("a"), false, false)).is_err());
+    assert!(daemon.end(daemon.volumes.delete(&name("a"), deleting(false))).is_err());
     assert_eq!(daemon.volumes.list(Count::Fresh).len(), 1);
-    daemon.end(daemon.volumes.delete(&name("a"), true, false)).expect("good");
+    daemon.end(daemon.volumes.delete(&name("a"), deleting(true))).expect("good");
     assert!(daemon.volumes.list(Count::Fresh).is_empty());
     assert!(daemon.restart().volumes.list(Count::Fresh).is_empty());
 }
@@ -480,7 +482,7 @@ fn verbs_are_about_volumes_that_are_there() {
         daemon.volumes.flush(&absent),
         daemon.volumes.stop(&absent, Stopping::default()),
         daemon.volumes.start(&absent, StartRequest::default()),
-        daemon.volumes.delete(&absent, true, false),
+        daemon.volumes.delete(&absent, deleting(true)),
         daemon.volumes.set(&absent, SetRequest::default()),
     ] {
         assert_eq!(result.expect_err("absent").kind, ErrorKind::NotFound);

@@ -1,5 +1,6 @@
 //! The report of a volume for people: aligned, with units; unusual facts only if there are any.
 
+mod clients;
 mod served;
 
 use std::collections::BTreeMap;
@@ -70,6 +71,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     errors(report, &mut line);
 
     text.push('\n');
+    text.push_str(&clients::clients(report));
     text.push_str(&served::served(report));
     text.push_str(&requests(report));
     text.push_str(&why(report));

@@ -11,7 +11,8 @@ use crate::exit::{Outcome, note};
 /// Removes a volume.
 pub(super) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
     let before: Option<VolumeList> = client.get("/volumes").ok();
-    let request = DeleteRequest { discard_dirty: args.discard_dirty, wipe: args.wipe };
+    let DeleteArgs { discard_dirty, wipe, force, .. } = *args;
+    let request = DeleteRequest { discard_dirty, wipe, force };
     operate(client, &args.name, "delete", &request, "Deleting")?;
     if let Some(cache) = before.as_ref().and_then(|list| left_empty(list, &args.name)) {
         note(&after(&cache, args.wipe));

@@ -181,8 +181,8 @@ pub(super) fn start(call: &Call<'_>) -> Answered {
 }
 
 pub(super) fn delete(call: &Call<'_>) -> Answered {
-    let (name, DeleteRequest { discard_dirty, wipe }) = (named(call)?, body(call.request)?);
-    begun(call.volumes, call.volumes.delete(&name, discard_dirty, wipe))
+    let (name, request) = (named(call)?, body::<DeleteRequest>(call.request)?);
+    begun(call.volumes, call.volumes.delete(&name, request))
 }
 
 pub(super) fn operations(call: &Call<'_>) -> Answered {

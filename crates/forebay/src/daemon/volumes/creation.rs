@@ -111,7 +111,7 @@ impl Volumes {
     /// Deletes a new volume that could not be stored or exported. The state has it as deleted meanwhile.
     fn delete_unfinished(&self, volume: &Definition, uuid: Uuid) {
         let name = &volume.name;
-        let _ = self.withdraw(name, &ExportSet::NONE, true);
+        let _ = self.withdraw(name, &ExportSet::NONE, ("stop", true));
         let struck = self.state.change(|volumes, known| {
             volumes.retain(|entry| entry.volume.name != *name);
             known.deleted.insert(uuid);

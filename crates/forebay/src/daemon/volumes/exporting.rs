@@ -1,13 +1,16 @@
 //! Exports of volumes that are more than a name at the daemon's addresses: block devices.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_admin::report::{ClientReport, Transport};
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
 use forebay_core::{ExportSet, FrontEndKind};
-use forebay_engine::{ExportedDevice, FrontEnd};
-use forebay_export::link;
+use forebay_engine::{Client, ExportError, ExportErrorKind, ExportedDevice, FrontEnd};
+use forebay_export::{link, users};
 
 use super::{Volumes, is_served};
 use crate::daemon::front_ends::export_error;
@@ -137,7 +140,7 @@ impl Volumes {
         result.map_err(|error| {
             tracing::error!(volume = %name, "served, but not exported: {error}");
             failures.insert(name.clone(), error.to_string());
-            let mut error = export_error(&error);
+            let mut error = in_use(&error, name, "stop");
             error.message = format!("'{name}' is served, but not exported: {}", error.message);
             error
         })
@@ -146,19 +149,19 @@ impl Volumes {
     /// Removes the exports of a volume, except those in `keep`.
     ///
     /// # Errors
-    /// One of them is in use, never with `force`. Those before it are removed:
-    /// [`Volumes::publish_again`] brings them back.
+    /// One of them is in use, never with `force`; the message says that `verb` has this as an option. Those before it are
+    /// removed: [`Volumes::publish_again`] brings them back.
     pub(super) fn withdraw(
         &self,
         name: &VolumeName,
         keep: &ExportSet,
-        force: bool,
+        (verb, force): (&str, bool),
     ) -> Result<(), ApiError> {
         let kept =
             |front_end: &Arc<dyn FrontEnd>| front_end.kind().is_some_and(|kind| keep.has(kind));
         let mut others = self.front_ends.iter().filter(|front_end| !kept(front_end));
         let result = others.try_for_each(|front_end| front_end.withdraw(name.as_str(), force));
-        result.map_err(|error| export_error(&error))?;
+        result.map_err(|error| in_use(&error, name, verb))?;
         self.unexported.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         Ok(())
     }
@@ -185,7 +188,8 @@ impl Volumes {
             return self.host.set(volume, work);
         }
         let keep = self.resolved(&volume.name, &volume.settings.export);
-        self.withdraw(&volume.name, &keep, false).inspect_err(|_| self.publish_again(before))?;
+        self.withdraw(&volume.name, &keep, ("stop", false))
+            .inspect_err(|_| self.publish_again(before))?;
         let applied = self.host.set(volume, work);
         let exported = applied.clone().and_then(|()| self.publish(volume));
         if exported.is_err() {
@@ -229,10 +233,12 @@ impl Volumes {
     /// The users of one would get errors.
     pub(super) fn check_hand_over(&self) -> Result<(), ApiError> {
         self.state.volumes().iter().try_for_each(|entry| {
-            let name = entry.volume.name.as_str();
+            let name = &entry.volume.name;
             let mut all = self.front_ends.iter();
-            let checked = all.try_for_each(|front_end| front_end.check_hand_over(name));
-            checked.map_err(|error| ApiError::new(ErrorKind::Refused, error.to_string()))
+            let checked = all.try_for_each(|front_end| front_end.check_hand_over(name.as_str()));
+            checked.map_err(|error| {
+                ApiError::new(ErrorKind::Refused, in_use(&error, name, "stop").message)
+            })
         })
     }
 
@@ -287,6 +293,35 @@ impl Volumes {
         let failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
         report.export.error = failures.get(&report.name).cloned();
     }
+
+    /// Adds the clients of the volume to its report.
+    pub(super) fn report_clients(&self, report: &mut VolumeReport) {
+        let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
+        for front_end in &self.front_ends {
+            let Some(kind) = front_end.kind() else { continue };
+            for client in front_end.clients(report.name.as_str()) {
+                let (transport, address, pid) = match client {
+                    Client::Local { pid } => (Transport::Unix, None, pid.map(NonZeroU32::get)),
+                    Client::Remote { address } => {
+                        (Transport::Tcp, address.map(|address| address.to_string()), None)
+                    }
+                };
+                let name = |pid| names.entry(pid).or_insert_with(|| users::name(pid)).clone();
+                let (front_end, process) = (kind.name().to_owned(), pid.and_then(name));
+                report.clients.push(ClientReport { front_end, transport, address, pid, process });
+            }
+        }
+    }
+}
+
+/// Converts an error of an export, and adds the way out if clients use it: `verb` with force.
+fn in_use(error: &ExportError, name: &VolumeName, verb: &str) -> ApiError {
+    let mut converted = export_error(error);
+    if error.kind == ExportErrorKind::InUse && !error.message.contains("--force") {
+        let way_out = format!("; end that first, or 'forebay {verb} --force {name}' cuts it off");
+        converted.message.push_str(&way_out);
+    }
+    converted
 }
 
 #[cfg(test)]

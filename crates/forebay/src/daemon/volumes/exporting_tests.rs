@@ -2,14 +2,14 @@
 
 use forebay_admin::StopRequest as Stopping;
 use forebay_admin::{
-    Assignments, CreateRequest, OperationId, SetRequest, StartRequest, VolumeState,
+    Assignments, CreateRequest, DeleteRequest, OperationId, SetRequest, StartRequest, VolumeState,
 };
 
 use super::*;
 use crate::daemon::host_api::Count;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::State;
-use crate::daemon::testing::{FakeDevices, FakeFrontEnd, FakeHost, TempDir};
+use crate::daemon::testing::{FakeDevices, FakeFrontEnd, FakeHost, TempDir, deleting};
 use crate::daemon::volumes::Programs;
 
 struct Daemon {
@@ -109,7 +109,7 @@ fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
     daemon.set("export=nbd").expect("good");
     assert_eq!(daemon.export(), (None, "nbd".into(), None));
     daemon.set("export=nbd,fuse").expect("good");
-    daemon.end(daemon.volumes.delete(&name(), false, false)).expect("good");
+    daemon.end(daemon.volumes.delete(&name(), deleting(false))).expect("good");
     assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
 }
 
@@ -118,13 +118,16 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
     let daemon = Daemon::new();
     daemon.create("fuse").expect("good");
     daemon.fails(Some("withdraw"));
-    for refused in [
-        daemon.end(daemon.volumes.stop(&name(), Stopping::default())),
-        daemon.end(daemon.volumes.delete(&name(), false, false)),
-        daemon.end(daemon.volumes.delete(&name(), true, false)),
-        daemon.set("export=nbd idle=7s"),
+    for (verb, refused) in [
+        ("stop", daemon.end(daemon.volumes.stop(&name(), Stopping::default()))),
+        ("delete", daemon.end(daemon.volumes.delete(&name(), deleting(false)))),
+        ("delete", daemon.end(daemon.volumes.delete(&name(), deleting(true)))),
+        ("stop", daemon.set("export=nbd idle=7s")),
     ] {
-        assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);
+        let refused = refused.expect_err("in use");
+        assert_eq!(refused.kind, ErrorKind::Refused);
+        let way_out = format!("end that first, or 'forebay {verb} --force v' cuts it off");
+        assert!(refused.message.ends_with(&way_out), "{}", refused.message);
         assert_eq!(daemon.state(), VolumeState::Running);
         assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
     }
@@ -134,6 +137,10 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
         .end(daemon.volumes.stop(&name(), Stopping { force: true, abandon: false }))
         .expect("by force");
     assert_eq!(daemon.state(), VolumeState::Stopped);
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
+    let by_force = DeleteRequest { force: true, ..DeleteRequest::default() };
+    daemon.end(daemon.volumes.delete(&name(), by_force)).expect("by force");
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
 }
 
 #[test]
@@ -224,7 +231,9 @@ fn a_hand_over_is_refused_that_would_cut_off_users_of_a_device() {
     let ask = || daemon.volumes.ask_hand_over("/does/not/exist".into()).expect_err("no program");
     daemon.fails(Some("hand over"));
     let refused = ask();
-    assert_eq!((refused.kind, &*refused.message), (ErrorKind::Refused, "told to fail: hand over"));
+    let way_out =
+        "told to fail: hand over; end that first, or 'forebay stop --force v' cuts it off";
+    assert_eq!((refused.kind, &*refused.message), (ErrorKind::Refused, way_out));
     assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
     daemon.fails(None);
     assert!(ask().message.contains("/does/not/exist"), "the program is asked only then");
@@ -238,7 +247,7 @@ fn a_refusal_by_one_front_end_leaves_the_exports_of_the_others() {
     daemon.ublk.fails(Some("withdraw"));
     for refused in [
         daemon.end(daemon.volumes.stop(&name(), Stopping::default())),
-        daemon.end(daemon.volumes.delete(&name(), false, false)),
+        daemon.end(daemon.volumes.delete(&name(), deleting(false))),
         daemon.set("export=nbd"),
     ] {
         assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);

@@ -56,7 +56,7 @@ fn a_volume_can_be_given_up_beside_a_late_command() {
             "start" => daemon.volumes.start(&name("a"), StartRequest::default()),
             "stop" => daemon.volumes.stop(&name("a"), Stopping::default()),
             "flush" => daemon.volumes.flush(&name("a")),
-            "delete" => daemon.volumes.delete(&name("a"), false, false),
+            "delete" => daemon.volumes.delete(&name("a"), deleting(false)),
             _ => {
                 let settings = Assignments::parse(["dirty_high=70"]).expect("good");
                 daemon.volumes.set(&name("a"), SetRequest { settings })
@@ -67,7 +67,7 @@ fn a_volume_can_be_given_up_beside_a_late_command() {
             let operation = daemon.volumes.operations().wait(begun, None).expect("known");
             operation.error.is_some()
         });
-        daemon.end(daemon.volumes.delete(&name("a"), true, false)).expect("it need not wait");
+        daemon.end(daemon.volumes.delete(&name("a"), deleting(true))).expect("it need not wait");
         assert!(daemon.volumes.list(Count::Fresh).is_empty(), "{verb}");
         heal(&daemon);
         end_of(&daemon, begun);
@@ -133,7 +133,7 @@ fn what_others_change_during_a_command_stays() {
             daemon.fail(verb);
         }
         let ended = daemon.end(match verb {
-            "delete a" => daemon.volumes.delete(&name("a"), false, false),
+            "delete a" => daemon.volumes.delete(&name("a"), deleting(false)),
             "stop a" => daemon.volumes.stop(&name("a"), Stopping::default()),
             "start a" => daemon.volumes.start(&name("a"), StartRequest::default()),
             _ => daemon.volumes.set(&name("a"), SetRequest { settings: settings() }),
