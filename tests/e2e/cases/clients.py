@@ -114,4 +114,25 @@ def neither_the_end_of_the_daemon_nor_a_hand_over_asks_clients(box):
         check(wire.is_closed(), "a client is connected after the end")
 
 
+@test
+def a_device_and_a_volume_never_have_one_name(box):
+    daemon, raw = Daemon(box), box.file("raw", MIB)
+    daemon.start("--export-raw", f"x={raw}")
+    devices = box.file("cache", 64 * MIB), box.file("origin", SIZE)
+    for arguments in [], ["--adopt"]:
+        said = daemon.create_run("x", *devices, *arguments, expect=3).stderr
+        check("--export-raw" in said and "choose another name" in said, f"the refusal: {said}")
+    with Wire(daemon.nbd) as wire:
+        wire.greet()
+        check_equal(wire.go("x"), MIB, "the size of the device")
+    daemon.create("v", *devices)
+    connected(daemon.nbd).close()
+    daemon.terminate()
+    for arguments in ["--export-raw", f"v={raw}"], ["--export-raw", f"x={raw}", "--export-raw", f"x={raw}"]:
+        done = box.run(*daemon.command(*arguments), expect=2)
+        check("--export-raw" in done.stderr and "choose another" in done.stderr, f"{arguments}: {done.stderr}")
+    daemon.start()
+    connected(daemon.nbd).close()
+
+
 main()

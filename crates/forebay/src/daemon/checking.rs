@@ -6,7 +6,8 @@ use std::path::Path;
 use forebay_admin::ApiError;
 use rustix::fs::{Access, access};
 
-use super::{Options, memory, state};
+use super::raw_names::RawNames;
+use super::{Options, host, memory, state};
 use crate::paths::{check_socket_path, io_error};
 
 /// Checks what a start depends on and finds in the machine. Changes nothing, and locks nothing. Addresses are not
@@ -22,7 +23,10 @@ pub(crate) fn check(options: Options) -> Result<(), ApiError> {
         let found = export.device.identity();
         found.map_err(|error| ApiError::invalid("--export-raw", error))?;
     }
-    check_state(&options.state_dir)
+    check_state(&options.state_dir)?;
+    let volumes: Vec<_> =
+        state::peek(&options.state_dir)?.into_iter().map(|volume| volume.name).collect();
+    RawNames::new(host::names(&options.raw), &volumes).map(drop)
 }
 
 /// Checks that the state in a directory can be read, and the directory written to.

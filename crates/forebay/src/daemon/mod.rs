@@ -42,6 +42,7 @@ pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;
 mod pressure;
+mod raw_names;
 pub(crate) mod recording;
 mod replace;
 pub(crate) mod server;
@@ -70,6 +71,7 @@ use crate::paths::io_error;
 use front_ends::{FrontEndOptions, Identities};
 use hand_over::Left;
 use notify::{Ending, ServiceManager};
+use raw_names::RawNames;
 use server::Server;
 use signals::{End, Reading, StopRequest};
 use socket::ClaimedSocket;
@@ -132,6 +134,7 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
         ClaimedSocket::probe("--socket", &options.socket)?;
     }
     let state = State::go_on(&options.state_dir, inherited.state_lock.take())?;
+    let raw_names = RawNames::new(host::names(&options.raw), &state.names())?;
     let socket = match inherited.socket.take() {
         Some(left) => ClaimedSocket::inherit(&options.socket, left),
         None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
@@ -152,8 +155,12 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
     let host = host::open(lanes, &front_ends, &options.raw, records, &memory, &ending)?;
     front_ends::publish_raw(&front_ends, &options.raw)?;
     identities.bind(&host);
-    let programs =
-        Programs { hand_overs: inherited.hand_overs, end: stop.clone(), ..Programs::default() };
+    let programs = Programs {
+        hand_overs: inherited.hand_overs,
+        end: stop.clone(),
+        raw_names,
+        ..Programs::default()
+    };
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
     volumes.events().program_started(inherited.hand_overs);

@@ -79,7 +79,7 @@ use crate::ring_remedy;
 use caches::Caches;
 use lanes::Lanes;
 use ram::RamTiers;
-pub(crate) use raw::RawExport;
+pub(crate) use raw::{RawExport, names};
 use report::Served;
 
 /// Bytes of memory of the program, with its threads and the admin API.

@@ -32,6 +32,11 @@ impl FromStr for RawExport {
     }
 }
 
+/// Returns the names of exports.
+pub(crate) fn names(exports: &[RawExport]) -> impl Iterator<Item = &VolumeName> {
+    exports.iter().map(|export| &export.name)
+}
+
 /// A device as served by one lane.
 pub(super) struct RawTarget {
     lane: Rc<Lane>,

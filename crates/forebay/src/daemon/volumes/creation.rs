@@ -86,6 +86,7 @@ impl Volumes {
             let message = format!("name: there is a volume '{name}' already; choose another name");
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
+        self.programs.raw_names.check_free(name)?;
         preflight::check_devices(volume, others)?;
         self.check_own_exports(volume)?;
         self.check_exports(&volume.settings.export)?;
@@ -164,6 +165,7 @@ impl Volumes {
             let message = format!("name: volume '{name}' is served; stop it first");
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
+        self.programs.raw_names.check_free(&name)?;
         let (own, others): (Vec<Definition>, Vec<Definition>) =
             self.definitions().into_iter().partition(|other| other.name == name);
         if let Some(stored) = &volume.stored_as {

@@ -12,6 +12,7 @@ use super::ranges::is_fill;
 use super::{PATIENCE, Volumes};
 use crate::daemon::hand_over::{self, Items};
 use crate::daemon::host_api::{Count, not_found_next};
+use crate::daemon::raw_names::RawNames;
 use crate::daemon::signals::{End, StopRequest};
 
 /// The programs of this process, present, past and next.
@@ -23,6 +24,8 @@ pub(crate) struct Programs {
     pub(crate) end: Arc<StopRequest>,
     /// Whether all volumes have been started again that are to be.
     pub(crate) ready: AtomicBool,
+    /// The names of exports of this program that are no volumes.
+    pub(crate) raw_names: RawNames,
 }
 
 impl Volumes {
