@@ -163,7 +163,7 @@ impl EngineLane {
             return Err(error);
         }
         self.switch_policy(spec.settings.policy).await;
-        self.bring_up(&name, origin, sectors, settled)
+        self.bring_up(&name, origin, sectors, settled).await
     }
 
     /// Gives a new volume its addresses, and has the origin know the volume.

@@ -5,6 +5,7 @@
 //! version is the newest, the order of versions (the sequence), and whether a fill in flight was
 //! overtaken by a write.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,12 +35,26 @@ pub(crate) use restore::ShardContent;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
-/// Identifies a fill between [`Index::begin_fill`] and its end.
-#[derive(Debug)]
-#[must_use = "a fill that is begun must be ended"]
-pub struct FillTicket {
+/// A fill that is under way: it ends when this is dropped, whether or not anything was inserted.
+#[must_use = "the fill ends when this is dropped"]
+pub struct FillTicket<'a> {
+    index: &'a Index,
     address: Address,
     number: u64,
+}
+
+impl fmt::Debug for FillTicket<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fill {} of {:?}", self.number, self.address)
+    }
+}
+
+impl Drop for FillTicket<'_> {
+    fn drop(&mut self) {
+        let placed = self.index.geometry.place(self.address.0);
+        let mut shard = self.index.shards[placed.shard as usize].lock();
+        shard.fills.retain(|fill| fill.key != placed.key || fill.number != self.number);
+    }
 }
 
 /// When a new version may replace the current one.
@@ -48,7 +63,7 @@ pub enum Condition<'a> {
     /// Always: a client wrote the whole block.
     Always,
     /// Only if the block is still absent and has not been changed since the fill began.
-    Fill(&'a FillTicket),
+    Fill(&'a FillTicket<'a>),
     /// Only if the newest version is still at this slot: the new one was merged from it.
     Slot(Slot),
     /// As [`Condition::Slot`], for a copy of that version, which is clean if that has become clean.
@@ -303,23 +318,30 @@ impl Index {
     }
 
     /// Begins a fill of an absent block: from now on, every change of the block overtakes it.
-    pub fn begin_fill(&self, address: Address) -> FillTicket {
+    pub fn begin_fill(&self, address: Address) -> FillTicket<'_> {
         let number = self.fill_numbers.fetch_add(1, Ordering::Relaxed);
         let (mut shard, key) = self.locate(address);
         self.regions.occupy(address);
         shard.fills.push(Filling { key, number });
-        FillTicket { address, number }
-    }
-
-    /// Ends a fill, inserted or not.
-    pub fn end_fill(&self, ticket: FillTicket) {
-        let (mut shard, key) = self.locate(ticket.address);
-        shard.fills.retain(|fill| fill.key != key || fill.number != ticket.number);
+        FillTicket { index: self, address, number }
     }
 
     /// Makes `version` the newest version of the block if `condition` holds.
     #[inline]
-    pub fn put(&self, address: Address, mut version: NewVersion, condition: Condition<'_>) -> Put {
+    pub fn put(&self, address: Address, version: NewVersion, condition: Condition<'_>) -> Put {
+        self.put_counted(address, version, condition, |_| ())
+    }
+
+    /// As [`Index::put`]. `count` is called with the version that is replaced before anything can change the new one. It must be
+    /// quick and must not use the index.
+    #[inline]
+    pub fn put_counted(
+        &self,
+        address: Address,
+        mut version: NewVersion,
+        condition: Condition<'_>,
+        count: impl FnOnce(Option<&Entry>),
+    ) -> Put {
         let (mut shard, key) = self.locate(address);
         match condition {
             Condition::Always => (),
@@ -355,6 +377,7 @@ impl Index {
         shard.overtake_fills(key);
         shard.set_mask(address, version.mask, old.as_ref());
         shard.sequence += 1;
+        count(old.as_ref());
         Put::Done { sequence: shard.sequence, old }
     }
 
@@ -459,12 +482,23 @@ impl Index {
         mut visit: impl FnMut(Address, &Entry),
     ) {
         for number in 0..self.shard_count() {
-            let shard = self.shards[number as usize].lock();
-            let all = if shard.is_loaded() { 0..shard.table().buckets() } else { 0..0 };
-            shard.table().for_each_where(all, &mut wanted, |key, entry| {
-                visit(Address(self.geometry.address(number, key)), &entry);
-            });
+            self.visit_shard(number, &mut wanted, &mut visit);
         }
+    }
+
+    /// As [`Index::scan_shard`], but only for entries that are `wanted`.
+    #[inline]
+    pub fn visit_shard(
+        &self,
+        number: u32,
+        wanted: &mut impl FnMut(&Entry) -> bool,
+        visit: &mut impl FnMut(Address, &Entry),
+    ) {
+        let shard = self.shards[number as usize].lock();
+        let all = if shard.is_loaded() { 0..shard.table().buckets() } else { 0..0 };
+        shard.table().for_each_where(all, wanted, |key, entry| {
+            visit(Address(self.geometry.address(number, key)), &entry);
+        });
     }
 
     /// Copies one shard as of one instant: its entries, and the masks of the partial ones.

@@ -13,7 +13,7 @@ use forebay_lane::{Lane, yield_now};
 use crate::appender::Closed;
 use crate::error::StoreError;
 use crate::hazard::HazardId;
-use crate::index::{Condition, NewVersion, Put};
+use crate::index::{Address, Condition, NewVersion, Put};
 use crate::latency;
 use crate::log::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use crate::planted::{self, PlantedBug};
@@ -40,6 +40,8 @@ impl Drop for StoreLane {
 impl StoreLane {
     /// Opens the store's device for a lane.
     pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
+        // Counters of lanes have a single writer each: two would lose what the other has counted, and a flush be answered too early.
+        debug_assert!(usize::from(lane.id().0) < store.options.lanes.max(1), "{:?}", lane.id());
         let hazard = store.hazards.claim();
         counts_as(lane.id().0);
         Rc::new(StoreLane { store, lane, queue, hazard })
@@ -60,7 +62,21 @@ impl StoreLane {
         &self.queue
     }
 
-    fn appender(&self, class: Class) -> (usize, u32) {
+    /// As [`Index::visit`](crate::Index::visit). Other tasks of the lane get their turn after each shard, so the entries are not as of
+    /// one instant.
+    pub async fn visit(
+        &self,
+        mut wanted: impl FnMut(&Entry) -> bool,
+        mut visit: impl FnMut(Address, &Entry),
+    ) {
+        let index = &self.store.index;
+        for shard in 0..index.shard_count() {
+            index.visit_shard(shard, &mut wanted, &mut visit);
+            yield_now().await;
+        }
+    }
+
+    pub(crate) fn appender(&self, class: Class) -> (usize, u32) {
         let roles = self.store.log.roles();
         let (new, rewritten) = roles.of_lane(self.lane.id().0);
         match class {
@@ -87,11 +103,24 @@ impl StoreLane {
         class: Class,
         copy: impl FnOnce(&mut [u8]),
     ) -> Appended {
+        self.append_counted(version, class, copy, |_| ())
+    }
+
+    /// As [`StoreLane::append`]. `count` is called with the version that is replaced, if any, before another task can clean, replace or
+    /// remove the new one. It must be quick, and must not use the index.
+    pub fn append_counted(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        copy: impl FnOnce(&mut [u8]),
+        count: impl FnOnce(Option<&Entry>),
+    ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, |cell| {
+        let fill = |cell: &mut [u8]| {
             copy(cell);
             self.store.check(space, block, cell)
-        })
+        };
+        self.append_with(version, class, fill, count)
     }
 
     /// As [`StoreLane::append`] with the whole payload at hand.
@@ -101,13 +130,26 @@ impl StoreLane {
         class: Class,
         payload: &[u8],
     ) -> Appended {
+        self.append_whole_counted(version, class, payload, |_| ())
+    }
+
+    /// As [`StoreLane::append_counted`] with the whole payload at hand.
+    #[inline]
+    pub fn append_whole_counted(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        payload: &[u8],
+        count: impl FnOnce(Option<&Entry>),
+    ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, |cell| {
+        let fill = |cell: &mut [u8]| {
             // Computed over the source, which is in the CPU cache: the copy is still being stored.
             let check = self.store.check(space, block, payload);
             cell.copy_from_slice(payload);
             check
-        })
+        };
+        self.append_with(version, class, fill, count)
     }
 
     /// As [`StoreLane::append_whole`] with a payload that was read back and has this check.
@@ -118,10 +160,11 @@ impl StoreLane {
         payload: &[u8],
         check: PayloadCheck,
     ) -> Appended {
-        self.append_with(version, class, |cell| {
+        let fill = |cell: &mut [u8]| {
             cell.copy_from_slice(payload);
             check.0
-        })
+        };
+        self.append_with(version, class, fill, |_| ())
     }
 
     /// Appends a version: `fill` writes the payload into its place and returns its check.
@@ -131,6 +174,7 @@ impl StoreLane {
         version: Version<'_>,
         class: Class,
         fill: impl FnOnce(&mut [u8]) -> u32,
+        count: impl FnOnce(Option<&Entry>),
     ) -> Appended {
         let store = &self.store;
         if store.health.failed() {
@@ -164,7 +208,7 @@ impl StoreLane {
         let address = version.space.address(version.block);
         let new = NewVersion { entry, mask: version.mask };
         let is_copy = matches!(version.condition, Condition::Copy(_));
-        let put = store.index.put(address, new, version.condition);
+        let put = store.index.put_counted(address, new, version.condition, count);
         let (logged, result) = match put {
             Put::Done { sequence, old } => {
                 if let Some(old) = &old {
@@ -225,7 +269,7 @@ impl StoreLane {
 
     /// Starts the writes of closed records, and releases the segments that their appenders have
     /// left.
-    fn submit(self: &Rc<Self>, closed: Closed) {
+    pub(crate) fn submit(self: &Rc<Self>, closed: Closed) {
         for ready in closed.ready {
             self.start_write(ready);
         }
@@ -406,9 +450,10 @@ impl StoreLane {
         if store.health.failed() {
             return Err(self.failed());
         }
+        self.append_most_marks(durably).await;
         let (marks, through, needs_sync) = {
             let _closing = log.closing.lock();
-            self.append_pending_marks(durably);
+            self.append_marks(durably, usize::MAX);
             let marks = log.marks_taken();
             self.close_records(durably);
             // Read after the number, so that a record that fills up at this moment is included.
@@ -482,48 +527,6 @@ impl StoreLane {
             StoreError::from(error)
         })?;
         if self.store.health.failed() && !failed { Err(self.failed()) } else { Ok(()) }
-    }
-
-    /// Appends pending marks in closed records, as far as there is room.
-    fn append_pending_marks(self: &Rc<Self>, durably: bool) {
-        let store = &self.store;
-        loop {
-            let marks = store.log.take_marks(store.log.layout().max_marks);
-            if marks.is_empty() {
-                return;
-            }
-            let mut closed = Closed::default();
-            let appended = [Class::Foreground, Class::Background].into_iter().any(|class| {
-                let (appender, reserve) = self.appender(class);
-                let mut appender = store.appenders.lock(appender);
-                let (log, segments) = (&store.log, &store.segments);
-                appender.append_marks(log, segments, reserve, durably, &marks, &mut closed)
-            });
-            self.submit(closed);
-            if !appended {
-                // A checkpoint needs no room in the log and makes these marks superfluous.
-                store.log.return_marks(marks);
-                store.space_wanted.notify_all();
-                return;
-            }
-        }
-    }
-
-    /// Waits until a crash can lose no mark pushed before this call, so that removed versions do
-    /// not come back (invariants 5 and 6).
-    ///
-    /// # Errors
-    /// The cache device failed, now or earlier.
-    pub async fn sync_marks(self: &Rc<Self>) -> Result<(), StoreError> {
-        let wanted = self.store.log.marks_pushed();
-        if self.store.log.marks_durable() >= wanted || planted::has(PlantedBug::MarksNotSettled) {
-            return Ok(());
-        }
-        self.commit().await?;
-        if self.store.log.marks_durable() < wanted {
-            self.checkpoint(false).await?;
-        }
-        Ok(())
     }
 
     /// Frees every segment whose conditions hold. Returns whether some wait only for a checkpoint.

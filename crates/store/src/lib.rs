@@ -35,6 +35,7 @@ mod loading;
 mod log;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
+mod marks;
 pub mod meta;
 pub mod options;
 pub mod ordered;

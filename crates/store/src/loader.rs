@@ -42,6 +42,11 @@ impl Store {
         self.loading.is_complete()
     }
 
+    /// Returns the shards of the index that are loaded.
+    pub fn loaded_shards(&self) -> Vec<u32> {
+        (0..self.index.shard_count()).filter(|shard| self.loading.is_present(*shard)).collect()
+    }
+
     /// Returns the loaded shards and all shards of the index, while it is being loaded.
     pub fn loading_progress(&self) -> Option<(u32, u32)> {
         let all = self.loading.shards.len() as u32;

@@ -1,6 +1,6 @@
 //! The log: numbers records, tracks which are written and durable, and manages commit rounds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -34,7 +34,8 @@ struct Numbers {
 }
 
 struct Marks {
-    pending: Vec<Mark>,
+    /// Oldest first.
+    pending: VecDeque<Mark>,
     pushed: u64,
 }
 
@@ -149,7 +150,7 @@ impl Log {
             }),
             written: Notify::default(),
             durable_through: AtomicU64::new(next.0 - 1),
-            marks: Mutex::new(Marks { pending: Vec::new(), pushed: 0 }),
+            marks: Mutex::new(Marks { pending: VecDeque::new(), pushed: 0 }),
             marks_pushed: AtomicU64::new(0),
             gone_pushed: AtomicU64::new(0),
             marks_durable: AtomicU64::new(0),
@@ -243,7 +244,7 @@ impl Log {
         let mut marks = self.marks.lock();
         for mark in new {
             marks.pushed += 1;
-            marks.pending.push(mark);
+            marks.pending.push_back(mark);
             if mark.kind == MarkKind::Gone {
                 self.gone_pushed.store(marks.pushed, Ordering::SeqCst);
             }
@@ -261,7 +262,14 @@ impl Log {
     /// Puts back marks that could not be appended.
     pub(crate) fn return_marks(&self, returned: Vec<Mark>) {
         let mut marks = self.marks.lock();
-        marks.pending.splice(0..0, returned);
+        for mark in returned.into_iter().rev() {
+            marks.pending.push_front(mark);
+        }
+    }
+
+    /// Returns the number of marks that are in no record yet.
+    pub(crate) fn marks_pending(&self) -> usize {
+        self.marks.lock().pending.len()
     }
 
     /// Returns the number of marks ever pushed.

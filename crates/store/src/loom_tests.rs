@@ -191,7 +191,7 @@ fn fill_beside(change: impl Fn(&Index, &AtomicU32) + Send + Sync + Copy + 'stati
             let ticket = index.begin_fill(Address(3));
             let content = origin.load(Ordering::Relaxed);
             index.put(Address(3), version(content), Condition::Fill(&ticket));
-            index.end_fill(ticket);
+            drop(ticket);
         });
         change(&shared.0, &shared.1);
         thread.join().expect("no panic");
@@ -215,6 +215,30 @@ fn a_fill_is_overtaken_by_a_discard() {
     fill_beside(|index, origin| {
         origin.store(2, Ordering::Relaxed);
         index.remove(Address(3), |_| true);
+    });
+}
+
+/// One lane makes a block dirty, and another one cleans it at once.
+#[test]
+fn a_dirty_block_is_counted_before_another_lane_cleans_it() {
+    loom::model(|| {
+        let shared = Arc::new((index(), AtomicU32::new(0)));
+        let writing = shared.clone();
+        let thread = thread::spawn(move || {
+            let (index, dirty) = &*writing;
+            let mut version = version(1);
+            version.entry.dirty = true;
+            index.put_counted(Address(3), version, Condition::Always, |old| {
+                assert!(old.is_none());
+                dirty.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        let (index, dirty) = &*shared;
+        let clean = |entry: &Entry| entry.dirty.then_some(Entry { dirty: false, ..*entry });
+        if index.update(Address(3), clean).is_some_and(|old| old.dirty) {
+            assert_eq!(dirty.fetch_sub(1, Ordering::Relaxed), 1, "it was not counted yet");
+        }
+        thread.join().expect("no panic");
     });
 }
 

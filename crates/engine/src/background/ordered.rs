@@ -22,7 +22,7 @@ use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::either;
 use forebay_policy::{Bucket, Decision, Pacer, RateControl};
-use forebay_store::Front;
+use forebay_store::{Entry, Front};
 
 use crate::background::pace::{
     FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_unless, reason,
@@ -159,10 +159,10 @@ impl Ordered {
     /// Groups the dirty blocks that are in no group: those that could not be read when theirs was written.
     /// Nobody remembers them if the volume was stopped since.
     async fn group_all(&self) -> Result<(), WritebackError> {
-        let (store, volume) = (self.0.store.store(), &self.0.volume);
+        let volume = &self.0.volume;
         let mut dirty = Vec::new();
-        let index = &store.index;
-        index.visit(|entry| entry.dirty, |address, _| dirty.extend(volume.space.block(address)));
+        let found = |address, _: &Entry| dirty.extend(volume.space.block(address));
+        self.0.store.visit(|entry| entry.dirty, found).await;
         self.group(&dirty).await
     }
 
@@ -173,16 +173,23 @@ impl Ordered {
             let found = store.peek(&volume.space, *block).filter(|found| found.entry.dirty)?;
             (!store.is_held(volume.id, *block)).then_some((*block, found.entry.slot))
         };
-        let strays: Vec<_> = blocks.iter().filter_map(stray).collect();
+        let mut strays = Vec::new();
+        for some in blocks.chunks(BLOCKS_AT_ONCE) {
+            strays.extend(some.iter().filter_map(stray));
+            forebay_lane::yield_now().await;
+        }
         if strays.is_empty() {
             return Ok(());
         }
         // Versions in records that are not written yet get into groups of their own with this.
         self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
-        for (block, slot) in strays {
-            if stray(&block) == Some((block, slot)) {
-                store.add_base(&volume.space, block);
+        for some in strays.chunks(BLOCKS_AT_ONCE) {
+            for stays in some {
+                if stray(&stays.0).as_ref() == Some(stays) {
+                    store.add_base(&volume.space, stays.0);
+                }
             }
+            forebay_lane::yield_now().await;
         }
         Ok(())
     }
@@ -222,9 +229,8 @@ impl Ordered {
         // below.
         store.drop_before(volume.id, before);
         let mut dirty = Vec::new();
-        store
-            .index
-            .visit(|entry| entry.dirty, |address, _| dirty.extend(volume.space.block(address)));
+        let found = |address, _: &Entry| dirty.extend(volume.space.block(address));
+        self.0.store.visit(|entry| entry.dirty, found).await;
         for (count, block) in dirty.into_iter().enumerate() {
             store.add_base(&volume.space, block);
             if count % BLOCKS_AT_ONCE == BLOCKS_AT_ONCE - 1 {

@@ -40,6 +40,9 @@ const ROUNDS: u32 = 6;
 /// Evicted blocks whose marks wait in RAM for their record.
 const MARKS: usize = 1 << 16;
 
+/// Blocks that are looked at before other tasks of the lane get their turn.
+const STEP: usize = 1024;
+
 /// What the last count depends on: volumes, shares in percent, and changes of pins.
 type Basis = Vec<(VolumeId, (u8, u8), u64)>;
 
@@ -133,13 +136,17 @@ impl EngineLane {
                     let block = view.volume.space.block(address).filter(|_| !entry.dirty);
                     found.extend(block.map(|block| (block, entry.slot)));
                 });
-                for (block, slot) in found.drain(..) {
-                    if view.volume.share.excess() > 0
-                        && pass(view, &replacement, block, slot, round)
-                    {
-                        marks += 1;
+                for some in found.chunks(STEP) {
+                    for (block, slot) in some {
+                        if view.volume.share.excess() > 0
+                            && pass(view, &replacement, *block, *slot, round)
+                        {
+                            marks += 1;
+                        }
                     }
+                    yield_now().await;
                 }
+                found.clear();
                 if marks >= MARKS {
                     marks = 0;
                     // Without its mark an evicted block may come back after a crash, which does no harm.

@@ -2,7 +2,6 @@
 //! before requests and writeback begin.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,10 @@ use forebay_core::{Cancelled, Identity, OriginBlock, SectorSize, Sectors};
 use forebay_device::{Claiming, Device, Queue};
 use forebay_format::volume::{Left, Samples};
 use forebay_format::{Uuid, VolumeRecord};
-use forebay_lane::either;
+use forebay_lane::{either, yield_now};
 use forebay_policy::Past;
-use forebay_store::Damage;
 use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Damage, Entry};
 
 use crate::background;
 use crate::control::compare::{self, Compared};
@@ -26,6 +25,7 @@ use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
 use crate::settings::settings_of;
 use crate::state::ledger::{self, Note};
+use crate::state::pins::BlockSet;
 use crate::state::volume::Volume;
 
 /// Returns the identity of an origin that was recognised by it, with the parts that are not known now.
@@ -112,7 +112,7 @@ impl EngineLane {
             self.index_loaded().await?;
         }
         if !check.verdict.is_same() {
-            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force)?;
+            check.dropped = self.drop_clean(&record, &origin, &check.verdict, which, force).await?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
             // against them is overwritten in the volume table.
             self.store.sync_marks().await?;
@@ -163,7 +163,7 @@ impl EngineLane {
                 Ok(())
             })
             .await?;
-        let volume = self.bring_up(name, origin, sectors, settled)?;
+        let volume = self.bring_up(name, origin, sectors, settled).await?;
         volume.checked.get_or_init(|| check);
         Ok(volume)
     }
@@ -230,38 +230,47 @@ impl EngineLane {
     }
 
     /// Drops the clean blocks of a volume whose origin is not as it was left, if `force` or the
-    /// verdict allows it; only `which` if that is known. Returns their number.
-    fn drop_clean(
-        &self,
+    /// verdict allows it; only `which` if that is known. Returns their number. Nothing else changes these blocks: the
+    /// volume is not attached.
+    async fn drop_clean(
+        self: &Rc<Self>,
         record: &VolumeRecord,
         origin: &Arc<dyn Device>,
         verdict: &Verdict,
         which: Option<Vec<OriginBlock>>,
         force: bool,
     ) -> Result<u64, EngineError> {
-        let store = &self.cache.store;
-        let Some(space) = store.space_of(record.id) else { return Ok(0) };
-        let (mut clean, mut dirty) = (Vec::new(), 0u64);
-        store.index.scan(|address, entry| {
-            if let Some(block) = space.block(address) {
-                if entry.dirty { dirty += 1 } else { clean.push(block) }
-            }
-        });
+        let Some(space) = self.cache.store.space_of(record.id) else { return Ok(0) };
+        let (mut clean, mut dirty) = (0u64, 0u64);
+        let mut count = |entry: &Entry| if entry.dirty { dirty += 1 } else { clean += 1 };
+        let counted = self.store.visit(
+            |_| true,
+            |address, entry| {
+                if space.block(address).is_some() {
+                    count(entry);
+                }
+            },
+        );
+        counted.await;
         if !force {
             verdict.allow(&record.name, origin.name(), dirty)?;
         }
-        let clean = which.unwrap_or(clean);
+        let dropped = which.as_ref().map_or(clean, |which| which.len() as u64);
         tracing::warn!(
             volume = record.name,
-            dropped = clean.len(),
+            dropped,
             dirty,
             ?verdict,
             "the origin is not as it was left: clean blocks are dropped"
         );
-        let (memory, dropped) = (self.cache.memory().ghost, clean.len() as u64);
-        for block in clean {
-            store.forget(&space, block, |entry| !entry.dirty);
+        let memory = self.cache.memory().ghost;
+        let forget = |block| {
+            self.cache.store.forget(&space, block, |entry| !entry.dirty);
             memory.note(space.unique(block), Past::Invalidated);
+        };
+        match which {
+            Some(which) => self.in_steps(&which, &mut 0, forget).await?,
+            None => self.forget_where(&space, |_, entry| !entry.dirty, forget).await?,
         }
         Ok(dropped)
     }
@@ -275,7 +284,7 @@ impl EngineLane {
     /// are dirty in both the index and the note. Noted blocks that are no longer dirty on the
     /// device are lost; that needs `force`.
     async fn drop_what_is_outlived(
-        &self,
+        self: &Rc<Self>,
         record: &VolumeRecord,
         note: &Note,
         force: bool,
@@ -283,27 +292,31 @@ impl EngineLane {
         let store = &self.cache.store;
         let Some(space) = store.space_of(record.id) else { return Ok(()) };
         let (block, alignment) = (store.block_size(), u64::from(record.alignment));
-        let was_dirty: BTreeSet<u64> = note
-            .dirty
-            .iter()
-            .flat_map(|range| {
-                block.block_of(range.start + alignment).0
-                    ..block.block_of(range.end.max(range.start + 1) - 1 + alignment).0 + 1
-            })
-            .collect();
-        let (mut kept, mut outlived) = (0, Vec::new());
-        store.index.visit(
+        let was_dirty = BlockSet::of(note.dirty.iter().map(|range| {
+            block.block_of(range.start + alignment).0
+                ..block.block_of(range.end.max(range.start + 1) - 1 + alignment).0 + 1
+        }));
+        let counts = |block: OriginBlock, entry: &Entry| {
+            entry.dirty && was_dirty.overlaps(&(block.0..block.0 + 1))
+        };
+        let (mut kept, mut outlived, mut held) = (0, 0u64, false);
+        let mut see = |block, entry: &Entry| match counts(block, entry) {
+            true => kept += 1,
+            false => {
+                outlived += 1;
+                held = held || store.is_held(record.id, block);
+            }
+        };
+        let seen = self.store.visit(
             |_| true,
             |address, entry| {
-                let Some(block) = space.block(address) else { return };
-                if entry.dirty && was_dirty.contains(&block.0) {
-                    kept += 1;
-                } else {
-                    outlived.push(block);
+                if let Some(block) = space.block(address) {
+                    see(block, entry);
                 }
             },
         );
-        let lost = was_dirty.len() as u64 - kept;
+        seen.await;
+        let lost = was_dirty.len() - kept;
         if lost > 0 && !force {
             let name = &record.name;
             return Err(EngineError::new(
@@ -315,21 +328,19 @@ impl EngineLane {
         }
         tracing::warn!(
             volume = record.name,
-            dropped = outlived.len(),
+            dropped = outlived,
             dirty = kept,
             lost,
             "the cache device failed when it was last in use: its outdated blocks are dropped"
         );
-        if outlived.iter().any(|block| store.is_held(record.id, *block)) {
+        if held {
             // Barrier for invariants 1 and 28: writeback writes held versions whatever the index says, and the
             // origin has newer data there. Before the blocks are forgotten, because without them nothing would
             // show after a crash that the order is over. The volume is put in order again by itself.
             self.store.leave_order(record.id).await?;
         }
-        for block in outlived {
-            store.forget(&space, block, |_| true);
-        }
-        Ok(())
+        let forget = |block| _ = store.forget(&space, block, |_| true);
+        self.forget_where(&space, |block, entry| !counts(block, entry), forget).await
     }
 
     /// Takes the distrusting note back: the outdated blocks are durably dropped, so the rest counts
@@ -395,7 +406,7 @@ impl EngineLane {
         }
     }
 
-    pub(crate) fn bring_up(
+    pub(crate) async fn bring_up(
         self: &Rc<Self>,
         name: &str,
         origin: Arc<dyn Device>,
@@ -421,21 +432,24 @@ impl EngineLane {
         if self.cache.ledger().is_none() {
             volume.intent.is_pointless();
         }
-        store.while_none_is_loaded(|| {
+        // What is loaded from now on is counted when it is loaded.
+        let loaded = store.while_none_is_loaded(|| {
             if !store.is_loaded() {
                 // Any region may have dirty blocks that are not loaded yet.
                 (0..volume.dirty.regions()).for_each(|region| volume.intent.dirtied(region));
             }
-            store.index.visit(
-                |entry| entry.dirty,
-                |address, _| {
-                    if let Some(block) = space.block(address) {
-                        volume.appended(&self.lane, block, None, true);
-                    }
-                },
-            );
-            self.cache.add_volume(volume.clone());
+            self.cache.expect_volume(volume.clone());
+            store.loaded_shards()
         });
+        for shard in loaded {
+            store.index.visit_shard(shard, &mut |entry| entry.dirty, &mut |address, _| {
+                if let Some(block) = space.block(address) {
+                    volume.appended(&self.lane, block, None, true);
+                }
+            });
+            yield_now().await;
+        }
+        self.cache.add_volume(volume.clone());
         let Some(view) = self.lane_volume(volume.id) else {
             self.cache.remove_volume(name);
             return Err(EngineError::new(

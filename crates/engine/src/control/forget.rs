@@ -5,6 +5,7 @@ use std::rc::Rc;
 use forebay_core::why::InvalidationReason;
 use forebay_core::{Cancelled, OriginBlock};
 use forebay_lane::yield_now;
+use forebay_store::{Entry, VolumeSpace};
 
 use crate::error::EngineError;
 use crate::io::admission::AdmissionControl;
@@ -43,23 +44,25 @@ impl EngineLane {
         let view = self.loaded_volume(name).await?;
         let (store, space) = (&self.cache.store, view.volume.space);
         let mut left = 0;
-        store.index.visit(
-            |entry| !entry.dirty,
-            |address, _| left += u64::from(space.block(address).is_some()),
-        );
+        self.store
+            .visit(
+                |entry| !entry.dirty,
+                |address, _| left += u64::from(space.block(address).is_some()),
+            )
+            .await;
         progress(left)?;
         let (mut clean, mut marks) = (Vec::<OriginBlock>::new(), 0);
         for shard in 0..store.index.shard_count() {
             store.index.scan_shard(shard, &mut |address, entry| {
                 clean.extend(space.block(address).filter(|_| !entry.dirty));
             });
+            yield_now().await;
             while !clean.is_empty() {
-                for block in clean.drain(clean.len().saturating_sub(STEP)..) {
-                    left = left.saturating_sub(1);
-                    forget(&view, block);
-                }
+                let some = clean.split_off(clean.len().saturating_sub(STEP));
+                some.iter().for_each(|block| forget(&view, *block));
+                left = left.saturating_sub(some.len() as u64);
                 progress(left)?;
-                self.rest(&mut marks).await?;
+                self.rest(&mut marks, some.len()).await?;
             }
         }
         Ok(self.store.sync_marks().await?)
@@ -83,10 +86,45 @@ impl EngineLane {
                 progress(left)?;
                 (start..end).for_each(|block| forget(&view, OriginBlock(block)));
                 left -= end - start;
-                self.rest(&mut marks).await?;
+                self.rest(&mut marks, STEP).await?;
             }
         }
         Ok(self.store.sync_marks().await?)
+    }
+
+    /// Has `forget` forget the blocks of a volume that are `wanted`, one shard of the index after the other. The whole index is
+    /// loaded, and the volume not attached.
+    pub(super) async fn forget_where(
+        self: &Rc<Self>,
+        space: &VolumeSpace,
+        wanted: impl Fn(OriginBlock, &Entry) -> bool,
+        forget: impl Fn(OriginBlock),
+    ) -> Result<(), EngineError> {
+        let index = &self.cache.store.index;
+        let (mut found, mut marks) = (Vec::new(), 0);
+        for shard in 0..index.shard_count() {
+            found.clear();
+            index.scan_shard(shard, &mut |address, entry| {
+                found.extend(space.block(address).filter(|block| wanted(*block, entry)));
+            });
+            self.in_steps(&found, &mut marks, &forget).await?;
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Has `forget` forget these blocks. `marks`: how many may wait for their record.
+    pub(super) async fn in_steps(
+        self: &Rc<Self>,
+        blocks: &[OriginBlock],
+        marks: &mut usize,
+        forget: impl Fn(OriginBlock),
+    ) -> Result<(), EngineError> {
+        for some in blocks.chunks(STEP) {
+            some.iter().for_each(|block| forget(*block));
+            self.rest(marks, some.len()).await?;
+        }
+        Ok(())
     }
 
     /// Returns the lane's view of a volume, once the whole index is loaded.
@@ -98,8 +136,8 @@ impl EngineLane {
     }
 
     /// Lets other tasks run after a step; logs the marks if there may be many.
-    async fn rest(self: &Rc<Self>, marks: &mut usize) -> Result<(), EngineError> {
-        *marks += STEP;
+    async fn rest(self: &Rc<Self>, marks: &mut usize, forgotten: usize) -> Result<(), EngineError> {
+        *marks += forgotten;
         if *marks >= MARKS {
             *marks = 0;
             self.store.sync_marks().await?;

@@ -47,6 +47,8 @@ pub struct Cache {
     /// The contents of the cache device.
     pub store: Arc<Store>,
     volumes: RwLock<Vec<Arc<Volume>>>,
+    /// Volumes whose dirty blocks are being counted. Locked after `volumes`.
+    coming: RwLock<Vec<Arc<Volume>>>,
     /// Dirty blocks of the volumes that are not attached.
     pub(crate) detached: Detached,
     /// The occupancy by volume, and when it was counted.
@@ -109,6 +111,7 @@ impl Cache {
             ledger: RwLock::new(None),
             store,
             volumes: RwLock::default(),
+            coming: RwLock::default(),
             pressed: AtomicBool::new(false),
             starved: AtomicBool::new(false),
             throttle: Throttle::default(),
@@ -188,10 +191,16 @@ impl Cache {
     pub(crate) fn add_volume(&self, volume: Arc<Volume>) {
         let mut volumes = self.volumes.write();
         self.detached.remove(volume.id);
+        self.coming.write().retain(|coming| coming.id != volume.id);
         volumes.push(volume);
         volumes.sort_by_key(|volume| volume.id);
         drop(volumes);
         self.volumes_changed();
+    }
+
+    /// Counts the dirty blocks of a volume that are loaded from now on, until it is added.
+    pub(crate) fn expect_volume(&self, volume: Arc<Volume>) {
+        self.coming.write().push(volume);
     }
 
     pub(crate) fn remove_volume(&self, name: &str) {
@@ -301,7 +310,14 @@ impl Cache {
         let owner = volumes.iter().find_map(|volume| Some((volume, volume.space.block(address)?)));
         match owner {
             Some((volume, block)) => volume.appended(lane, block, None, true),
-            None => self.detached.loaded(&self.store, address),
+            None => {
+                self.detached.loaded(&self.store, address);
+                for volume in self.coming.read().iter() {
+                    if let Some(block) = volume.space.block(address) {
+                        volume.appended(lane, block, None, true);
+                    }
+                }
+            }
         }
     }
 

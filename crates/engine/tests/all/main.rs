@@ -27,6 +27,7 @@ mod shares;
 mod streams;
 mod through;
 mod trouble;
+mod turns;
 mod unreadable;
 mod why;
 mod world;

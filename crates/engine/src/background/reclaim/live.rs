@@ -7,7 +7,7 @@ use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, RecordHeader, record};
 use forebay_lane::join_all;
-use forebay_store::VolumeSpace;
+use forebay_store::{Entry, VolumeSpace};
 
 use crate::lane::engine::EngineLane;
 
@@ -42,7 +42,7 @@ impl EngineLane {
         if count >= store.segments.live(segment) as usize {
             return live;
         }
-        self.live_by_index(segment)
+        self.live_by_index(segment).await
     }
 
     /// Returns the headers of the records in a segment, in their order, without those that cannot be read.
@@ -135,24 +135,20 @@ impl EngineLane {
     }
 
     /// Returns the live blocks of a segment from a pass over the whole index.
-    fn live_by_index(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
+    async fn live_by_index(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
         let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
         let spaces = store.spaces();
-        store.index.scan(|address, entry| {
-            if store.segment_of(entry.slot) == segment
-                && let Some((space, block)) = spaces.find(address)
-            {
+        // Nothing enters the segment meanwhile.
+        let within = |entry: &Entry| store.segment_of(entry.slot) == segment;
+        let found = |address, entry: &Entry| {
+            if let Some((space, block)) = spaces.find(address) {
                 let (slot, dirty, kept) = (entry.slot, entry.dirty, entry.rank > 0);
-                live.entry(space.id).or_default().push(Live {
-                    block,
-                    slot,
-                    dirty,
-                    kept,
-                    stays: false,
-                });
+                let block = Live { block, slot, dirty, kept, stays: false };
+                live.entry(space.id).or_default().push(block);
             }
-        });
+        };
+        self.store.visit(within, found).await;
         live
     }
 }
