@@ -152,9 +152,13 @@ impl Changes {
         self.held.grow_for_a_while(bytes, "what recovery reads of the log")
     }
 
-    /// Returns the shard of a block, of which a version will be added soon.
-    pub(crate) fn expect(&self, address: Address) -> u32 {
-        let shard = self.table.place(address.0).shard;
+    /// Returns the shard of a block.
+    pub(crate) fn shard_of(&self, address: Address) -> u32 {
+        self.table.place(address.0).shard
+    }
+
+    /// A hint: a version will be added soon to this shard, which is returned.
+    pub(crate) fn expect(&self, shard: u32) -> u32 {
         self.versions.expect(shard);
         shard
     }
@@ -296,27 +300,25 @@ impl Changes {
         Some(NewVersion { entry, mask })
     }
 
-    /// Makes these changes in an index that has the entries of the checkpoint.
+    /// Makes these changes in a shard of an index that has the entries of the checkpoint.
     ///
     /// # Errors
     /// The index has no room, or there is no memory for a mask.
-    pub(crate) fn apply_to(&self, index: &Index) -> Result<(), StoreError> {
-        for shard in 0..index.shard_count() {
-            for version in self.newest(shard) {
-                let address = version.address();
-                match self.version(&version) {
-                    Some(version) => index
-                        .restore_version(address, version)
-                        .map_err(|unfit| unfit.of("the log"))?,
-                    None => _ = index.remove(address, |_| true),
+    pub(crate) fn apply_to(&self, index: &Index, shard: u32) -> Result<(), StoreError> {
+        for version in self.newest(shard) {
+            let address = version.address();
+            match self.version(&version) {
+                Some(version) => {
+                    index.restore_version(address, version).map_err(|unfit| unfit.of("the log"))?
                 }
+                None => _ = index.remove(address, |_| true),
             }
         }
-        if self.by_segment.iter().all(Option::is_none) {
+        if self.marked.iter().all(|words| *words == 0) {
             return Ok(());
         }
         let mut marked = Vec::new();
-        index.scan(|address, entry| {
+        index.scan_shard(shard, &mut |address, entry| {
             let left = self.marked(entry);
             if left != Some(*entry) {
                 marked.push((address, left));

@@ -86,7 +86,7 @@ impl Chunks {
         chunk: u32,
     ) -> Result<(ReadChunk, CheckpointReader), StoreError> {
         let absent = || StoreError::Refused(format!("the checkpoint has no chunk {chunk}"));
-        let reader = self.reader.at(chunk).ok_or_else(absent)?;
+        let reader = self.reader.at(chunk);
         let read = self.read_with(queue, &reader).await?.ok_or_else(absent)?;
         Ok((read, reader))
     }

@@ -31,6 +31,9 @@ pub struct StoreOptions {
     pub load_later_from: u64,
     /// Pause between two shards of the index that a lane loads in the background, for tests.
     pub load_pause: Duration,
+    /// The most blocks of the log that are replayed at a time, if the index has to be rebuilt without a checkpoint: what that takes
+    /// has to fit into memory.
+    pub rebuilt_at_once: u64,
     /// Other lanes, which take part in recovering the cache. They are let go of when it is open.
     pub helpers: Vec<Helper>,
     /// The budget from which the open cache takes its memory.
@@ -68,6 +71,7 @@ impl Default for StoreOptions {
             shards: None,
             load_later_from: 1 << 20,
             load_pause: Duration::ZERO,
+            rebuilt_at_once: 1 << 27,
             helpers: Vec::new(),
             memory: Arc::default(),
             seed: 0,

@@ -106,9 +106,9 @@ impl Store {
     ) -> Result<(Rc<StoreLane>, RecoveryReport), StoreError> {
         let (mut opening, checkpoint) = Opening::begin(lane, device, queue, options).await?;
         let log = opening.read_log(checkpoint).await?;
-        let concerned = opening.distrust(&log);
+        let concerned = opening.distrust(&log).await;
         let queues = opening.find_order(&log).await?;
-        let parts = opening.assemble(log, queues)?;
+        let parts = opening.assemble(log, queues).await?;
         opening.finish(parts, &concerned).await
     }
 }

@@ -37,6 +37,22 @@ pub(crate) struct Basis {
     free_from: Option<Generation>,
     /// What earlier recoveries have accepted.
     accepted: AcceptedLog,
+    part: Part,
+}
+
+/// The part of the index's shards of which a replay collects the blocks: every one of so many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) number: u32,
+    pub(crate) of: u32,
+}
+
+impl Part {
+    const WHOLE: Part = Part { number: 0, of: 1 };
+
+    fn has(self, shard: u32) -> bool {
+        shard % self.of == self.number
+    }
 }
 
 /// The state of one replay, or of one lane's part in it.
@@ -57,7 +73,7 @@ pub(crate) struct Replay {
     pub(crate) deleted: HashSet<VolumeId>,
     durable: u64,
     /// Number of possible header positions that cannot be read.
-    unreadable: u64,
+    pub(crate) unreadable: u64,
     /// Whether the first pages of all segments could be read.
     pub(crate) firsts_readable: bool,
     /// Cells whose payload did not reach the device.
@@ -130,6 +146,7 @@ impl Replay {
             sequence: 0,
             free_from: None,
             accepted: AcceptedLog::default(),
+            part: Part::WHOLE,
         }))
     }
 
@@ -171,6 +188,16 @@ impl Replay {
     /// Collects the segments that openings with this generation or a higher one call free.
     pub(crate) fn trust_free(&mut self, from: Generation) {
         Arc::make_mut(&mut self.basis).free_from = Some(from);
+    }
+
+    /// Collects the blocks of this part of the index only.
+    pub(crate) fn limit_to(&mut self, part: Part) {
+        Arc::make_mut(&mut self.basis).part = part;
+    }
+
+    /// Returns a replay of the same segments that has found nothing yet.
+    pub(crate) fn again(&self) -> Self {
+        Replay { walks: self.walks.clone(), ..Self::on(self.basis.clone()) }
     }
 
     pub(crate) fn walk_later(&mut self, segment: SegmentId, generation: Generation) {
@@ -272,7 +299,11 @@ impl Replay {
         if self.found.contains_key(&header.number.0) {
             return Ok(());
         }
-        let mut bytes = memory_of(header);
+        let blocks = match &header.body {
+            Body::Data(entries) => self.find_blocks(entries),
+            Body::Marks(_) | Body::Opening(_) => 0,
+        };
+        let mut bytes = memory_of(header, blocks);
         if self.found.is_empty() {
             bytes += self.changes.first_bytes();
         }
@@ -332,12 +363,19 @@ impl Replay {
         Ok(())
     }
 
-    /// Adds the versions of one record that the checkpoint does not contain.
-    fn add_data(&mut self, header: &RecordHeader, entries: &[DataEntry]) {
+    /// Finds the blocks in a record that count. Returns their number.
+    fn find_blocks(&mut self, entries: &[DataEntry]) -> usize {
         let mut blocks = std::mem::take(&mut self.blocks);
         blocks.clear();
         // All of them first: adding mostly waits for memory.
         blocks.extend(entries.iter().map(|entry| self.block_of(entry)));
+        self.blocks = blocks;
+        self.blocks.iter().flatten().count()
+    }
+
+    /// Adds the versions of one record that the checkpoint does not contain, of the blocks that were found.
+    fn add_data(&mut self, header: &RecordHeader, entries: &[DataEntry]) {
+        let blocks = std::mem::take(&mut self.blocks);
         let drops_torn =
             header.number <= self.basis.accepted.through && !self.torn_slots.is_empty();
         for (number, (entry, block)) in entries.iter().zip(&blocks).enumerate() {
@@ -375,17 +413,18 @@ impl Replay {
             }
             return None;
         };
-        Some((self.changes.expect(address), address))
+        let shard = self.changes.shard_of(address);
+        self.basis.part.has(shard).then(|| (self.changes.expect(shard), address))
     }
 }
 
-/// Returns the bytes of memory for the place of a record and for the changes in it.
-fn memory_of(header: &RecordHeader) -> u64 {
+/// Returns the bytes of memory for the place of a record and for the changes in it. `blocks`: how many of its blocks count.
+fn memory_of(header: &RecordHeader, blocks: usize) -> u64 {
     const IN_TREE: usize = 2 * size_of::<(u64, Place)>();
     let content = match &header.body {
         Body::Data(entries) => {
             let partial = entries.iter().filter(|entry| !entry.mask.is_all()).count();
-            entries.len() * Changes::VERSION + partial * Changes::MASK
+            blocks * Changes::VERSION + partial.min(blocks) * Changes::MASK
         }
         Body::Marks(marks) => marks.len() * Changes::MARK,
         Body::Opening(_) => 0,

@@ -108,14 +108,13 @@ impl CheckpointReader {
         u32::try_from(item / ITEMS_IN_CHUNK).unwrap_or(u32::MAX)
     }
 
-    /// Returns a reader for one chunk at any position, if it begins with segments or entries. It must
-    /// not be finished.
-    pub fn at(&self, chunk: u32) -> Option<Self> {
+    /// Returns a reader for one chunk at any position; there is none there if it has no [`place`](Self::place). It must not be
+    /// finished.
+    pub fn at(&self, chunk: u32) -> Self {
         let before = u64::from(chunk) * ITEMS_IN_CHUNK;
         let segments = u64::from(self.header.segment_count);
         let entries_before = before.saturating_sub(segments);
-        let entries_left = self.header.entry_count.checked_sub(entries_before)?;
-        Some(CheckpointReader {
+        CheckpointReader {
             cache: self.cache,
             block: self.block,
             granules_per_segment: self.granules_per_segment,
@@ -123,11 +122,11 @@ impl CheckpointReader {
             header: self.header,
             chunk,
             segments_left: segments.saturating_sub(before),
-            entries_left,
+            entries_left: self.header.entry_count.saturating_sub(entries_before),
             masks_left: self.header.mask_count,
             partial: 0,
             alone: true,
-        })
+        }
     }
 
     /// Checks the chunk that was read at [`place`](Self::place) and returns its items.

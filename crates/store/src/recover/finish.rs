@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use forebay_core::{Generation, VolumeId};
 use forebay_format::{AcceptedLog, Geometry};
+use forebay_lane::yield_now;
 
 use super::RecoveryReport;
 use super::opening::{FoundSegment, Opening, Replayed};
@@ -45,7 +46,7 @@ pub(super) struct Parts {
 
 impl Opening<'_> {
     /// Makes the parts of a store from the recovered state.
-    pub(super) fn assemble(
+    pub(super) async fn assemble(
         &mut self,
         found: Replayed,
         queues: HashMap<VolumeId, OrderQueue>,
@@ -55,7 +56,7 @@ impl Opening<'_> {
         let held = held_by(geometry, &queues);
         let ordered = Ordered::new(queues, &self.options.memory)
             .map_err(|over| refused(&self.device, over))?;
-        let live = live_in(geometry, &index);
+        let live = live_in(geometry, &index).await;
         let sum = |of: fn(&Live) -> u32| live.iter().map(|counts| u64::from(of(counts))).sum();
         (self.report.blocks, self.report.dirty) = match &image.later {
             Some(later) => later.counts(),
@@ -192,9 +193,9 @@ fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u
 }
 
 /// Counts the index entries that point into each segment.
-fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
+async fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
     let mut live = vec![Live::default(); geometry.segment_count as usize];
-    let count = |entry: &Entry| {
+    let mut count = |entry: &Entry| {
         let segment = geometry.place_of(entry.slot).0;
         if let Some(counts) = live.get_mut(segment.0 as usize) {
             counts.blocks += 1;
@@ -203,7 +204,10 @@ fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
         }
         false
     };
-    index.visit(count, |_, _| ());
+    for shard in 0..index.shard_count() {
+        index.visit_shard(shard, &mut count, &mut |_, _| ());
+        yield_now().await;
+    }
     live
 }
 

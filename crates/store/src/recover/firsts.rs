@@ -57,6 +57,8 @@ struct Firsts {
     bytes_read: u64,
     /// Whether the first pages could be read.
     readable: bool,
+    /// Segments that may have been opened, for all that can be read of them.
+    hidden: u64,
     failure: Option<StoreError>,
 }
 
@@ -78,7 +80,7 @@ pub(super) async fn reopened(
     });
     let mut generations = vec![None; count as usize];
     for part in parts.await {
-        let Firsts { reopened, bytes_read, readable, failure } = part?;
+        let Firsts { reopened, bytes_read, readable, hidden, failure } = part?;
         if let Some(error) = failure {
             return Err(error);
         }
@@ -87,6 +89,7 @@ pub(super) async fn reopened(
         }
         replay.bytes_read += bytes_read;
         replay.firsts_readable &= readable;
+        replay.unreadable += hidden;
     }
     Ok(generations)
 }
@@ -99,7 +102,13 @@ impl Search {
         queue: &Queue,
         segments: Shared<SegmentId>,
     ) -> Result<Firsts, StoreError> {
-        let firsts = Firsts { reopened: Vec::new(), bytes_read: 0, readable: true, failure: None };
+        let firsts = Firsts {
+            reopened: Vec::new(),
+            bytes_read: 0,
+            readable: true,
+            hidden: 0,
+            failure: None,
+        };
         let firsts = Rc::new(RefCell::new(firsts));
         let (queue, into, reads) = (queue.clone(), firsts.clone(), self.reads);
         let rest = segments.clone();
@@ -159,9 +168,13 @@ impl Search {
                 return Ok(newest);
             }
         }
-        let (newest, bytes) = newest_generation(queue, &self.basis, segment).await?;
-        into.borrow_mut().bytes_read += bytes;
-        Ok(newest.filter(is_new))
+        let newest = newest_generation(queue, &self.basis, segment).await?;
+        let generation = newest.generation.filter(is_new);
+        let mut firsts = into.borrow_mut();
+        firsts.bytes_read += newest.bytes;
+        // It may have been opened for a record that was the newest of all: if so, nothing else shows that there was one.
+        firsts.hidden += u64::from(newest.hides_its_start && generation.is_none());
+        Ok(generation)
     }
 
     /// Reads the start of a segment.

@@ -29,6 +29,8 @@ pub(super) struct Image {
     pub(super) bytes_read: u64,
     /// Whether it was damaged, and repaired or rebuilt.
     pub(super) mended: bool,
+    /// Whether there is none, and the log has everything.
+    pub(super) rebuilt: bool,
     /// Volumes that had dirty blocks.
     pub(super) dirty: HashSet<VolumeId>,
     /// The entries, if they will be loaded later.
@@ -113,6 +115,7 @@ pub(super) async fn load(
         next_generation: header.next_generation,
         bytes_read,
         mended,
+        rebuilt: false,
         dirty,
         later: None,
     })
@@ -192,6 +195,7 @@ pub(super) async fn load_later(
         next_generation: header.next_generation,
         bytes_read,
         mended: false,
+        rebuilt: false,
         dirty: HashSet::new(),
         later: Some(loading::Source {
             checkpoint: source,
@@ -204,14 +208,11 @@ pub(super) async fn load_later(
     })
 }
 
-/// The most blocks of a cache whose versions fit into memory when all of them are replayed.
-const MOST_REBUILT: u64 = 1 << 27;
-
 /// As [`load`] without a checkpoint: the whole log is replayed. Superseded versions come back where
 /// the record that superseded them is gone.
 ///
 /// # Errors
-/// The cache is too large for that, or the device fails.
+/// The device fails.
 pub(super) async fn rebuild(
     from: &Source<'_>,
     replay: &mut Replay,
@@ -219,9 +220,6 @@ pub(super) async fn rebuild(
 ) -> Result<Image, StoreError> {
     let Source { team, geometry, accepted, .. } = from;
     let count = geometry.segment_count as usize;
-    if u64::from(geometry.segment_count) * geometry.blocks_per_segment() > MOST_REBUILT {
-        return Err(why);
-    }
     tracing::error!(%why, "the checkpoint cannot be used: the index is rebuilt from the log");
     replay.begin(RecordNumber(0), 0, *accepted);
     let lines = vec![SegmentLine::default(); count];
@@ -234,6 +232,7 @@ pub(super) async fn rebuild(
         next_generation: Generation(1),
         bytes_read: 0,
         mended: true,
+        rebuilt: true,
         dirty: HashSet::new(),
         later: None,
     })

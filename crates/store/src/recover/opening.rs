@@ -8,12 +8,13 @@ use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{AcceptedLog, Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
-use forebay_lane::{Lane, MemoryHold};
+use forebay_lane::{Lane, MemoryHold, yield_now};
 use parking_lot::Mutex;
 
 use super::image::{self, Image};
 use super::size::{hold_memory, named, shards_of, table_geometry};
 use super::{READS, RecoveryReport};
+use crate::changes::Changes;
 use crate::checkpoint::source::CheckpointSource;
 use crate::chunks::Chunks;
 use crate::error::StoreError;
@@ -24,7 +25,7 @@ use crate::options::StoreOptions;
 use crate::ordered::{Horizon, queue::Queue as OrderQueue};
 use crate::ordering::recover as order;
 use crate::planted::{self, PlantedBug};
-use crate::replay::{Next, Replay};
+use crate::replay::{Next, Part, Replay};
 use crate::roots::{Roots, read_roots, refused};
 use crate::spaces::{self, VolumeSpace};
 use crate::table::{Entry, Geometry as TableGeometry};
@@ -292,13 +293,45 @@ impl<'a> Opening<'a> {
     async fn replay(&mut self, loaded: Loaded) -> Result<Replayed, StoreError> {
         let Loaded { index, mut replay, image } = loaded;
         let segments = self.choose_walks(&image, &mut replay);
+        let parts = if image.rebuilt { self.parts_of_log() } else { 1 };
+        let mut others: Vec<Replay> = (1..parts).map(|_| replay.again()).collect();
+        for (number, part) in std::iter::once(&mut replay).chain(&mut others).enumerate() {
+            part.limit_to(Part { number: number as u32, of: parts });
+        }
         let mut replay = self.walk(replay).await?;
         let next = self.next(&replay, &segments, &image);
         self.report.damage = replay.lost();
-        let applied = replay.changes().apply_to(&index);
-        applied.map_err(|error| named(&self.device, error))?;
+        self.apply(&replay.changes(), &index).await?;
         self.report_log(&replay, &image);
+        for other in others {
+            tracing::info!(
+                device = self.device.name(),
+                "the log is read for a further part of the index"
+            );
+            let mut other = self.walk(other).await?;
+            self.apply(&other.changes(), &index).await?;
+            self.report.bytes_read += other.bytes_read;
+        }
         Ok(Replayed { index, replay, image, segments, next, accepted: None })
+    }
+
+    /// Returns in how many parts the index is rebuilt from the log: the log is read as often, and the versions of all blocks
+    /// of a part are in memory at a time.
+    fn parts_of_log(&self) -> u32 {
+        let geometry = &self.superblock.geometry;
+        let blocks = u64::from(geometry.segment_count) * geometry.blocks_per_segment();
+        let parts = blocks.div_ceil(self.options.rebuilt_at_once.max(1));
+        parts.clamp(1, self.shards.into()) as u32
+    }
+
+    /// Makes the changes of the log in the index.
+    async fn apply(&self, changes: &Changes, index: &Index) -> Result<(), StoreError> {
+        for shard in 0..index.shard_count() {
+            let applied = changes.apply_to(index, shard);
+            applied.map_err(|error| named(&self.device, error))?;
+            yield_now().await;
+        }
+        Ok(())
     }
 
     /// Walks through the segments that are registered with a replay.
@@ -356,7 +389,7 @@ impl<'a> Opening<'a> {
     /// Drops clean copies that may be superseded by a lost record, or by one that a failed device
     /// never received: the origin has the current data. Returns the volumes that are damaged by the
     /// loss.
-    pub(super) fn distrust(&self, log: &Replayed) -> Vec<VolumeId> {
+    pub(super) async fn distrust(&self, log: &Replayed) -> Vec<VolumeId> {
         let Replayed { index, image, .. } = log;
         let (damage, volumes) = (self.report.damage, self.volumes.iter());
         let is_doubtful = |volume: &&VolumeRecord| {
@@ -364,14 +397,17 @@ impl<'a> Opening<'a> {
         };
         let doubtful: Vec<VolumeId> = volumes.clone().filter(is_doubtful).map(|it| it.id).collect();
         if !doubtful.is_empty() {
-            drop_clean(index, &self.spaces, &doubtful);
+            drop_clean(index, &self.spaces, &doubtful).await;
         }
         let Some(damage) = damage else { return Vec::new() };
         let mut with_dirty = image.dirty.clone();
-        index.scan(|address, entry| {
-            let space = self.spaces.iter().find(|space| space.block(address).is_some());
-            with_dirty.extend(space.filter(|_| entry.dirty).map(|space| space.id));
-        });
+        for shard in 0..index.shard_count() {
+            index.visit_shard(shard, &mut |entry| entry.dirty, &mut |address, _| {
+                let space = self.spaces.iter().find(|space| space.block(address).is_some());
+                with_dirty.extend(space.map(|space| space.id));
+            });
+            yield_now().await;
+        }
         let concerned =
             volumes.filter(|it| damage.concerns(it, image.base, with_dirty.contains(&it.id)));
         concerned.map(|volume| volume.id).collect()
@@ -454,7 +490,7 @@ fn spaces_of(
 }
 
 /// Removes the clean blocks of these volumes from the index.
-fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
+async fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
     let mut clean = Vec::new();
     for shard in 0..index.shard_count() {
         index.scan_shard(shard, &mut |address, entry: &Entry| {
@@ -467,6 +503,7 @@ fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
         for address in clean.drain(..) {
             index.remove(address, |_| true);
         }
+        yield_now().await;
     }
 }
 
@@ -474,6 +511,7 @@ fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
 mod tests {
     use forebay_core::Slot;
     use forebay_format::Uuid;
+    use forebay_testkit::LaneWorld;
 
     use super::*;
     use crate::index::Address;
@@ -499,9 +537,12 @@ mod tests {
             };
             index.restore(Address(address), entry).expect("there is room");
         }
-        drop_clean(&index, &spaces, &[VolumeId(1)]);
-        let mut left = Vec::new();
-        index.scan(|address, _| left.push(address.0));
+        let mut left = LaneWorld::new().block_on(async move {
+            drop_clean(&index, &spaces, &[VolumeId(1)]).await;
+            let mut left = Vec::new();
+            index.scan(|address, _| left.push(address.0));
+            left
+        });
         left.sort_unstable();
         assert_eq!(left, [4, 103, 104, 904]);
     }

@@ -98,9 +98,14 @@ pub(crate) async fn walk_headers(
             at = end;
             continue;
         }
-        // An opening adds nothing to the header behind it, so its loss does not count.
-        walked.unreadable += u64::from(!here.all_readable() && at > 0);
         at += page;
+        if !here.all_readable() {
+            if at == page {
+                // An opening adds nothing to the header behind it, so its loss does not count. That of the header does.
+                continue;
+            }
+            walked.unreadable += 1;
+        }
         while at + page <= bytes {
             let len = LOOK_AHEAD.min(bytes - at);
             let ahead = retry::read_pages(queue, start + at, len as usize).await?;
@@ -134,23 +139,36 @@ pub(super) fn header_in(
     (header.segment == segment && header.position == position).then_some(header)
 }
 
-/// Returns the highest generation in any header of a segment, and the bytes that were read.
+/// What the headers of a segment say of its lives.
+pub(crate) struct Newest {
+    /// The highest generation in any header.
+    pub(crate) generation: Option<Generation>,
+    /// Whether neither the opening nor the first header can be read.
+    pub(crate) hides_its_start: bool,
+    /// The bytes that were read.
+    pub(crate) bytes: u64,
+}
+
+/// Returns the highest generation in any header of a segment.
 pub(crate) async fn newest_generation(
     queue: &Queue,
     basis: &Basis,
     segment: SegmentId,
-) -> Result<(Option<Generation>, u64), StoreError> {
+) -> Result<Newest, StoreError> {
     let geometry = &basis.geometry;
     let (start, bytes) = (geometry.segment_offset(segment), geometry.segment_bytes);
-    let (mut newest, mut at) = (None, 0);
+    let (mut generation, mut hides_its_start, mut at) = (None, false, 0);
     while at < bytes {
         let len = LOOK_AHEAD.min(bytes - at);
         let pages = retry::read_pages(queue, start + at, len as usize).await?;
+        if at == 0 {
+            hides_its_start = pages.readable.iter().take(2).all(|readable| !readable);
+        }
         for (number, page) in pages.bytes.chunks_exact(PAGE).enumerate() {
             let position = ((at + (number * PAGE) as u64) / geometry.granule()) as u32;
-            newest = newest.max(basis.generation_at(page, segment, position));
+            generation = generation.max(basis.generation_at(page, segment, position));
         }
         at += len;
     }
-    Ok((newest, at))
+    Ok(Newest { generation, hides_its_start, bytes: at })
 }

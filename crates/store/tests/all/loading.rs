@@ -440,3 +440,61 @@ fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
         load_rest(&world, &store).expect("it is intact");
     }
 }
+
+/// Two chunks of masks, of which the second begins behind the last entry.
+#[test]
+fn masks_of_any_number_do_not_keep_an_index_from_being_loaded_later() {
+    let world = World::new(200 << 20);
+    let store = open(&world, u64::MAX);
+    let space = world.add_volume(&store, "v", Mode::Writeback, BLOCKS, &[]);
+    for block in 0..BLOCKS {
+        append(&store, &space, block, block as u8, is_dirty(block), Some(SectorMask::of(8, 0..3)));
+        if block % 1000 == 0 {
+            world.commit(&store);
+        }
+    }
+    world.commit(&store);
+    world.checkpoint(&store, true);
+    let (store, _) = world.open(options(BLOCKS)).expect("it opens");
+    assert!(!store.store().is_loaded(), "everything was loaded at once");
+    load_rest(&world, &store).expect("it is intact");
+    assert_eq!(everything(&store), everything(&open(&world, u64::MAX)));
+}
+
+/// A cache with more blocks than can be replayed at a time.
+#[test]
+fn an_index_is_rebuilt_in_parts_of_the_log_as_at_one_go() {
+    let world = World::new(300 << 20);
+    let store = open(&world, u64::MAX);
+    let space = world.add_volume(&store, "v", Mode::Writeback, BLOCKS + 50, &[]);
+    for block in 0..BLOCKS {
+        append(&store, &space, block, block as u8, is_dirty(block), None);
+        if block % 1000 == 0 {
+            world.commit(&store);
+        }
+    }
+    world.commit(&store);
+    world.checkpoint(&store, false);
+    change(&world, &store, &space, 100);
+    drop(store);
+    let first = checkpoint_page(&world) + 1;
+    for chunk in 1..=2 {
+        world.disk.edit(first + chunk * 64 + 9, |page| page[100] ^= 4);
+    }
+    let rebuilt = |rebuilt_at_once| {
+        let copy = copy(&world);
+        let options = StoreOptions { rebuilt_at_once, ..options(u64::MAX) };
+        let (store, report) = copy.open(options).expect("it opens");
+        let figures = (report.blocks, report.dirty, report.records, report.torn, report.damage);
+        (everything(&store), figures, report.bytes_read)
+    };
+    let (at_once, figures, read) = rebuilt(u64::MAX);
+    assert!(at_once.0.len() as u64 > BLOCKS - 10, "everything is in the log");
+    for (most, parts) in [(20_000, 3), (1, u64::from(SHARDS))] {
+        let (in_parts, same_figures, read_in_parts) = rebuilt(most);
+        assert!(in_parts == at_once, "{most} blocks at a time");
+        assert_eq!(same_figures, figures);
+        let each_part_reads_all_headers = read + (parts - 1) * (1 << 20);
+        assert!(read_in_parts > each_part_reads_all_headers, "{read_in_parts} and {read} bytes");
+    }
+}

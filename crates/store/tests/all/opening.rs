@@ -285,6 +285,30 @@ fn a_last_header_that_cannot_be_read_may_have_been_a_record() {
     assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
 }
 
+/// The newest record is the first of its segment. Of that neither the opening nor the header can be read, so nothing shows that
+/// it was opened at all.
+#[test]
+fn a_segment_that_does_not_show_its_beginning_may_have_had_the_newest_record() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
+    append(&store, &space, 1, 1, true, None);
+    world.commit(&store);
+    world.checkpoint(&store, false);
+    append_as(Class::Background, &store, &space, 2, (2, true, None));
+    world.commit(&store);
+    drop(store);
+    let (last, header) =
+        records(&world).into_iter().max_by_key(|(_, it)| it.number).expect("there are two");
+    assert!(matches!(header.body, Body::Data(_)) && header.position == 1, "{header:?}");
+    for page in [last - 1, last] {
+        world.disk.make_unreadable(page);
+    }
+    let (_, report) = world.open(StoreOptions::default()).expect("it opens");
+    let damage = report.damage.expect("nothing tells that there was no record");
+    assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
+}
+
 /// The beginning of a segment says that it was opened since the checkpoint. Without it the records behind are
 /// looked for, and what they prove to have been durable is missed.
 #[test]
