@@ -1,20 +1,27 @@
 //! Notes in the daemon's ledger of where a volume may be dirty.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_core::OriginBlock;
-use forebay_store::StoreError;
+use forebay_lane::yield_now;
 use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Entry, StoreError};
 
 use crate::error::LedgerError;
 use crate::lane::LaneVolume;
+use crate::state::dirty_set::DirtySet;
 use crate::state::intent::{WORTH_SHRINKING, count, dirty_regions};
 use crate::state::ledger::{self, Note, joined};
 use crate::state::volume::Volume;
 use crate::state::volume::VolumeState;
+
+/// The most ranges in the note of a volume that stops.
+const MOST_RANGES: usize = 1 << 14;
+
+/// Blocks that are looked up before other tasks of the lane get their turn.
+const LOOK_UPS_AT_ONCE: u64 = 4096;
 
 impl Volume {
     /// Converts regions to byte ranges of the volume.
@@ -28,16 +35,22 @@ impl Volume {
         }))
     }
 
-    /// Converts blocks to byte ranges, neighbours joined.
-    pub(crate) fn byte_ranges(&self, blocks: impl Iterator<Item = OriginBlock>) -> Vec<Range<u64>> {
-        joined(blocks.map(|block| self.block_range(block)))
-    }
-
     /// Returns the noted dirty byte ranges of the volume if its cache device has failed or hangs
     /// and the note has been written; some of them may have been written back since.
     pub fn noted_ranges(&self) -> Option<Vec<Range<u64>>> {
         let noted = self.noted.lock().clone()?;
-        Some(self.byte_ranges(noted.iter().copied()))
+        Some(self.ranges_of(&noted))
+    }
+
+    /// Converts a set of blocks to byte ranges, neighbours joined.
+    fn ranges_of(&self, blocks: &DirtySet) -> Vec<Range<u64>> {
+        blocks.ranges().map(|range| self.range_of(range)).collect()
+    }
+
+    /// Converts blocks to bytes of the volume.
+    fn range_of(&self, blocks: Range<u64>) -> Range<u64> {
+        let last = self.block_range(OriginBlock(blocks.end - 1));
+        self.block_range(OriginBlock(blocks.start)).start..last.end
     }
 }
 
@@ -154,7 +167,7 @@ impl Notes<'_> {
         }
     }
 
-    /// Writes the exact dirty blocks of a stopping volume to its note.
+    /// Writes the dirty blocks of a stopping volume to its note: exactly, unless they are in too many ranges.
     pub(crate) async fn note_the_end(self) {
         let volume = &self.0.volume;
         let Some(ledger) = self.0.cache.ledger() else { return };
@@ -168,11 +181,14 @@ impl Notes<'_> {
             self.write_down_now().await;
             return;
         }
-        let note = Note {
-            cache: self.0.cache.store.uuid(),
-            distrusted: false,
-            exact: true,
-            dirty: volume.byte_ranges(self.all_dirty().into_iter()),
+        let blocks = self.all_dirty().await;
+        let ranges = blocks.ranges().take(MOST_RANGES + 1).map(|range| volume.range_of(range));
+        let dirty: Vec<Range<u64>> = ranges.collect();
+        let note = if dirty.len() > MOST_RANGES {
+            self.region_note()
+        } else {
+            let cache = self.0.cache.store.uuid();
+            Note { cache, distrusted: false, exact: true, dirty }
         };
         if let Err(error) = ledger::write(&*ledger, &volume.name, note).await {
             tracing::warn!(%error, volume = volume.name, "the dirty blocks cannot be noted in the ledger");
@@ -198,24 +214,17 @@ impl Notes<'_> {
         let _turn = volume.note_gate.enter().await;
         volume.note_uses.fetch_add(1, Ordering::SeqCst);
         let noted = volume.noted.lock().clone();
-        let blocks = volume.blocks(free.clone());
-        let dirty = |block: &OriginBlock| self.is_dirty(*block);
-        let blocks: BTreeSet<OriginBlock> = match noted {
-            Some(noted) => {
-                let mut within = noted
-                    .range(OriginBlock(blocks.start)..OriginBlock(blocks.end.max(blocks.start)));
-                if within.all(dirty) {
-                    return Ok(());
-                }
-                noted.iter().copied().filter(dirty).collect()
-            }
-            None => self.all_dirty(),
+        let free = volume.blocks(free.clone());
+        let blocks = match noted {
+            Some(noted) if noted.within(&free).all(|block| self.is_dirty(block)) => return Ok(()),
+            Some(noted) => self.still_dirty(&noted).await,
+            None => self.all_dirty().await,
         };
         let note = Note {
             cache: self.0.cache.store.uuid(),
             distrusted: true,
             exact: true,
-            dirty: volume.byte_ranges(blocks.iter().copied()),
+            dirty: volume.ranges_of(&blocks),
         };
         // Barrier for invariants 5, 6 and 9: the note is durable before the origin has anything
         // newer.
@@ -230,14 +239,34 @@ impl Notes<'_> {
         found.is_some_and(|found| found.entry.dirty)
     }
 
-    /// Returns every dirty block of the volume, from a pass over the whole index.
-    pub(crate) fn all_dirty(self) -> BTreeSet<OriginBlock> {
-        let mut blocks = BTreeSet::new();
-        self.0.cache.store.index.visit(
-            |entry| entry.dirty,
-            |address, _| blocks.extend(self.0.volume.space.block(address)),
-        );
+    /// Returns every dirty block of the volume, from a pass over the whole index. Blocks whose state changes meanwhile may be in it
+    /// or not.
+    async fn all_dirty(self) -> DirtySet {
+        let mut blocks = DirtySet::default();
+        let space = &self.0.volume.space;
+        let found = |address, _: &Entry| {
+            if let Some(block) = space.block(address) {
+                blocks.insert(block);
+            }
+        };
+        self.0.store.visit(|entry| entry.dirty, found).await;
         blocks
+    }
+
+    /// Returns the blocks of a set that are still dirty.
+    async fn still_dirty(self, noted: &DirtySet) -> DirtySet {
+        let mut left = noted.clone();
+        let mut looked_at = 0;
+        for block in noted.within(&(0..u64::MAX)) {
+            if !self.is_dirty(block) {
+                left.remove(block);
+            }
+            looked_at += 1;
+            if looked_at % LOOK_UPS_AT_ONCE == 0 {
+                yield_now().await;
+            }
+        }
+        left
     }
 
     /// Makes a cache device that answers again after a hang trusted: writes everything to it that
@@ -283,7 +312,7 @@ impl Notes<'_> {
         let Some(_turn) = volume.write_down.try_enter() else { return };
         let noted = volume.is_noted.load(Ordering::Relaxed);
         if self.0.cache.store.health.failed() {
-            let more = || volume.noted.lock().as_ref().map_or(0, |noted| noted.len() as u64);
+            let more = || volume.noted.lock().as_ref().map_or(0, |noted| noted.len());
             if !noted || volume.dirty.total() < more() {
                 self.write_down_now().await;
             }

@@ -8,6 +8,7 @@ pub(crate) mod cache;
 pub(crate) mod committed;
 pub(crate) mod curve;
 pub(crate) mod dirty;
+pub(crate) mod dirty_set;
 pub(crate) mod discarding;
 pub(crate) mod drains;
 pub(crate) mod health;

@@ -6,7 +6,6 @@ mod origin;
 pub(crate) mod recording;
 mod refused;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -33,6 +32,7 @@ use crate::state::bad_reads::BadReads;
 use crate::state::committed::Committed;
 use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
+use crate::state::dirty_set::DirtySet;
 use crate::state::discarding::Discarding;
 use crate::state::drains::Drains;
 use crate::state::health::LastError;
@@ -161,7 +161,7 @@ pub struct Volume {
     pub(crate) recorder: Recorder,
     /// The dirty blocks in the volume's distrusting note, if there is one: nothing else on the
     /// cache device counts.
-    pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
+    pub(crate) noted: Mutex<Option<Arc<DirtySet>>>,
     /// Whether there is a distrusting note.
     pub(crate) is_noted: AtomicBool,
     /// Held by the periodic update of the note.
@@ -481,9 +481,9 @@ impl Volume {
         self.pins.count().max(guarded)
     }
 
-    /// Returns the number of dirty blocks.
+    /// Returns the number of dirty blocks. 0: no block was dirty throughout the call.
     pub fn dirty_blocks(&self) -> u64 {
-        self.dirty_count.total()
+        self.dirty_count.total_beside(&self.dirty)
     }
 
     pub(crate) fn oldest_dirty(&self) -> Option<Nanos> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op};
 use forebay_engine::{Ledger, Note, Noted};
-use forebay_testkit::ram;
+use forebay_testkit::{ram, void};
 use parking_lot::Mutex;
 
 use crate::world::{Book, World, settings};
@@ -59,4 +59,31 @@ fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {
     assert_eq!(book.complete_all(), 0);
     let note = book.note_of("data").expect("a note");
     assert!(note.dirty.iter().any(|range| range.contains(&0)), "{note:?}");
+}
+
+/// Every other block is dirty, so that each has a range of its own.
+#[test]
+fn the_note_of_a_volume_that_stops_with_dirty_blocks_everywhere_names_regions() {
+    for (blocks, exact) in [(1u64 << 14, true), ((1 << 14) + 1, false)] {
+        let world = World::new();
+        let cache = ram(256);
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+        let book: Arc<Book> = Arc::default();
+        engine.cache.set_ledger(book.clone());
+        let mut settings = settings(Mode::Writeback);
+        settings.writeback_running = false;
+        let target = world.create(&engine, &void(1 << 30), settings, 0);
+        for block in 0..blocks {
+            world.write(&target, block * 8192, &[1; 4096]);
+        }
+        world.stop(&engine, "data").expect("stopped");
+        let note = book.note_of("data").expect("a note");
+        assert_eq!(note.exact, exact);
+        assert_eq!(note.dirty.len() as u64 == blocks, exact, "{}", note.dirty.len());
+        for block in 0..blocks {
+            let byte = block * 8192;
+            let at = note.dirty.partition_point(|range| range.end <= byte);
+            assert!(note.dirty.get(at).is_some_and(|range| range.contains(&byte)), "{block}");
+        }
+    }
 }
