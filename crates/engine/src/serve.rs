@@ -27,7 +27,7 @@ use crate::path::read::Reader;
 use crate::path::write::Writer;
 use crate::serve::observe::Observer;
 use crate::state::volume::VolumeState;
-use crate::stats::{AT_ONCE, Kind, LaneStats, QUICK_SAMPLE, bump};
+use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 
 pub(crate) mod limited;
 mod observe;
@@ -236,12 +236,8 @@ impl Dispatch<'_> {
     fn while_running<T>(self, act: impl FnOnce(&LaneStats) -> T) -> Option<T> {
         // Count before checking the state, as in `submit`.
         let stats = self.0.stats();
-        let in_flight = &stats.in_flight;
-        let before = in_flight.load(Ordering::Relaxed);
-        in_flight.swap(before + AT_ONCE, Ordering::SeqCst);
-        let done = (self.0.volume.state() == VolumeState::Running).then(|| act(stats));
-        in_flight.store(before, Ordering::Release);
-        done
+        let _answering = stats.answer();
+        (self.0.volume.state() == VolumeState::Running).then(|| act(stats))
     }
 
     /// Answers a request with `act`, which does not wait.

@@ -115,7 +115,30 @@ pub(crate) struct LaneStats {
 pub(crate) const QUICK_SAMPLE: u64 = 16;
 
 /// A request that is being answered at once, beside those in flight: there is one on a lane at most.
-pub(crate) const AT_ONCE: u64 = 1 << 48;
+const AT_ONCE: u64 = 1 << 48;
+
+/// A request that is being answered at once, until this is dropped: also if it panics, because drains wait for its end.
+pub(crate) struct Answering<'a> {
+    in_flight: &'a AtomicU64,
+    before: u64,
+}
+
+impl Drop for Answering<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.in_flight.store(self.before, Ordering::Release);
+    }
+}
+
+impl LaneStats {
+    /// Begins to answer a request at once. Called by the lane itself.
+    #[inline]
+    pub(crate) fn answer(&self) -> Answering<'_> {
+        let before = self.in_flight.load(Ordering::Relaxed);
+        self.in_flight.swap(before + AT_ONCE, Ordering::SeqCst);
+        Answering { in_flight: &self.in_flight, before }
+    }
+}
 
 impl LaneStats {
     fn new() -> Self {
@@ -275,12 +298,19 @@ mod tests {
     fn a_request_that_is_being_answered_is_one_of_those_in_flight() {
         let stats = Stats::new(2);
         assert!(!stats.is_answering(1));
-        stats.lanes[1].in_flight.store(3 + AT_ONCE, Ordering::SeqCst);
+        stats.lanes[1].in_flight.store(3, Ordering::SeqCst);
+        let answering = stats.lanes[1].answer();
         assert_eq!(
             (stats.in_flight(), stats.is_answering(0), stats.is_answering(1)),
             (4, false, true)
         );
-        stats.lanes[1].in_flight.store(3, Ordering::SeqCst);
+        drop(answering);
         assert_eq!((stats.in_flight(), stats.is_answering(1)), (3, false));
+        let panics = std::panic::AssertUnwindSafe(|| {
+            let _answering = stats.lanes[1].answer();
+            panic!("over a request");
+        });
+        std::panic::catch_unwind(panics).expect_err("it panics");
+        assert_eq!((stats.in_flight(), stats.is_answering(1)), (3, false), "drains go on");
     }
 }

@@ -8,18 +8,17 @@
 //! neighbours into one origin write, including clean cached blocks between them: a disk has to pass
 //! over those anyway.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-
+use forebay_core::sync::atomic::{AtomicU32, Ordering};
 use forebay_core::{BlockSize, OriginBlock};
+use std::ops::Range;
 
 /// Default number of regions of a [`DirtyMap`]; 16 KiB of counters.
 pub const DEFAULT_REGIONS: usize = 4096;
 
 /// The number of dirty blocks in each region of one volume's origin.
 ///
-/// Any lane updates it on the data path, with one relaxed atomic addition. Counts are approximate:
-/// while lanes race, a reader may see a block counted in neither state or in both.
+/// Any lane updates it on the data path, with one relaxed atomic addition. A count is never too low if a block is counted before
+/// another lane can clean it; it may be too high for a moment.
 #[derive(Debug)]
 pub struct DirtyMap {
     counts: Box<[AtomicU32]>,

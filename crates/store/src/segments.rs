@@ -41,6 +41,9 @@ pub enum SegmentState {
     Draining,
 }
 
+/// Lives that are looked at before other lanes get the lock.
+const LIVES_AT_ONCE: usize = 1024;
+
 /// The state of one segment that is read without a lock.
 #[derive(Default)]
 struct Counters {
@@ -124,6 +127,8 @@ pub struct SegmentSnapshot {
 /// All segments of one cache device.
 pub struct Segments {
     counters: Box<[Counters]>,
+    /// As in the lives, to be read without the lock.
+    generations: Box<[AtomicU64]>,
     live: LiveCounts,
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
     state: Mutex<State>,
@@ -147,6 +152,7 @@ impl Segments {
         };
         Segments {
             counters: (0..count).map(|_| Counters::default()).collect(),
+            generations: (0..count).map(|_| AtomicU64::new(0)).collect(),
             live: LiveCounts::new(count, lanes),
             buffers: (0..count).map(|_| Mutex::new(None)).collect(),
             state: Mutex::new(State {
@@ -203,6 +209,7 @@ impl Segments {
         for (segment, snapshot, last_record) in lives {
             state.opened += 1;
             let opened = state.opened;
+            self.generations[segment.0 as usize].store(snapshot.generation.0, Ordering::Release);
             state.lives[segment.0 as usize] = Life {
                 state: snapshot.state,
                 generation: snapshot.generation,
@@ -279,6 +286,7 @@ impl Segments {
             position: 0,
         };
         state.starts.clear(segment);
+        self.generations[segment.0 as usize].store(generation.0, Ordering::Release);
         self.counters[segment.0 as usize].durable.store(0, Ordering::SeqCst);
         Some((segment, generation))
     }
@@ -330,9 +338,9 @@ impl Segments {
         self.state.lock().lives[segment.0 as usize].state = SegmentState::Closed;
     }
 
-    /// Returns the generation of the segment's current life.
+    /// Returns the generation of the segment's current life. Who has found an entry, or holds a pin, asks for that of its life.
     pub fn generation(&self, segment: SegmentId) -> Generation {
-        self.state.lock().lives[segment.0 as usize].generation
+        Generation(self.generations[segment.0 as usize].load(Ordering::Acquire))
     }
 
     /// Returns the granules used in the segment's current life.
@@ -350,22 +358,24 @@ impl Segments {
         self.state.lock().next_generation += count;
     }
 
-    /// Stores the closed segments that have no RAM image in `into`.
+    /// Stores the closed segments that have no RAM image in `into`. They are not as of one instant: other lanes get the lock meanwhile.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
-        let state = self.state.lock();
-        for (index, life) in state.lives.iter().enumerate() {
-            let counters = &self.counters[index];
-            // Acquire: what was added to the segment while it had an image is seen in its counts.
-            let buffered = counters.buffered.load(Ordering::Acquire) != 0;
-            if life.state == SegmentState::Closed && !buffered {
-                into.push(SegmentUse {
-                    id: SegmentId(index as u32),
-                    opened: life.opened,
-                    live: self.live.of(index, Ordering::Relaxed),
-                    on_probation: life.on_probation,
-                    held: counters.held.load(Ordering::SeqCst) != 0,
-                });
+        for first in (0..self.counters.len()).step_by(LIVES_AT_ONCE) {
+            let state = self.state.lock();
+            for (index, life) in state.lives.iter().enumerate().skip(first).take(LIVES_AT_ONCE) {
+                let counters = &self.counters[index];
+                // Acquire: what was added to the segment while it had an image is seen in its counts.
+                let buffered = counters.buffered.load(Ordering::Acquire) != 0;
+                if life.state == SegmentState::Closed && !buffered {
+                    into.push(SegmentUse {
+                        id: SegmentId(index as u32),
+                        opened: life.opened,
+                        live: self.live.of(index, Ordering::Relaxed),
+                        on_probation: life.on_probation,
+                        held: counters.held.load(Ordering::SeqCst) != 0,
+                    });
+                }
             }
         }
     }
@@ -393,6 +403,10 @@ impl Segments {
         let mut state = self.state.lock();
         let life = &mut state.lives[segment.0 as usize];
         let closed = life.state == SegmentState::Closed;
+        // Else something could still be added to it after it was found empty.
+        debug_assert!(
+            !closed || self.counters[segment.0 as usize].buffered.load(Ordering::Acquire) == 0
+        );
         if closed {
             life.state = SegmentState::Reclaiming;
         }
@@ -574,8 +588,9 @@ impl Segments {
 
     /// Returns the bytes of memory for the tables of `count` segments.
     pub(crate) fn bytes_for(count: u32, lanes: usize) -> u64 {
-        let each =
-            size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
+        let each = size_of::<(Counters, AtomicU64)>()
+            + size_of::<Mutex<Option<Arc<LogBuffer>>>>()
+            + size_of::<Life>();
         let shared = u64::from(count) * each as u64 + RecordStarts::bytes_for(count);
         shared + LiveCounts::bytes_for(count, lanes)
     }

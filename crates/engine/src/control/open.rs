@@ -65,8 +65,15 @@ impl EngineLane {
     /// Opens another lane's view of an open cache.
     ///
     /// # Errors
-    /// The cache device cannot be opened for this lane.
+    /// The cache device cannot be opened for this lane, or the cache was opened for fewer lanes: there is no counter for this one.
     pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
+        let (lane, lanes) = (context.lane.id().0, cache.store.options().lanes.max(1));
+        if usize::from(lane) >= lanes {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!("lane {lane} cannot use a cache that was opened for {lanes} lanes"),
+            ));
+        }
         let queue = context.open_metered(cache.store.device(), &cache.meter)?;
         let store = StoreLane::new(cache.store.clone(), context.lane.clone(), queue);
         let engine = Self::with_store(cache.clone(), context, store, requests());

@@ -56,8 +56,8 @@ impl Commits<'_> {
                 {
                     return Err(self.failed(&error));
                 }
-                // Counted by region: a block's arrival and departure change one counter, so the
-                // total never misses a dirty block. The counts by lane may.
+                // Counted by region: a block's arrival and departure change one counter, and it is counted before another lane
+                // can clean it, so the total never misses a dirty block. The counts by lane may.
                 None if self.0.volume.dirty.total() > 0 => {
                     let changed = self.0.cache.health.changed.listen();
                     let timer = self.0.lane().sleep(Duration::from_millis(100));

@@ -13,6 +13,7 @@
 pub(crate) mod admission;
 pub(crate) mod commit;
 pub(crate) mod copies;
+pub(crate) mod counted;
 pub(crate) mod first_write;
 pub(crate) mod notes;
 pub(crate) mod origin;

@@ -7,6 +7,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Pinned, Version, VersionId};
 
 use crate::io::copies::Copies;
+use crate::io::counted::Counted;
 use crate::io::policy::Policy;
 use crate::io::space::Space;
 use crate::lane::LaneVolume;
@@ -175,7 +176,7 @@ impl Appender<'_> {
                     condition: Condition::Fill(&ticket),
                 };
                 let class = Policy(self.0).class_of_write(rank);
-                let appended = self.0.store.append(version, class, |cell| {
+                let appended = Counted(self.0).append(version, class, |cell| {
                     cell.fill(0);
                     cell[bytes_of(&volume.sectors_inside(block))].copy_from_slice(&rest);
                     cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
@@ -189,7 +190,7 @@ impl Appender<'_> {
             Err(Retry::Again) => Ok(None),
             Err(Retry::Fail(error)) => Err(error),
         };
-        store.index.end_fill(ticket);
+        drop(ticket);
         appended
     }
 
@@ -261,7 +262,7 @@ impl Appender<'_> {
                 rank: rank.bits(),
                 condition,
             };
-            let appended = self.0.store.append(version, class, |cell| {
+            let appended = Counted(self.0).append(version, class, |cell| {
                 match &base {
                     Some(base) => cell.copy_from_slice(base),
                     None if piece.bytes.len() < cell.len() => cell.fill(0),
@@ -285,7 +286,6 @@ impl Appender<'_> {
     pub(crate) fn note_appended(self, block: OriginBlock, old: Option<&Entry>) {
         Policy(self.0).placed(block, old);
         self.0.volume.remove_bad(block);
-        self.0.volume.appended(self.0.lane(), block, old, true);
         if old.is_none_or(|old| !old.dirty) || self.0.volume.is_ordered() {
             Turns(self.0).count_dirtied();
         }

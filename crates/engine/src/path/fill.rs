@@ -12,6 +12,7 @@ use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
 use crate::io::admission::AdmissionControl;
 use crate::io::admission::Gate;
 use crate::io::copies::Copies;
+use crate::io::counted::Counted;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::path::retry::Retry;
@@ -40,10 +41,10 @@ enum Failed {
 }
 
 /// A block that is being read from the origin.
-struct Filling {
+struct Filling<'a> {
     block: OriginBlock,
     /// Present if the block is to be filled.
-    ticket: Option<FillTicket>,
+    ticket: Option<FillTicket<'a>>,
 }
 
 /// Bytes being read that nobody asked for; counted until this is dropped.
@@ -248,7 +249,6 @@ impl<'a> Filler<'a> {
         gate: Option<Gate>,
     ) -> Result<(), Failed> {
         let volume = &self.0.volume;
-        let store = self.0.store.store();
         let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
         let _range = volume.ranges.shared(volume.widen(span.clone())).await;
         let asked = volume.blocks(range.clone());
@@ -279,15 +279,12 @@ impl<'a> Filler<'a> {
             }
             (Ok(()), None) => Err(Failed::Other(Retry::Fail(IoError::Io))),
         };
-        for ticket in blocks.into_iter().filter_map(|filling| filling.ticket) {
-            store.index.end_fill(ticket);
-        }
         result
     }
 
     /// Prepares a block before it is read from the origin. `None`: the block needs no further
     /// handling.
-    fn begin(self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling> {
+    fn begin(self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling<'a>> {
         let store = self.0.store.store();
         let space = &self.0.volume.space;
         let enters = match gate {
@@ -309,9 +306,6 @@ impl<'a> Filler<'a> {
         // fill (invariant 5).
         let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
         if !asked && store.peek(space, block).is_some() {
-            if let Some(ticket) = ticket {
-                store.index.end_fill(ticket);
-            }
             return None;
         }
         Some(Filling { block, ticket })
@@ -369,7 +363,7 @@ impl<'a> Filler<'a> {
     /// `range`.
     async fn merge(
         self,
-        filling: &Filling,
+        filling: &Filling<'_>,
         range: &Range<u64>,
         span: &Range<u64>,
         data: &mut IoBuf,
@@ -423,16 +417,16 @@ impl<'a> Filler<'a> {
         let rank = Policy(self.0).rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
         let version =
             Version { space: &volume.space, block, dirty, mask, rank: rank.bits(), condition };
-        let appended = self.0.store.append(version, Policy(self.0).class_of_fill(rank), |cell| {
+        let copy = |cell: &mut [u8]| {
             match &base {
                 Some(cached) => cell.copy_from_slice(cached),
                 None => cell.fill(0),
             }
             cell[bytes.clone()].copy_from_slice(&data[at..at + bytes.len()]);
-        });
-        match appended {
+        };
+        let class = Policy(self.0).class_of_fill(rank);
+        match Counted(self.0).append(version, class, copy) {
             Appended::Done { old, .. } => {
-                volume.appended(self.0.lane(), block, old.as_ref(), dirty);
                 let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);
                 bump(&counters.cache_written_bytes, volume.block.bytes());

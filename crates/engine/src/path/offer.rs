@@ -6,6 +6,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Version};
 
 use crate::io::admission::AdmissionControl;
+use crate::io::counted::Counted;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::path::read::Reader;
@@ -53,7 +54,6 @@ impl Offers<'_> {
             } else if current {
                 self.append(&piece, data, Condition::Fill(&ticket));
             }
-            store.index.end_fill(ticket);
         }
     }
 
@@ -81,13 +81,13 @@ impl Offers<'_> {
             rank: rank.bits(),
             condition,
         };
-        let appended = self.0.store.append(version, Policy(self.0).class_of_fill(rank), |cell| {
+        let copy = |cell: &mut [u8]| {
             cell.fill(0);
             cell[bytes_of(&piece.sectors)].copy_from_slice(&data[piece.bytes.clone()]);
-        });
-        match appended {
+        };
+        let class = Policy(self.0).class_of_fill(rank);
+        match Counted(self.0).append(version, class, copy) {
             Appended::Done { old, .. } => {
-                volume.appended(self.0.lane(), piece.block, old.as_ref(), false);
                 let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);
                 bump(&counters.cache_written_bytes, volume.block.bytes());

@@ -13,6 +13,7 @@ use forebay_store::{Appended, Condition, Version};
 
 use crate::io::admission::AdmissionControl;
 use crate::io::commit::{Commits, Forgotten};
+use crate::io::counted::Counted;
 use crate::io::origin::OriginIo;
 use crate::io::policy::Policy;
 use crate::io::space::Space;
@@ -74,7 +75,7 @@ impl Writer<'_> {
             rank: rank.bits(),
             condition: Condition::Always,
         };
-        match self.0.store.append_whole(version, Policy(self.0).class_of_write(rank), data) {
+        match Counted(self.0).append_whole(version, Policy(self.0).class_of_write(rank), data) {
             Appended::Done { old, .. } => {
                 Appender(self.0).note_appended(piece.block, old.as_ref());
                 Appender(self.0).count_write(old.is_some(), len, 1);

@@ -4,13 +4,12 @@
 //! counter would make lanes wait for each other at every write. Only the sum is meaningful; a
 //! single lane's count may be negative.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-
 use forebay_core::Nanos;
+use forebay_core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_lane::LaneId;
+use forebay_policy::sweep::DirtyMap;
 
 #[repr(align(64))]
-#[derive(Default)]
 struct Padded(AtomicI64);
 
 /// The number of dirty blocks of a volume, and the age of the oldest.
@@ -23,7 +22,7 @@ pub(crate) struct DirtyCount {
 impl DirtyCount {
     /// Returns a count of zero.
     pub(crate) fn new(lanes: usize) -> Self {
-        let lanes = (0..lanes.max(1)).map(|_| Padded::default()).collect();
+        let lanes = (0..lanes.max(1)).map(|_| Padded(AtomicI64::new(0))).collect();
         DirtyCount { lanes, since: AtomicU64::new(0) }
     }
 
@@ -57,8 +56,19 @@ impl DirtyCount {
         }
     }
 
-    /// Returns the number of dirty blocks.
-    pub(crate) fn total(&self) -> u64 {
+    /// Returns the number of dirty blocks. 0: no block of `regions`, in which the same blocks are counted, was dirty throughout the
+    /// call.
+    pub(crate) fn total_beside(&self, regions: &DirtyMap) -> u64 {
+        match self.total() {
+            // The lanes are not read at one instant: that a block became dirty may be missed, and that it became clean seen. A region
+            // counts both in one place.
+            0 => regions.total(),
+            dirty => dirty,
+        }
+    }
+
+    /// Returns the number of dirty blocks, which may be too low for a moment.
+    fn total(&self) -> u64 {
         let sum: i64 = self.lanes.iter().map(|lane| lane.0.load(Ordering::SeqCst)).sum();
         // Negative for a moment if one lane's subtraction is seen before another's addition.
         u64::try_from(sum).unwrap_or(0)
@@ -72,13 +82,16 @@ impl DirtyCount {
 
     /// Records that everything dirty at `since` has been written back.
     pub(crate) fn swept(&self, since: Nanos) {
-        if self.total() > 0 {
-            self.since.store(since.0.max(1), Ordering::SeqCst);
+        let before = self.since.load(Ordering::SeqCst);
+        if before != 0 && self.total() > 0 {
+            // Not if another lane has cleaned the last dirty block meanwhile: the next one starts the clock.
+            let exchanged = Ordering::SeqCst;
+            _ = self.since.compare_exchange(before, since.0.max(1), exchanged, Ordering::Relaxed);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 #[expect(clippy::disallowed_methods, reason = "what threads share is tried with threads")]
 mod tests {
     use super::*;
@@ -100,6 +113,10 @@ mod tests {
         assert_eq!(count.since(), Some(Nanos(1)));
         count.swept(Nanos(9));
         assert_eq!(count.since(), Some(Nanos(9)));
+        // Another lane cleans the last block between the look at the number and the new time.
+        count.since.store(0, Ordering::SeqCst);
+        count.swept(Nanos(9));
+        assert_eq!(count.since(), None);
     }
 
     #[test]
