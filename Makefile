@@ -39,7 +39,7 @@ demo: deps build ## show what a cache does, on modelled disks
 web-test: deps ## the page of --web in Chromium, which is installed from Debian; makes its screenshots
 	@scripts/web-test
 
-soak: deps ## simulator and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
+soak: deps ## simulator, lanes on threads and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
 	@scripts/soak
 
 fuzz: deps ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)

@@ -55,6 +55,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("sim", &["core", "format", "device", "lane", "policy", "store", "engine", "ram"]),
+    ("stress", &["core", "format", "device", "lane", "store", "engine", "ram"]),
     (
         "lab",
         &[

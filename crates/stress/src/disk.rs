@@ -1,0 +1,343 @@
+//! Devices in RAM that all lanes use at once, with a volatile write cache, power cuts and failures.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
+
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, OpTable,
+    QueueContext,
+};
+use forebay_engine::{Ledger, Note, Noted};
+use parking_lot::{Mutex, RwLock};
+
+/// Bytes under one lock.
+const PART: usize = 32 << 10;
+/// A power cut tears writes between these.
+const ATOM: usize = 512;
+
+/// Held for reading while a device changes, and for writing at the instant at which the power fails everywhere.
+pub(crate) type Power = Arc<RwLock<()>>;
+
+/// How a device behaves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Nature {
+    /// Its log writes can be durable on completion.
+    pub(crate) writes_durably: bool,
+    /// It can be read without waiting.
+    pub(crate) reads_at_once: bool,
+    /// The most turns of a lane that an operation takes.
+    pub(crate) turns: u32,
+}
+
+/// How many operations of a million fail.
+#[derive(Default)]
+pub(crate) struct Failures {
+    pub(crate) reads: AtomicU32,
+    pub(crate) writes: AtomicU32,
+    pub(crate) syncs: AtomicU32,
+}
+
+/// A write in the volatile cache.
+struct Unsynced {
+    number: u64,
+    offset: usize,
+    data: Vec<u8>,
+}
+
+/// What a power cut leaves.
+#[derive(Default)]
+struct Medium {
+    image: Vec<u8>,
+    /// In order.
+    unsynced: Vec<Unsynced>,
+    /// Up to this number, a sync has failed: no later one makes them durable, though the power cut may spare them.
+    given_up: u64,
+    next: u64,
+}
+
+/// See the module.
+pub(crate) struct Disk {
+    name: String,
+    nature: Nature,
+    content: Box<[RwLock<Box<[u8]>>]>,
+    size: u64,
+    medium: Mutex<Medium>,
+    pub(crate) failures: Failures,
+    power: Power,
+}
+
+impl Disk {
+    pub(crate) fn new(name: &str, image: Vec<u8>, nature: Nature, power: &Power) -> Arc<Self> {
+        Arc::new(Disk {
+            name: name.to_owned(),
+            nature,
+            content: image.chunks(PART).map(|part| RwLock::new(part.into())).collect(),
+            size: image.len() as u64,
+            medium: Mutex::new(Medium { image, ..Medium::default() }),
+            failures: Failures::default(),
+            power: power.clone(),
+        })
+    }
+
+    /// The device for the engine.
+    pub(crate) fn device(self: &Arc<Self>) -> Arc<dyn Device> {
+        Arc::new(Handle(self.clone()))
+    }
+
+    /// Visits the parts of a range, each with the offset within its part.
+    fn parts(
+        offset: usize,
+        len: usize,
+        mut visit: impl FnMut(usize, usize, std::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done;
+            let some = (PART - at % PART).min(len - done);
+            visit(at / PART, at % PART, done..done + some);
+            done += some;
+        }
+    }
+
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
+        let len = into.len();
+        Self::parts(offset as usize, len, |part, at, range| {
+            let content = self.content[part].read();
+            into[range.clone()].copy_from_slice(&content[at..at + range.len()]);
+        });
+    }
+
+    fn write(&self, offset: u64, data: &[u8], durably: bool) {
+        let _powered = self.power.read();
+        let offset = offset as usize;
+        Self::parts(offset, data.len(), |part, at, range| {
+            let mut content = self.content[part].write();
+            content[at..at + range.len()].copy_from_slice(&data[range]);
+        });
+        let medium = &mut *self.medium.lock();
+        if durably {
+            medium.image[offset..offset + data.len()].copy_from_slice(data);
+            return;
+        }
+        let number = medium.next;
+        medium.next += 1;
+        medium.unsynced.push(Unsynced { number, offset, data: data.to_vec() });
+    }
+
+    /// Makes durable what was written before the sync began, unless an earlier sync has failed over it.
+    fn sync(&self, begun: u64) {
+        let _powered = self.power.read();
+        let medium = &mut *self.medium.lock();
+        let (image, given_up) = (&mut medium.image, medium.given_up);
+        medium.unsynced.retain(|write| {
+            let stays = write.number >= begun || write.number < given_up;
+            if !stays {
+                let end = write.offset + write.data.len();
+                image[write.offset..end].copy_from_slice(&write.data);
+            }
+            stays
+        });
+    }
+
+    /// As a system does whose sync fails: it reports that once, and forgets what it had to write.
+    fn sync_fails(&self, begun: u64) {
+        let medium = &mut *self.medium.lock();
+        medium.given_up = medium.given_up.max(begun);
+    }
+
+    /// Returns what is left if the power fails now. Of what is not durable some is there, whole or in part. The caller has cut
+    /// the power.
+    pub(crate) fn left(&self, random: &mut fastrand::Rng) -> Vec<u8> {
+        let medium = self.medium.lock();
+        let mut image = medium.image.clone();
+        let spared = [0, 30, 70, 100][random.usize(..4)];
+        for write in &medium.unsynced {
+            if random.u32(..100) >= spared {
+                continue;
+            }
+            let atoms = write.data.len() / ATOM;
+            let torn = random.u32(..4) == 0;
+            let range = if torn { 0..random.usize(..=atoms) * ATOM } else { 0..write.data.len() };
+            image[write.offset..][range.clone()].copy_from_slice(&write.data[range]);
+        }
+        image
+    }
+
+    fn fails(&self, op: &DeviceOp, random: &mut fastrand::Rng) -> Option<DeviceError> {
+        let rate = match op {
+            DeviceOp::Read { .. } => &self.failures.reads,
+            DeviceOp::Sync => &self.failures.syncs,
+            _ => &self.failures.writes,
+        };
+        let rate = rate.load(Ordering::Relaxed);
+        (rate > 0 && random.u32(..1_000_000) < rate).then(|| DeviceError {
+            kind: DeviceErrorKind::Io,
+            device: self.name.as_str().into(),
+            what: op.what(),
+            offset: op.range().map_or(0, |range| range.start),
+            cause: "it fails by chance".into(),
+        })
+    }
+}
+
+struct Handle(Arc<Disk>);
+
+impl Device for Handle {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        ATOM as u64
+    }
+
+    fn writes_durably(&self) -> bool {
+        self.0.nature.writes_durably
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let seed = context.clock.now().0;
+        Ok(Rc::new(Queue {
+            disk: self.0.clone(),
+            random: RefCell::new(fastrand::Rng::with_seed(seed)),
+            ops: RefCell::default(),
+        }))
+    }
+}
+
+/// An operation, with the turns that are left and the number of the next write when it began.
+struct Doing {
+    op: Option<DeviceOp>,
+    turns: u32,
+    begun: u64,
+}
+
+struct Queue {
+    disk: Arc<Disk>,
+    random: RefCell<fastrand::Rng>,
+    ops: RefCell<OpTable<Doing>>,
+}
+
+impl Queue {
+    fn carry_out(&self, op: DeviceOp, begun: u64) -> DeviceDone {
+        if let Some(error) = self.disk.fails(&op, &mut self.random.borrow_mut()) {
+            if matches!(op, DeviceOp::Sync) {
+                self.disk.sync_fails(begun);
+            }
+            return DeviceDone { result: Err(error), buf: op.into_buf() };
+        }
+        let of_log = |log: &forebay_device::LogBuffer, range: std::ops::Range<usize>| {
+            log.get(range).map(<[u8]>::to_vec).unwrap_or_default()
+        };
+        let done = |buf| DeviceDone { result: Ok(()), buf };
+        match op {
+            DeviceOp::Read { offset, mut buf } => {
+                self.disk.read(offset, &mut buf);
+                done(Some(buf))
+            }
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                self.disk.write(offset, &buf, false);
+                done(Some(buf))
+            }
+            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+                self.disk.write(offset, &of_log(&log, range), false);
+                done(None)
+            }
+            DeviceOp::DurableWrite { offset, log, range } => {
+                self.disk.write(offset, &of_log(&log, range), true);
+                done(None)
+            }
+            DeviceOp::Sync => {
+                self.disk.sync(begun);
+                done(None)
+            }
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                self.disk.write(offset, &vec![0; len as usize], false);
+                done(None)
+            }
+        }
+    }
+}
+
+impl DeviceQueue for Queue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let turns = self.random.borrow_mut().u32(..=self.disk.nature.turns);
+        let begun = self.disk.medium.lock().next;
+        self.ops.borrow_mut().add(Doing { op: Some(op), turns, begun })
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let doing = {
+            let mut ops = self.ops.borrow_mut();
+            match ops.get_mut(id) {
+                Some(doing) if doing.turns > 0 => {
+                    doing.turns -= 1;
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                _ => ops.take(id),
+            }
+        };
+        match doing.and_then(|Doing { op, begun, .. }| Some((op?, begun))) {
+            Some((op, begun)) => Poll::Ready(self.carry_out(op, begun)),
+            None => Poll::Pending,
+        }
+    }
+
+    fn forget(&self, id: OpId) {
+        let doing = self.ops.borrow_mut().take(id);
+        if let Some((op, begun)) = doing.and_then(|Doing { op, begun, .. }| Some((op?, begun))) {
+            self.carry_out(op, begun);
+        }
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        let fails = self.disk.failures.reads.load(Ordering::Relaxed) > 0;
+        (self.disk.nature.reads_at_once && !fails).then(|| {
+            self.disk.read(offset, into);
+            Ok(())
+        })
+    }
+
+    fn reads_now(&self) -> bool {
+        self.disk.nature.reads_at_once
+    }
+}
+
+/// Notes beside the devices, durable as soon as they are written.
+pub(crate) struct Book {
+    notes: Mutex<HashMap<String, Note>>,
+    power: Power,
+}
+
+impl Book {
+    pub(crate) fn new(notes: HashMap<String, Note>, power: &Power) -> Arc<Self> {
+        Arc::new(Book { notes: Mutex::new(notes), power: power.clone() })
+    }
+
+    /// Returns all notes. The caller has cut the power.
+    pub(crate) fn left(&self) -> HashMap<String, Note> {
+        self.notes.lock().clone()
+    }
+}
+
+impl Ledger for Book {
+    fn note_of(&self, volume: &str) -> Option<Note> {
+        self.notes.lock().get(volume).cloned()
+    }
+
+    fn write(&self, volume: &str, note: Note, noted: Noted) {
+        let powered = self.power.read();
+        self.notes.lock().insert(volume.to_owned(), note);
+        drop(powered);
+        noted(Ok(()));
+    }
+}
