@@ -259,7 +259,7 @@ impl<'a> Filler<'a> {
         let buf = IoBuf::for_overwrite((span.end - span.start) as usize);
         let done =
             self.0.origin.run(DeviceOp::Read { offset: span.start, buf }, WakeReason::Read).await;
-        let result = match (done.result, done.buf) {
+        match (done.result, done.buf) {
             (Ok(()), Some(mut data)) => {
                 bump(&self.0.stats().counters.origin_read_bytes, data.len() as u64);
                 volume.read_error.clear();
@@ -278,8 +278,7 @@ impl<'a> Filler<'a> {
                 Err(Failed::Origin(error))
             }
             (Ok(()), None) => Err(Failed::Other(Retry::Fail(IoError::Io))),
-        };
-        result
+        }
     }
 
     /// Prepares a block before it is read from the origin. `None`: the block needs no further
