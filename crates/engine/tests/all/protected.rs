@@ -124,6 +124,27 @@ fn a_refused_write_tells_it_where_the_device_does_not() {
 }
 
 #[test]
+fn a_volume_that_starts_with_a_protected_origin_takes_no_write_before_that_is_noticed() {
+    for ordered in [false, true] {
+        let mut case = Case::new(Settings { ordered, ..quiet(Mode::Writeback) });
+        case.write(0, 7).expect("written");
+        case.world.stop(&case.engine, "data").expect("stopped");
+        // As while a start compares blocks: the origin took writes when it was opened.
+        case.faults.protect(true);
+        case.target = case.world.attach(&case.engine, &case.origin);
+        case.top = LimitedVolume::new(case.target.clone(), case.target.clone());
+        assert!(case.is_refused());
+        assert!(case.target.volume().origin_protected().is_some());
+        assert_eq!(case.world.read(&case.target, 0, BLOCK), [7; BLOCK]);
+        case.faults.heal();
+        case.pass(NOTICED);
+        case.write(1 << 20, 9).expect("it takes writes again");
+        case.world.drain(&case.engine).expect("drained");
+        assert_eq!(peek(&case.origin, 0, BLOCK), [7; BLOCK]);
+    }
+}
+
+#[test]
 fn modes_that_write_to_the_origin_report_its_answer() {
     for mode in [Mode::Writethrough, Mode::Writearound, Mode::Passthrough] {
         let case = Case::new(settings(mode));
