@@ -70,7 +70,9 @@ impl World<'_> {
     fn displace(&mut self, number: usize, longest: Duration) {
         let (now, rng) = (self.now(), &mut self.displacements.rng);
         let kind = KINDS[rng.usize(0..KINDS.len())];
-        let until = now + Duration::from_nanos(rng.u64(0..longest.as_nanos() as u64));
+        // At least for a moment, so that an action can be told to have met it.
+        let length = rng.u64(0..longest.as_nanos() as u64).max(1);
+        let until = now + Duration::from_nanos(length);
         self.displacements.times[number] = (now, until);
         self.disk(number).displace(Some(kind));
         self.shared.fault(
@@ -126,16 +128,28 @@ impl World<'_> {
         action: Admin,
         result: &Result<(), EngineError>,
     ) -> bool {
-        let was_apart = |number: usize| {
-            let is_apart = self.disk(number).displaced().is_some();
-            is_apart || self.displacements.times[number].1 > self.admin_since
-        };
+        let was_apart = |number| self.was_apart(number, self.admin_since);
         is_apart(result) && (was_apart(0) || was_apart(usize::from(action.volume()) + 1))
     }
 
-    /// Returns whether a stop of everything was refused or has failed because of the path of a device.
-    pub(crate) fn is_refused_by_a_path(&self, result: &Result<(), EngineError>) -> bool {
-        is_apart(result) && (0..=self.origins.len()).any(|it| self.disk(it).displaced().is_some())
+    /// Returns whether the path of a device has led elsewhere at any time since `since`.
+    fn was_apart(&self, number: usize, since: Nanos) -> bool {
+        self.disk(number).displaced().is_some() || self.displacements.times[number].1 > since
+    }
+
+    /// Returns whether a stop of these volumes, which began at `since` and has just ended, was refused or has failed
+    /// because of the path of a device. The path of an origin is looked at when the stop begins, after the drain of
+    /// the volume, and at the end; it may have been given back since. That of the cache device makes a stop fail only
+    /// at its end.
+    pub(crate) fn is_refused_by_a_path(
+        &self,
+        volumes: &[u16],
+        since: Nanos,
+        result: &Result<(), EngineError>,
+    ) -> bool {
+        let origin_was_apart = |it: &u16| self.was_apart(usize::from(*it) + 1, since);
+        let cache_is_apart = self.cache.displaced().is_some();
+        is_apart(result) && (cache_is_apart || volumes.iter().any(origin_was_apart))
     }
 
     /// Checks that a stop of everything that has just succeeded left it all under the paths of the origins.

@@ -330,9 +330,10 @@ impl World<'_> {
         self.set_faults(false);
         let without_cache = self.perhaps_take_cache();
         let Some(instance) = self.instance.clone() else { return Ok(true) };
+        let (served, since) = (self.running(), self.now());
         let slot = self.call(instance.stop(drain));
         drop(instance);
-        self.last_progress = self.now();
+        self.last_progress = since;
         let stopped = |world: &mut Self| {
             world.perhaps_judge_order()?;
             let stopped = slot.borrow().is_some();
@@ -359,7 +360,7 @@ impl World<'_> {
             (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume, false));
         let excused = match self.profile.fault_profile {
             _ if self.profile.features.has(Feature::Rot) && rotten => true,
-            _ if self.is_refused_by_a_path(&result) && !without_cache => !last,
+            _ if !without_cache && self.is_refused_by_a_path(&served, since, &result) => !last,
             FaultProfile::Crashes => unanswered && !last,
             FaultProfile::OriginErrors => !last,
             FaultProfile::CacheErrors | FaultProfile::Damage => true,
