@@ -85,7 +85,7 @@ pub use memory::Area;
 pub use meter::{Meter, OpCounts, OpKind};
 pub use nbd_uri::{NbdServer, NbdUri};
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
-pub use peer::peer_process;
+pub use peer::{peer_process, peer_user};
 pub use ram::RamDevice;
 pub use rbd_name::RbdName;
 pub use remote::RemoteName;

@@ -7,6 +7,16 @@ use std::os::fd::{AsFd, AsRawFd};
 /// Returns the process that has connected a unix socket, or has begun to listen at it; `None`: it cannot be seen from the
 /// namespace of this process, or there is none. It may have ended since, and have left the socket to another one.
 pub fn peer_process(socket: impl AsFd) -> Option<NonZeroU32> {
+    NonZeroU32::new(u32::try_from(credentials(socket)?.pid).ok()?)
+}
+
+/// Returns the user of that process; `None`: it is not a unix socket.
+pub fn peer_user(socket: impl AsFd) -> Option<u32> {
+    // As the kernel has it for a socket without a peer.
+    credentials(socket).map(|peer| peer.uid).filter(|user| *user != u32::MAX)
+}
+
+fn credentials(socket: impl AsFd) -> Option<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `peer`, which has as many, and all of whose bits may have any
@@ -20,10 +30,7 @@ pub fn peer_process(socket: impl AsFd) -> Option<NonZeroU32> {
             &raw mut len,
         )
     };
-    if result != 0 {
-        return None;
-    }
-    NonZeroU32::new(u32::try_from(peer.pid).ok()?)
+    (result == 0).then_some(peer)
 }
 
 #[cfg(test)]
@@ -37,9 +44,11 @@ mod tests {
     fn only_a_unix_socket_has_a_process() {
         let (one, other) = UnixStream::pair().expect("sockets");
         assert_eq!(peer_process(&one), NonZeroU32::new(std::process::id()));
+        assert_eq!(peer_user(&one), Some(rustix::process::getuid().as_raw()));
         drop(other);
         assert_eq!(peer_process(&one), NonZeroU32::new(std::process::id()), "of one that is gone");
-        assert_eq!(peer_process(TcpListener::bind("127.0.0.1:0").expect("a port")), None);
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port");
+        assert_eq!((peer_process(&port), peer_user(&port)), (None, None));
         assert_eq!(peer_process(std::fs::File::open("/dev/null").expect("there is one")), None);
     }
 }

@@ -240,6 +240,12 @@ impl MemoryBudget {
         self.take(MemoryUse::Connections, bytes, most)
     }
 
+    /// As [`MemoryBudget::take_for_connection`], for a connection from another machine. Some of that part is left to those
+    /// of this machine.
+    pub fn take_for_remote_connection(&self, bytes: u64) -> bool {
+        self.take(MemoryUse::Connections, bytes, self.takable() / 16 * 5)
+    }
+
     /// Returns memory that was taken.
     pub fn give(&self, by: MemoryUse, bytes: u64) {
         // Before checking for waiters: a waiter that is not counted yet will see the memory.
@@ -463,7 +469,9 @@ mod tests {
         while budget.take_for_request(4096, 0) {}
         assert!(budget.take_for_connection(LIMIT / 16 * 3, true));
         assert!(!budget.take_for_connection(4096, true), "half of it is not spare any more");
-        assert!(budget.take_for_connection(LIMIT / 16 * 3, false));
+        assert!(budget.take_for_remote_connection(LIMIT / 16 * 2));
+        assert!(!budget.take_for_remote_connection(4096), "the rest is for this machine");
+        assert!(budget.take_for_connection(LIMIT / 16, false));
         assert!(!budget.take_for_connection(4096, false), "there is no more");
         assert_eq!(budget.total(), LIMIT);
     }

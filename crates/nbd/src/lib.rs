@@ -1,7 +1,7 @@
 //! NBD front end: translates between the wire and requests and completions, and nothing else.
 //!
 //! - `wire`: the protocol and its sockets, which the client has too
-//! - [`handshake`], [`transmission`]: the two phases as pure state machines
+//! - [`handshake`], [`transmission`]: the two phases as pure state machines; `handshakes`: how many there may be
 //! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
 //! - [`outliving`]: clients that are devices of the kernel
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
@@ -20,6 +20,7 @@ mod connection;
 pub mod front_end;
 mod hand_over;
 pub mod handshake;
+mod handshakes;
 mod holes;
 mod inbox;
 pub mod limits;

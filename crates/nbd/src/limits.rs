@@ -1,21 +1,31 @@
 //! Limits on the resources of clients, and their current use.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_lane::MemoryBudget;
 
+use crate::handshakes::{Handshakes, InHandshake, Most, Source};
 use crate::holes::HoleFinder;
 use crate::memory::ConnectionMemory;
 use crate::outliving::{Outliving, Present};
 use crate::sessions::Sessions;
 
+/// One source of clients has this part of the handshakes at most.
+const EACH: usize = 4;
+
 /// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most connections, over all lanes that share a [`ConnectionCount`].
+    /// Most connections with an export open, over all lanes that share a [`ConnectionCount`]: so many by unix sockets, and
+    /// as many by TCP.
     pub connections: usize,
+    /// Most connections that have not chosen an export yet, at least 4: so many by unix sockets, and as many by TCP. One user
+    /// of the machine, and one address, has a quarter of them at most.
+    pub handshakes: usize,
     /// Most unanswered requests of one connection, at least 1.
     pub requests: usize,
     /// Bytes of memory for these requests. A single request is accepted even if it needs more.
@@ -33,6 +43,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             connections: 1024,
+            handshakes: 512,
             requests: 256,
             bytes: 64 << 20,
             handshake: Duration::from_secs(30),
@@ -46,18 +57,28 @@ impl Default for Limits {
 /// daemon, the threads that look for holes, which devices are connected, and who has which export open.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCount {
-    count: Arc<AtomicUsize>,
+    local: Counts,
+    remote: Counts,
     memory: Arc<MemoryBudget>,
     finder: HoleFinder,
     outliving: Outliving,
     sessions: Sessions,
 }
 
+/// The connections by one transport.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    handshakes: Handshakes,
+    sessions: Arc<AtomicUsize>,
+}
+
 /// Why a client is turned away.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
     #[error("the limit of {0} connections is reached")]
     Connections(usize),
+    #[error("too many clients, or too many from there, have connected and not chosen an export")]
+    Handshakes,
     #[error("connections have used up their share of the memory; raise --memory-limit")]
     Memory,
 }
@@ -75,7 +96,8 @@ impl ConnectionCount {
 
     /// Returns the current number of connections.
     pub fn get(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        let count = |by: &Counts| by.handshakes.len() + by.sessions.load(Ordering::Relaxed);
+        count(&self.local) + count(&self.remote)
     }
 
     /// Returns the memory budget shared with the rest of the daemon.
@@ -98,13 +120,39 @@ impl ConnectionCount {
         &self.sessions
     }
 
-    pub(crate) fn take(&self, limit: usize, bytes: u64) -> Result<Place, Full> {
-        let taken = self.count.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(self.count.clone());
-        if taken >= limit {
-            return Err(Full::Connections(limit));
+    fn by(&self, remote: bool) -> &Counts {
+        if remote { &self.remote } else { &self.local }
+    }
+
+    /// Takes a place for the handshake of a client that has just connected, and `bytes` of memory.
+    pub(crate) fn begin(
+        &self,
+        limits: &Limits,
+        source: Source,
+        socket: &Arc<OwnedFd>,
+        bytes: u64,
+        now: Nanos,
+    ) -> Result<Handshaking, Full> {
+        let remote = matches!(source, Source::Network(_));
+        let by = self.by(remote);
+        if by.sessions.load(Ordering::Relaxed) >= limits.connections {
+            return Err(Full::Connections(limits.connections));
         }
-        let memory = ConnectionMemory::take(&self.memory, bytes).ok_or(Full::Memory)?;
+        let most = Most { all: limits.handshakes, each: limits.handshakes / EACH };
+        let place = by.handshakes.begin(source, socket, now, most).ok_or(Full::Handshakes)?;
+        let memory = ConnectionMemory::take(&self.memory, bytes, remote).ok_or(Full::Memory)?;
+        Ok(Handshaking { _memory: memory, _place: place })
+    }
+
+    /// Takes a place for a client that has chosen an export, and `bytes` of memory.
+    pub(crate) fn take(&self, limits: &Limits, remote: bool, bytes: u64) -> Result<Place, Full> {
+        let sessions = &self.by(remote).sessions;
+        let taken = sessions.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(sessions.clone());
+        if taken >= limits.connections {
+            return Err(Full::Connections(limits.connections));
+        }
+        let memory = ConnectionMemory::take(&self.memory, bytes, remote).ok_or(Full::Memory)?;
         Ok(Place { memory, present: None, _counted: counted })
     }
 }
@@ -115,6 +163,12 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// A connection's place among the handshakes, with its memory.
+pub(crate) struct Handshaking {
+    _memory: ConnectionMemory,
+    _place: InHandshake,
 }
 
 /// A connection's entry in the count, with its memory.

@@ -13,10 +13,13 @@ use crate::address::{ListenAddress, ListenError};
 use crate::allow::Network;
 use crate::hand_over::LISTENER;
 use crate::handshake::Security;
+use crate::handshakes::Source;
 use crate::tls::Tls;
 
 /// Bytes of each buffer of a TCP socket, as far as the system allows.
 const TCP_BUFFER: usize = 256 << 10;
+/// The same until a client has chosen an export.
+const HANDSHAKE_BUFFER: usize = 16 << 10;
 
 /// What TCP clients need besides a route to the port. Unix sockets have permissions instead.
 #[derive(Clone, Debug, Default)]
@@ -168,19 +171,24 @@ impl Listener {
         }
     }
 
-    /// Prepares an accepted socket. Returns the bytes that the kernel may buffer for it.
+    /// Prepares an accepted socket for the handshake. Returns the bytes that the kernel may buffer for it.
     pub(crate) fn adopt(&self, socket: impl AsFd) -> usize {
         if let ListenAddress::Tcp { .. } = self.address {
             // The connection works without these, but with higher latency or until a dead peer is
             // noticed.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let _ = sockopt::set_socket_keepalive(&socket, true);
-            // A size that is set does not grow: otherwise it could reach several MiB per
-            // connection.
-            let _ = sockopt::set_socket_send_buffer_size(&socket, TCP_BUFFER);
-            let _ = sockopt::set_socket_recv_buffer_size(&socket, TCP_BUFFER);
+            set_buffers(&socket, HANDSHAKE_BUFFER);
         }
         socket_buffers(&socket)
+    }
+
+    /// Returns where an accepted socket's client comes from.
+    pub(crate) fn source(&self, socket: impl AsFd) -> Source {
+        match self.address {
+            ListenAddress::Unix(_) => Source::local(socket),
+            ListenAddress::Tcp { .. } => Source::remote(socket),
+        }
     }
 
     /// Stops accepting, on every lane.
@@ -190,6 +198,25 @@ impl Listener {
             Listening::Tcp(fd) => drop(shutdown(&**fd, Shutdown::Both)),
         }
     }
+}
+
+/// Returns whether a connected socket is one of TCP.
+pub(crate) fn is_remote(socket: impl AsFd) -> bool {
+    sockopt::socket_domain(&socket) != Ok(AddressFamily::UNIX)
+}
+
+/// Prepares the socket of a client that has chosen an export. Returns the bytes that the kernel may buffer for it.
+pub(crate) fn widen(socket: impl AsFd) -> usize {
+    if is_remote(&socket) {
+        set_buffers(&socket, TCP_BUFFER);
+    }
+    socket_buffers(&socket)
+}
+
+/// A size that is set does not grow: otherwise it could reach several MiB per connection.
+fn set_buffers(socket: impl AsFd, bytes: usize) {
+    let _ = sockopt::set_socket_send_buffer_size(&socket, bytes);
+    let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
 }
 
 /// Returns the bytes that the kernel may buffer for a connected socket. A unix socket has no buffer for what it

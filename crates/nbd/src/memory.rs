@@ -12,11 +12,14 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// Takes `bytes`. Returns `None` if connections have used up their share.
-    pub(crate) fn take(budget: &Arc<MemoryBudget>, bytes: u64) -> Option<Self> {
-        budget
-            .take_for_connection(bytes, false)
-            .then(|| ConnectionMemory { budget: budget.clone(), bytes: Cell::new(bytes) })
+    /// Takes `bytes`. Returns `None` if connections have used up their share, or with `remote` what those from other
+    /// machines may have of it.
+    pub(crate) fn take(budget: &Arc<MemoryBudget>, bytes: u64, remote: bool) -> Option<Self> {
+        let taken = match remote {
+            true => budget.take_for_remote_connection(bytes),
+            false => budget.take_for_connection(bytes, false),
+        };
+        taken.then(|| ConnectionMemory { budget: budget.clone(), bytes: Cell::new(bytes) })
     }
 
     /// Takes more for larger buffers, if memory is plentiful. Returns whether it did.

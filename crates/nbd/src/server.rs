@@ -1,6 +1,9 @@
 //! The NBD server of a lane: accepts and dismisses clients.
 
+mod agree;
+
 use std::cell::{Cell, RefCell};
+use std::fmt::Display;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
@@ -10,7 +13,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_core::Nanos;
-use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingDone, RingOp};
 use forebay_engine::{Exports, HandedOver};
 use forebay_lane::{Lane, LaneMemory, Notify, Signal, either};
@@ -18,15 +20,14 @@ use forebay_lane::{Lane, LaneMemory, Notify, Signal, either};
 use crate::address::ListenAddress;
 use crate::connection::Connection;
 use crate::hand_over::{self, Inherited, LeftClient};
-use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security, Start};
+use crate::handshake::{OPTION_DATA_MAX, Start};
 use crate::inbox::{self, Inbox};
-use crate::limits::{ConnectionCount, Limits, Place};
-use crate::listener::{Listener, NotAdmitted, socket_buffers};
+use crate::limits::{ConnectionCount, Handshaking, Limits, Place};
+use crate::listener::{Listener, is_remote, socket_buffers};
 use crate::outbox;
 use crate::receive::{Ended, receive_requests};
 use crate::send::send_replies;
 use crate::sessions::{InSession, Open};
-use crate::tls::Tls;
 use crate::transmission::Session;
 use crate::wire::records;
 use crate::wire::socket::Socket;
@@ -39,12 +40,17 @@ const HANDSHAKE_GRACE: Duration = Duration::from_millis(300);
 /// The most often that a lane logs clients who may not connect.
 const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
-/// Returns the least memory of a client: small receive and batch buffers (two batches), the
-/// handshake's buffer, its tasks' state, and the kernel's socket buffers.
-fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
+/// Returns the memory of a client in its handshake: a small receive buffer, the handshake's own, its tasks' state, and the
+/// kernel's socket buffers.
+fn handshake_bytes(socket_buffer: usize, tls: bool) -> u64 {
     const TASKS: usize = 16 << 10;
-    let own = inbox::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
+    let own = inbox::SMALL + OPTION_DATA_MAX + TASKS;
     (own + socket_buffer + if tls { records::BYTES } else { 0 }) as u64
+}
+
+/// Returns the least memory of a client with an export open: as in the handshake, and two small batches.
+fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
+    handshake_bytes(socket_buffer, tls) + 2 * outbox::SMALL as u64
 }
 
 /// One client, from its acceptance to its end.
@@ -118,7 +124,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn add(&self, address: &ListenAddress, reason: NotAdmitted, now: Nanos) {
+    fn add(&self, address: &ListenAddress, reason: &dyn Display, now: Nanos) {
         if self.logged.get().is_some_and(|then| now.since(then) < REFUSALS_LOGGED_EVERY) {
             return self.unlogged.set(self.unlogged.get() + 1);
         }
@@ -317,20 +323,23 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
             }
         };
         if let Err(reason) = listener.admit(&fd) {
-            shared.refusals.add(listener.address(), reason, shared.lane.now());
+            shared.refusals.add(listener.address(), &reason, shared.lane.now());
             continue;
         }
-        let bytes = connection_bytes(listener.adopt(&fd), listener.tls().is_some());
-        let place = match shared.count.take(shared.limits.connections, bytes) {
-            Ok(place) => place,
-            Err(full) => {
-                tracing::warn!(address = %listener.address(), "a client is turned away: {full}");
-                continue;
-            }
-        };
+        let bytes = handshake_bytes(listener.adopt(&fd), listener.tls().is_some());
+        let (source, now) = (listener.source(&fd), shared.lane.now());
         let client = shared.add(fd, Phase::Handshake);
-        let secured = (listener.security(), listener.tls().cloned());
-        shared.lane.spawn(serve_client(shared.clone(), client, place, secured));
+        let socket = client.socket.descriptor();
+        match shared.count.begin(&shared.limits, source, socket, bytes, now) {
+            Ok(place) => {
+                let served = serve_client(shared.clone(), client, place, listener.clone());
+                shared.lane.spawn(served);
+            }
+            Err(full) => {
+                shared.refusals.add(listener.address(), &full, now);
+                shared.end(&client);
+            }
+        }
     }
 }
 
@@ -376,9 +385,9 @@ async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     let next = async || inherited.next(&shared.lane, &*shared.exports, ends).await;
     while let Some((client, target)) = next().await {
         let LeftClient { descriptor, export, identity: _, session, received, present } = client;
-        let buffers = socket_buffers(&descriptor);
+        let (remote, buffers) = (is_remote(&descriptor), socket_buffers(&descriptor));
         let bytes = connection_bytes(buffers, false);
-        let place = match shared.count.take(shared.limits.connections, bytes) {
+        let place = match shared.count.take(&shared.limits, remote, bytes) {
             Ok(place) => place,
             Err(full) => {
                 tracing::warn!(export, "a client of the previous program is dropped: {full}");
@@ -432,81 +441,28 @@ async fn drop_stalled(shared: Weak<Shared>) {
     }
 }
 
+/// Serves a client that has just connected, until it leaves.
 async fn serve_client(
     shared: Rc<Shared>,
     client: Rc<Client>,
-    place: Place,
-    secured: (Security, Option<Tls>),
+    place: Handshaking,
+    listener: Arc<Listener>,
 ) {
     let _end = AtEnd(|| shared.end(&client));
     let mut inbox = Inbox::new();
     let agreed = {
-        let agree = agree(&client, &shared, &mut inbox, secured);
+        let agree = agree::agree(&client, &shared, &mut inbox, &listener);
         let late = || {
             tracing::debug!("a client is dropped: its handshake takes too long");
             client.socket.close();
         };
         with_deadline(&shared.lane, shared.limits.handshake, agree, late).await
     };
-    if let Some((start, entered)) = agreed
+    drop(place);
+    if let Some((start, entered, place)) = agreed
         && !shared.stopping.get()
     {
         transmit(&shared, &client, start, entered, inbox, place).await;
-    }
-}
-
-/// Runs the handshake. Returns `None` if it ends without a session.
-async fn agree(
-    client: &Client,
-    shared: &Shared,
-    inbox: &mut Inbox,
-    (security, tls): (Security, Option<Tls>),
-) -> Option<(Start, InSession)> {
-    let socket = &*client.socket;
-    let mut replies = Vec::new();
-    let mut entered = None;
-    let mut handshake = Handshake::new(security, &mut replies);
-    loop {
-        let (consumed, progress) = handshake.advance(inbox.unused(), &shared.open, &mut replies);
-        inbox.consume(consumed);
-        if let Progress::Start(start) = &progress {
-            // The client holds the target from now on, so `dismiss` must be able to find it by its
-            // export.
-            client.phase.replace(Phase::Agreed(start.export.clone()));
-            let sessions = shared.count.sessions();
-            entered = Some(sessions.enter(&start.export, socket.descriptor())?);
-        }
-        if !replies.is_empty() {
-            let buf = IoBuf::copy_from(&replies);
-            let (_, result) = socket.send(buf, replies.len(), || ()).await;
-            result.ok()?;
-            replies.clear();
-        }
-        match progress {
-            Progress::Receive => {
-                if inbox.receive(socket).await.ok()? == 0 {
-                    return None;
-                }
-            }
-            Progress::Send => {}
-            Progress::StartTls => {
-                // What the client sent already is not taken for plaintext.
-                let config = tls.as_ref()?.config(shared.lane.now()).await;
-                let started = socket.start_tls(config, inbox.unused()).await;
-                if let Err(error) = started {
-                    tracing::debug!(%error, "a client is dropped: TLS cannot be started");
-                    return None;
-                }
-                inbox.consume(inbox.unused().len());
-                handshake.secured();
-            }
-            Progress::Start(start) => return Some(start).zip(entered),
-            Progress::Close(reason) => {
-                tracing::debug!(%reason, "a handshake ends without a session");
-                socket.end_tls().await;
-                return None;
-            }
-        }
     }
 }
 

@@ -153,7 +153,8 @@ def half_of_everything_and_a_close(box):
     neighbour = Neighbour(box)
     before = neighbour.memory()
     for round in range(3):
-        idle = [Wire(neighbour.path) for _ in range(100)]
+        # In all fewer than one user has places for.
+        idle = [Wire(neighbour.path) for _ in range(40)]
         for number, wire in enumerate(idle):
             if number % 4:
                 wire.greet()

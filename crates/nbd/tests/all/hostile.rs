@@ -1,7 +1,7 @@
 //! Rude clients: none of them may disturb another one, take memory or stay for ever.
 #![allow(clippy::disallowed_methods, reason = "a client that waits for a full socket sleeps")]
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -343,6 +343,18 @@ fn requests_of_clients_that_left_have_their_memory_until_they_end() {
     check_all_is_given_back(&server, &memory);
 }
 
+/// Connects up to the choice of an export, with the first bytes of the answer. Returns whether the server went along.
+fn chooses(stream: &mut UnixStream, export: &str) -> bool {
+    let mut greeting = [0; 18];
+    let mut reply = [0; 20];
+    let data = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes(), &[0, 0]].concat();
+    let option = [&option::GO.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), &data];
+    let sent = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &option.concat()].concat();
+    stream.read_exact(&mut greeting).is_ok()
+        && stream.write_all(&sent).is_ok()
+        && stream.read_exact(&mut reply).is_ok()
+}
+
 #[test]
 fn clients_whose_connections_do_not_fit_are_turned_away() {
     let (server, memory) = small_server();
@@ -350,9 +362,9 @@ fn clients_whose_connections_do_not_fit_are_turned_away() {
     let mut clients = Vec::new();
     let turned_away = loop {
         let mut stream = UnixStream::connect(server.path()).expect("connect");
-        match std::io::Read::read(&mut stream, &mut [0; 18]) {
-            Ok(18) => clients.push(stream),
-            _ => break stream,
+        match chooses(&mut stream, "memory") {
+            true => clients.push(stream),
+            false => break stream,
         }
     };
     assert!(clients.len() > 100, "only {} clients fit", clients.len());
@@ -361,4 +373,32 @@ fn clients_whose_connections_do_not_fit_are_turned_away() {
     drop((clients, turned_away));
     server.wait_until(|state| state.server.borrow().as_ref().is_some_and(|s| s.clients() == 1));
     server.open("memory", Headers::Structured);
+}
+
+#[test]
+fn silent_clients_take_no_place_from_those_who_speak() {
+    let limits = Limits { connections: 4, handshakes: 8, ..Limits::default() };
+    let server = TestServer::start_with(limits);
+    let mut neighbour = server.open("memory", Headers::Structured);
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(UnixStream::connect(server.path()).expect("connect"));
+    }
+    check_neighbour(&mut neighbour);
+    // All are of one user, who has a quarter of the places, until the oldest of them has had a second.
+    let mut opened = None;
+    while opened.is_none() {
+        let mut client = UnixStream::connect(server.path()).expect("connect");
+        let greeted = client.read_exact(&mut [0; 18]).is_ok();
+        opened = greeted.then_some(client);
+    }
+    assert!(server.count.get() <= 1 + 2, "{} connections", server.count.get());
+    for _ in 0..3 {
+        drop(opened.take());
+        silent.clear();
+        let mut client = server.open("memory", Headers::Structured);
+        check_neighbour(&mut client);
+    }
+    drop(neighbour);
+    server.wait_until_empty();
 }

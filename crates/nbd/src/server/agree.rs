@@ -1,0 +1,86 @@
+//! A client's handshake, up to its place among those that have an export open.
+
+use forebay_device::IoBuf;
+
+use super::{Client, Phase, Shared, connection_bytes};
+use crate::handshake::{Handshake, Progress, Start};
+use crate::inbox::Inbox;
+use crate::limits::Place;
+use crate::listener::{Listener, is_remote, widen};
+use crate::sessions::InSession;
+
+/// Takes a place for a client that has chosen an export, unless that takes no clients any more.
+fn enter(
+    client: &Client,
+    shared: &Shared,
+    export: &str,
+    listener: &Listener,
+) -> Option<(InSession, Place)> {
+    let socket = client.socket.descriptor();
+    let bytes = connection_bytes(widen(socket), listener.tls().is_some());
+    let place = match shared.count.take(&shared.limits, is_remote(socket), bytes) {
+        Ok(place) => place,
+        Err(full) => {
+            shared.refusals.add(listener.address(), &full, shared.lane.now());
+            return None;
+        }
+    };
+    Some((shared.count.sessions().enter(export, socket)?, place))
+}
+
+/// Runs the handshake. Returns `None` if it ends without a session.
+pub(super) async fn agree(
+    client: &Client,
+    shared: &Shared,
+    inbox: &mut Inbox,
+    listener: &Listener,
+) -> Option<(Start, InSession, Place)> {
+    let socket = &*client.socket;
+    let mut replies = Vec::new();
+    let mut entered = None;
+    let mut handshake = Handshake::new(listener.security(), &mut replies);
+    loop {
+        let (consumed, progress) = handshake.advance(inbox.unused(), &shared.open, &mut replies);
+        inbox.consume(consumed);
+        if let Progress::Start(start) = &progress {
+            // The client holds the target from now on, so `dismiss` must be able to find it by its
+            // export.
+            client.phase.replace(Phase::Agreed(start.export.clone()));
+            entered = Some(enter(client, shared, &start.export, listener)?);
+        }
+        if !replies.is_empty() {
+            let buf = IoBuf::copy_from(&replies);
+            let (_, result) = socket.send(buf, replies.len(), || ()).await;
+            result.ok()?;
+            replies.clear();
+        }
+        match progress {
+            Progress::Receive => {
+                if inbox.receive(socket).await.ok()? == 0 {
+                    return None;
+                }
+            }
+            Progress::Send => {}
+            Progress::StartTls => {
+                // What the client sent already is not taken for plaintext.
+                let config = listener.tls()?.config(shared.lane.now()).await;
+                let started = socket.start_tls(config, inbox.unused()).await;
+                if let Err(error) = started {
+                    tracing::debug!(%error, "a client is dropped: TLS cannot be started");
+                    return None;
+                }
+                inbox.consume(inbox.unused().len());
+                handshake.secured();
+            }
+            Progress::Start(start) => {
+                let (entered, place) = entered?;
+                return Some((start, entered, place));
+            }
+            Progress::Close(reason) => {
+                tracing::debug!(%reason, "a handshake ends without a session");
+                socket.end_tls().await;
+                return None;
+            }
+        }
+    }
+}
