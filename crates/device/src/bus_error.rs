@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
@@ -25,10 +25,57 @@ struct Entry {
     start: AtomicUsize,
     len: AtomicUsize,
     damaged: AtomicBool,
+    /// Counts its changes: odd while `start` and `len` do not belong together.
+    changes: AtomicUsize,
+}
+
+impl Entry {
+    /// Returns the first byte and the length; `None`: there is no mapping, or it is being changed.
+    fn mapping(&self) -> Option<(usize, usize)> {
+        self.mapping_after(|| ())
+    }
+
+    /// As [`Entry::mapping`], with something in between.
+    fn mapping_after(&self, between: impl FnOnce()) -> Option<(usize, usize)> {
+        let before = self.changes.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        between();
+        let len = self.len.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let same = self.changes.load(Ordering::Relaxed) == before;
+        (same && before.is_multiple_of(2) && start > RESERVED).then_some((start, len))
+    }
+
+    /// Fills a reserved entry.
+    fn set(&self, start: usize, len: usize) {
+        self.change(|| {
+            self.len.store(len, Ordering::Relaxed);
+            self.start.store(start, Ordering::Relaxed);
+        });
+    }
+
+    /// Leaves it to another owner, who changes it only after this.
+    fn free(&self) {
+        self.change(|| self.start.store(RESERVED, Ordering::Relaxed));
+        self.start.store(0, Ordering::Release);
+    }
+
+    /// Changes it, for readers at once.
+    fn change(&self, change: impl FnOnce()) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        change();
+        self.changes.fetch_add(1, Ordering::Release);
+    }
 }
 
 static ENTRIES: [Entry; MOST] = [const {
-    Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), damaged: AtomicBool::new(false) }
+    Entry {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        damaged: AtomicBool::new(false),
+        changes: AtomicUsize::new(0),
+    }
 }; MOST];
 
 /// The handler that was installed before ours.
@@ -50,8 +97,7 @@ impl Guarded {
                 entry.start.compare_exchange(0, RESERVED, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {
                 entry.damaged.store(false, Ordering::Relaxed);
-                entry.len.store(len, Ordering::Relaxed);
-                entry.start.store(start.as_ptr().expose_provenance(), Ordering::Release);
+                entry.set(start.as_ptr().expose_provenance(), len);
                 return Ok(Guarded(index));
             }
         }
@@ -67,7 +113,7 @@ impl Guarded {
 impl Drop for Guarded {
     fn drop(&mut self) {
         if let Some(entry) = ENTRIES.get(self.0) {
-            entry.start.store(0, Ordering::Release);
+            entry.free();
         }
     }
 }
@@ -100,13 +146,18 @@ fn install() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
+/// Returns the mapping around `address`, with its first byte and length. One that a thread is accessing is registered all
+/// the time, and overlaps no other.
+fn find(address: usize) -> Option<(&'static Entry, usize, usize)> {
+    ENTRIES.iter().find_map(|entry| {
+        let (start, len) = entry.mapping()?;
+        (address >= start && address - start < len).then_some((entry, start, len))
+    })
+}
+
 /// Replaces the mapping around `address`. `false`: there is none.
 fn replace(address: usize) -> bool {
-    for entry in &ENTRIES {
-        let (start, len) = (entry.start.load(Ordering::Acquire), entry.len.load(Ordering::Relaxed));
-        if start <= RESERVED || address < start || address - start >= len {
-            continue;
-        }
+    if let Some((entry, start, len)) = find(address) {
         entry.damaged.store(true, Ordering::Release);
         let (place, protection) =
             (std::ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
@@ -144,4 +195,33 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     let default: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: `default` is valid, and the call may be made in a signal handler.
     unsafe { libc::sigaction(signal, &raw const default, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_and_length_of_a_mapping_belong_together() {
+        let (changes, damaged) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let entry =
+            Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), damaged, changes };
+        assert_eq!(entry.mapping(), None);
+        entry.set(0x10_0000, 0x1000);
+        assert_eq!(entry.mapping(), Some((0x10_0000, 0x1000)));
+        let reused = || {
+            entry.free();
+            entry.set(0x900_0000, 0x100_0000);
+        };
+        assert_eq!(entry.mapping_after(reused), None, "the start of one, the length of another");
+        assert_eq!(entry.mapping(), Some((0x900_0000, 0x100_0000)));
+        assert_eq!(entry.mapping_after(|| entry.free()), None);
+        assert_eq!(entry.mapping(), None);
+        let half = || entry.changes.fetch_add(1, Ordering::Relaxed);
+        entry.set(0x10_0000, 0x1000);
+        half();
+        assert_eq!(entry.mapping(), None, "while it is changed");
+        half();
+        assert_eq!(entry.mapping(), Some((0x10_0000, 0x1000)));
+    }
 }

@@ -17,6 +17,8 @@ use crate::bus_error::Guarded;
 
 /// The type of file system whose files consist of huge pages.
 const HUGETLBFS: u64 = 0x9584_58f6;
+/// The type of file system whose files are in memory, as those of memfd are.
+const TMPFS: u64 = 0x0102_1994;
 
 /// An access that is not inside the mapping, or not aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +29,14 @@ pub struct Outside {
     /// Length in bytes.
     pub len: u64,
 }
+
+/// A file of this type of file system is not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the memory is a file of a file system of type {0:#x}, on which an access may wait for a device; share memory of \
+     memfd, tmpfs or hugetlbfs"
+)]
+struct NotInMemory(u64);
 
 /// A part of a file, mapped for reading and writing.
 #[derive(Debug)]
@@ -50,19 +60,24 @@ impl SharedMemory {
     /// Maps `len` bytes of a file from `offset`.
     ///
     /// # Errors
-    /// `InvalidInput` if it is no regular file or shorter than that; otherwise the system's error.
+    /// `InvalidInput` if it is no regular file, not in memory, or shorter than that; otherwise the system's error.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidInput, what);
         let found = fstat(&file)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Err(invalid("shared memory must be a regular file"));
         }
+        // On any other file system an access may wait for a disk, a server or a program, and a lane with it.
+        let system = file_system(&file)?;
+        if ![TMPFS, HUGETLBFS].contains(&system) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, NotInMemory(system)));
+        }
         let size = u64::try_from(found.st_size).unwrap_or(0);
         let inside = offset.checked_add(len).is_some_and(|end| end <= size);
         if len == 0 || !inside {
             return Err(invalid("the file is shorter than the memory that it shall hold"));
         }
-        let unit = page_size(&file)?;
+        let unit = page_size(&file, system)?;
         let lead = (offset % unit as u64) as usize;
         let wanted = usize::try_from(len).ok().and_then(|len| len.checked_add(lead));
         let mapped = wanted.and_then(|len| len.checked_next_multiple_of(unit));
@@ -191,11 +206,15 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Returns the unit of mappings of a file, in bytes.
-fn page_size(file: impl AsFd) -> io::Result<usize> {
-    let system = fstatfs(file)?;
-    if system.f_type as u64 & 0xffff_ffff == HUGETLBFS {
-        return usize::try_from(system.f_bsize)
+/// Returns the type of the file system of a file.
+fn file_system(file: impl AsFd) -> io::Result<u64> {
+    Ok(fstatfs(file)?.f_type as u64 & 0xffff_ffff)
+}
+
+/// Returns the unit of mappings of a file on this type of file system, in bytes.
+fn page_size(file: impl AsFd, system: u64) -> io::Result<usize> {
+    if system == HUGETLBFS {
+        return usize::try_from(fstatfs(file)?.f_bsize)
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     }
     Ok(rustix::param::page_size())
@@ -205,8 +224,9 @@ fn page_size(file: impl AsFd) -> io::Result<usize> {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::os::fd::OwnedFd;
+    use std::path::Path;
 
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
 
     use super::*;
 
@@ -257,6 +277,28 @@ mod tests {
         assert!(SharedMemory::map(&reader, 0, 1).is_err());
         let null = std::fs::File::open("/dev/zero").expect("there");
         assert!(SharedMemory::map(&null, 0, 4096).is_err());
+    }
+
+    #[test]
+    fn only_files_in_memory_are_mapped() {
+        let open = |dir: &Path| {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let file = rustix::fs::open(dir, flags, Mode::RUSR).expect("a file");
+            ftruncate(&file, 8192).expect("length");
+            file
+        };
+        let dirs =
+            [Path::new(env!("CARGO_MANIFEST_DIR")), &std::env::temp_dir(), "/dev/shm".as_ref()];
+        for dir in dirs {
+            let file = open(dir);
+            let in_memory = [TMPFS, HUGETLBFS].contains(&file_system(&file).expect("known"));
+            match SharedMemory::map(&file, 0, 8192) {
+                Ok(_) => assert!(in_memory, "{}", dir.display()),
+                Err(error) => {
+                    assert!(!in_memory && error.to_string().contains("tmpfs"), "{error}");
+                }
+            }
+        }
     }
 
     #[test]
