@@ -63,18 +63,22 @@ impl Entry {
     }
 }
 
-/// Which operations on its volume another one may run beside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Beside {
-    /// None.
-    None,
-    /// Those that wait for a device for too long already. The deletion of a volume must not wait for devices.
-    Late,
+/// Which operations on its volume another one may begin beside.
+#[derive(Clone, Copy)]
+pub(crate) struct Beside {
+    /// Whether one with this verb is cancelled for it, and gives way.
+    pub(crate) supersedes: fn(&str) -> bool,
+    /// Whether it goes on beside those that wait for a device for too long already: the deletion of a volume must not
+    /// wait for devices.
+    pub(crate) late: bool,
 }
 
 impl Beside {
-    fn may_run(self, other: &Entry) -> bool {
-        self == Beside::Late && other.work.late().is_some()
+    /// None.
+    pub(crate) const NONE: Beside = Beside { supersedes: |_| false, late: false };
+
+    fn may_begin(self, other: &Entry) -> bool {
+        (self.supersedes)(other.verb) || (self.late && other.work.late().is_some())
     }
 }
 
@@ -144,7 +148,7 @@ impl Operations {
         volume: &VolumeName,
         run: impl FnOnce(&Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
-        self.start_beside(verb, volume, Beside::None, run)
+        self.start_beside(verb, volume, Beside::NONE, run)
     }
 
     /// As [`Operations::start`], beside some that are in progress on the volume.
@@ -166,7 +170,7 @@ impl Operations {
             let message = "the daemon is about to hand over to another program; try again";
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
-        let excludes = |entry: &Entry| entry.volume == *volume && !beside.may_run(entry);
+        let excludes = |entry: &Entry| entry.volume == *volume && !beside.may_begin(entry);
         if let Some((_, other)) = table.running().find(|(_, entry)| excludes(entry)) {
             return Err(other.busy());
         }
@@ -239,6 +243,35 @@ impl Operations {
             }
             let step = left.map_or(LOOKING, |left| left.min(LOOKING));
             let waited = self.changed.wait_timeout(table, step);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Cancels what an operation supersedes, and waits until it has given way, at most for `time`. `own`: its work.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: another one goes on.
+    pub(crate) fn supersede(
+        &self,
+        volume: &VolumeName,
+        own: &Arc<Work>,
+        beside: Beside,
+        time: Duration,
+    ) -> Result<(), ApiError> {
+        let deadline = Instant::now() + time;
+        let mut table = self.table();
+        loop {
+            // Later ones supersede this one.
+            let earlier = |entry: &&Entry| !Arc::ptr_eq(&entry.work, own);
+            let other = table.running().map(|(_, entry)| entry).take_while(earlier).find(|entry| {
+                entry.volume == *volume && !(beside.late && entry.work.late().is_some())
+            });
+            let Some(other) = other else { return Ok(()) };
+            if other.work.late().is_some() || Instant::now() >= deadline {
+                return Err(other.busy());
+            }
+            other.work.cancel();
+            let waited = self.changed.wait_timeout(table, LOOKING);
             table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -32,8 +32,7 @@ use super::work::Work;
 /// How long a shutdown waits for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the stop of a volume waits for an operation that it supersedes; below clients'
-/// patience.
+/// How long a command waits for an operation that it supersedes.
 const YIELD_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How long a command waits for a device that does not answer.
@@ -45,6 +44,12 @@ const PARTING_PATIENCE: Duration = Duration::from_secs(3);
 
 fn is_served(state: VolumeState) -> bool {
     matches!(state, VolumeState::Running | VolumeState::Draining | VolumeState::Degraded)
+}
+
+/// Whether a verb gives way to a stop, and to a deletion that discards dirty blocks: with a lost device it could wait for
+/// ever.
+fn gives_way(verb: &str) -> bool {
+    matches!(verb, "flush" | "set" | "start" | "drop") || ranges::is_fill(verb)
 }
 
 mod creation;
@@ -266,10 +271,10 @@ impl Volumes {
         name: &VolumeName,
         run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
-        self.operate_beside(verb, name, Beside::None, run)
+        self.operate_beside(verb, name, ranges::beside(verb), run)
     }
 
-    /// As [`Volumes::operate`], beside some that are in progress on the volume.
+    /// As [`Volumes::operate`], in place of others that are in progress on the volume, or beside them.
     fn operate_beside(
         self: &Arc<Self>,
         verb: &'static str,
@@ -278,9 +283,9 @@ impl Volumes {
         run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
         self.state.volume(name)?;
-        self.end_fills(verb, name);
         let (this, own_name) = (self.clone(), name.clone());
         self.operations.start_beside(verb, name, beside, move |work| {
+            this.operations.supersede(&own_name, work, beside, YIELD_PATIENCE)?;
             // Looked up again: an earlier operation may have changed the volume.
             let entry = this.state.volume(&own_name)?;
             work.hold(this.claims.stored(verb, &entry.volume));
@@ -326,17 +331,6 @@ impl Volumes {
         })
     }
 
-    /// Cancels an operation that an operator's command supersedes: with a lost device it could wait
-    /// for ever.
-    fn supersede(&self, name: &VolumeName) {
-        if let Some(running) = self.operations.of_volume(name)
-            && matches!(running.verb.as_str(), "flush" | "set" | "start" | "drop")
-        {
-            self.operations.cancel(running.id);
-            self.operations.wait(running.id, Some(YIELD_PATIENCE));
-        }
-    }
-
     /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
     /// start in progress is cancelled. With `force` its clients and the users of its block device are cut off. With
     /// `abandon` it is stopped although the path of a device leads elsewhere.
@@ -348,8 +342,8 @@ impl Volumes {
         name: &VolumeName,
         StopRequest { force, abandon }: StopRequest,
     ) -> Result<OperationId, ApiError> {
-        self.supersede(name);
-        self.operate("stop", name, move |this, Remembered { volume, .. }, work| {
+        let beside = Beside { supersedes: gives_way, late: false };
+        self.operate_beside("stop", name, beside, move |this, Remembered { volume, .. }, work| {
             work.limit(ANSWER_PATIENCE);
             let name = volume.name.clone();
             if !abandon && this.is_served(&name) {
@@ -425,10 +419,10 @@ impl Volumes {
         name: &VolumeName,
         DeleteRequest { discard_dirty, wipe, force }: DeleteRequest,
     ) -> Result<OperationId, ApiError> {
-        let beside = if discard_dirty { Beside::Late } else { Beside::None };
-        if discard_dirty {
-            self.supersede(name);
-        }
+        let beside = match discard_dirty {
+            true => Beside { supersedes: gives_way, late: true },
+            false => ranges::beside("delete"),
+        };
         self.operate_beside("delete", name, beside, move |this, Remembered { volume, .. }, work| {
             work.limit(ANSWER_PATIENCE);
             if wipe {

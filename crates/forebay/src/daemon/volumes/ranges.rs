@@ -6,7 +6,8 @@ use forebay_admin::{
     ApiError, ErrorKind, OperationId, OperationState, PinReport, RangesRequest, VolumeName,
 };
 
-use super::{Volumes, YIELD_PATIENCE};
+use super::Volumes;
+use crate::daemon::operations::Beside;
 use crate::daemon::state::Remembered;
 use crate::daemon::work::Work;
 
@@ -16,6 +17,17 @@ const PIN: &str = "pin";
 /// Returns whether a verb only fills a cache or a RAM tier, so that nobody has to wait for its end.
 pub(super) fn is_fill(verb: &str) -> bool {
     [PREFETCH, PIN].contains(&verb)
+}
+
+/// Returns what a verb is started beside: what fills a cache or a RAM tier ends for other commands, because it may take
+/// long, and nobody waits for it.
+pub(super) fn beside(verb: &str) -> Beside {
+    let supersedes = match verb {
+        PREFETCH => |_: &str| false,
+        PIN => |verb: &str| verb == PREFETCH,
+        _ => is_fill,
+    };
+    Beside { supersedes, late: false }
 }
 
 /// Refuses a request that names no range.
@@ -142,21 +154,6 @@ impl Volumes {
                 Ok(())
             }
             ended => ended,
-        }
-    }
-
-    /// Ends what fills a cache or a RAM tier for another command: it may take long, and nobody waits for it.
-    pub(super) fn end_fills(&self, other: &str, name: &VolumeName) {
-        let ends = |verb: &str| match other {
-            PREFETCH => false,
-            PIN => verb == PREFETCH,
-            _ => is_fill(verb),
-        };
-        if let Some(running) = self.operations.of_volume(name)
-            && ends(&running.verb)
-        {
-            self.operations.cancel(running.id);
-            self.operations.wait(running.id, Some(YIELD_PATIENCE));
         }
     }
 }
