@@ -177,7 +177,8 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
         volumes.note_ready();
         manager.ready(&restored.to_string());
     }
-    let ended = match wait_for_end(&volumes, &stop) {
+    note_positions(&volumes, &stop)?;
+    let ended = match stop.wait() {
         End::Stop => {
             manager.stopping();
             volumes.shut_down()
@@ -197,14 +198,16 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
     ended
 }
 
-/// Waits for the request to end, and stores the positions of caches meanwhile.
-fn wait_for_end(volumes: &Volumes, stop: &StopRequest) -> End {
-    loop {
-        match stop.wait_for(NOTING) {
-            Some(end) => return end,
-            None => volumes.note_positions(),
+/// Stores the positions of caches from time to time, on a thread of its own: the state directory may not answer.
+fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
+    let (volumes, stop) = (volumes.clone(), stop.clone());
+    let thread = std::thread::Builder::new().name("positions".to_owned());
+    let spawned = thread.spawn(move || {
+        while stop.wait_for(NOTING).is_none() {
+            volumes.note_positions();
         }
-    }
+    });
+    spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))
 }
 
 /// Says how the daemon has ended, in events and in the log, and closes the admin API.
@@ -262,7 +265,7 @@ fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
 /// No program can be executed.
 fn close_for(
     program: &Path,
-    volumes: &Volumes,
+    volumes: &Arc<Volumes>,
     (stop, reading): (&StopRequest, &Reading),
     hand_overs: u64,
     socket: &ClaimedSocket,

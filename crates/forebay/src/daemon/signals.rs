@@ -59,6 +59,15 @@ impl StopRequest {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) == Some(End::Stop)
     }
 
+    /// Waits for the request.
+    pub(crate) fn wait(&self) -> End {
+        loop {
+            if let Some(end) = self.wait_for(Duration::MAX) {
+                return end;
+            }
+        }
+    }
+
     /// Waits for the request, at most for `time`; returns it if it came.
     pub(crate) fn wait_for(&self, time: Duration) -> Option<End> {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeReport, VolumeState};
@@ -14,6 +15,9 @@ use crate::daemon::hand_over::{self, Items};
 use crate::daemon::host_api::{Count, not_found_next};
 use crate::daemon::raw_names::RawNames;
 use crate::daemon::signals::{End, StopRequest};
+
+/// How long the end of the daemon waits for its state directory.
+const NOTE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The programs of this process, present, past and next.
 #[derive(Default)]
@@ -100,15 +104,15 @@ impl Volumes {
     /// Stops serving and closes the caches, so that another program can go on; returns what it goes on
     /// with. What did not stop in order is logged, and recovered by the next program as after a crash.
     /// Without items the daemon is to stop instead: a stop was asked for, and this was as good as one.
-    pub(crate) fn hand_over(&self) -> (Option<Items>, Result<(), ApiError>) {
+    pub(crate) fn hand_over(self: &Arc<Self>) -> (Option<Items>, Result<(), ApiError>) {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
         if !quiet {
             tracing::error!("a cancelled operation did not end in time");
         }
         let (items, closed) = self.host.hand_over(&|| !self.programs.end.is_stop());
-        self.note_positions();
-        (items, closed.and(ended_in_time(quiet)))
+        let noted = self.note_positions_in_time();
+        (items, closed.and(noted).and(ended_in_time(quiet)))
     }
 
     /// Returns the lock of the state directory, for the next program of this process.
@@ -129,13 +133,31 @@ impl Volumes {
     ///
     /// # Errors
     /// Something did not stop cleanly.
-    pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
+    pub(crate) fn shut_down(self: &Arc<Self>) -> Result<(), ApiError> {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
         self.leave_all();
         let ended = self.host.shut_down();
-        self.note_positions();
-        ended.and(ended_in_time(quiet))
+        let noted = self.note_positions_in_time();
+        ended.and(noted).and(ended_in_time(quiet))
+    }
+
+    /// Stores the positions of the caches, unless the state directory does not answer.
+    fn note_positions_in_time(self: &Arc<Self>) -> Result<(), ApiError> {
+        let (this, (done, ended)) = (self.clone(), sync_channel::<()>(1));
+        let thread = std::thread::Builder::new().name("positions".to_owned());
+        let spawned = thread.spawn(move || {
+            this.note_positions();
+            drop(this);
+            let _ = done.send(());
+        });
+        spawned.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
+        ended.recv_timeout(NOTE_PATIENCE).map_err(|_| {
+            let dir = self.state.dir().display();
+            ApiError::failed(format!(
+                "the state directory {dir} does not answer: what it has to know was not written"
+            ))
+        })
     }
 }
 
