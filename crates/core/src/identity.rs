@@ -57,6 +57,13 @@ impl IdentityPart {
         IdentityPart::RbdImage,
     ];
 
+    /// Returns whether the part says where the data is rather than on which device: it changes when a file or a partition is moved, or
+    /// a mapping gets another name, which is in its UUID.
+    fn is_place(self) -> bool {
+        use IdentityPart::{Birth, DmUuid, Filesystem, Inode, Start};
+        matches!(self, DmUuid | Start | Filesystem | Inode | Birth)
+    }
+
     fn name(self) -> &'static str {
         match self {
             IdentityPart::Wwid => "WWID",
@@ -89,6 +96,8 @@ pub struct Identity(BTreeMap<u8, String>);
 pub struct Difference {
     /// Name of the part.
     pub part: &'static str,
+    /// Whether the part says where the data is, and not on which device: then data that is the same was moved.
+    pub of_place: bool,
     /// Its text in the earlier identity.
     pub was: String,
     /// Its text now.
@@ -133,12 +142,26 @@ impl Identity {
         self.0.iter().map(|(code, text)| (*code, text.as_str()))
     }
 
-    /// Returns the first part that both identities know and in which `now` differs.
+    /// Returns the first part that both identities know and in which `now` differs: one that says which device it is, if there is one.
     pub fn difference(&self, now: &Identity) -> Option<Difference> {
-        self.0.iter().find_map(|(code, was)| {
+        let mut differences = self.differences(now);
+        let first = differences.next()?;
+        if !first.of_place {
+            return Some(first);
+        }
+        Some(differences.find(|other| !other.of_place).unwrap_or(first))
+    }
+
+    fn differences(&self, now: &Identity) -> impl Iterator<Item = Difference> {
+        self.0.iter().filter_map(|(code, was)| {
             let is = now.0.get(code).filter(|is| *is != was)?;
-            let part = identity_part_name(*code);
-            Some(Difference { part, was: was.clone(), is: is.clone() })
+            let known = IdentityPart::ALL.into_iter().find(|part| *part as u8 == *code);
+            Some(Difference {
+                part: identity_part_name(*code),
+                of_place: known.is_some_and(IdentityPart::is_place),
+                was: was.clone(),
+                is: is.clone(),
+            })
         })
     }
 
@@ -183,6 +206,14 @@ mod tests {
         let other = identity(&[(Wwid, "naa.5"), (Serial, "B2"), (Inode, "7")]);
         let difference = disk.difference(&other).expect("another serial number");
         assert_eq!(difference.to_string(), "serial number B2 instead of A1");
+        assert!(!difference.of_place);
+        let file = |inode| identity(&[(Inode, inode), (Birth, "1.0")]);
+        assert!(file("7").difference(&file("8")).expect("another inode").of_place);
+        let partition = |name, uuid| {
+            identity(&[(IdentityPart::DmUuid, name), (IdentityPart::PartitionUuid, uuid)])
+        };
+        assert!(partition("a", "1").difference(&partition("b", "1")).expect("a name").of_place);
+        assert!(!partition("a", "1").difference(&partition("b", "2")).expect("another").of_place);
     }
 
     #[test]

@@ -13,6 +13,8 @@ struct Guise {
     inner: Arc<dyn Device>,
     size: u64,
     serial: Option<&'static str>,
+    /// The part of its identity that this is.
+    part: IdentityPart,
     /// The holder when the device was opened, and where claims are recorded.
     held: Option<(Option<Uuid>, Holder)>,
     /// Claims never end, and this is their limit.
@@ -30,6 +32,7 @@ pub fn shortened(inner: &Arc<dyn Device>, size: u64) -> Arc<dyn Device> {
         inner: inner.clone(),
         size,
         serial: None,
+        part: IdentityPart::Serial,
         held: None,
         claim_limit: None,
         evidence: None,
@@ -42,6 +45,20 @@ pub fn with_serial(inner: &Arc<dyn Device>, serial: Option<&'static str>) -> Arc
         inner: inner.clone(),
         size: inner.size(),
         serial,
+        part: IdentityPart::Serial,
+        held: None,
+        claim_limit: None,
+        evidence: None,
+    })
+}
+
+/// Returns `inner` as a file with this inode.
+pub fn with_inode(inner: &Arc<dyn Device>, inode: &'static str) -> Arc<dyn Device> {
+    Arc::new(Guise {
+        inner: inner.clone(),
+        size: inner.size(),
+        serial: Some(inode),
+        part: IdentityPart::Inode,
         held: None,
         claim_limit: None,
         evidence: None,
@@ -58,6 +75,7 @@ pub fn with_evidence(
         inner: inner.clone(),
         size: inner.size(),
         serial,
+        part: IdentityPart::Serial,
         held: None,
         claim_limit: None,
         evidence: evidence.parse().ok(),
@@ -71,6 +89,7 @@ pub fn with_holder(inner: &Arc<dyn Device>, holder: &Holder) -> Arc<dyn Device> 
         inner: inner.clone(),
         size: inner.size(),
         serial: None,
+        part: IdentityPart::Serial,
         held,
         claim_limit: None,
         evidence: None,
@@ -84,6 +103,7 @@ pub fn with_endless_claims(inner: &Arc<dyn Device>, limit: Duration) -> Arc<dyn 
         inner: inner.clone(),
         size: inner.size(),
         serial: None,
+        part: IdentityPart::Serial,
         held: None,
         claim_limit,
         evidence: None,
@@ -120,7 +140,7 @@ impl Device for Guise {
     }
 
     fn identity(&self) -> Option<Identity> {
-        Identity::new(self.serial.map(|serial| (IdentityPart::Serial, serial.to_owned())))
+        Identity::new(self.serial.map(|serial| (self.part, serial.to_owned())))
     }
 
     fn write_evidence(&self) -> Option<Evidence> {

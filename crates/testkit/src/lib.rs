@@ -22,7 +22,9 @@ pub mod world;
 pub use disk::{Disk, open_queue, peek, poke, ram};
 pub use faults::{ANYWHERE, Faults, OpKind};
 pub use faulty::faulty;
-pub use guise::{Holder, shortened, with_endless_claims, with_evidence, with_holder, with_serial};
+pub use guise::{
+    Holder, shortened, with_endless_claims, with_evidence, with_holder, with_inode, with_serial,
+};
 pub use seen::{for_reading, with_sectors};
 pub use void::void;
 pub use world::LaneWorld;

@@ -29,14 +29,16 @@ pub fn recognise(
         return Ok(difference().map_or(changed, Verdict::Other));
     }
     if let Some(expected) = record.fingerprint {
-        // After an orderly stop the content decides, because files are moved, and disks are put
-        // into other machines. That of a blank disk is that of every other one.
+        // After an orderly stop the content decides for files, which are moved. A disk has its serial numbers wherever it is put: a clone
+        // has the same content, and dirty blocks belong to one of the two. The content of a blank file is that of every other one.
         if look.fingerprint()? != expected {
             return Ok(difference().map_or(Verdict::Changed(Sign::Samples), Verdict::Other));
         }
         let since = look.since(&record.left);
         return Ok(match (difference(), since) {
-            (Some(difference), _) if look.starts_differ(&record.left) || look.is_blank() => {
+            (Some(difference), _)
+                if !difference.of_place || look.starts_differ(&record.left) || look.is_blank() =>
+            {
                 Verdict::Other(difference)
             }
             (Some(_), _) => Verdict::Unclear("it was moved"),

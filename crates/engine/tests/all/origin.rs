@@ -11,7 +11,7 @@ use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, crc32c, volume};
 use forebay_testkit::{
-    Holder, faulty, peek, poke, ram, with_endless_claims, with_holder, with_serial,
+    Holder, faulty, peek, poke, ram, with_endless_claims, with_holder, with_inode, with_serial,
 };
 
 use crate::world::{World, settings};
@@ -237,15 +237,30 @@ fn another_device_is_refused_whatever_it_holds() {
 }
 
 #[test]
-fn an_origin_that_was_moved_in_order_is_known_by_its_content() {
+fn a_file_that_was_moved_in_order_is_known_by_its_content() {
     let pair = Pair::used(true, true);
-    let (world, engine, _) = pair.start(&with_serial(&pair.disk, Some("B")), false).expect("moved");
-    assert_eq!(record(&pair.cache).identity.expect("known").to_string(), "serial number B");
+    // So far nothing was known but the serial number of the disk that it is on.
+    let file = |inode| with_inode(&pair.disk, inode);
+    let (world, engine, _) = pair.start(&file("7"), false).expect("nothing differs");
+    world.close(&engine).expect("closed");
+    let (world, engine, _) = pair.start(&file("8"), false).expect("moved");
+    assert_eq!(record(&pair.cache).identity.expect("known").to_string(), "inode 8");
     world.lane.abandon();
     drop(engine);
-    let old = with_serial(&pair.disk, Some("A"));
-    assert_eq!(pair.start(&old, false).err(), Some(EngineErrorKind::DataAtRisk));
-    assert!(pair.start(&with_serial(&pair.disk, Some("B")), false).is_ok());
+    assert_eq!(pair.start(&file("7"), false).err(), Some(EngineErrorKind::DataAtRisk));
+    assert!(pair.start(&file("8"), false).is_ok());
+}
+
+#[test]
+fn a_clone_of_a_disk_is_another_one_after_an_orderly_stop_too() {
+    for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
+        let pair = Pair::used(dirty, true);
+        let clone = with_serial(&pair.disk, Some("B"));
+        assert_eq!(pair.start(&clone, false).err(), Some(kind));
+        assert!(pair.start(&clone, true).is_ok());
+    }
+    let pair = Pair::used(true, true);
+    assert!(pair.start(&with_serial(&pair.disk, Some("A")), false).is_ok());
 }
 
 #[test]
