@@ -92,6 +92,12 @@ impl Records {
         }
     }
 
+    /// Returns whether there are received bytes to decrypt.
+    pub fn has_received(&self) -> bool {
+        let incoming = self.incoming.borrow();
+        incoming.start < incoming.end
+    }
+
     /// Decrypts some of the received bytes. `false`: there are none. Call [`Records::read`] in between.
     ///
     /// # Errors

@@ -152,35 +152,39 @@ impl Socket {
         socket
     }
 
-    /// Encrypts everything from here on, as a server. `received` is what came before.
+    /// Encrypts everything from here on, as a server. `received` is what came before. `decrypt` calls
+    /// [`Records::decrypt`] wherever that may take milliseconds, and gives the records back unless they are lost.
     ///
     /// # Errors
     /// Client and server do not agree; the client was told, and the connection is unusable.
-    pub async fn start_tls(&self, config: Arc<ServerConfig>, received: &[u8]) -> io::Result<()> {
-        let records = Records::accept(config, received)?;
-        if self.tls.set(records).is_err() {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let Some(tls) = self.tls.get() else { return Ok(()) };
+    pub async fn start_tls(
+        &self,
+        config: Arc<ServerConfig>,
+        received: &[u8],
+        decrypt: impl AsyncFn(Records) -> (Option<Records>, io::Result<bool>),
+    ) -> io::Result<()> {
+        let mut tls = Records::accept(config, received)?;
         loop {
-            self.send_records(tls).await?;
+            self.send_records(&tls).await?;
             if !tls.is_handshaking() {
-                return Ok(());
+                break;
             }
-            match tls.decrypt() {
-                Ok(true) => {}
-                Ok(false) if self.receive_records(tls).await? == 0 => {
+            if !tls.has_received() {
+                if self.receive_records(&tls).await? == 0 {
                     let cause = "the client closed the connection in the handshake of TLS";
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, cause));
                 }
-                Ok(false) => {}
-                Err(error) => {
-                    // The alert; whether it arrives changes nothing.
-                    let _ = self.send_records(tls).await;
-                    return Err(error);
-                }
+                continue;
             }
+            let (left, result) = decrypt(tls).await;
+            if let (Some(tls), Err(_)) = (&left, &result) {
+                // The alert; whether it arrives changes nothing.
+                let _ = self.send_records(tls).await;
+            }
+            result?;
+            tls = left.ok_or(io::ErrorKind::InvalidData)?;
         }
+        self.tls.set(tls).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
     /// Tells a client with TLS that nothing follows.

@@ -5,7 +5,7 @@
 //! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
 //! - [`outliving`]: clients that are devices of the kernel
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
-//! - [`tls`]: certificates and keys
+//! - [`tls`]: certificates and keys; `tls_work`: handshakes off the lanes
 //! - [`server`]: accepts and dismisses clients on a lane; `sessions`: which exports take them, and who has them open
 //! - [`front_end`]: the interface to the daemon; `hand_over`: what the next program inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline
@@ -35,6 +35,7 @@ pub mod server;
 mod sessions;
 pub mod status;
 pub mod tls;
+mod tls_work;
 pub mod transmission;
 
 pub use forebay_nbd_wire as wire;

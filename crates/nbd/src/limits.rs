@@ -13,6 +13,7 @@ use crate::holes::HoleFinder;
 use crate::memory::ConnectionMemory;
 use crate::outliving::{Outliving, Present};
 use crate::sessions::Sessions;
+use crate::tls_work::TlsWork;
 
 /// One source of clients has this part of the handshakes at most.
 const EACH: usize = 4;
@@ -63,6 +64,7 @@ pub struct ConnectionCount {
     finder: HoleFinder,
     outliving: Outliving,
     sessions: Sessions,
+    tls_work: TlsWork,
 }
 
 /// The connections by one transport.
@@ -118,6 +120,11 @@ impl ConnectionCount {
     /// Returns which exports take clients, and which clients they have.
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.sessions
+    }
+
+    /// Returns where handshakes of TLS are done.
+    pub(crate) fn tls_work(&self) -> &TlsWork {
+        &self.tls_work
     }
 
     fn by(&self, remote: bool) -> &Counts {

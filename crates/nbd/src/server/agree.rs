@@ -64,7 +64,9 @@ pub(super) async fn agree(
             Progress::StartTls => {
                 // What the client sent already is not taken for plaintext.
                 let config = listener.tls()?.config(shared.lane.now()).await;
-                let started = socket.start_tls(config, inbox.unused()).await;
+                let work = shared.count.tls_work();
+                let decrypt = async |records| work.decrypt(records).await;
+                let started = socket.start_tls(config, inbox.unused(), decrypt).await;
                 if let Err(error) = started {
                     tracing::debug!(%error, "a client is dropped: TLS cannot be started");
                     return None;

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use forebay_lane::{MemoryBudget, MemoryUse};
@@ -178,4 +179,36 @@ fn files_that_are_no_use_are_named() {
     assert!(matches!(Tls::load(&other), Err(TlsError::Pair { .. })));
     let no_authority = TlsFiles { client_ca: Some(file("server.key")), ..files() };
     assert!(matches!(Tls::load(&no_authority), Err(TlsError::Content { .. })));
+}
+
+#[test]
+fn handshakes_are_not_done_on_a_lane() {
+    let server = server(None, Arc::default());
+    let named = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
+        let mut names = tasks.map(|task| std::fs::read_to_string(task.path().join("comm")));
+        names.any(|name| name.is_ok_and(|name| name.trim() == "tls-handshake"))
+    };
+    // A thread lives for less than a millisecond.
+    let ended = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                if named() {
+                    return true;
+                }
+            }
+            false
+        });
+        for _ in 0..500 {
+            if looks.is_finished() {
+                break;
+            }
+            drop(start_tls(connect(&server), &[&rustls::version::TLS13]));
+        }
+        ended.store(true, Ordering::Relaxed);
+        looks.join().expect("no panic")
+    });
+    assert!(seen, "no thread for a handshake");
+    server.wait_until_empty();
 }
