@@ -1,9 +1,16 @@
 """A state directory that is full or cannot be written: commands fail whole, and the daemon goes on."""
 
+import json
 import os
+import pathlib
+import threading
+import time
 
 from harness import *
 from harness.daemon import Daemon
+from harness.faults import wait_for
+
+FUA = 1  # NBD_CMD_FLAG_FUA
 
 
 class Small:
@@ -96,6 +103,58 @@ def a_full_state_directory(box):
 @test
 def a_state_directory_that_is_read_only(box):
     refuses_and_goes_on(box, Small.lock, Small.unlock)
+
+
+@test
+def clients_do_not_wait_for_a_directory_that_hangs(box):
+    need("mkfs.ext4", "fsfreeze", "mount")
+    if os.geteuid() != 0 or not os.path.exists("/dev/loop-control"):
+        skip("a file system of its own takes root and loop devices")
+    image, point = box.file("image", 64 * MIB), box.path("d-state")
+    box.run("mkfs.ext4", "-q", "-F", image)
+    os.makedirs(point)
+    if box.run("mount", "-o", "loop", image, point, expect=None).returncode != 0:
+        skip("no loop device can be mounted")
+    box.at_end(box.run, "umount", "-l", point)
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 256 * MIB))
+    daemon.cli("set", "v", "writeback_running=off")
+    client = connect(uri)
+    client.pwrite(b"a" * 4096, 0)
+    client.flush()
+    times = []
+
+    def write():
+        for number in range(1, 20):
+            begun = time.monotonic()
+            client.pwrite(bytes([number]) * 4096, number * 8 * MIB)
+            client.flush()
+            client.pwrite(bytes([number]) * 4096, number * 8 * MIB + 4096, FUA)
+            times.append(time.monotonic() - begun)
+
+    # On a thread: whatever becomes of the client, the file system is thawed.
+    writer = threading.Thread(target=write, daemon=True)
+    box.run("fsfreeze", "-f", point)
+    try:
+        writer.start()
+        writer.join(60)
+        ended = len(times)
+    finally:
+        box.run("fsfreeze", "-u", point)
+        writer.join(60)
+    check_equal(ended, 19, "rounds of writes and flushes that ended while the directory did not answer")
+    check(max(times) < 30, f"a flush took {max(times):.1f} s")
+    check("cannot be noted in the ledger" in daemon.log(), "the log does not say that nothing can be noted")
+    # What was left out is noted once the directory answers, without another flush.
+    noted = lambda: json.loads(pathlib.Path(point, "dirty", "v.json").read_text())["dirty"]
+    has = lambda at: any(start <= at < start + length for start, length in noted())
+    wait_for(lambda: all(has(number * 8 * MIB) for number in range(20)), "everything is noted")
+    daemon.kill()
+    daemon.start()
+    again = connect(daemon.uri("v"))
+    for number in range(1, 20):
+        check_equal(bytes(again.pread(4096, number * 8 * MIB + 4096)), bytes([number]) * 4096, f"block {number}")
+    daemon.terminate()
 
 
 main()

@@ -71,16 +71,19 @@ pub(crate) struct Notes<'a>(pub(crate) &'a LaneVolume);
 
 impl Notes<'_> {
     /// Adds every region in which a block has become dirty to the note. Called before anything is
-    /// reported durable. A note that cannot be written is logged; no data is at risk.
+    /// reported durable. A note that cannot be written, or is not durable within a second, is logged; no data is at
+    /// risk: only the loss of the cache device would then be reported without these regions.
     pub(crate) async fn note_regions(self) {
         let intent = &self.0.volume.intent;
         if planted::has(PlantedBug::NotesForgotten) {
             return;
         }
-        if !intent.is_wanted() || self.0.volume.is_noted.load(Ordering::Relaxed) {
+        if !intent.is_wanted() || self.0.volume.is_noted.load(Ordering::Relaxed) || intent.is_late()
+        {
             return;
         }
-        let _turn = self.0.volume.note_gate.enter().await;
+        let turn = ledger::in_time(self.0.lane(), self.0.volume.note_gate.enter()).await;
+        let Some(_turn) = turn.filter(|_| !intent.is_late()) else { return };
         let wanted: Vec<u64> =
             intent.wanted.iter().map(|word| word.swap(0, Ordering::SeqCst)).collect();
         // An earlier holder of the gate may have written these regions.
@@ -128,7 +131,8 @@ impl Notes<'_> {
             return false;
         }
         let note = self.note_of_regions(regions);
-        match ledger::write(&*ledger, &self.0.volume.name, note).await {
+        let (lane, late) = (self.0.lane(), &self.0.volume.intent.late);
+        match ledger::write_in_time(lane, &*ledger, &self.0.volume.name, note, late).await {
             Ok(()) => {
                 self.0.volume.intent.filed.lock().0 = regions.to_vec();
                 true
@@ -190,7 +194,9 @@ impl Notes<'_> {
             let cache = self.0.cache.store.uuid();
             Note { cache, distrusted: false, exact: true, dirty }
         };
-        if let Err(error) = ledger::write(&*ledger, &volume.name, note).await {
+        let (lane, late) = (self.0.lane(), &volume.intent.late);
+        let written = ledger::write_in_time(lane, &*ledger, &volume.name, note, late);
+        if let Err(error) = written.await {
             tracing::warn!(%error, volume = volume.name, "the dirty blocks cannot be noted in the ledger");
         }
     }

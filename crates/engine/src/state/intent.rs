@@ -6,7 +6,8 @@
 //! note with the first commit after one of its blocks becomes dirty, and leaves it some time after
 //! its last dirty block. A write pays for checking one bit when it makes a clean block dirty.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_policy::sweep::DirtyMap;
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ pub(crate) struct Intent {
     /// The regions in the note, which may be more than are dirty; and whether the note is being
     /// shortened.
     pub(crate) filed: Mutex<(Vec<u64>, bool)>,
+    /// A note is late: the place where notes are does not answer, and flushes do not wait for it.
+    pub(crate) late: Arc<AtomicBool>,
 }
 
 fn words(regions: usize) -> Box<[AtomicU64]> {
@@ -35,7 +38,7 @@ impl Intent {
     pub(crate) fn new(regions: usize) -> Self {
         let (noted, wanted) = (words(regions), words(regions));
         let filed = Mutex::new((vec![0; noted.len()], false));
-        Intent { noted, wanted, requests: AtomicU64::new(0), filed }
+        Intent { noted, wanted, requests: AtomicU64::new(0), filed, late: Arc::default() }
     }
 
     /// Requests a region in which a block became dirty.
@@ -67,6 +70,11 @@ impl Intent {
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.requests.load(Ordering::SeqCst) > 0
+    }
+
+    /// Returns whether an earlier note is late.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late.load(Ordering::SeqCst)
     }
 }
 

@@ -1,10 +1,16 @@
 //! Notes about a cache that are kept outside of its device, for when that fails, hangs or is lost.
 
+use std::future::{Future, poll_fn};
 use std::ops::Range;
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
 
 use forebay_format::Uuid;
-use forebay_lane::Notify;
+use forebay_lane::{Lane, Notify};
 use parking_lot::Mutex;
 
 use crate::error::LedgerError;
@@ -36,9 +42,57 @@ pub trait Ledger: Send + Sync {
         self.note_of(volume).filter(|note| note.distrusted && note.cache == cache)
     }
 
-    /// Replaces the note of a volume durably, without waiting. Notes of one volume are written one
-    /// at a time.
+    /// Replaces the note of a volume durably, without waiting. Notes of one volume become durable in the order of
+    /// calls.
     fn write(&self, volume: &str, note: Note, noted: Noted);
+}
+
+/// How long a request waits for a note without which its data is safe.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A note that is being written.
+#[derive(Default)]
+struct Writing {
+    result: Mutex<Option<Result<(), LedgerError>>>,
+    told: Notify,
+    /// Raised while it is late.
+    late: Arc<AtomicBool>,
+}
+
+impl Writing {
+    fn begin(ledger: &dyn Ledger, volume: &str, note: Note, late: &Arc<AtomicBool>) -> Arc<Self> {
+        let writing = Arc::new(Writing { late: late.clone(), ..Writing::default() });
+        let own = writing.clone();
+        let noted = Box::new(move |result| {
+            let mut place = own.result.lock();
+            *place = Some(result);
+            own.late.store(false, Ordering::SeqCst);
+            drop(place);
+            own.told.notify_all();
+        });
+        ledger.write(volume, note, noted);
+        writing
+    }
+
+    async fn end(&self) -> Result<(), LedgerError> {
+        loop {
+            let changed = self.told.listen();
+            if let Some(result) = self.result.lock().take() {
+                return result;
+            }
+            changed.await;
+        }
+    }
+
+    /// Stops waiting, unless it has just ended.
+    fn give_up(&self) -> Result<(), LedgerError> {
+        let mut place = self.result.lock();
+        place.take().unwrap_or_else(|| {
+            // Under the lock: its end takes this back.
+            self.late.store(true, Ordering::SeqCst);
+            Err(LedgerError::Late)
+        })
+    }
 }
 
 /// Replaces the note of a volume, and waits until it is durable.
@@ -50,26 +104,37 @@ pub(crate) async fn write(
     volume: &str,
     note: Note,
 ) -> Result<(), LedgerError> {
-    #[derive(Default)]
-    struct End {
-        result: Mutex<Option<Result<(), LedgerError>>>,
-        told: Notify,
-    }
+    Writing::begin(ledger, volume, note, &Arc::default()).end().await
+}
 
-    let end: Arc<End> = Arc::default();
-    let own = end.clone();
-    let noted = Box::new(move |result| {
-        *own.result.lock() = Some(result);
-        own.told.notify_all();
-    });
-    ledger.write(volume, note, noted);
-    loop {
-        let changed = end.told.listen();
-        if let Some(result) = end.result.lock().take() {
-            return result;
-        }
-        changed.await;
+/// As [`write`], but waits for a second only, and not at all while an earlier note of the volume is `late`. What is given
+/// up may still become durable, before any later note of the volume.
+///
+/// # Errors
+/// As [`write`]; [`LedgerError::Late`].
+pub(crate) async fn write_in_time(
+    lane: &Rc<Lane>,
+    ledger: &dyn Ledger,
+    volume: &str,
+    note: Note,
+    late: &Arc<AtomicBool>,
+) -> Result<(), LedgerError> {
+    if late.load(Ordering::SeqCst) {
+        return Err(LedgerError::Late);
     }
+    let writing = Writing::begin(ledger, volume, note, late);
+    in_time(lane, writing.end()).await.unwrap_or_else(|| writing.give_up())
+}
+
+/// Waits for as long as [`write_in_time`] does; `None`: in vain.
+pub(crate) async fn in_time<T>(lane: &Rc<Lane>, what: impl Future<Output = T>) -> Option<T> {
+    let mut what = pin!(what);
+    let mut over = pin!(lane.sleep(PATIENCE));
+    let ended = poll_fn(|context| match what.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => over.as_mut().poll(context).map(|()| None),
+    });
+    ended.await
 }
 
 /// Joins adjacent ranges; the input is ascending.

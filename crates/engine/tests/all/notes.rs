@@ -87,3 +87,43 @@ fn the_note_of_a_volume_that_stops_with_dirty_blocks_everywhere_names_regions() 
         }
     }
 }
+
+/// The data is safe without the note; clients do not wait for a state directory that does not answer.
+#[test]
+fn no_flush_waits_for_a_late_note_for_more_than_a_second() {
+    let world = World::new();
+    let engine = world.new_cache(&ram(8), BlockSize::DEFAULT);
+    let book: Arc<SlowBook> = Arc::default();
+    engine.cache.set_ledger(book.clone());
+    let mut settings = settings(Mode::Writeback);
+    settings.writeback_running = false;
+    let target = world.create(&engine, &ram(12), settings, 0);
+    let flush = |patience: Duration| {
+        let flush = world.submit(&target, Op::Flush, 0, 0, None);
+        world.advance(patience);
+        let done = world.done(flush).expect("the flush does not wait any more");
+        assert_eq!(done.result, Ok(()));
+    };
+    world.write(&target, 0, &[1; 4096]);
+    // The first one waits for a second, and those behind it for the same second.
+    let both = [(); 2].map(|()| world.submit(&target, Op::Flush, 0, 0, None));
+    world.advance(Duration::from_millis(900));
+    assert!(both.iter().all(|flush| world.done(*flush).is_none()), "they wait for the note");
+    world.advance(Duration::from_millis(200));
+    both.iter().for_each(|flush| assert_eq!(world.wait(*flush).result, Ok(())));
+    // Another region; nobody waits for a place that is known not to answer, and nothing piles up there.
+    world.write(&target, 8 << 20, &[2; 4096]);
+    (0..10).for_each(|_| flush(Duration::from_millis(10)));
+    assert_eq!(book.complete_all(), 1, "one note was begun");
+    let has =
+        |at: u64| book.note_of("data").expect("a note").dirty.iter().any(|it| it.contains(&at));
+    assert!(has(0) && !has(8 << 20));
+    // It answers again: what was left out is in the next note, and is waited for.
+    world.write(&target, 0, &[3; 4096]);
+    let next = world.submit(&target, Op::Flush, 0, 0, None);
+    world.advance(Duration::from_millis(100));
+    assert!(world.done(next).is_none(), "a flush waits for the note again");
+    assert_eq!(book.complete_all(), 1);
+    assert_eq!(world.wait(next).result, Ok(()));
+    assert!(has(0) && has(8 << 20));
+}

@@ -12,6 +12,7 @@ use forebay_admin::{ApiError, ErrorKind};
 use forebay_export::unix_socket::{ListenError, UnixSocket};
 use rustix::fs::{FlockOperation, flock};
 
+use super::afterlife::outlasting;
 use super::hand_over::LeftSocket;
 use crate::paths::{check_socket_path, io_error};
 
@@ -37,7 +38,9 @@ pub(crate) fn lock_file(path: &Path, in_use: &str) -> Result<File, ApiError> {
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)
         .map_err(|error| io_error("cannot open", path, &error))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    // A process that the owner was starting when it died has its descriptors for a moment.
+    let lock = || flock(&file, FlockOperation::NonBlockingLockExclusive);
+    match outlasting(lock, |errno| *errno == rustix::io::Errno::WOULDBLOCK) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ApiError::new(ErrorKind::Refused, in_use)),
         Err(errno) => Err(io_error("cannot lock", path, &errno.into())),
