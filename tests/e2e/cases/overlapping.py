@@ -99,4 +99,35 @@ def a_forced_adoption_that_fails_needs_force_again(box):
     daemon.cli("start", "v")
 
 
+@test
+def the_daemon_ends_beside_a_command_that_waits(box):
+    for verb, rule in (("stop", "hang sync"), ("delete", "hang write"), ("set", "hang write"), ("create", "hang write")):
+        daemon, cache = box.daemon(name=verb), Disk(box, f"{verb}-cache", 64 * MIB)
+        origins = [box.file(f"{verb}-origin{number}", 16 * MIB) for number in range(2)]
+        client = connect(daemon.create("v", cache.name, origins[0], "--set", "writeback_running=off"))
+        data = random_bytes(verb, MIB)
+        client.pwrite(data, 0)
+        client.flush()
+        client.shutdown()
+        cache.faults(rule)
+        words = {
+            "stop": ["v"], "delete": ["--discard-dirty", "v"], "set": ["v", "mode=wt"],
+            "create": ["w", "--cache", cache.name, "--origin", origins[1]],
+        }[verb]  # fmt: skip
+        command = begin(box, daemon, verb, *words)
+        wait_for(lambda: f'rule="{rule}"' in daemon.log(), "it waits")
+        code, seconds = daemon.terminate()
+        check(code == 1 and seconds < 80, f"beside '{verb}' it ended with {code} after {seconds:.1f} s")
+        check(cache.name in daemon.log() or "did not end in time" in daemon.log(), "the log does not say why")
+        command.communicate(timeout=60)
+        cache.heal()
+        daemon.start()
+        names = daemon.cli("list", "--names").stdout.split()
+        check_equal(names, [] if verb == "delete" else ["v"], f"the volumes after '{verb}'")
+        if names:
+            daemon.cli("start", "v")
+            check_equal(bytes(connect(daemon.uri("v")).pread(MIB, 0)) == data, True, f"the data after '{verb}'")
+        daemon.terminate()
+
+
 main()
