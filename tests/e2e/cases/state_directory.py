@@ -7,6 +7,7 @@ import threading
 import time
 
 from harness import *
+from harness.commands import begin, operations
 from harness.daemon import Daemon
 from harness.faults import wait_for
 
@@ -155,6 +156,49 @@ def clients_do_not_wait_for_a_directory_that_hangs(box):
     for number in range(1, 20):
         check_equal(bytes(again.pread(4096, number * 8 * MIB + 4096)), bytes([number]) * 4096, f"block {number}")
     daemon.terminate()
+
+
+@test
+def a_state_directory_that_does_not_answer_holds_up_no_client_and_no_end(box):
+    need("cc")
+    library, hangs = box.path("slow.so"), box.path("hangs")
+    source = pathlib.Path(__file__).parent.parent / "harness/slow_sync.c"
+    box.run("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
+    for begins in None, "set", "stop", "create":
+        daemon = Daemon(box, name=begins or "d")
+        daemon.within = ["env", f"LD_PRELOAD={library}", f"SLOW_DIR={daemon.state}", f"SLOW_FILE={hangs}"]
+        daemon.start()
+        devices = [box.file(f"{begins}-{what}", size) for what, size in (("cache", 64 * MIB), ("origin", 16 * MIB))]
+        client = connect(daemon.create("v", *devices, "--set", "writeback_running=off"))
+        daemon.create("w", devices[0], box.file(f"{begins}-other", 16 * MIB))
+        client.pwrite(random_bytes("before", MIB), 0)
+        client.flush()
+        pathlib.Path(hangs).touch()
+        if begins:
+            words = {
+                "set": ["v", "dirty_high=60"], "stop": ["w"],
+                "create": ["x", "--cache", devices[0], "--origin", box.file(f"{begins}-third", 16 * MIB)],
+            }[begins]  # fmt: skip
+            command = begin(box, daemon, begins, *words)
+            wait_for(lambda: operations(daemon) == [begins], "it has begun")
+        data = random_bytes(begins, MIB)
+        client.pwrite(data, 0)
+        client.flush()
+        check_equal(bytes(client.pread(MIB, 0)) == data, True, "what was written")
+        check_equal(daemon.show("v")["state"], "running", "the state")
+        check_equal(len(daemon.cli("list", "--names").stdout.split()), 2, "the volumes")
+        client.shutdown()
+        code, seconds = daemon.terminate()
+        check(code == 1 and seconds < 80, f"it ended with {code} after {seconds:.1f} s")
+        check("does not answer" in daemon.log(), "the log does not name the state directory")
+        if begins:
+            command.communicate(timeout=60)
+            check(command.returncode not in (0, None), f"'{begins}' ended with {command.returncode}")
+        os.unlink(hangs)
+        daemon.start()
+        check_equal(daemon.show("v")["state"], "running", "the state after a restart")
+        check_equal(bytes(connect(daemon.uri("v")).pread(MIB, 0)) == data, True, "what was flushed")
+        daemon.terminate()
 
 
 main()
