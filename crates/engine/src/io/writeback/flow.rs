@@ -192,16 +192,20 @@ impl Flow {
         OriginIo(&self.view).sync_device(WakeReason::Other).await?;
         let mut stale = false;
         for some in written.chunks(MARKED_TOGETHER) {
-            // Another task's sync may have failed and lost these writes.
+            // Another task's sync may have failed and lost writes that were sent before it.
             let failures = volume.syncs.failures();
-            stale |= some.iter().any(|written| written.failures != failures);
+            let is_lost = |written: &Written| written.failures != failures;
             // A removed volume keeps its dirty blocks: it may be attached again already, with new
             // counters.
-            if stale || volume.state() == VolumeState::Removed {
+            if volume.state() == VolumeState::Removed {
                 break;
             }
-            if !early {
-                self.mark(some);
+            for run in some.chunk_by(|one, other| is_lost(one) == is_lost(other)) {
+                let lost = run.iter().any(is_lost);
+                stale |= lost;
+                if !lost && !early {
+                    self.mark(run);
+                }
             }
             forebay_lane::yield_now().await;
         }
