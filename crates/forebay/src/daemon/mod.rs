@@ -178,24 +178,38 @@ pub(crate) fn run(options: Options, has_started: &mut bool) -> Result<(), ApiErr
         manager.ready(&restored.to_string());
     }
     note_positions(&volumes, &stop)?;
-    let ended = match stop.wait() {
+    let hand_overs = inherited.hand_overs;
+    let ended = end(&manager, &volumes, (&stop, &reading), hand_overs, &socket)?;
+    finish(&volumes, server, &ended);
+    ended
+}
+
+/// Waits for the request to end, and ends as it says. Returns how that went.
+///
+/// # Errors
+/// No program can be executed.
+fn end(
+    manager: &ServiceManager,
+    volumes: &Arc<Volumes>,
+    (stop, reading): (&StopRequest, &Reading),
+    hand_overs: u64,
+    socket: &ClaimedSocket,
+) -> Result<Result<(), ApiError>, ApiError> {
+    match stop.wait() {
         End::Stop => {
             manager.stopping();
-            volumes.shut_down()
+            Ok(volumes.shut_down())
         }
         End::HandOver(program) => {
             manager.status("Handing over to another program");
-            let hand_overs = inherited.hand_overs;
-            let closed = close_for(&program, &volumes, (&stop, &reading), hand_overs, &socket);
+            let closed = close_for(&program, volumes, (stop, reading), hand_overs, socket);
             manager.stopping();
             volumes.stop_instead();
             let closed = closed?;
             tracing::info!("stopped instead of handed over");
-            closed
+            Ok(closed)
         }
-    };
-    finish(&volumes, server, &ended);
-    ended
+    }
 }
 
 /// Stores the positions of caches from time to time, on a thread of its own: the state directory may not answer.

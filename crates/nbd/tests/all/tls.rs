@@ -182,6 +182,7 @@ fn files_that_are_no_use_are_named() {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "a thread of the test looks at those of the server")]
 fn handshakes_are_not_done_on_a_lane() {
     let server = server(None, Arc::default());
     let named = || {
