@@ -365,7 +365,9 @@ impl Volumes {
             let stopped = this.host.stop(&volume, abandon, work);
             if !this.is_served(&name) {
                 this.tell_stopped(&name, force);
-            } else if stopped.is_err() {
+                return stopped.and_then(|()| this.claims.check_free_of(&name));
+            }
+            if stopped.is_err() {
                 this.publish_again(&volume);
                 this.undo(|volumes| {
                     entry_of(volumes, &name)?.started = true;

@@ -44,7 +44,8 @@ impl Volumes {
             Ok(())
         })?;
         if let Err(error) = self.host.create(&volume, existing, &others, work) {
-            if self.host.condition(&name).is_none() {
+            // Without a commit nothing was created, nor will be.
+            if !work.has_committed() || self.host.condition(&name).is_none() {
                 self.forget_deleted(uuid);
             }
             return Err(error);
