@@ -1,8 +1,5 @@
 //! vhost-user: a control message, and a guest's memory with a queue in it.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-
 use crate::{memory, mend};
 use forebay_vhost_user::chain::{Buffers, total};
 use forebay_vhost_user::config::{REQUEST_MAX, SECTOR, ZEROED_MAX};
@@ -11,6 +8,7 @@ use forebay_vhost_user::message::{Header, Message, PAYLOAD_MAX, RingAddresses};
 use forebay_vhost_user::request::{BlockRequest, Kind, Status};
 use forebay_vhost_user::virtqueue::{QueueFeatures, QueueSize, Virtqueue};
 use libfuzzer_sys::fuzzer_mutate;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Bytes before the guest's memory in an input.
 const CHOICES: usize = 4;
@@ -53,11 +51,9 @@ thread_local! {
 }
 
 fn guest() -> Result<GuestMemory, Box<dyn std::error::Error>> {
-    let path = std::env::temp_dir().join(format!("forebay-fuzz-{}", std::process::id()));
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    file.set_len(BYTES)?;
-    let file = OwnedFd::from(file);
+    // Memory of a guest is in memory: other files are refused.
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, BYTES)?;
     let mut memory = GuestMemory::default();
     for start in [0, BYTES / 2] {
         let guest = GuestAddress(start + if start == 0 { 0 } else { GAP });
