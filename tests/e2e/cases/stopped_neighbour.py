@@ -18,7 +18,7 @@ def what_a_stopped_volume_has_in_the_cache_is_known(box):
     first.flush()
     dirty = daemon.dirty("one")
     check(dirty > 1000, f"only {dirty} blocks are dirty")
-    daemon.cli("stop", "one")
+    daemon.cli("stop", "--force", "one")
 
     def stopped():
         blocks = daemon.show("one")["blocks"]

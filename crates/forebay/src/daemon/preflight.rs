@@ -138,7 +138,10 @@ pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
 
 /// Whether two names are of one device, which may be yet to be created. Each comes with its field.
 pub(crate) fn same_device(one: (&str, &str), other: (&str, &str)) -> bool {
-    let path = |(field, device)| DeviceName::parse(field, device).ok()?.path;
+    let path = |(field, device): (&str, &str)| match device {
+        NO_CACHE => None,
+        _ => DeviceName::parse(field, device).ok()?.path,
+    };
     if path(one).is_some() && path(one) == path(other) {
         return true;
     }
@@ -334,5 +337,10 @@ mod tests {
         assert_eq!(kind("third", "origin", &other), refused("origin"));
         assert_eq!(kind("third", "link", &other), refused("origin"));
         assert_eq!(kind("origin", "third", &other), refused("cache"));
+        for nothing in [NO_CACHE, "ram:32M"] {
+            let cache = ("cache", nothing);
+            assert!(!same_device(cache, cache), "{nothing} is a device of each volume's own");
+        }
+        assert!(same_device(("cache", "/absent"), ("cache", "/absent")));
     }
 }
