@@ -106,12 +106,13 @@ async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, EngineError> {
     Ok(volumes.collect())
 }
 
-/// Checks that a volume with room for its larger origin has taken it over, unless that needs work.
+/// Checks that a volume with room for its larger origin has taken it over, unless that needs work. `size`: of the origin
+/// when the start began; one that grows during it may be taken over by the next.
 fn judge_growth(
     lane: &EngineLane,
     machine: &Machine,
     before: &VolumeRecord,
-    origin: &dyn Device,
+    size: u64,
 ) -> Result<(), EngineError> {
     let store = &lane.cache.store;
     let (Some(space), Some(volume)) = (store.space_of(before.id), lane.cache.volume(&before.name))
@@ -119,9 +120,9 @@ fn judge_growth(
         return Ok(());
     };
     let (block, shift) = (machine.setup.block_size.bytes(), u64::from(before.alignment));
-    let has_room = (origin.size() + shift).div_ceil(block) <= space.blocks;
+    let has_room = (size + shift).div_ceil(block) <= space.blocks;
     let whole = (before.origin_bytes + shift).is_multiple_of(block);
-    if machine.setup.grows && has_room && whole && volume.size() != origin.size() {
+    if machine.setup.grows && has_room && whole && volume.size() < size {
         return Err(EngineError::new(EngineErrorKind::Failed, "it keeps its old size"));
     }
     Ok(())
@@ -262,6 +263,7 @@ async fn attach(
         .map(|record| record.origin.strip_prefix("origin-").and_then(|number| number.parse().ok()));
     let number = named.unwrap_or(Some(volume)).ok_or_else(|| failed("it names no origin"))?;
     let origin = origin(machine, number)?;
+    let size = origin.size();
     let damage = known.as_ref().and_then(|record| store.damage_of(record.id));
     let first = lane.attach(&name(volume), origin.clone(), false).await;
     let result = match (first, damage) {
@@ -288,7 +290,7 @@ async fn attach(
         machine.shared.differs(volume);
     }
     pin(lane, machine, volume);
-    known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, &*origin))
+    known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, size))
 }
 
 /// Pins some blocks of a volume that was attached, in one of four worlds. Clients notice nothing of it.
