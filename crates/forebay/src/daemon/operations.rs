@@ -10,7 +10,7 @@ use forebay_admin::{ApiError, ErrorKind, Operation, OperationId, OperationState,
 
 use super::work::Work;
 
-/// How often those that wait for an operation look whether it is late.
+/// How often a thread that waits for an operation checks whether the operation is late.
 const LOOKING: Duration = Duration::from_millis(50);
 
 /// Most operations in progress: one for each possible volume. Operations that wait for a dead

@@ -136,7 +136,8 @@ pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
     }
 }
 
-/// Whether two names are of one device, which may be yet to be created. Each comes with its field.
+/// Whether two names lead to the same device, which need not exist yet. Each name comes with the field of the request that
+/// has it, for errors.
 pub(crate) fn same_device(one: (&str, &str), other: (&str, &str)) -> bool {
     let path = |(field, device): (&str, &str)| match device {
         NO_CACHE => None,

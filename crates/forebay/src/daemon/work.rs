@@ -16,17 +16,17 @@ use forebay_core::Cancelled;
 /// How far an operation is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// It has had no effect, and can be withdrawn.
+    /// It has changed nothing that lasts, and can be withdrawn.
     #[default]
     Preparing,
-    /// It was reported as failed, and will have no effect.
+    /// It was reported as failed, and changes nothing.
     Withdrawn,
-    /// It may have had effects. Its end says how it ended.
+    /// It may have changed data that lasts: only its end tells whether it succeeded.
     Committed,
 }
 
-/// The right to effects that last: operations that have it were not reported as failed, and will not be before they
-/// have ended.
+/// Permits changes that last. An operation that holds it has not been reported as failed, and is not before its work has
+/// ended.
 #[derive(Debug)]
 pub(crate) struct Effect(());
 
