@@ -125,6 +125,13 @@ impl From<SettingError> for ApiError {
     }
 }
 
+/// Body of an error answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// The error.
+    pub error: ApiError,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@
 //! - [`declared`]: the file that declares all volumes
 //! - [`ranges`]: ranges of a volume that are pinned, evicted or read ahead
 //! - [`report`]: state and statistics of a volume
+//! - [`activity`]: what happened between two reports
 //! - [`curve`]: hit ratios of caches of other sizes
 //! - [`event`]: what happened
 //! - [`operation`]: long-running operations and their progress
@@ -13,6 +14,7 @@
 //! - [`error`]: why a request was refused
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod curve;
 pub mod declared;
 mod displaced;
@@ -30,7 +32,7 @@ pub mod request;
 pub mod schema;
 
 pub use declared::Declared;
-pub use error::{ApiError, ErrorKind};
+pub use error::{ApiError, ErrorBody, ErrorKind};
 pub use event::{Event, EventId, EventKind, EventList, Severity};
 pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Settings};
 pub use name::VolumeName;

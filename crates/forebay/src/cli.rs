@@ -16,10 +16,10 @@ use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, ReplacementKind};
 use forebay_settings::duration::parse_duration;
 
-use crate::daemon::front_ends::FrontEndOptions;
-use crate::daemon::host::RawExport;
 use crate::exit;
 pub(crate) use events::{EventsArgs, SupportArgs};
+use forebay_daemon::FrontEndOptions;
+use forebay_daemon::RawExport;
 pub(crate) use host::{ApplyArgs, ProbeArgs};
 pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 pub(crate) use serving::{DeleteArgs, StartArgs, StopArgs};
@@ -148,14 +148,14 @@ pub(crate) enum Verb {
     /// Record the requests of a volume's clients, as a trace that advise reads
     Trace(TraceArgs),
     /// Attach and detach loop devices for a daemon
-    #[command(name = forebay_export::helper::VERB, hide = true)]
+    #[command(name = forebay_daemon::helper::VERB, hide = true)]
     BlockDevice {
         /// The task
         #[arg(allow_hyphen_values = true)]
         task: Vec<std::ffi::OsString>,
     },
     /// Print the version of what one program hands over to the next
-    #[command(name = crate::daemon::hand_over::VERB, hide = true)]
+    #[command(name = forebay_daemon::HAND_OVER_VERB, hide = true)]
     HandOverVersion,
     /// Print a completion script for a shell
     Completions {

@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_admin::{API_VERSION, ApiError, ErrorKind};
+use forebay_admin::{API_VERSION, ApiError, ErrorBody, ErrorKind};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper::body::Bytes;
@@ -182,13 +182,6 @@ fn error_in(status: u16, body: &[u8]) -> ApiError {
     )
 }
 
-/// Body of an error answer.
-#[derive(serde::Serialize, serde::Deserialize)]
-pub(crate) struct ErrorBody {
-    /// The error.
-    pub(crate) error: ApiError,
-}
-
 fn unreachable_daemon(socket: &Path, error: &std::io::Error) -> ApiError {
     use std::io::ErrorKind as Io;
     let at = socket.display();
@@ -210,7 +203,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::daemon::testing::TempDir;
+    use forebay_testkit::TempDir;
 
     /// Returns what the client makes of these bytes.
     fn answered_with(answer: &[u8]) -> Result<serde_json::Value, String> {

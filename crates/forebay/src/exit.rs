@@ -9,7 +9,7 @@ use std::io::Write;
 use forebay_admin::ApiError;
 use forebay_core::text::usage_line;
 
-use crate::daemon::log;
+use forebay_daemon::log;
 
 /// Result of a verb.
 pub(crate) type Outcome = Result<(), ApiError>;

@@ -4,10 +4,6 @@
 //! - `cli`: the command line, declared once for the parser, help, man pages and completions
 //! - `verbs`: one file per verb
 //! - `client`: the client of the daemon
-//! - `activity`: what happened between two looks at the daemon
-//! - `curve`: cache sizes and their hit ratios
-//! - `daemon`: the daemon
-//! - `devices`: devices as the operator names them, and whether two names share bytes
 //! - `misaligned`: partitions that do not begin where blocks do
 //! - `process`: what a daemon that does not answer is doing
 //! - `sparse`: files whose filesystem is too small for them
@@ -21,19 +17,13 @@
     reason = "outside the data path, the binary owns its threads and its time"
 )]
 
-mod activity;
 mod cli;
 mod client;
-mod content;
-mod curve;
-mod daemon;
-mod devices;
 mod exit;
 mod misaligned;
 mod output;
 mod paths;
 mod process;
-mod ring_remedy;
 mod sparse;
 mod uevent;
 mod verbs;
@@ -41,7 +31,7 @@ mod verbs;
 fn main() {
     let code = match cli::parse() {
         Ok(cli) => exit::code(verbs::run(cli)),
-        Err(code) => daemon::hand_over::exit_code(code),
+        Err(code) => forebay_daemon::exit_code(code),
     };
     forebay_rbd::exit(code);
 }

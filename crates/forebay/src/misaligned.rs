@@ -9,8 +9,8 @@ use forebay_admin::VolumeReport;
 use forebay_core::SECTOR_SIZE;
 use forebay_device::{partitions, signature};
 
-use crate::devices::path_of;
 use crate::output::note;
+use forebay_daemon::devices::path_of;
 
 /// Says in one line for each device of a new volume that something in it, or it itself, is misaligned.
 pub(crate) fn warn(report: &VolumeReport) {
@@ -80,7 +80,7 @@ fn geometry(sysfs: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::testing::TempDir;
+    use forebay_testkit::TempDir;
 
     #[test]
     fn the_proposed_alignment_puts_a_block_at_the_start() {

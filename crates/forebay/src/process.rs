@@ -292,7 +292,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
-    use crate::daemon::testing::TempDir;
+    use forebay_testkit::TempDir;
 
     /// Writes what `/proc` has of a thread.
     fn thread(process: &Path, tid: u32, stat: &str, wchan: &str, syscall: &str) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use forebay_admin::VolumeReport;
 use forebay_core::units::format_size;
 
-use crate::devices::path_of;
 use crate::output::note;
+use forebay_daemon::devices::path_of;
 
 /// How long the filesystems may take to answer: one that hangs says nothing here.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ mod tests {
     use std::fs::File;
 
     use super::*;
-    use crate::daemon::testing::TempDir;
+    use forebay_testkit::TempDir;
 
     #[test]
     fn sparse_files_count_together_for_their_filesystem_and_each_once() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use forebay_admin::VolumeReport;
 
-use crate::devices::{DeviceName, NO_CACHE};
+use forebay_daemon::devices::{DeviceName, NO_CACHE};
 
 /// Announces the devices of a new volume, as far as the caller may.
 pub(crate) fn announce(report: &VolumeReport) {

@@ -5,6 +5,7 @@
 //! - `faulty`: the device that applies them
 //! - [`disk`]: a disk in RAM whose content a test can read and damage
 //! - `seen`: devices with other sectors, or opened for reading only
+//! - [`temp_dir`]: directories that are removed with what is in them
 //! - [`void`]: a device of any size that stores nothing
 //! - [`guise`]: devices with another size or identity, or that record who uses them
 //!
@@ -16,6 +17,7 @@ pub mod faults;
 mod faulty;
 pub mod guise;
 mod seen;
+pub mod temp_dir;
 pub mod void;
 pub mod world;
 
@@ -26,5 +28,6 @@ pub use guise::{
     Holder, shortened, with_endless_claims, with_evidence, with_holder, with_inode, with_serial,
 };
 pub use seen::{for_reading, with_sectors};
+pub use temp_dir::TempDir;
 pub use void::void;
 pub use world::LaneWorld;

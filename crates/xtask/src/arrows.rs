@@ -31,7 +31,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nbd-kernel", &["core", "device", "lane", "engine", "export", "nbd"]),
     ("admin", &["core", "settings"]),
     (
-        "forebay",
+        "daemon",
         &[
             "core",
             "settings",
@@ -51,7 +51,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ublk",
             "nbd-kernel",
             "admin",
-            "trace",
+            "testkit",
+        ],
+    ),
+    (
+        "forebay",
+        &[
+            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "rbd",
+            "admin", "trace", "daemon", "testkit",
         ],
     ),
     ("sim", &["core", "format", "device", "lane", "policy", "store", "engine", "ram"]),
@@ -199,7 +206,7 @@ mod tests {
             ("store", true, true),
             ("store", false, false),
             ("fuzz", false, true),
-            ("forebay", true, false),
+            ("core", true, false),
         ] {
             let mut graph = graph(from, TEST_SUPPORT);
             graph.arrows[0].dev = dev;

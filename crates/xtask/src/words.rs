@@ -29,16 +29,16 @@ const KEPT: &[(&str, &str)] = &[
     // What something was called before.
     ("CHANGELOG.md", ""),
     // Names that users know: a path of the admin API, a field of its JSON, and old options.
-    ("crates/forebay/src/daemon/api.rs", "knob"),
-    ("crates/forebay/src/daemon/api/routes.rs", "knob"),
-    ("crates/forebay/src/daemon/web/mod.rs", "knob"),
+    ("crates/daemon/src/api.rs", "knob"),
+    ("crates/daemon/src/api/routes.rs", "knob"),
+    ("crates/daemon/src/web/mod.rs", "knob"),
     ("crates/admin/src/schema.rs", "knob"),
     ("crates/settings/src/help.rs", "knob"),
     ("crates/settings/src/tests.rs", "knob"),
     ("crates/admin/src/report.rs", "carried_on"),
-    ("crates/forebay/src/daemon/host/report.rs", "carried_on"),
+    ("crates/daemon/src/host/report.rs", "carried_on"),
     ("crates/forebay/src/output/volume.rs", "carried_on"),
-    ("crates/forebay/src/daemon/metrics/mod.rs", "carried_on"),
+    ("crates/daemon/src/metrics/mod.rs", "carried_on"),
     ("crates/sim/src/args.rs", "toy"),
     ("crates/sim/src/args.rs", "weather"),
 ];

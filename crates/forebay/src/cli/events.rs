@@ -7,10 +7,10 @@ use forebay_admin::{ApiError, EventKind, VolumeName};
 use time::OffsetDateTime;
 
 use super::values::Words;
-use crate::daemon::events::query;
+use forebay_daemon::events_since;
 
 fn since(text: &str) -> Result<OffsetDateTime, ApiError> {
-    query::since(text)
+    events_since(text)
 }
 
 /// Arguments of `events`.

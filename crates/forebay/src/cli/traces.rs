@@ -7,7 +7,7 @@ use forebay_admin::VolumeName;
 use forebay_trace::Format;
 
 use super::values::{Words, cache_size, rate, size};
-use crate::daemon::recording::MOST_SECONDS;
+use forebay_daemon::MOST_SECONDS;
 
 /// Arguments of `advise`.
 #[derive(Debug, Args)]

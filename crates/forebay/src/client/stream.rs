@@ -9,7 +9,7 @@ use hyper_util::rt::TokioIo;
 
 use super::patience::Asking;
 use super::{Client, MAX_ANSWER, error_in, versioned};
-use crate::daemon::events::stream::{HEARTBEAT, MEDIA_TYPE};
+use forebay_daemon::{HEARTBEAT, MEDIA_TYPE};
 
 /// Splits a stream into messages.
 #[derive(Default)]

@@ -22,10 +22,10 @@ use serde::Serialize;
 
 use crate::cli::AdviseArgs;
 use crate::client::Client;
-use crate::curve::{hits, points, ram_rows, rows};
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::{json, note, print_text};
+use forebay_daemon::curve::{hits, points, ram_rows, rows};
 
 /// Most blocks in the sample if no rate is given: a short trace is sampled completely, a long one
 /// with about this many blocks.

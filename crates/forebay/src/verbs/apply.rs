@@ -17,11 +17,11 @@ use serde::Serialize;
 use super::{operate, set};
 use crate::cli::ApplyArgs;
 use crate::client::Client;
-use crate::devices::{DeviceName, is_missing};
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::{json, note, print_text, progress};
 use crate::{misaligned, paths, sparse, uevent};
+use forebay_daemon::devices::{DeviceName, is_missing};
 use plan::{Action, Change, Step, Wanted};
 
 /// How often missing devices are looked for.

@@ -5,10 +5,10 @@ use forebay_core::units::format_size;
 
 use crate::cli::CreateArgs;
 use crate::client::Client;
-use crate::devices::{DeviceName, cache_device};
 use crate::exit::Outcome;
 use crate::output::{json, note, print_line, progress};
 use crate::{misaligned, sparse, uevent};
+use forebay_daemon::devices::{DeviceName, cache_device};
 
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {

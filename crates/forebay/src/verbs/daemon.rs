@@ -5,26 +5,26 @@ use std::path::PathBuf;
 use forebay_admin::ApiError;
 
 use crate::cli::DaemonArgs;
-use crate::daemon::{self, Options, checking, hand_over, log, signals};
 use crate::exit::Outcome;
 use crate::paths;
+use forebay_daemon::{Options, log, signals};
 
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
     if args.check {
         log::filter_of(&args.log)?;
-        return checking::check(options(socket, args)?);
+        return forebay_daemon::check(options(socket, args)?);
     }
     signals::block()?;
     let mut has_started = false;
     let ended = serve(socket, args, &mut has_started);
-    ended.map_err(|error| if has_started { error } else { hand_over::failed_start(error) })
+    ended.map_err(|error| if has_started { error } else { forebay_daemon::failed_start(error) })
 }
 
 /// As [`run`]; notes in `has_started` that the daemon has started.
 fn serve(socket: Option<PathBuf>, args: DaemonArgs, has_started: &mut bool) -> Outcome {
     let _logging = log::begin(&args.log)?;
-    daemon::run(options(socket, args)?, has_started)
+    forebay_daemon::run(options(socket, args)?, has_started)
 }
 
 fn options(socket: Option<PathBuf>, args: DaemonArgs) -> Result<Options, ApiError> {

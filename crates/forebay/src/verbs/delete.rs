@@ -5,8 +5,8 @@ use forebay_admin::{DeleteRequest, VolumeList, VolumeName};
 use super::operate;
 use crate::cli::DeleteArgs;
 use crate::client::Client;
-use crate::devices::{DeviceName, NO_CACHE};
 use crate::exit::{Outcome, note};
+use forebay_daemon::devices::{DeviceName, NO_CACHE};
 
 /// Removes a volume.
 pub(super) fn run(client: &Client, args: &DeleteArgs) -> Outcome {

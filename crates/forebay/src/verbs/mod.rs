@@ -35,9 +35,9 @@ use forebay_admin::{Operation, VolumeName};
 
 use crate::cli::{Cli, Verb};
 use crate::client::Client;
-use crate::daemon::{hand_over, signals};
 use crate::exit::Outcome;
 use crate::output::{print_line, progress};
+use forebay_daemon::signals;
 
 /// Runs the verb of the command line.
 ///
@@ -81,7 +81,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Profiles(args) => profiles::run(&args),
         Verb::Advise(args) => advise::run(|| client(socket), &args),
         Verb::Trace(args) => trace::run(&client(socket)?, &args),
-        Verb::HandOverVersion => print_line(&hand_over::VERSION.to_string()),
+        Verb::HandOverVersion => print_line(&forebay_daemon::HAND_OVER_VERSION.to_string()),
         Verb::BlockDevice { task } => block_device::run(&task),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),

@@ -11,7 +11,7 @@ use forebay_device::{Access, Device, DeviceError, OpenErrorKind, Queue};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_store::StoreError;
 
-use crate::devices::DeviceName;
+use forebay_daemon::devices::DeviceName;
 
 /// How often the waiting thread wakes up.
 const STEP: Duration = Duration::from_millis(100);

@@ -16,12 +16,12 @@ use forebay_format::superblock::{COPY_A, COPY_B, MAGIC};
 use forebay_format::{PAGE, Superblock};
 
 use crate::cli::ProbeArgs;
-use crate::content::Content;
-use crate::daemon::{ledger, state};
-use crate::devices::{DeviceName, Place};
 use crate::exit::Outcome;
 use crate::output::print_text;
 use crate::paths;
+use forebay_daemon::content::Content;
+use forebay_daemon::devices::{DeviceName, Place};
+use forebay_daemon::{may_be_dirty, peek_state};
 
 /// What was found: names of properties for udev, and their values.
 type Properties = Vec<(&'static str, String)>;
@@ -149,13 +149,13 @@ fn cache(device: &Path) -> std::io::Result<Properties> {
 /// Looks for a volume in the daemon's state whose origin this is, or is on. While udev handles an event, the
 /// links to the device are only planned: `names` has them.
 fn origin(state: &Path, place: &Place, names: &[PathBuf]) -> Result<Properties, ApiError> {
-    for volume in state::peek(state)? {
+    for volume in peek_state(state)? {
         let Ok(name) = DeviceName::parse("origin", &volume.origin) else { continue };
         let named = name.path.as_ref().is_some_and(|path| names.contains(path));
         let same = || matches!(name.place("origin"), Ok(Some(origin)) if lies_on(place, &origin));
         if named || same() {
             let mut found = vec![("FOREBAY_ORIGIN", volume.name.to_string())];
-            if ledger::may_be_dirty(state, volume.name.as_str()) {
+            if may_be_dirty(state, volume.name.as_str()) {
                 found.push(("FOREBAY_INCOMPLETE", "1".to_owned()));
             }
             return Ok(found);
@@ -178,7 +178,7 @@ fn lies_on(device: &Place, origin: &Place) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::testing::TempDir;
+    use forebay_testkit::TempDir;
 
     #[test]
     fn only_files_of_exports_are_volumes() {

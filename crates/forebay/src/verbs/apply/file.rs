@@ -8,8 +8,8 @@ use forebay_admin::declared::{self, Declared};
 use forebay_admin::{ApiError, ErrorKind};
 
 use super::plan::Wanted;
-use crate::daemon::preflight;
 use crate::paths::io_error;
+use forebay_daemon::definition;
 
 /// Largest file, in bytes: 4096 volumes with a few lines each.
 const MOST: u64 = 4 << 20;
@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Wanted>, ApiError> {
 
 /// Checks the keys of a volume together, as the daemon does when it creates one.
 fn define(path: &Path, declared: Declared) -> Result<Wanted, ApiError> {
-    match preflight::definition(&declared.request) {
+    match definition(&declared.request) {
         Ok(definition) => Ok(Wanted { declared, definition }),
         Err(mut error) => {
             let line = declared.line_of(error.field.as_deref().unwrap_or_default());
@@ -56,7 +56,7 @@ fn define(path: &Path, declared: Declared) -> Result<Wanted, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::testing::TempDir;
+    use forebay_testkit::TempDir;
 
     #[test]
     fn unusable_files_are_refused_in_one_line() {

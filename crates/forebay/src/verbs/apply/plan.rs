@@ -8,8 +8,8 @@ use forebay_admin::{
 use forebay_settings::Scope;
 use serde::Serialize;
 
-use crate::daemon::host_api::Definition;
-use crate::devices::NO_CACHE;
+use forebay_daemon::Definition;
+use forebay_daemon::devices::NO_CACHE;
 
 /// A declared volume and its definition.
 #[derive(Clone, Debug)]

@@ -37,7 +37,7 @@ impl Workspace {
             None => std::env::temp_dir(),
         };
         let dir = parent.join(format!("forebay-demo-{}", std::process::id()));
-        crate::paths::check_socket_path("--dir", &dir.join("admin.sock"))?;
+        forebay_daemon::paths::check_socket_path("--dir", &dir.join("admin.sock"))?;
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, interrupted.clone())

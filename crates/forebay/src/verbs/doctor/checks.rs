@@ -5,8 +5,8 @@ use forebay_core::units::format_size;
 use super::host::{Device, Host};
 use super::{Check, Daemon, Level, Way};
 use crate::process::Process;
-use crate::ring_remedy;
 use crate::sparse::Shortage;
+use forebay_daemon::ring_remedy;
 
 /// Bytes of the index for each cached block, rounded up; see `docs/performance.md`.
 const BYTES_PER_BLOCK: u64 = 11;

@@ -8,8 +8,8 @@ use forebay_device::ring::Ring;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::daemon::memory::usual_limit;
-use crate::ring_remedy;
+use forebay_daemon::ring_remedy;
+use forebay_daemon::usual_limit;
 
 /// The facts that decide what works.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use super::redact::Redactor;
 use crate::client::Client;
-use crate::daemon::{events, state};
-use crate::devices::{DeviceName, NO_CACHE};
 use crate::output::json;
 use crate::paths;
 use crate::verbs::{doctor, dump};
+use forebay_daemon::devices::{DeviceName, NO_CACHE};
+use forebay_daemon::{peek_state, read_events};
 
 /// How long one piece may take: a device or a program may hang.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ pub(super) fn everything(
             from_daemon(&mut all, client);
         }
         Err(error) => {
-            let kept = events::file::read(&state_dir);
+            let kept = read_events(&state_dir);
             let lines = kept.into_iter().map(|(line, _)| line + "\n").collect::<String>();
             all.add("events.jsonl", Ok::<_, ApiError>(lines));
             all.down = Some(error.message);
@@ -174,7 +174,7 @@ fn files(all: &mut Collection, state_dir: &Path) {
 
 /// Adds what the system says of the devices of all volumes, and what cache devices say of themselves.
 fn devices(all: &mut Collection, state_dir: &Path) {
-    let volumes = match state::peek(state_dir) {
+    let volumes = match peek_state(state_dir) {
         Ok(volumes) => volumes,
         Err(error) => return all.missing.push(format!("devices: {error}")),
     };

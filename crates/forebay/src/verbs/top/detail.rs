@@ -12,8 +12,8 @@ use super::heat;
 use super::model::{Kind, Model};
 use super::numbers::{bytes, count, megabytes, percent, time};
 use super::view::{cut, last_line, missed, misses, parts, trend, until_clean};
-use crate::activity::{Activity, Interval, Operations, Times};
 use crate::output::volume::mode;
+use forebay_admin::activity::{Activity, Interval, Operations, Times};
 
 /// Width of the words on the left of the table.
 const LABEL: u16 = 8;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use forebay_admin::VolumeName;
 use forebay_core::LatencyCounts;
 
-use crate::activity::{Activity, Interval};
+use forebay_admin::activity::{Activity, Interval};
 
 /// So many intervals are kept: more than a wide terminal has columns.
 const KEPT: usize = 400;

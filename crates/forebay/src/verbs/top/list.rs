@@ -13,7 +13,7 @@ use super::model::Model;
 use super::numbers::{bytes, count, megabytes, percent, time};
 use super::order::Order;
 use super::view::{cut, every, last_line, missed, misses, parts, trend, until_clean};
-use crate::activity::{Activity, Interval};
+use forebay_admin::activity::{Activity, Interval};
 
 /// Lines of a volume.
 const LINES: u16 = 3;

@@ -26,13 +26,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use forebay_admin::{ApiError, ErrorKind, ReportList, VolumeName};
 
-use crate::activity::{Activity, Interval, Looks};
 use crate::cli::TopArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Times};
 use crate::output::table::{Column, Table};
 use crate::output::{note, print_more, print_text};
+use forebay_admin::activity::{Activity, Interval, Looks};
 use model::{Look, Model};
 use numbers::{bytes, count, megabytes, percent, time};
 use theme::Theme;

@@ -8,7 +8,7 @@ use ratatui::crossterm::event::KeyCode;
 use super::history::History;
 use super::order::Order;
 use super::theme::Theme;
-use crate::activity::{Activity, Interval, Looks};
+use forebay_admin::activity::{Activity, Interval, Looks};
 
 /// An answer is late after this many intervals, and this time.
 const LATE: (u32, Duration) = (2, Duration::from_secs(1));

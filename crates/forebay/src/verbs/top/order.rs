@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::activity::Activity;
+use forebay_admin::activity::Activity;
 
 /// By which volumes are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

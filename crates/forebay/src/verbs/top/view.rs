@@ -11,9 +11,9 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use super::model::Model;
 use super::numbers::count;
 use super::theme::Theme;
-use crate::activity::{Activity, Interval};
 use crate::cli::{KEYS, REVERSE};
 use crate::output::volume::time;
+use forebay_admin::activity::{Activity, Interval};
 
 /// A change of the dirty data below this share of it in ten seconds is none.
 const STEADY: f64 = 0.005;

@@ -1,12 +1,12 @@
 use forebay_admin::declared;
 
 use super::*;
-use crate::daemon::preflight;
+use forebay_daemon::definition;
 
 fn wanted(text: &str) -> Vec<Wanted> {
     let all = declared::parse(text).expect("a good declaration");
     let define = |declared: Declared| {
-        let definition = preflight::definition(&declared.request).expect("a good volume");
+        let definition = definition(&declared.request).expect("a good volume");
         Wanted { declared, definition }
     };
     all.into_iter().map(define).collect()

@@ -1,0 +1,179 @@
+//! The devices that operations in progress use, stored volumes aside. A claim ends with the last thread of its
+//! operation, which may wait for a device long after the operation was reported as failed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+
+use super::host_api::{Definition, Existing};
+use super::preflight;
+use super::work::Claimed;
+
+/// How an operation uses the devices of its volume.
+#[derive(Clone, Debug)]
+struct Use {
+    verb: &'static str,
+    volume: Definition,
+    /// Whether it may format the cache device.
+    formats: bool,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    uses: BTreeMap<u64, Use>,
+    last: u64,
+}
+
+/// All claims of a daemon.
+#[derive(Debug, Default)]
+pub(crate) struct Claims(Mutex<Table>);
+
+/// The claim of one operation, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    all: Arc<Claims>,
+    number: u64,
+}
+
+impl Claimed for Claim {}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.all.table().uses.remove(&self.number);
+    }
+}
+
+impl Claims {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(self: &Arc<Self>, table: &mut Table, own: Use) -> Claim {
+        table.last += 1;
+        table.uses.insert(table.last, own);
+        Claim { all: self.clone(), number: table.last }
+    }
+
+    /// Checks, for an operation on a volume, that no other one still uses the volume's devices.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnderWay`]: one was given up, and waits for a device.
+    pub(crate) fn check_free_of(&self, name: &VolumeName) -> Result<(), ApiError> {
+        let table = self.table();
+        let own = table.uses.values().filter(|used| used.volume.name == *name);
+        match own.map(|used| used.verb).collect::<Vec<_>>()[..] {
+            [] | [_] => Ok(()),
+            [verb, ..] => {
+                let message = format!(
+                    "'{name}' is not served, but its '{verb}', which was given up, waits for a device: the devices of the volume stay in use until that answers"
+                );
+                Err(ApiError::new(ErrorKind::UnderWay, message))
+            }
+        }
+    }
+
+    /// Claims the devices of a stored volume. No other stored volume has them, and a new one is checked against this.
+    pub(crate) fn stored(self: &Arc<Self>, verb: &'static str, volume: &Definition) -> Claim {
+        let own = Use { verb, volume: volume.clone(), formats: false };
+        self.insert(&mut self.table(), own)
+    }
+
+    /// Claims the devices of a new volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: an operation in progress uses one of them in a way that excludes this. A cache device that
+    /// may be formatted is shared with none.
+    pub(crate) fn new_volume(
+        self: &Arc<Self>,
+        verb: &'static str,
+        volume: &Definition,
+        existing: Existing,
+    ) -> Result<Claim, ApiError> {
+        let own = Use { verb, volume: volume.clone(), formats: existing != Existing::Join };
+        loop {
+            let (seen, uses) = {
+                let table = self.table();
+                (table.last, table.uses.values().cloned().collect::<Vec<_>>())
+            };
+            // Without the lock: looking at a path may have to wait.
+            for other in &uses {
+                if let Some((field, device)) = conflict(&own, other) {
+                    let message = format!(
+                        "{field}: {device} is in use by '{}' of '{}', which is in progress, or waits for a device after it was given up; try again when it has ended",
+                        other.verb, other.volume.name
+                    );
+                    return Err(ApiError::new(ErrorKind::Busy, message).about(field));
+                }
+            }
+            let mut table = self.table();
+            if table.last == seen {
+                return Ok(self.insert(&mut table, own));
+            }
+        }
+    }
+}
+
+/// Returns the field and the device of a new volume that another operation uses.
+fn conflict<'a>(own: &'a Use, other: &Use) -> Option<(&'static str, &'a str)> {
+    let (new, volume) = (&own.volume, &other.volume);
+    let same = preflight::same_device;
+    let may_format = own.formats || other.formats;
+    if same(("origin", &new.origin), ("origin", &volume.origin))
+        || same(("origin", &new.origin), ("cache", &volume.cache))
+    {
+        return Some(("origin", &new.origin));
+    }
+    let cache = ("cache", &*new.cache);
+    let in_use = same(cache, ("origin", &volume.origin))
+        || (may_format && same(cache, ("cache", &volume.cache)));
+    in_use.then_some(("cache", &*new.cache))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_testkit::TempDir;
+
+    #[test]
+    fn a_device_is_free_again_when_the_last_claim_has_ended() {
+        let dir = TempDir::new("claims");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        for name in ["c1", "c2", "o1", "o2"] {
+            std::fs::write(path(name), [0; 4096]).expect("writable");
+        }
+        let volume = |name: &str, cache: &str, origin: &str| {
+            let request = serde_json::json!({"name": name, "cache": cache, "origin": origin});
+            let request = serde_json::from_value(request).expect("a request");
+            preflight::definition(&request).expect("a definition")
+        };
+        let all = Arc::<Claims>::default();
+        let planned = format!("{},size=64M", path("new"));
+        let first = all
+            .new_volume("create", &volume("a", &planned, &path("o1")), Existing::Spare)
+            .expect("free");
+        let of = |existing: Existing, cache: &str, origin: &str| {
+            let claimed = all.new_volume("create", &volume("b", cache, origin), existing);
+            claimed.map(drop).map_err(|error| (error.kind, error.field.unwrap_or_default()))
+        };
+        let refused = |cache: &str, origin: &str| of(Existing::Overwrite, cache, origin);
+        let busy = |field: &str| Err((ErrorKind::Busy, field.to_owned()));
+        assert_eq!(refused(&path("c2"), &path("o1")), busy("origin"));
+        assert_eq!(refused(&planned, &path("o2")), busy("cache"), "both would create it");
+        std::fs::write(path("new"), [0; 4096]).expect("writable");
+        assert_eq!(refused(&planned, &path("o2")), busy("cache"), "it was created meanwhile");
+        assert_eq!(refused(&path("o1"), &path("o2")), busy("cache"));
+        let remote = "nbd://localhost/disk";
+        let second = all
+            .new_volume("create", &volume("c", &path("c2"), remote), Existing::Spare)
+            .expect("free");
+        assert_eq!(refused(&path("c1"), remote), busy("origin"));
+        drop((first, second));
+        assert_eq!(refused(&planned, remote), Ok(()));
+        // A cache of stored volumes takes another one while something is done to them.
+        let _stop = all.stored("stop", &volume("a", &path("c1"), &path("o1")));
+        assert_eq!(of(Existing::Join, &path("c1"), &path("o2")), Ok(()));
+        assert_eq!(refused(&path("c1"), &path("o2")), busy("cache"), "it may format it");
+        assert_eq!(refused(&path("c1"), &path("o1")), busy("origin"));
+    }
+}

@@ -1,0 +1,34 @@
+//! Steps that a daemon has another process take: they may wait for a device that nothing can interrupt, or read
+//! what anybody may have written.
+
+use std::ffi::OsString;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_export::{helper, sync};
+
+use crate::content;
+
+pub use forebay_export::helper::VERB;
+
+/// Takes a step, and returns the line that the daemon reads.
+///
+/// # Errors
+/// The task is unknown, or the marks of a device cannot be read.
+pub fn run(task: &[OsString]) -> Result<String, ApiError> {
+    if task == [content::MARKS_WORD] {
+        return content::print_marks().map_err(|error| ApiError::failed(error.to_string()));
+    }
+    let result = if let Some(point) = sync::parse(task) {
+        sync::execute(&point)
+    } else if let Some(task) = forebay_fuse::helper::Task::parse(task) {
+        task.execute()
+    } else if let Some(task) = forebay_ublk::helper::Task::parse(task) {
+        task.execute()
+    } else if let Some(task) = forebay_nbd_kernel::helper::Task::parse(task) {
+        task.execute()
+    } else {
+        let message = "this verb is for daemons only; see 'forebay help'";
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    };
+    Ok(helper::answer(&result))
+}

@@ -1,0 +1,146 @@
+//! Attended work: jobs on devices that may never answer. A thread of its own runs the job to its
+//! end; the operation that waits for it may give up.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+
+use super::EngineHost;
+use super::lanes::unfinished;
+use crate::work::Work;
+
+/// How often an operation checks whether to give up.
+const STEP: Duration = Duration::from_millis(25);
+
+/// How long cancelled work may take to end by itself before it is abandoned.
+pub(super) const GIVING_UP: Duration = Duration::from_secs(1);
+
+/// State shared by a job and the operation that waits for it.
+enum Stage<T> {
+    AtWork,
+    Ended(T),
+    /// The operation has given up waiting.
+    Left,
+}
+
+struct Meeting<T> {
+    stage: Mutex<Stage<T>>,
+    changed: Condvar,
+}
+
+impl<T> Meeting<T> {
+    fn stage(&self) -> MutexGuard<'_, Stage<T>> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers the result; returns it if the operation has given up.
+    fn end(&self, result: T) -> Option<T> {
+        let mut stage = self.stage();
+        if matches!(*stage, Stage::Left) {
+            return Some(result);
+        }
+        *stage = Stage::Ended(result);
+        self.changed.notify_all();
+        None
+    }
+}
+
+impl EngineHost {
+    /// Runs `job` for a volume, and waits for its end. When the work is cancelled, or a device that the volume waits for
+    /// has not answered for as long as the work allows, the work is withdrawn: this returns, and the job ends without an
+    /// effect when the device answers. If it has committed already, it is late, and still waited for.
+    ///
+    /// # Errors
+    /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
+    pub(super) fn attended<T, E>(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+        job: impl FnOnce(&Arc<Self>, &Arc<Work>) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<ApiError> + Into<ApiError> + Send + 'static,
+    {
+        let meeting =
+            Arc::new(Meeting { stage: Mutex::new(Stage::AtWork), changed: Condvar::new() });
+        let (host, own, own_work, own_name) =
+            (self.clone(), meeting.clone(), work.clone(), name.clone());
+        let thread = std::thread::Builder::new().name("attended".to_owned());
+        let claim = work.claim();
+        let spawned = thread.spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(|| job(&host, &own_work)))
+                .unwrap_or_else(|_| Err(unfinished().into()));
+            drop((claim, own_work));
+            match own.end(result).map(|result| result.map_err(Into::<ApiError>::into)) {
+                None => {}
+                Some(Ok(_)) => {
+                    tracing::info!(volume = %own_name, "an abandoned operation has completed");
+                }
+                Some(Err(error)) => {
+                    tracing::info!(volume = %own_name, "an abandoned operation has failed: {error}");
+                }
+            }
+        });
+        spawned
+            .map_err(|error| ApiError::failed(format!("no thread for the operation: {error}")))?;
+        let mut cancelled: Option<Instant> = None;
+        let mut stage = meeting.stage();
+        loop {
+            match std::mem::replace(&mut *stage, Stage::AtWork) {
+                Stage::Ended(result) => return result,
+                Stage::AtWork | Stage::Left => {}
+            }
+            let asked = work.is_cancelled()
+                && cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP;
+            if let Some(error) = self.why_given_up(name, work, asked) {
+                if work.withdraw() {
+                    *stage = Stage::Left;
+                    return Err(error.into());
+                }
+                let message = format!(
+                    "the command has begun; it is completed or taken back when the device answers: {}",
+                    error.message
+                );
+                work.is_late(ApiError::new(ErrorKind::UnderWay, message));
+            }
+            let waited = meeting.changed.wait_timeout(stage, STEP);
+            stage = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Returns why work should not be waited for any longer, if so. `asked`: it was cancelled, and has not ended soon.
+    fn why_given_up(&self, name: &VolumeName, work: &Work, asked: bool) -> Option<ApiError> {
+        let wait = self.served.waits_for(name);
+        if asked {
+            let message = match wait {
+                Some(wait) => format!("cancelled: {wait}"),
+                None => "cancelled".to_owned(),
+            };
+            return Some(ApiError::new(ErrorKind::Cancelled, message));
+        }
+        let wait =
+            wait.filter(|wait| work.patience().is_some_and(|it| wait.seconds >= it.as_secs()))?;
+        let message = format!("{wait}; 'forebay show {name}' shows whether it still waits");
+        Some(ApiError::failed(message))
+    }
+}
+
+/// Starts `job` on a thread. The returned function waits for its result until `time` has passed;
+/// after that the job continues unattended.
+pub(super) fn within<T: Send + 'static>(
+    time: Duration,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> impl FnOnce() -> Option<T> {
+    let end = Instant::now() + time;
+    let (tell, hear) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("device".to_owned());
+    let spawned = thread.spawn(move || drop(tell.send(job())));
+    move || {
+        spawned.ok()?;
+        hear.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
+    }
+}

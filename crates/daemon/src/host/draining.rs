@@ -1,0 +1,256 @@
+//! Writes down what only RAM has, before the program ends or hands over: deferred writes, and caches in RAM.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+
+use super::report::Running;
+use super::{CLOSE_PATIENCE, EngineHost};
+use crate::host_api::Definition;
+use crate::work::Work;
+
+/// How often the progress of a drain is checked. Nothing is served at the end meanwhile.
+const STEP: Duration = Duration::from_millis(10);
+
+/// How long a drain that was cancelled may take to end.
+const GIVING_UP: Duration = Duration::from_secs(1);
+
+/// How long a stopped volume may still use its cache before nothing is handed over because of it.
+const LINGERING: Duration = Duration::from_millis(500);
+
+/// Time until a drain that has left something is continued.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Why drains are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    /// A hand-over that may still be refused: clients are served meanwhile.
+    HandOver,
+    /// The end of the program: what is not written down is lost.
+    End,
+}
+
+/// The drain of one volume, on a thread of its own.
+struct Drain {
+    volume: Definition,
+    running: Running,
+    work: Arc<Work>,
+    thread: JoinHandle<Result<(), ApiError>>,
+    /// The least that was left so far, and the most that was taken, in bytes.
+    best: (u64, u64),
+    /// When that changed.
+    since: Instant,
+}
+
+impl Drain {
+    /// Returns whether there was progress since the last call.
+    fn advances(&mut self, host: &EngineHost) -> bool {
+        let (left, taken) = host.left_and_taken(&self.volume.name, &self.running);
+        let (least, most) = self.best;
+        if left >= least && taken <= most {
+            return false;
+        }
+        (self.best, self.since) = ((left.min(least), taken.max(most)), Instant::now());
+        true
+    }
+
+    /// Whether it has ended, or has to be left behind.
+    fn is_over(&self) -> bool {
+        self.thread.is_finished() || self.since.elapsed() >= CLOSE_PATIENCE + GIVING_UP
+    }
+
+    fn end(self) -> Result<(), ApiError> {
+        let silent = self.since.elapsed() >= CLOSE_PATIENCE;
+        match self.thread.is_finished().then(|| self.thread.join()) {
+            Some(Ok(drained)) if drained.is_ok() || !silent => drained,
+            Some(Err(_)) => Err(ApiError::failed("the drain has failed; see the log")),
+            _ => Err(ApiError::failed(format!(
+                "the origin {} of '{}' or its cache device has taken nothing for {} s",
+                self.volume.origin,
+                self.volume.name,
+                CLOSE_PATIENCE.as_secs()
+            ))),
+        }
+    }
+}
+
+impl EngineHost {
+    /// See [`crate::host_api::Host::prepare_hand_over`].
+    pub(super) fn prepare_all(
+        self: &Arc<Self>,
+        goes_on: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        // The clients of a lane that does not answer could not be handed over.
+        self.lanes.pulse(LINGERING * 4).map_err(|error| {
+            let message = format!("{error}; try again, or restart the daemon instead");
+            ApiError::new(ErrorKind::Busy, message)
+        })?;
+        self.check_quiet()?;
+        self.check_paths_of_all()?;
+        let drained = self.drain_all(Occasion::HandOver, goes_on);
+        let refused = |(name, error): (VolumeName, ApiError)| {
+            let message = format!(
+                "nothing is handed over, because data of '{name}' is in RAM alone and cannot be written down: {error}; mend the device, or stop the volume first"
+            );
+            ApiError::new(ErrorKind::Busy, message)
+        };
+        let begun = match drained.into_iter().next() {
+            Some(first) => Err(refused(first)),
+            None => begin(),
+        };
+        // A program that ends needs no writes deferred.
+        if begun.is_err() && goes_on() {
+            for (volume, running) in self.served.all() {
+                self.defer_again(&volume.name, &running.volume.settings());
+            }
+        }
+        begun
+    }
+
+    /// Checks that nothing is left of an operation that was given up: the next program could not open the
+    /// devices that it waits for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`].
+    fn check_quiet(&self) -> Result<(), ApiError> {
+        let end = Instant::now() + LINGERING;
+        loop {
+            let waits = self.served.unsettled();
+            let left = self.caches.places().iter().any(|it| it.is_lingering() || it.is_used());
+            if waits.is_none() && !left {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                let whose = waits.map_or_else(
+                    || "a volume that was stopped".to_owned(),
+                    |name| format!("an operation on '{name}' that was given up"),
+                );
+                let message = format!(
+                    "{whose} still waits for a device that does not answer; try again when it does, or restart the daemon instead"
+                );
+                return Err(ApiError::new(ErrorKind::Busy, message));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Drains everything at the end of the program; returns the volumes of which something is lost, and why.
+    /// There is no limit of time while the devices take anything.
+    pub(super) fn drain_ram(self: &Arc<Self>) -> BTreeMap<VolumeName, ApiError> {
+        let lost = self.drain_all(Occasion::End, &|| true);
+        for (name, error) in &lost {
+            let running = self.served.get(name).ok();
+            let bytes = running.map_or(0, |running| self.left_and_taken(name, &running).0);
+            tracing::error!(volume = %name, bytes, "dirty blocks in RAM are lost: {error}");
+        }
+        lost
+    }
+
+    /// Has no writes deferred any more, and writes down what is in RAM alone: all volumes at once, and each
+    /// until it is done or has taken nothing for [`CLOSE_PATIENCE`], or `goes_on` says no. Returns the errors.
+    fn drain_all(
+        self: &Arc<Self>,
+        occasion: Occasion,
+        goes_on: &dyn Fn() -> bool,
+    ) -> BTreeMap<VolumeName, ApiError> {
+        let served = self.served.all();
+        // First: what is acknowledged from now on is below, and so is seen by whoever stops the volume.
+        for ram in served.iter().filter_map(|(volume, _)| self.served.ram.get(&volume.name)) {
+            ram.tier().defer_writes(None);
+        }
+        let (mut failed, mut drains) = (BTreeMap::new(), Vec::new());
+        for (volume, running) in served {
+            if !running.is_lost_with_program() && !self.has_deferred(&volume.name) {
+                continue;
+            }
+            match self.begin_drain(volume.clone(), running, occasion) {
+                Ok(drain) => drains.push(drain),
+                Err(error) => _ = failed.insert(volume.name, error),
+            }
+        }
+        while drains.iter().any(|drain| !drain.is_over()) {
+            let mut advances = false;
+            for drain in &mut drains {
+                advances |= drain.advances(self);
+                if drain.since.elapsed() >= CLOSE_PATIENCE || !goes_on() {
+                    drain.work.cancel();
+                }
+            }
+            if advances && occasion == Occasion::End {
+                self.ending.advances();
+            }
+            std::thread::sleep(STEP);
+        }
+        let ended = drains.into_iter().map(|drain| (drain.volume.name.clone(), drain.end()));
+        failed.extend(ended.filter_map(|(name, ended)| Some((name, ended.err()?))));
+        failed
+    }
+
+    fn begin_drain(
+        self: &Arc<Self>,
+        volume: Definition,
+        running: Running,
+        occasion: Occasion,
+    ) -> Result<Drain, ApiError> {
+        let (host, name, work) = (self.clone(), volume.name.clone(), Arc::new(Work::default()));
+        let (own, volatile) = (work.clone(), running.is_lost_with_program());
+        let drain = move || match occasion {
+            Occasion::HandOver => {
+                host.write_down(&name, &own)?;
+                if volatile { host.drain_now(&name, &own) } else { Ok(()) }
+            }
+            Occasion::End => host.drain_to_the_end(&name, volatile, &own),
+        };
+        let thread = std::thread::Builder::new().name("drain".to_owned()).spawn(drain);
+        let thread = thread.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
+        let best = self.left_and_taken(&volume.name, &running);
+        Ok(Drain { volume, running, work, thread, best, since: Instant::now() })
+    }
+
+    /// Writes down until nothing is left: requests that were in progress may have added something.
+    fn drain_to_the_end(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        volatile: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        loop {
+            self.write_down_patiently(name, work)?;
+            if volatile {
+                self.drain_now(name, work)?;
+            }
+            if !self.has_only_in_ram(name) {
+                return Ok(());
+            }
+            if work.is_cancelled() {
+                return Err(ApiError::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    fn has_deferred(&self, name: &VolumeName) -> bool {
+        self.served.ram.get(name).is_some_and(|ram| ram.tier().has_deferred())
+    }
+
+    /// Whether a volume has data that is lost with the program.
+    pub(super) fn has_only_in_ram(&self, name: &VolumeName) -> bool {
+        let dirty_in_ram =
+            |running: Running| running.is_lost_with_program() && running.volume.dirty_blocks() > 0;
+        self.has_deferred(name) || self.served.get(name).is_ok_and(dirty_in_ram)
+    }
+
+    /// Returns how many bytes a volume has in RAM alone, and how many were written down so far.
+    fn left_and_taken(&self, name: &VolumeName, running: &Running) -> (u64, u64) {
+        let (volume, block) = (&running.volume, running.block_bytes());
+        let (deferred, written) = self.served.ram.get(name).map_or((0, 0), |ram| {
+            (ram.tier().deferred_bytes(), ram.tier().counts().written_down_bytes)
+        });
+        let dirty = if running.is_lost_with_program() { volume.dirty_blocks() * block } else { 0 };
+        (deferred + dirty, written + volume.stats.totals().written_back_blocks * block)
+    }
+}

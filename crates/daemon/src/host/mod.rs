@@ -1,0 +1,468 @@
+//! The data path of a daemon: lanes, caches, front ends.
+//!
+//! - [`lanes`]: the threads, and jobs on them
+//! - [`raw`]: devices without a cache, as a baseline
+//! - [`ram`]: RAM tiers of volumes
+//! - [`deferral`]: their deferred writes
+//! - [`draining`]: what only RAM has is written down, before the program ends
+//! - [`contents`]: what is cached, dropped or loaded again
+//! - [`caches`]: the open cache devices
+//! - [`inspect`]: inspects a cache device before anything is written
+//! - [`creation`]: creates and adopts volumes, and formats caches
+//! - [`overwriting`]: whether a device may be formatted, and wipes it before
+//! - [`volumes`]: all further operations on volumes
+//! - [`curve`]: hit ratios of caches of other sizes; [`lost`]: ranges lost with a cache device
+//! - [`displaced`]: devices whose paths lead elsewhere; [`paths`]: what was seen of them
+//! - [`faults`], [`settings`], [`report`]: convert from the engine's types to the admin API's
+//! - [`opening`]: opens a cache and an origin together
+//! - [`attended`]: work that can be abandoned when a device does not answer
+//! - [`shutdown`]: stops everything
+//! - [`waiting`]: work on a lane with progress and cancellation
+
+mod attended;
+mod caches;
+mod contents;
+mod creation;
+mod curve;
+mod deferral;
+mod displaced;
+mod draining;
+mod faults;
+mod inspect;
+mod lanes;
+mod lost;
+mod opening;
+mod overwriting;
+mod paths;
+mod ram;
+mod ranges;
+mod raw;
+mod report;
+mod settings;
+mod shutdown;
+mod volumes;
+mod waiting;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::curve::CurveReport;
+use forebay_admin::lost::LostReport;
+use forebay_admin::report::BlockReport;
+use forebay_admin::{
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, StartRequest, VolumeName, VolumeReport,
+};
+use forebay_device::{
+    Access, Device, DeviceSpec, OpenError, OpenErrorKind, RemoteName, keep_buffers,
+};
+use forebay_engine::{FrontEnd, Recording};
+use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
+use forebay_nbd_client::NbdDevice;
+use forebay_rbd::RbdDevice;
+use forebay_settings::Settings;
+
+use super::afterlife::outlasting;
+use super::block_lists::BlockLists;
+use super::events::Events;
+use super::hand_over::Items;
+use super::host_api::{
+    Condition, Copied, Count, Definition, Existing, Host, Identity, Remains, StartError,
+};
+use super::known::Known;
+use super::ledger::Notes;
+use super::notify::Ending;
+use super::state::State;
+use super::work::Work;
+use crate::curve::Sizes;
+use crate::ring_remedy;
+use caches::Caches;
+use lanes::Lanes;
+use ram::RamTiers;
+pub use raw::RawExport;
+pub(crate) use raw::names;
+use report::Served;
+
+/// Bytes of memory of the program, with its threads and the admin API.
+const PROCESS: u64 = 24 << 20;
+/// Bytes of memory of a lane, without the buffers that it keeps.
+const LANE: u64 = 4 << 20;
+/// Divisor: all lanes together keep this part of the memory as buffers for the next I/O.
+const KEPT_PART: u64 = 16;
+
+/// How long volumes and caches may each take to close before the daemon ends without them.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Opens the device named in `field` for reading and writing, and claims it.
+fn claim(
+    memory: &Arc<MemoryBudget>,
+    field: &str,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, ApiError> {
+    claim_for(Access::Exclusive, memory, field, spec)
+}
+
+/// Returns how the origin of a volume with these settings is opened.
+fn access_of(settings: &Settings) -> Access {
+    if settings.read_only { Access::ReadOnly } else { Access::Exclusive }
+}
+
+/// Opens the device named in `field`, and claims it according to `access`.
+fn claim_for(
+    access: Access,
+    memory: &Arc<MemoryBudget>,
+    field: &str,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, ApiError> {
+    try_claim(access, memory, spec).map_err(|error| faults::open(field, &error))
+}
+
+/// As [`claim_for`], with the error of the device.
+fn try_claim(
+    access: Access,
+    memory: &Arc<MemoryBudget>,
+    spec: &DeviceSpec,
+) -> Result<Arc<dyn Device>, OpenError> {
+    let open = || {
+        spec.open_with(access, &|name, access| match name {
+            RemoteName::Nbd(uri) => NbdDevice::open(uri, access),
+            RemoteName::Rbd(name) => {
+                let what = format!("the image {name}");
+                let hold = memory.hold(MemoryUse::RemoteDevices, RbdDevice::MEMORY, &what);
+                let hold = hold.map_err(|error| OpenError::new(OpenErrorKind::Io, name, error))?;
+                RbdDevice::open(name, access, Some(hold))
+            }
+        })
+    };
+    outlasting(open, |error| error.kind == OpenErrorKind::InUse)
+}
+
+/// Opens a device that is served without a cache; one that is write-protected is served for reading only.
+fn claim_raw(memory: &Arc<MemoryBudget>, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
+    const FIELD: &str = "--export-raw";
+    claim(memory, FIELD, spec).or_else(|error| {
+        // If writing is not in the way, the second attempt fails as well.
+        let device = claim_for(Access::ReadOnly, memory, FIELD, spec).map_err(|_| error.clone())?;
+        tracing::warn!("it is served for reading only: {error}");
+        Ok(device)
+    })
+}
+
+/// Returns the error about lanes that cannot be started, with the remedy where io_uring is not allowed.
+fn lanes_not_started(error: &std::io::Error) -> ApiError {
+    let remedy = match error.kind() {
+        std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::Unsupported => {
+            format!("; the daemon needs io_uring: {}", ring_remedy::remedy(ring_remedy::disabled()))
+        }
+        _ => String::new(),
+    };
+    ApiError::failed(format!("the lanes cannot be started: {error}{remedy}"))
+}
+
+/// Sets up lanes that serve through `front_ends`. The devices in `raw` are served without a cache.
+///
+/// # Errors
+/// A raw device cannot be opened, or the system has no threads or rings left.
+pub(crate) fn open(
+    lanes: u32,
+    front_ends: &[Arc<dyn FrontEnd>],
+    raw: &[RawExport],
+    records: Records,
+    memory: &Arc<MemoryBudget>,
+    ending: &Arc<Ending>,
+) -> Result<Arc<dyn Host>, ApiError> {
+    let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
+    for export in raw {
+        let device = claim_raw(memory, &export.device)?;
+        devices.push((export.name.to_string(), device));
+    }
+    let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));
+    let process = PROCESS + u64::from(lanes) * (LANE + kept);
+    let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
+    let ram = Arc::<RamTiers>::default();
+    ram.watch_memory().map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
+    let lanes = Lanes::start(lanes, front_ends, &devices, &ram, memory)
+        .map_err(|error| lanes_not_started(&error))?;
+    Ok(Arc::new(Arc::new(EngineHost {
+        lanes,
+        memory: memory.clone(),
+        _process: process,
+        caches: Caches::new(records.known, records.notes),
+        served: Arc::new(Served::new(ram)),
+        front_ends: front_ends.to_vec(),
+        lists: records.lists,
+        events: records.events,
+        ending: ending.clone(),
+    })))
+}
+
+/// What the daemon knows and writes down beside the cache devices.
+pub(crate) struct Records {
+    /// The positions of caches, which are checked and updated, and deleted volumes.
+    known: Arc<Known>,
+    /// Notes about dirty blocks.
+    notes: Arc<Notes>,
+    /// Lists of blocks.
+    lists: Lists,
+    /// What happened.
+    events: Arc<Events>,
+}
+
+impl Records {
+    /// Opens the records of a daemon.
+    ///
+    /// # Errors
+    /// A directory cannot be created, or the system has no threads left.
+    pub(crate) fn open(state: &State) -> Result<Self, ApiError> {
+        Ok(Records {
+            known: state.known().clone(),
+            notes: Arc::new(Notes::open(state.dir())?),
+            lists: Lists::open(state.dir())?,
+            events: state.events().clone(),
+        })
+    }
+}
+
+/// Lists of blocks of volumes.
+struct Lists {
+    /// What RAM tiers held.
+    pub(crate) hints: BlockLists,
+    /// What is pinned.
+    pub(crate) pins: BlockLists,
+}
+
+impl Lists {
+    /// Opens the lists of a state directory.
+    ///
+    /// # Errors
+    /// A directory cannot be created.
+    pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
+        let open = |kind| BlockLists::open(state_dir, kind);
+        Ok(Lists { hints: open("prefetch")?, pins: open("pins")? })
+    }
+}
+
+/// How to bring a volume up.
+#[derive(Clone, Default)]
+pub(super) struct How {
+    /// Whatever its origin and the log of its cache are like.
+    pub(super) force: bool,
+    /// Compare all clean blocks with the origin first.
+    pub(super) verify: bool,
+    /// The work that is under way, which may be cancelled.
+    pub(super) work: Arc<Work>,
+}
+
+/// See the module.
+pub(crate) struct EngineHost {
+    lanes: Lanes,
+    memory: Arc<MemoryBudget>,
+    _process: MemoryHold,
+    caches: Caches,
+    served: Arc<Served>,
+    front_ends: Vec<Arc<dyn FrontEnd>>,
+    lists: Lists,
+    events: Arc<Events>,
+    /// Told of the progress of an end that takes long.
+    ending: Arc<Ending>,
+}
+
+impl Host for Arc<EngineHost> {
+    fn lanes(&self) -> u32 {
+        self.lanes.count()
+    }
+
+    fn pulse(&self, patience: Duration) -> Result<(), ApiError> {
+        self.lanes.pulse(patience)
+    }
+
+    fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
+    }
+
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        volumes: &[Definition],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.create_volume(volume, existing, volumes, work)
+    }
+
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        self.adopt_volume(volume, force, work)
+    }
+
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        self.start_volume(volume, how, work)
+    }
+
+    fn show(&self, name: &VolumeName) {
+        self.lanes.hidden.show(name);
+    }
+
+    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.stop_volume(volume, abandon, work)
+    }
+
+    fn check_origin_path(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.check_path_of(name, work)
+    }
+
+    fn look_at_paths(&self) {
+        EngineHost::look_at_paths(self);
+    }
+
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.set_volume(volume, work)
+    }
+
+    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.flush_volume(name, work)
+    }
+
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let deleted = self.delete_volume(volume, discard_dirty, work);
+        if deleted.is_ok() || discard_dirty {
+            self.lists.hints.forget(volume.name.as_str());
+            self.lists.pins.forget(volume.name.as_str());
+        }
+        let deleted = deleted?;
+        self.caches.notes.forget(volume.name.as_str());
+        Ok(deleted)
+    }
+
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.wipe_cache(volume, work)
+    }
+
+    fn drop_clean(
+        &self,
+        volume: &Definition,
+        tiers: DropRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.drop_from(volume, tiers, work)
+    }
+
+    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.prefetch_into(volume, work)
+    }
+
+    fn pin(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        pinned: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.change_pins(volume, ranges, pinned, work)
+    }
+
+    fn has_pins(&self, volume: &Definition) -> bool {
+        self.lists.pins.of(volume).is_some_and(|list| list.runs().next().is_some())
+    }
+
+    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
+        self.report_pins(name)
+    }
+
+    fn fill(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.fill_ranges(volume, ranges, work)
+    }
+
+    fn evict(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.evict_ranges(volume, ranges, work)
+    }
+
+    fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport> {
+        self.served.report(name, count)
+    }
+
+    fn condition(&self, name: &VolumeName) -> Option<Condition> {
+        self.served.condition(name)
+    }
+
+    fn recount(&self, age: Duration) {
+        self.served.recount(age);
+    }
+
+    fn identity(&self, name: &VolumeName) -> Option<Identity> {
+        self.served.get(name).ok()?.identity()
+    }
+
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+        self.served.told_apart(name)
+    }
+
+    fn note_positions(&self) {
+        for (_, running) in self.served.all() {
+            self.caches.note_position(&running.place, running.store());
+        }
+    }
+
+    fn blocks(&self, name: &VolumeName) -> Option<BlockReport> {
+        self.served.blocks(name)
+    }
+
+    fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
+        self.curve_of(name, sizes)
+    }
+
+    fn catch_up(&self) {
+        self.catch_up_curves();
+    }
+
+    fn record(&self, name: &VolumeName) -> Result<Recording, ApiError> {
+        Recording::begin(&self.served.get(name)?.volume).ok_or_else(|| {
+            let message = format!("volume '{name}' is being recorded already");
+            ApiError::new(ErrorKind::Busy, message)
+        })
+    }
+
+    fn lost(&self, name: &VolumeName) -> LostReport {
+        self.lost_of(name)
+    }
+
+    fn shut_down(&self) -> Result<(), ApiError> {
+        self.shut_down_all()
+    }
+
+    fn prepare_hand_over(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        self.prepare_all(goes_on, begin)
+    }
+
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>) {
+        self.hand_over_all(goes_on)
+    }
+}

@@ -1,0 +1,378 @@
+//! Shuts down the data path. Every step has a time limit: a device that does not answer is reported
+//! and abandoned, and everything else ends in order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, VolumeName};
+use forebay_engine::{FrontEnd, HandedOver};
+
+use super::caches::Place;
+use super::report::Running;
+use super::{CLOSE_PATIENCE, EngineHost, faults};
+use crate::front_ends::DISMISSAL;
+use crate::hand_over::Items;
+use crate::host_api::Definition;
+
+/// How long a stopped volume, or an operation that was given up, may still use its cache before that is left
+/// open, and what closing one may take beyond its limit.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How everything ended.
+struct Ended {
+    /// Volumes of which acknowledged writes may be lost, or that did not stop in order.
+    failed: BTreeSet<VolumeName>,
+    /// The places of volumes that did not stop in order.
+    places: BTreeSet<u64>,
+    /// The first error.
+    result: Result<(), ApiError>,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Ended { failed: BTreeSet::new(), places: BTreeSet::new(), result: Ok(()) }
+    }
+}
+
+impl Ended {
+    fn note(&mut self, error: ApiError) {
+        if self.result.is_ok() {
+            self.result = Err(error);
+        }
+    }
+
+    fn fail(&mut self, name: &VolumeName, error: ApiError) {
+        self.failed.insert(name.clone());
+        self.note(error);
+    }
+}
+
+/// Takes the clients and exports of volumes that did not end in order out of what a front end hands over, and ends
+/// them: their users have to see it as they see a crash, because what they were told to be there may not be.
+fn cut_off(failed: &BTreeSet<VolumeName>, front_end: &dyn FrontEnd, items: &mut Vec<HandedOver>) {
+    for name in failed {
+        let (own, others): (Vec<_>, _) = std::mem::take(items)
+            .into_iter()
+            .partition(|item| front_end.user_of(item) == Some(name.as_str()));
+        *items = others;
+        if own.is_empty() {
+            continue;
+        }
+        tracing::error!(volume = %name, "its clients are cut off, because it did not end in order");
+        drop(own);
+        if let Err(error) = front_end.withdraw(name.as_str(), true) {
+            tracing::error!(volume = %name, "its export is left behind: {error}");
+        }
+    }
+}
+
+/// Notes which volumes the parts of a hand-over belong to: by the time somebody goes on with them, others may have these
+/// names. What was inherited says it already.
+fn identify(
+    identities: &BTreeMap<String, String>,
+    front_end: &dyn FrontEnd,
+    items: &mut [HandedOver],
+) {
+    for item in items.iter_mut().filter(|item| item.identity.is_none()) {
+        item.identity = front_end.user_of(item).and_then(|user| identities.get(user)).cloned();
+    }
+}
+
+/// Waits for a result until `end`.
+fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
+    result.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
+}
+
+impl EngineHost {
+    /// See [`crate::host_api::Host::shut_down`]. Dismisses clients, drains caches in RAM
+    /// while that makes progress, then stops all volumes and closes all caches, each within
+    /// [`CLOSE_PATIENCE`].
+    pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.lanes.stop_serving();
+        let ended = self.close_everything();
+        self.front_ends.iter().for_each(|front_end| front_end.release());
+        ended.result
+    }
+
+    /// See [`crate::host_api::Host::hand_over`].
+    pub(super) fn hand_over_all(
+        self: &Arc<Self>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> (Option<Items>, Result<(), ApiError>) {
+        let identities: BTreeMap<_, _> = self
+            .served
+            .all()
+            .into_iter()
+            .filter_map(|(volume, _)| {
+                Some((volume.name.to_string(), self.served.told_apart(&volume.name)?.text))
+            })
+            .collect();
+        let mut leaving = self.lanes.hand_over();
+        leaving.wait(DISMISSAL * 3);
+        let (ended, in_order) = self.close_caches();
+        // A lane that was late may have answered its clients by now. When the lanes end, it is too late.
+        leaving.wait(GRACE);
+        self.end_lanes(in_order);
+        if let Err(error) = &ended.result {
+            tracing::error!("not everything stopped in order before the hand-over: {error}");
+        }
+        if !goes_on() {
+            return (None, ended.result);
+        }
+        let mut items = Items::new();
+        let (from_lanes, silent) = leaving.end(self.front_ends.len());
+        for lane in silent {
+            let volumes: Vec<_> = identities.keys().map(String::as_str).collect();
+            tracing::error!(
+                lane,
+                "it does not answer: its clients, of any of the volumes {}, are disconnected",
+                volumes.join(", ")
+            );
+        }
+        for (front_end, mut left) in self.front_ends.iter().zip(from_lanes) {
+            cut_off(&ended.failed, &**front_end, &mut left);
+            left.extend(front_end.hand_over());
+            cut_off(&ended.failed, &**front_end, &mut left);
+            identify(&identities, &**front_end, &mut left);
+            if let Some(kind) = front_end.kind() {
+                items.entry(kind.to_string()).or_default().extend(left);
+            }
+        }
+        (Some(items), ended.result)
+    }
+
+    /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
+    fn close_everything(self: &Arc<Self>) -> Ended {
+        let (ended, in_order) = self.close_caches();
+        self.end_lanes(in_order);
+        ended
+    }
+
+    /// Drains caches in RAM, stops all volumes and closes all caches. Returns whether everything went in order as well.
+    fn close_caches(self: &Arc<Self>) -> (Ended, bool) {
+        let mut ended = Ended::default();
+        // What only a cache without its path has is written back first.
+        self.note_lost_origins(&mut ended);
+        for (name, error) in self.drain_ram() {
+            ended.fail(&name, error);
+        }
+        // A stop and what follows may take as long again.
+        self.ending.advances();
+        let mut in_order = self.stop_all(&mut ended);
+        // Once more while the devices are open, for those that have lost their paths meanwhile.
+        self.note_lost_origins(&mut ended);
+        self.forget_tiers(&mut ended);
+        in_order &= self.close_all(&mut ended);
+        (ended, in_order)
+    }
+
+    /// Ends the lanes, and lets go of what only they used. Waits for them if everything went `in_order`.
+    fn end_lanes(&self, in_order: bool) {
+        self.lanes.end(in_order);
+        // The next program finds the locks of images released.
+        self.served.let_go();
+        if !forebay_rbd::wait_closed(CLOSE_PATIENCE) {
+            tracing::warn!("the cluster of an image does not answer: its lock is left to expire");
+        }
+    }
+
+    /// Looks where all paths lead. A file that was removed is lost when the end of everything closes it.
+    fn note_lost_origins(&self, ended: &mut Ended) {
+        self.look_at_paths();
+        for (volume, running) in self.served.all() {
+            if !ended.failed.contains(&volume.name)
+                && let Some(error) = running.loses_origin()
+            {
+                tracing::error!(volume = %volume.name, "{error}");
+                ended.fail(&volume.name, error);
+            }
+        }
+    }
+
+    /// Removes the RAM tiers of stopped volumes, which no client can write to any more.
+    fn forget_tiers(&self, ended: &mut Ended) {
+        for (volume, _) in self.served.all() {
+            let name = &volume.name;
+            if !ended.failed.contains(name) && self.has_only_in_ram(name) {
+                let message = format!("writes to '{name}' came while it was stopped");
+                tracing::error!(volume = %name, "dirty blocks in RAM are lost: {message}");
+                ended.fail(name, ApiError::failed(message));
+            }
+            self.note_contents(&volume);
+            self.served.ram.remove(name.as_str());
+        }
+    }
+
+    /// Stops all volumes concurrently. Returns whether everything went in order.
+    fn stop_all(&self, ended: &mut Ended) -> bool {
+        let end = Instant::now() + CLOSE_PATIENCE;
+        // From here on every acknowledged write is durable, even if origins fail.
+        let places = self.open_caches();
+        let settled: Vec<_> = places.iter().map(|place| self.settle(place)).collect();
+        let volumes = self.served.all();
+        volumes.iter().for_each(|(_, running)| running.note_displaced_origin());
+        let stops: Vec<_> = volumes.iter().map(|(_, running)| self.stop(running)).collect();
+        let mut in_order = true;
+        for (place, settled) in places.iter().zip(settled) {
+            let settled = until(end, &settled).unwrap_or_else(|| {
+                tracing::error!("a cache device does not answer");
+                Err(ApiError::failed("a cache device does not answer"))
+            });
+            let Err(error) = settled else { continue };
+            in_order = false;
+            let is_here = |running: &Running| Arc::ptr_eq(&running.place, place);
+            for (volume, _) in volumes.iter().filter(|(_, running)| is_here(running)) {
+                ended.fail(&volume.name, error.clone());
+            }
+            ended.note(error);
+        }
+        for ((volume, running), stopped) in volumes.iter().zip(stops) {
+            let stopped = until(end, &stopped).unwrap_or_else(|| Err(left_behind(volume)));
+            let Err(error) = stopped else { continue };
+            in_order = false;
+            if running.volume.origin_waits().is_some() {
+                running.place.note_left(&running.volume);
+            }
+            tracing::error!(volume = %volume.name, "did not stop cleanly: {error}");
+            ended.places.insert(running.place.number);
+            ended.fail(&volume.name, error);
+        }
+        in_order
+    }
+
+    fn settle(&self, place: &Place) -> Receiver<Result<(), ApiError>> {
+        let number = place.number;
+        self.lanes.begin(0, move |state| async move {
+            state.engine(number)?.settle().await.map_err(faults::engine)
+        })
+    }
+
+    /// Stops a volume in the engine. The daemon starts it again by itself next time.
+    fn stop(&self, running: &Running) -> Receiver<Result<(), ApiError>> {
+        let (number, name) = (running.place.number, running.volume.name.clone());
+        self.lanes.begin(0, move |state| async move {
+            let engine = state.engine(number)?;
+            // Another operation may have stopped it already.
+            if engine.cache.volume(&name).is_none() {
+                return Ok(());
+            }
+            engine.stop_volume(&name, false).await.map_err(faults::engine)
+        })
+    }
+
+    fn open_caches(&self) -> Vec<Arc<Place>> {
+        let places = self.caches.places();
+        let open = |place: &Arc<Place>| place.try_lock().is_some_and(|cache| cache.is_some());
+        places.into_iter().filter(open).collect()
+    }
+
+    /// Closes all caches concurrently. Returns whether everything went in order. A cache with a volume that
+    /// did not stop, whose origin something still waits for, or that an operation which was given up may yet
+    /// change, is left open: all acknowledged writes are durable on it, and the next start recovers it.
+    fn close_all(self: &Arc<Self>, ended: &mut Ended) -> bool {
+        let end = Instant::now() + CLOSE_PATIENCE;
+        let closing: Vec<_> = self
+            .caches
+            .places()
+            .into_iter()
+            .map(|place| {
+                let (host, reported) = (self.clone(), ended.places.contains(&place.number));
+                std::thread::spawn(move || host.close_place(&place, reported))
+            })
+            .collect();
+        let mut in_order = true;
+        for closing in closing {
+            while !closing.is_finished() && Instant::now() < end + GRACE {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            match closing.is_finished().then(|| closing.join()) {
+                Some(Ok(Ok(closed))) => in_order &= closed,
+                Some(Ok(Err(error))) => {
+                    tracing::error!("a cache did not close cleanly: {error}");
+                    ended.note(error);
+                    in_order = false;
+                }
+                _ => {
+                    tracing::error!("a cache was not closed in time");
+                    ended.note(ApiError::failed("a cache was not closed in time"));
+                    in_order = false;
+                }
+            }
+        }
+        in_order
+    }
+
+    /// Closes the cache at a place, if it is open and nothing uses it any more. Returns whether it is closed.
+    /// `reported`: a volume on it is known not to have stopped.
+    ///
+    /// # Errors
+    /// It is left open because of a volume, or not all of it could be made durable.
+    fn close_place(&self, place: &Arc<Place>, reported: bool) -> Result<bool, ApiError> {
+        let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
+            return Err(ApiError::failed("a cache device does not answer"));
+        };
+        let Some(open) = cache.clone() else { return Ok(true) };
+        let end = Instant::now() + GRACE;
+        let has_volume = || !open.volumes().is_empty() || place.is_lingering();
+        while (has_volume() || place.is_used()) && !reported && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let device = open.store.device().name();
+        if has_volume() && !reported {
+            return Err(ApiError::failed(format!(
+                "the cache on {device} was left open, because a volume on it still waits for its origin; the next start recovers it"
+            )));
+        }
+        if has_volume() || place.is_used() {
+            // Only a start or the like, of which nobody was told that it succeeded.
+            tracing::warn!(
+                "the cache on {device} was left open, because something that was given up still uses it; the next start recovers it"
+            );
+            return Ok(false);
+        }
+        drop(open);
+        match cache.take() {
+            Some(open) => self.close(place, &open, CLOSE_PATIENCE).map(|()| true),
+            None => Ok(true),
+        }
+    }
+}
+
+fn left_behind(volume: &Definition) -> ApiError {
+    ApiError::failed(format!(
+        "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is abandoned, and all acknowledged writes are on the cache device",
+        volume.name,
+        volume.origin,
+        volume.cache,
+        CLOSE_PATIENCE.as_secs()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::{ExportSet, FrontEndKind};
+
+    use super::*;
+    use crate::testing::FakeDevices;
+
+    #[test]
+    fn users_of_a_volume_that_did_not_end_in_order_are_cut_off_and_no_others() {
+        let devices = FakeDevices::new(FrontEndKind::Fuse);
+        for volume in ["a", "b"] {
+            devices.publish(volume, &ExportSet::default()).expect("free");
+        }
+        let item = |words: &[&str]| {
+            let label = words.iter().map(|word| (*word).to_owned()).collect();
+            HandedOver { label, ..HandedOver::default() }
+        };
+        let all = [["client", "a"], ["client", "b"], ["listener", "a"]];
+        let mut items: Vec<_> = all.iter().map(|words| item(words)).collect();
+        let failed = BTreeSet::from(["a".parse().expect("valid"), "c".parse().expect("valid")]);
+        cut_off(&failed, &devices, &mut items);
+        let left: Vec<_> = items.iter().map(|item| item.label.join(" ")).collect();
+        assert_eq!(left, ["client b", "listener a"]);
+        assert!(!devices.has("a") && devices.has("b"));
+    }
+}

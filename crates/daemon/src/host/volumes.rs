@@ -1,0 +1,487 @@
+//! Operations on volumes, step by step; implements [`super::super::host_api::Host`].
+
+use std::sync::Arc;
+
+use forebay_admin::{ApiError, ErrorKind, EventKind, StartRequest, VolumeName, VolumeState};
+use forebay_core::{Caching, Cancelled};
+use forebay_device::{Device, DeviceSpec};
+use forebay_engine::displaced::BeforeStop;
+use forebay_engine::{Settings, Volume};
+
+use super::caches::{self, Place};
+use super::inspect::{self, Content};
+use super::report::Running;
+use super::{EngineHost, How, claim, faults, settings};
+use crate::devices::NO_CACHE;
+use crate::events::NewEvent;
+use crate::host_api::{Copied, Definition, Remains, StartError};
+use crate::work::Work;
+
+/// The cache device of a volume that has none: RAM that nothing is written to, as the mode is
+/// passthrough. Pages that nobody writes to cost nothing.
+const EMPTY_CACHE: &str = "ram:32M";
+
+/// Parses the device that an operator named in `field`.
+pub(super) fn spec(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
+    let text = if text == NO_CACHE { EMPTY_CACHE } else { text };
+    text.parse().map_err(|error| ApiError::invalid(field, error))
+}
+
+/// As [`spec`], for a device that must exist already.
+pub(super) fn made(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
+    spec(field, text).map(|spec| spec.made())
+}
+
+/// Returns the number of blocks of the volume.
+pub(super) fn blocks_of(volume: &Definition, origin: &Arc<dyn Device>) -> u64 {
+    origin.size().saturating_add(volume.alignment).div_ceil(volume.block_size.max(1))
+}
+
+impl EngineHost {
+    /// See [`crate::host_api::Host::start`].
+    pub(super) fn start_volume(
+        self: &Arc<Self>,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        self.served.begin(volume)?;
+        let own = volume.clone();
+        let how = How { force: how.force, verify: how.verify, work: work.clone() };
+        self.attended(&volume.name, work, move |host, _| {
+            let result = host.bring_up(&own, &how);
+            if result.is_err() {
+                host.served.remove(&own.name);
+            }
+            result
+        })
+    }
+
+    /// Stops a volume that a delete had started and that is not deleted, without storing a fingerprint: the origin may
+    /// have been restored or exchanged since, so the next start must check it again.
+    fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
+        if let Ok(running) = self.served.get(name) {
+            running.volume.leave_no_print();
+        }
+        if let Err(error) = self.stop_now(name, None, true, &Arc::default()) {
+            tracing::error!(volume = %name, "cannot stop the volume of an abandoned operation: {error}");
+        }
+    }
+
+    pub(super) fn apply(
+        &self,
+        place: &Place,
+        name: &VolumeName,
+        wanted: Settings,
+    ) -> Result<(), ApiError> {
+        let (number, name) = (place.number, name.to_string());
+        self.lanes.run(0, move |state| async move {
+            state.engine(number)?.set(&name, wanted).await.map_err(faults::engine)
+        })?
+    }
+
+    /// See [`crate::host_api::Host::stop`]. A volume whose cache is in RAM is drained
+    /// first, and stays served if that fails.
+    pub(super) fn stop_volume(
+        self: &Arc<Self>,
+        volume: &Definition,
+        abandon: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let (name, version) = (volume.name.clone(), volume.version);
+        self.attended(&volume.name, work, move |host, work| {
+            host.stop_now(&name, Some(version), abandon, work)
+        })
+    }
+
+    /// Stops a volume. `version`: the volume's version, if it must be recorded on the cache device.
+    fn stop_now(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        version: Option<u64>,
+        abandon: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let running = self.served.get(name)?;
+        let place = &running.place.clone();
+        let before = running.volume.settings();
+        let before_stop = self.before_stop(name, &running, abandon)?;
+        running.note_displaced_origin();
+        self.end_deferring(name, work)?;
+        if (place.volatile || before_stop == BeforeStop::Drain)
+            && let Err(error) = self.drain_now(name, work)
+        {
+            self.defer_again(name, &before);
+            return Err(error);
+        }
+        if work.commit().is_err() {
+            self.defer_again(name, &before);
+            return Err(faults::given_up());
+        }
+        self.served.phase(name, VolumeState::Stopping);
+        let definition = self.served.definition(name);
+        let (cache, origin) =
+            definition.clone().map_or_else(Default::default, |it| (it.cache, it.origin));
+        let settled = {
+            let _wait = self.served.wait_for(name, &cache);
+            if let Some(version) = version {
+                let wanted = Settings { version, ..running.volume.settings() };
+                if let Err(error) = self.apply(place, name, wanted) {
+                    tracing::debug!(volume = %name, "cannot record its version on the cache device: {error}");
+                }
+            }
+            // From here on every acknowledged write is durable, even if the origin fails.
+            let number = place.number;
+            self.lanes.run(0, move |state| async move {
+                state.engine(number)?.settle().await.map_err(faults::engine)
+            })
+        };
+        if let Some(definition) = definition.filter(|_| version.is_some()) {
+            self.note_contents(&definition);
+        }
+        let _wait = self.served.wait_for(name, &origin);
+        // `running` is dropped before the cache is closed, which waits until nothing refers to the volume.
+        let left = self.using(place, move || {
+            let stopped = self.take_out(&running.place, &running.volume);
+            // The devices are still open, so what happened to them can be seen.
+            let safe = if abandon { Ok(()) } else { running.check_left() };
+            self.served.remove(name);
+            stopped.and(safe)
+        });
+        settled.and_then(|settled| settled).and(left)
+    }
+
+    /// See [`crate::host_api::Host::check_origin_path`].
+    pub(super) fn check_path_of(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let own = name.clone();
+        let check = move |host: &Arc<Self>, _: &Arc<Work>| {
+            let running = host.served.get(&own)?;
+            host.before_stop(&own, &running, false).map(|_| ())
+        };
+        self.attended(name, work, check)
+    }
+
+    /// Stops a served volume; it is no longer served afterwards, even if that fails.
+    fn take_away(&self, name: &VolumeName, running: Running) -> Result<(), ApiError> {
+        let stopped = self.take_out(&running.place, &running.volume);
+        self.served.remove(name);
+        stopped
+    }
+
+    /// Stops a volume in its cache, and dismisses its clients.
+    pub(super) fn take_out(&self, place: &Place, volume: &Arc<Volume>) -> Result<(), ApiError> {
+        let (number, own) = (place.number, volume.name.clone());
+        let stopped = self.lanes.run(0, move |state| async move {
+            state.engine(number)?.stop_volume(&own, true).await.map_err(faults::engine)
+        });
+        self.dismiss(place, volume);
+        stopped.and_then(|stopped| stopped)
+    }
+
+    /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
+    fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
+        // First: clients with requests that are not answered are waited for, and a shutdown meanwhile has to know
+        // that the volume is still there.
+        place.note_left(volume);
+        self.served.ram.remove(&volume.name);
+        let (number, id) = (place.number, volume.id);
+        let dismissed: Vec<_> = self
+            .lanes
+            .all()
+            .map(|lane| {
+                let name = volume.name.clone();
+                self.lanes.begin(lane, move |state| async move {
+                    state.dismiss(number, id, &name).await;
+                })
+            })
+            .collect();
+        for dismissed in dismissed {
+            let _ = dismissed.recv();
+        }
+    }
+
+    /// See [`crate::host_api::Host::set`]. If draining fails or is cancelled, the old
+    /// settings stay in force.
+    pub(super) fn set_volume(
+        self: &Arc<Self>,
+        volume: &Definition,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let own = volume.clone();
+        self.attended(&volume.name, work, move |host, work| host.set_now(&own, work))
+    }
+
+    fn set_now(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        let name = &volume.name;
+        let running = self.served.get(name)?;
+        let before = running.volume.settings();
+        let wanted = settings::of(volume);
+        let ram = self.served.ram.get(name);
+        if ram.is_none() && super::ram::deferral(&wanted).is_some() {
+            let reason = "the volume has no RAM tier until it is started again; set ram, stop and start it, and then set durability=deferred";
+            return Err(ApiError::invalid("durability", reason));
+        }
+        if wanted.caching == Caching::Paused && before.caching != Caching::Paused {
+            self.note_contents(volume);
+        }
+        if let Some(ram) = &ram
+            && let Err(error) = self.change_tier(name, ram, &wanted, work)
+        {
+            self.defer_again(name, &before);
+            return Err(error);
+        }
+        let drains = before.keeps_dirty() && !wanted.keeps_dirty();
+        let stored = {
+            let _wait = self.served.wait_for(name, &volume.cache);
+            let (number, own, work) = (running.place.number, name.to_string(), work.clone());
+            let wanted = wanted.clone();
+            self.lanes.run(0, move |state| async move {
+                let commit = || work.commit().map(drop);
+                let set = state.engine(number)?.set_unless(&own, wanted, commit).await;
+                set.map_err(faults::engine)
+            })
+        };
+        let set = stored.and_then(|stored| stored).and_then(|()| match () {
+            () if work.is_cancelled() => Err(faults::cancelled()),
+            () if drains => self.drain_now(name, work),
+            () => Ok(()),
+        });
+        if set.is_err() {
+            if let Some(Err(error)) = ram.map(|ram| ram.change(&before)) {
+                tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
+            }
+            let _wait = self.served.wait_for(name, &volume.cache);
+            // Nothing was stored before the commit point. Restoring it then could undo a later command.
+            if work.has_committed()
+                && let Err(error) = self.apply(&running.place, name, before.clone())
+            {
+                tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");
+            }
+        }
+        self.defer_again(name, if set.is_ok() { &wanted } else { &before });
+        set
+    }
+
+    /// Drains a volume that is to be deleted; afterwards it defers no writes, unless that failed.
+    fn drain_for_good(
+        &self,
+        name: &VolumeName,
+        before: &Settings,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let drained = self.end_deferring(name, work).and_then(|()| self.drain_now(name, work));
+        if drained.is_err() {
+            self.defer_again(name, before);
+        }
+        drained
+    }
+
+    /// See [`crate::host_api::Host::flush`].
+    pub(super) fn flush_volume(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let own = name.clone();
+        self.attended(name, work, move |host, work| host.drain_now(&own, work))
+    }
+
+    pub(super) fn drain_now(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        let running = self.served.get(name)?;
+        self.served.phase(name, VolumeState::Draining);
+        let (number, own) = (running.place.number, name.to_string());
+        let block = running.block_bytes();
+        if let Err(error) = self.write_down(name, work) {
+            self.served.phase(name, VolumeState::Running);
+            return Err(error);
+        }
+        let dirty = running.volume.dirty_blocks() * block;
+        let drained = self.lanes.watch(work, block, move |state, left| async move {
+            let engine = state.engine(number)?;
+            engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
+        });
+        let drained = drained.and_then(|()| self.check_drained(name, &running));
+        self.served.phase(name, VolumeState::Running);
+        if drained.is_ok() && dirty > 0 {
+            let said = format!("the dirty blocks of volume '{name}' were written to its origin");
+            let event = NewEvent::new(EventKind::Drained, said).volume(name);
+            self.events.record(event.with("bytes", dirty));
+        }
+        drained
+    }
+
+    /// See [`crate::host_api::Host::delete`].
+    pub(super) fn delete_volume(
+        self: &Arc<Self>,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let own = volume.clone();
+        self.attended(&volume.name, work, move |host, work| {
+            host.delete_now(&own, discard_dirty, work)
+        })
+    }
+
+    pub(super) fn delete_now(
+        self: &Arc<Self>,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let name = &volume.name;
+        let was_served = self.served.get(name).is_ok();
+        if !was_served
+            && let Some(remains) = self.bring_up_to_delete(volume, discard_dirty, work)?
+        {
+            return Ok(remains);
+        }
+        let before = self.served.get(name)?.volume.settings();
+        if !discard_dirty && let Err(error) = self.drain_for_good(name, &before, work) {
+            if !was_served {
+                self.stop_unwanted(name);
+            }
+            return Err(ways_out(volume, error));
+        }
+        let running = self.served.get(name)?;
+        let place = &running.place.clone();
+        self.served.phase(name, VolumeState::Stopping);
+        let _wait = self.served.wait_for(name, &volume.origin);
+        let (number, own, own_work) = (place.number, name.to_string(), work.clone());
+        let deleted = self.lanes.run(0, move |state| async move {
+            let engine = state.engine(number)?;
+            // With --discard-dirty the volume has already been removed from the state, so the deletion is completed.
+            let commit = || if discard_dirty { Ok(()) } else { own_work.commit().map(drop) };
+            let progress = |_| match own_work.is_cancelled() && !discard_dirty {
+                true => Err(Cancelled),
+                false => Ok(()),
+            };
+            engine.delete(&own, discard_dirty, progress, commit).await.map_err(faults::engine)
+        });
+        // A failed device has not been told, although the engine no longer needs it.
+        let told = !running.store().health.failed();
+        let left = match deleted.and_then(|deleted| deleted) {
+            Ok(()) => {
+                self.using(place, move || {
+                    self.dismiss(&running.place, &running.volume);
+                    self.served.remove(name);
+                    Ok::<_, ApiError>(())
+                })?;
+                return Ok(if told { Remains::None } else { Remains::OnCacheDevice });
+            }
+            Err(error) => error,
+        };
+        let nothing_to_keep = running.store().health.failed()
+            && running.volume.dirty_blocks() == 0
+            && left.kind != ErrorKind::Cancelled;
+        if !discard_dirty && !nothing_to_keep {
+            self.defer_again(name, &before);
+            self.served.phase(name, VolumeState::Running);
+            if !was_served {
+                drop(running);
+                self.stop_unwanted(name);
+            }
+            return Err(ways_out(volume, left));
+        }
+        // The cache device cannot be told; its data is discarded when it is next opened.
+        tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {left}");
+        if let Err(error) = self.using(place, move || self.take_away(name, running)) {
+            tracing::warn!(volume = %name, "it did not stop cleanly: {error}");
+        }
+        Ok(Remains::OnCacheDevice)
+    }
+
+    /// Starts a volume that is to be deleted, so that its dirty blocks can be written back. Returns what is left of it if it
+    /// is deleted thereby.
+    fn bring_up_to_delete(
+        self: &Arc<Self>,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Option<Remains>, ApiError> {
+        let name = &volume.name;
+        if spec("cache", &volume.cache)?.is_volatile() {
+            return Ok(Some(Remains::None));
+        }
+        self.served.begin(volume)?;
+        if discard_dirty {
+            let _wait = self.served.wait_for(name, &volume.cache);
+            let forgotten = self.forget_stopped(volume);
+            self.served.remove(name);
+            let remains = forgotten.unwrap_or_else(|error| {
+                tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {error}");
+                Remains::OnCacheDevice
+            });
+            return Ok(Some(remains));
+        }
+        match self.bring_up(volume, &How { work: work.clone(), ..How::default() }) {
+            Ok(_) => Ok(None),
+            Err(error) => {
+                self.served.remove(name);
+                match error {
+                    // An earlier delete got this far.
+                    StartError::Unknown(_) => Ok(Some(Remains::None)),
+                    error => Err(ways_out(volume, error.into())),
+                }
+            }
+        }
+    }
+
+    /// Removes a stopped volume and all of its blocks from its cache, unless the cache is gone.
+    fn forget_stopped(self: &Arc<Self>, volume: &Definition) -> Result<Remains, ApiError> {
+        let cache_spec = made("cache", &volume.cache)?;
+        let Ok(place) = self.caches.place(&cache_spec, &volume.name) else {
+            return Ok(Remains::OnCacheDevice);
+        };
+        self.using(&place, || {
+            let open = {
+                let mut cache = place.lock();
+                if cache.is_none() {
+                    let device = claim(&self.memory, "cache", &cache_spec)?;
+                    let own = device.clone();
+                    let content = self.lanes.run(0, move |state| async move {
+                        inspect::content(&state.context, &own).await
+                    })??;
+                    let Content::Cache(roots) = content else { return Ok(Remains::OnCacheDevice) };
+                    if !roots.volumes.iter().any(|record| is_it(volume, record)) {
+                        return Ok(Remains::OnCacheDevice);
+                    }
+                    let opened = caches::open(&self.lanes, &place, device, 0, Vec::new())?;
+                    *cache = Some(opened);
+                }
+                match &*cache {
+                    Some(open) => open.clone(),
+                    None => return Ok(Remains::OnCacheDevice),
+                }
+            };
+            if !open.store.volumes().iter().any(|record| is_it(volume, record)) {
+                return Ok(Remains::None);
+            }
+            let (number, name) = (place.number, volume.name.to_string());
+            let forgotten = self.lanes.run(0, move |state| async move {
+                state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
+            })?;
+            forgotten.map(|()| Remains::None)
+        })
+    }
+}
+
+/// Whether a record belongs to this volume, and not to another one of the same name.
+fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
+    record.name == volume.name.as_str() && volume.uuid.is_none_or(|uuid| uuid == record.uuid)
+}
+
+/// Adds to an error of a delete how the volume can be deleted without its cache device.
+fn ways_out(volume: &Definition, mut error: ApiError) -> ApiError {
+    let way_out = format!("'forebay delete --discard-dirty {}'", volume.name);
+    if !error.message.contains(&way_out) {
+        error
+            .message
+            .push_str(&format!("; {way_out} deletes it without what only its cache device has"));
+    }
+    error
+}

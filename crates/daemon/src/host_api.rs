@@ -1,0 +1,456 @@
+//! The interface between the daemon and the data path. `host` implements it for real volumes; the
+//! daemon's own tests use a fake.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::curve::CurveReport;
+use forebay_admin::lost::LostReport;
+use forebay_admin::report::BlockReport;
+use forebay_admin::{
+    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, StartRequest, VolumeName,
+    VolumeReport, VolumeState,
+};
+use forebay_engine::Recording;
+use forebay_format::Uuid;
+use forebay_lane::MemoryBudget;
+use serde::{Deserialize, Serialize};
+
+use super::hand_over::Items;
+use super::work::Work;
+use crate::curve::Sizes;
+
+/// The persistent definition of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// Its name.
+    pub name: VolumeName,
+    /// The cache device as the operator named it, with an absolute path.
+    pub cache: String,
+    /// The origin as the operator named it, with an absolute path.
+    pub origin: String,
+    /// Block size in bytes: a power of two from 2 KiB to 1 MiB.
+    pub block_size: u64,
+    /// Bytes by which blocks are shifted on the origin: a multiple of 512 below the block size.
+    pub alignment: u64,
+    /// Every setting; valid together.
+    pub settings: Settings,
+    /// How often an operator has changed the volume. The cache device stores it too: if its number
+    /// is higher, the state directory is an old copy.
+    #[serde(default)]
+    pub version: u64,
+    /// Distinguishes the volume from others of its name; absent if it was last served by a daemon
+    /// that did not record it.
+    #[serde(default)]
+    pub uuid: Option<Uuid>,
+    /// Identifies its cache; absent likewise.
+    #[serde(default)]
+    pub cache_uuid: Option<Uuid>,
+    /// The name that the cache device has for it, while it is adopted under another one.
+    #[serde(skip)]
+    pub stored_as: Option<VolumeName>,
+}
+
+impl Definition {
+    /// Returns the name that the cache device has for it.
+    pub(crate) fn stored_name(&self) -> &VolumeName {
+        self.stored_as.as_ref().unwrap_or(&self.name)
+    }
+}
+
+/// The UUIDs of a volume and its cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The volume.
+    pub(crate) volume: Uuid,
+    /// Its cache.
+    pub(crate) cache: Uuid,
+}
+
+impl Identity {
+    /// Returns what tells the volume from others of its name, now and in the next process.
+    pub(crate) fn told_apart(self) -> forebay_export::Identity {
+        let text = format!("{} {}", self.volume, self.cache);
+        forebay_export::Identity { text, lasts: true }
+    }
+}
+
+/// Which copy of its cache device a volume was started from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    /// The one that it was served from last, as far as is known.
+    Current,
+    /// One that lacks data which was durable, because of a force.
+    Older(Uuid),
+}
+
+/// Why a volume was not started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StartError {
+    /// The cache does not contain the volume any more.
+    Unknown(ApiError),
+    /// Anything else.
+    Other(ApiError),
+}
+
+impl From<ApiError> for StartError {
+    fn from(error: ApiError) -> Self {
+        StartError::Other(error)
+    }
+}
+
+impl From<StartError> for ApiError {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Unknown(error) | StartError::Other(error) => error,
+        }
+    }
+}
+
+/// The error of a hand-over whose next program would not find a device.
+pub(crate) fn not_found_next(displaced: &str) -> ApiError {
+    let why = "nothing is handed over, because the next program could not open a device";
+    ApiError::new(ErrorKind::DataAtRisk, format!("{why}: {displaced}"))
+}
+
+/// What a deleted volume leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remains {
+    /// Nothing.
+    None,
+    /// The cache device could not be told, and may still hold the volume.
+    OnCacheDevice,
+}
+
+/// How to treat an existing cache on the cache device of a new volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// The cache belongs to other volumes of this daemon, and the new one joins them. It is an
+    /// error if there is no cache.
+    Join,
+    /// A blank device and an empty cache are used; anything else is [`forebay_admin::ErrorKind::DataAtRisk`].
+    Spare,
+    /// The device is overwritten, whatever it holds when the command is given; if that has changed when the
+    /// device is written to, as with [`Existing::Spare`].
+    Overwrite,
+}
+
+/// How current the number of a volume's cached blocks has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    /// As of the last seconds. Counting visits the whole index of a cache with several volumes, and holds up
+    /// lanes that need the part that is visited.
+    Fresh,
+    /// As it was last counted: nothing waits.
+    Known,
+}
+
+/// Why a volume is degraded, the most serious reason first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// A write or sync of the cache device has failed.
+    CacheFailed,
+    /// The cache device does not answer.
+    CacheHangs,
+    /// The origin was taken over by another writer.
+    OriginFenced,
+    /// The path of the origin leads elsewhere, or nowhere.
+    OriginDisplaced,
+    /// The path of the cache device does.
+    CacheDisplaced,
+    /// The origin has become smaller.
+    OriginShrunk,
+    /// The origin takes no writes.
+    OriginReadOnly,
+    /// Requests to the origin fail.
+    OriginFailed,
+    /// The origin does not answer.
+    OriginHangs,
+    /// Reads of the cache device fail; clean data comes from the origin instead.
+    CacheErrors,
+    /// Dirty data cannot be read any more.
+    DataLost,
+}
+
+impl Trouble {
+    /// Returns its name, as in events.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Trouble::CacheFailed => "cache-failed",
+            Trouble::CacheHangs => "cache-hangs",
+            Trouble::OriginFenced => "origin-fenced",
+            Trouble::OriginDisplaced => "origin-displaced",
+            Trouble::CacheDisplaced => "cache-displaced",
+            Trouble::OriginShrunk => "origin-shrunk",
+            Trouble::OriginReadOnly => "origin-read-only",
+            Trouble::OriginFailed => "origin-failed",
+            Trouble::OriginHangs => "origin-hangs",
+            Trouble::CacheErrors => "cache-errors",
+            Trouble::DataLost => "data-lost",
+        }
+    }
+
+    /// Whether a device does not answer.
+    pub(crate) fn is_hang(self) -> bool {
+        matches!(self, Trouble::CacheHangs | Trouble::OriginHangs)
+    }
+}
+
+/// What the daemon watches of a volume all the time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    /// Its state.
+    pub(crate) state: VolumeState,
+    /// Bytes that are newer than the origin.
+    pub(crate) dirty_bytes: u64,
+    /// Bytes written back since it was started.
+    pub(crate) written_back_bytes: u64,
+    /// Ranges of dirty data that cannot be read any more.
+    pub(crate) lost_ranges: u64,
+    /// Their bytes.
+    pub(crate) lost_bytes: u64,
+    /// Why it is degraded, and the latest error of its devices, until it is resolved.
+    pub(crate) trouble: Option<(Trouble, String)>,
+    /// Reads of its cache device that failed since that was opened.
+    pub(crate) failed_cache_reads: u64,
+    /// Reads of its origin that failed since it was started. Writes and syncs that fail are a trouble that stays.
+    pub(crate) failed_origin_reads: u64,
+    /// The device that its start or stop has waited for, for longer than usual.
+    pub(crate) waits_for: Option<String>,
+}
+
+impl Condition {
+    /// The condition of a volume in this state with nothing dirty and no errors.
+    pub(crate) fn of(state: VolumeState) -> Self {
+        Condition {
+            state,
+            dirty_bytes: 0,
+            written_back_bytes: 0,
+            lost_ranges: 0,
+            lost_bytes: 0,
+            trouble: None,
+            failed_cache_reads: 0,
+            failed_origin_reads: 0,
+            waits_for: None,
+        }
+    }
+}
+
+/// The data path, as the daemon sees it.
+///
+/// A method with a [`Work`] may take long. It runs on a thread of its own, reports progress there,
+/// and gives up soon after [`Work::is_cancelled`], or when a device has not answered for
+/// [`Work::patience`]. In the first case it fails with [`forebay_admin::ErrorKind::Cancelled`] and
+/// the volume stays usable; in the second with an error that names the device. The part that still
+/// waits for the device is undone or completed when the device answers; until then [`Host::report`]
+/// knows the volume. The daemon never runs two such methods for the same volume at once, and none
+/// waits for the devices of another volume. A method that fails has had no lasting effect, unless
+/// stated otherwise.
+pub(crate) trait Host: Send + Sync {
+    /// Returns the number of lanes.
+    fn lanes(&self) -> u32;
+
+    /// Waits until every lane has answered, which no device can delay.
+    ///
+    /// # Errors
+    /// A lane has not within `patience`; the message names it.
+    fn pulse(&self, patience: Duration) -> Result<(), ApiError>;
+
+    /// Returns the daemon's memory.
+    fn memory(&self) -> &Arc<MemoryBudget>;
+
+    /// Formats the cache device, or joins its cache, according to `existing`, and serves the
+    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their devices
+    /// are called now.
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        volumes: &[Definition],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Serves the volume of this name that the cache device holds, or renames the one that is stored under another
+    /// name, and copies its block size, alignment, version and settings into the definition. For `force` see [`Host::start`].
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError>;
+
+    /// Recovers the cache device and serves the volume with the settings in its definition. With
+    /// `force` it continues although the log has lost records, or the origin was changed while the
+    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared with
+    /// the origin first. Without [`Work::patience`] it waits for devices without limit.
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError>;
+
+    /// Lets clients see a volume that was created, adopted or started from an older copy.
+    fn show(&self, _name: &VolumeName) {}
+
+    /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
+    /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays
+    /// served if that fails. Any other error means that the volume is no longer served, but did not
+    /// stop cleanly.
+    ///
+    /// A cache device to which its path does not lead any more counts as RAM. With such an origin the volume is
+    /// not stopped, as its content may be lost then, unless `abandon`, with which neither matters.
+    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Checks that the path of a served volume's origin leads to it.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::DataAtRisk`] if not: it says what happened and what to do.
+    fn check_origin_path(&self, _name: &VolumeName, _work: &Arc<Work>) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns soon.
+    fn look_at_paths(&self) {}
+
+    /// Applies the settings in the definition to a served volume. Leaving writeback first writes
+    /// all dirty blocks to the origin; requests are served meanwhile.
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Writes all currently dirty blocks to the origin, and makes them durable there.
+    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Discards the clean blocks of a served volume from these tiers; what only a tier has stays.
+    fn drop_clean(
+        &self,
+        volume: &Definition,
+        tiers: DropRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Loads the blocks into the RAM tier of a served volume that it held at the last orderly stop, as
+    /// far as there is room. Gives way to clients.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if there is no tier that takes them, or no list of blocks.
+    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Pins blocks of a served volume, or no longer; without ranges, unpins all. Then fills those that are
+    /// pinned and absent.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if too much would be pinned; the pins are then as they were.
+    fn pin(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        pinned: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Returns whether anything is pinned of a volume, served or not.
+    fn has_pins(&self, volume: &Definition) -> bool;
+
+    /// Returns what is pinned of a served volume. Looks up each pinned block.
+    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError>;
+
+    /// Fills blocks of a served volume that are absent; without ranges, the pinned ones. Gives way to
+    /// clients.
+    fn fill(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Discards clean blocks of a served volume from its cache.
+    fn evict(
+        &self,
+        volume: &Definition,
+        ranges: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
+    /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with
+    /// which a failed or missing cache device is not an error.
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError>;
+
+    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of Forebay
+    /// afterwards, nor of anything else.
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Returns the report of a volume that is served, being started, or still waiting for a device,
+    /// without the daemon's memory; `None` otherwise. Quick: no I/O.
+    fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport>;
+
+    /// Returns the condition of a volume of which there is a report. Quicker than the report, and delays no lane.
+    fn condition(&self, name: &VolumeName) -> Option<Condition>;
+
+    /// Counts the cached blocks that [`Count::Known`] answers with, unless they were counted within `age`.
+    fn recount(&self, _age: Duration) {}
+
+    /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
+    fn identity(&self, name: &VolumeName) -> Option<Identity>;
+
+    /// Returns what tells a volume from others of its name, for those who go on for it: front ends, after a hand-over
+    /// or a restart. `None` if it is not served. Quick.
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity>;
+
+    /// Records the positions of the open caches.
+    fn note_positions(&self);
+
+    /// Counts the blocks of a volume that is not served, if its cache is open for others. Quick.
+    fn blocks(&self, _name: &VolumeName) -> Option<BlockReport> {
+        None
+    }
+
+    /// Returns the hit ratios that caches and RAM tiers of these sizes, or of the usual ones, would
+    /// have had for the requests of a served volume. Quick.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if it is not served.
+    fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
+
+    /// Brings the curves and the shadow caches of all volumes up to date, so that lanes need not.
+    fn catch_up(&self) {}
+
+    /// Begins to record the requests of a served volume's clients.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if it is not served, [`forebay_admin::ErrorKind::Busy`] if it is
+    /// recorded already.
+    fn record(&self, name: &VolumeName) -> Result<Recording, ApiError>;
+
+    /// Returns the dirty ranges of a volume, served or not, on a cache device that has failed or is
+    /// gone. Quick.
+    fn lost(&self, name: &VolumeName) -> LostReport;
+
+    /// Shuts down: front ends first, then every volume as by [`Host::stop`]. Bounded in time. An
+    /// error means that something did not stop cleanly.
+    fn shut_down(&self) -> Result<(), ApiError>;
+
+    /// Prepares [`Host::hand_over`] while clients are served: has no writes deferred any more, and writes down
+    /// what is in RAM alone, so that a device that does not take it is noticed while nothing is lost; then calls
+    /// `begin`. Gives up soon after `goes_on` says no. After an error writes are deferred as before.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Busy`]: something cannot be written down, or an operation that was given up
+    /// still waits for a device; the error of `begin`.
+    fn prepare_hand_over(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError>;
+
+    /// As [`Host::shut_down`], but the front ends keep their clients connected; returns what another program
+    /// needs to go on with them, without the clients of volumes that did not stop in order. `None`: `goes_on`
+    /// said no once everything was closed. Clients are disconnected then, and the front ends are not released.
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>);
+}

@@ -1,0 +1,186 @@
+//! Notes about volumes outside of their cache devices: one file per volume below `dirty` in the
+//! state directory. See [`forebay_engine::Ledger`].
+
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind as Io;
+use std::ops::Range;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use forebay_admin::ApiError;
+use forebay_engine::{Ledger, LedgerError, Note, Noted};
+use forebay_format::Uuid;
+use serde::{Deserialize, Serialize};
+
+use super::replace::replace;
+use crate::paths::io_error;
+
+/// Version of the files; no other is read.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    version: u32,
+    cache: Uuid,
+    distrusted: bool,
+    exact: bool,
+    /// First byte and length of each range.
+    dirty: Vec<(u64, u64)>,
+}
+
+struct Job {
+    volume: String,
+    note: Note,
+    noted: Noted,
+}
+
+/// See the module.
+pub(crate) struct Notes {
+    dir: PathBuf,
+    jobs: Sender<Job>,
+}
+
+impl Notes {
+    /// Opens the notes of a state directory, and starts the thread that writes them, so that lanes
+    /// need not wait for files.
+    ///
+    /// # Errors
+    /// The directory cannot be created, or the system has no threads left.
+    pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
+        let dir = state_dir.join("dirty");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|error| io_error("cannot make the directory", &dir, &error))?;
+        let (jobs, todo) = channel::<Job>();
+        let own = dir.clone();
+        let thread = std::thread::Builder::new().name("notes".to_owned());
+        let spawned = thread.spawn(move || {
+            for Job { volume, note, noted } in todo {
+                noted(
+                    write(&own, &volume, &note).map_err(|error| LedgerError::Io(Arc::new(error))),
+                );
+            }
+        });
+        spawned.map_err(|error| ApiError::failed(format!("no thread for notes: {error}")))?;
+        Ok(Notes { dir, jobs })
+    }
+
+    /// Removes the note of a deleted volume.
+    pub(crate) fn forget(&self, volume: &str) {
+        let path = path_of(&self.dir, volume);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != Io::NotFound => {
+                tracing::warn!(path = %path.display(), "a note cannot be removed: {error}");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Ledger for Notes {
+    fn note_of(&self, volume: &str) -> Option<Note> {
+        let path = path_of(&self.dir, volume);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == Io::NotFound => return None,
+            Err(error) => {
+                tracing::error!(path = %path.display(), "a note cannot be read: {error}");
+                return None;
+            }
+        };
+        match serde_json::from_slice::<Contents>(&text) {
+            Ok(contents) if contents.version == VERSION => Some(Note {
+                cache: contents.cache,
+                distrusted: contents.distrusted,
+                exact: contents.exact,
+                dirty: ranges(&contents.dirty),
+            }),
+            Ok(contents) => {
+                tracing::error!(path = %path.display(), version = contents.version, "a note has an unsupported version");
+                None
+            }
+            Err(error) => {
+                tracing::error!(path = %path.display(), "a note is damaged: {error}");
+                None
+            }
+        }
+    }
+
+    fn write(&self, volume: &str, note: Note, noted: Noted) {
+        let job = Job { volume: volume.to_owned(), note, noted };
+        if let Err(unsent) = self.jobs.send(job) {
+            (unsent.0.noted)(Err(LedgerError::Ended));
+        }
+    }
+}
+
+/// Whether the note of a volume in a state directory names ranges that may be newer than its origin.
+pub fn may_be_dirty(state_dir: &Path, volume: &str) -> bool {
+    let note = fs::read(path_of(&state_dir.join("dirty"), volume));
+    let note = note.ok().and_then(|text| serde_json::from_slice::<Contents>(&text).ok());
+    note.is_some_and(|note| note.version == VERSION && !note.dirty.is_empty())
+}
+
+fn ranges(pairs: &[(u64, u64)]) -> Vec<Range<u64>> {
+    pairs.iter().map(|(start, len)| *start..start.saturating_add(*len)).collect()
+}
+
+/// Names of volumes are safe as file names.
+fn path_of(dir: &Path, volume: &str) -> PathBuf {
+    dir.join(format!("{volume}.json"))
+}
+
+/// Replaces the file.
+fn write(dir: &Path, volume: &str, note: &Note) -> std::io::Result<()> {
+    let contents = Contents {
+        version: VERSION,
+        cache: note.cache,
+        distrusted: note.distrusted,
+        exact: note.exact,
+        dirty: note.dirty.iter().map(|range| (range.start, range.end - range.start)).collect(),
+    };
+    Ok(replace(&path_of(dir, volume), &serde_json::to_vec(&contents)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+    use forebay_testkit::TempDir;
+
+    fn written(notes: &Notes, note: &Note) -> Result<(), LedgerError> {
+        let (tell, hear) = sync_channel(1);
+        notes.write("v", note.clone(), Box::new(move |result| tell.send(result).expect("heard")));
+        hear.recv().expect("told")
+    }
+
+    #[test]
+    fn a_note_is_there_after_a_restart_until_it_is_forgotten() {
+        let dir = TempDir::new("notes");
+        let note = Note {
+            cache: Uuid::from_u128(7),
+            distrusted: true,
+            exact: true,
+            dirty: vec![0..4096, 8192..16384],
+        };
+        {
+            let notes = Notes::open(dir.path()).expect("writable");
+            assert_eq!(notes.note_of("v"), None);
+            written(&notes, &note).expect("durable");
+        }
+        let notes = Notes::open(dir.path()).expect("writable");
+        assert_eq!(notes.note_of("v"), Some(note.clone()));
+        fs::write(dir.path().join("dirty/v.json"), "{").expect("writable");
+        assert_eq!(notes.note_of("v"), None, "a damaged note");
+        notes.forget("v");
+        notes.forget("v");
+        assert_eq!(notes.note_of("v"), None);
+        fs::remove_dir_all(dir.path().join("dirty")).expect("removable");
+        assert!(written(&notes, &note).is_err(), "a note that is nowhere");
+    }
+}

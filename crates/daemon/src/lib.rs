@@ -1,0 +1,359 @@
+//! The daemon: owns all caches, serves their volumes, answers the admin API.
+//!
+//! - [`host_api`]: interface of the data path; `host`: the data path
+//! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
+//!   ones
+//! - [`claims`]: the devices that operations in progress use
+//! - [`operations`]: long-running operations; [`work`]: what they do, and their commit point
+//! - [`checking`]: checks of options and state without a start
+//! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
+//!   beyond a crash
+//! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
+//! - [`events`]: what happened
+//! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
+//! - [`devices`]: devices as the operator names them, and whether two names share bytes; [`content`]: what they hold
+//! - [`curve`]: cache sizes and their hit ratios
+//! - [`helper`]: steps that another process takes
+//! - `replace`: replaces files of the state directory
+//! - [`state`]: persistent state; [`known`]: the part about caches, open or not
+//! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
+//! - [`socket`], [`front_ends`]: sockets and addresses
+//! - [`tcp`]: TCP addresses over plain HTTP; [`metrics`]: what the reports contain, for Prometheus; [`web`]: the page
+//! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
+//!   memory that it has
+//! - [`log`]: the log, in which repeated messages are limited
+//! - [`signals`], [`notify`], `watchdog`: signals and the service manager
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "outside the data path, the daemon owns its threads and its time"
+)]
+
+mod afterlife;
+mod api;
+mod block_lists;
+mod checking;
+mod claims;
+pub mod content;
+pub mod curve;
+pub mod devices;
+mod events;
+mod front_ends;
+mod hand_over;
+pub mod helper;
+mod host;
+mod host_api;
+mod http;
+mod kept;
+mod known;
+mod ledger;
+pub mod log;
+mod memory;
+mod metrics;
+mod notify;
+mod operations;
+pub mod paths;
+mod preflight;
+mod pressure;
+mod raw_names;
+mod recording;
+mod replace;
+pub mod ring_remedy;
+mod server;
+pub mod signals;
+mod socket;
+mod state;
+mod system;
+mod tcp;
+#[cfg(test)]
+mod testing;
+mod volumes;
+mod watchdog;
+mod web;
+mod work;
+
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use forebay_admin::ApiError;
+use forebay_lane::MemoryBudget;
+
+use crate::paths::io_error;
+use front_ends::Identities;
+use hand_over::Left;
+use notify::{Ending, ServiceManager};
+use raw_names::RawNames;
+use server::Server;
+use signals::{End, Reading, StopRequest};
+use socket::ClaimedSocket;
+use state::State;
+use volumes::{Programs, Volumes};
+
+pub use checking::check;
+pub use events::file::read as read_events;
+pub use events::query::since as events_since;
+pub use events::stream::{HEARTBEAT, MEDIA_TYPE};
+pub use front_ends::FrontEndOptions;
+pub use hand_over::{
+    VERB as HAND_OVER_VERB, VERSION as HAND_OVER_VERSION, exit_code, failed_start,
+};
+pub use host::RawExport;
+pub use host_api::Definition;
+pub use ledger::may_be_dirty;
+pub use memory::usual_limit;
+pub use preflight::definition;
+pub use recording::MOST_SECONDS;
+pub use state::peek as peek_state;
+
+/// How often the positions of caches are stored. At most this much can be missing unnoticed if an
+/// older copy replaces a cache device after a crash.
+const NOTING: Duration = Duration::from_secs(10);
+
+/// Most lanes by default.
+const MAX_DEFAULT_LANES: usize = 2;
+
+/// Options of the daemon.
+pub struct Options {
+    /// The admin socket.
+    pub socket: PathBuf,
+    /// Whether its directory is the default one, and may be created.
+    pub socket_is_usual: bool,
+    /// The state directory.
+    pub state_dir: PathBuf,
+    /// Options of the front ends.
+    pub front_ends: FrontEndOptions,
+    /// Devices that are served without a cache.
+    pub raw: Vec<host::RawExport>,
+    /// Number of lanes, at least 1.
+    pub lanes: Option<u32>,
+    /// How long missing devices are waited for at the start.
+    pub device_wait: Duration,
+    /// Memory limit in bytes.
+    pub memory_limit: Option<u64>,
+    /// TCP address of the metrics.
+    pub metrics: Option<SocketAddr>,
+    /// TCP address of the page.
+    pub web: Option<SocketAddr>,
+}
+
+/// Runs until SIGTERM or SIGINT. `has_started` is set once all that a start may refuse is behind it.
+///
+/// # Errors
+/// It cannot start, and has changed nothing; or it did not end cleanly.
+pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
+    let stop = Arc::new(StopRequest::default());
+    let (running, reading) = listen(&stop)?;
+    signals::lift_limit_of_files();
+    let mut inherited = hand_over::inherited()?;
+    log::inherit(inherited.log_missing);
+    if inherited.hand_overs == 0 {
+        inherited.items = kept::take();
+    }
+    // Files created from here on are private to the daemon's user unless stated otherwise.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let manager = ServiceManager::from_env();
+    let front_ends = options.front_ends.complete(&options.socket)?;
+    if options.socket_is_usual {
+        make_parent(&options.socket)?;
+    }
+    // Before anything named by the operator is created: a refused daemon leaves nothing behind.
+    if inherited.socket.is_none() {
+        ClaimedSocket::probe("--socket", &options.socket)?;
+    }
+    let state = State::go_on(&options.state_dir, inherited.state_lock.take())?;
+    let raw_names = RawNames::new(host::names(&options.raw), &state.names())?;
+    let socket = match inherited.socket.take() {
+        Some(left) => ClaimedSocket::inherit(&options.socket, left),
+        None => ClaimedSocket::claim("--socket", &options.socket, 0o600)?,
+    };
+    let metrics = claim_tcp(options.metrics, metrics::claim, inherited.hand_overs)?;
+    let web = claim_tcp(options.web, web::claim, inherited.hand_overs)?;
+    let web = web.map(|claimed| (claimed, options.state_dir.clone()));
+    let socket = Arc::new(socket);
+    let lanes = options.lanes.unwrap_or_else(default_lanes);
+    let records = host::Records::open(&state)?;
+    // A limit that an operator has set holds until the daemon ends, and so for its next program.
+    let limit = inherited.memory_limit.or(options.memory_limit);
+    let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
+    let identities = Identities::default();
+    let front_ends =
+        front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
+    let ending = Arc::new(Ending::new(&manager));
+    let host = host::open(lanes, &front_ends, &options.raw, records, &memory, &ending)?;
+    front_ends::publish_raw(&front_ends, &options.raw)?;
+    identities.bind(&host);
+    let programs = Programs {
+        hand_overs: inherited.hand_overs,
+        end: stop.clone(),
+        raw_names,
+        ..Programs::default()
+    };
+    let volumes = Volumes::new(host, state, front_ends, programs);
+    let _ = running.set(volumes.clone());
+    volumes.events().program_started(inherited.hand_overs);
+    let server = Server::start(socket.clone(), metrics, web, volumes.clone())?;
+    tracing::info!(socket = %options.socket.display(), "the admin API is ready");
+
+    volumes.watch(&stop)?;
+    watchdog::start(&manager, &volumes, &stop, &ending)?;
+    manager.status("Recovering");
+    *has_started = true;
+    let restored = volumes.restore(&stop, options.device_wait);
+    if !stop.is_asked() {
+        tracing::info!("ready, {restored}");
+        volumes.note_ready();
+        manager.ready(&restored.to_string());
+    }
+    note_positions(&volumes, &stop)?;
+    let hand_overs = inherited.hand_overs;
+    let ended = end(&manager, &volumes, (&stop, &reading), hand_overs, &socket)?;
+    finish(&volumes, server, &ended);
+    ended
+}
+
+/// Waits for the request to end, and ends as it says. Returns how that went.
+///
+/// # Errors
+/// No program can be executed.
+fn end(
+    manager: &ServiceManager,
+    volumes: &Arc<Volumes>,
+    (stop, reading): (&StopRequest, &Reading),
+    hand_overs: u64,
+    socket: &ClaimedSocket,
+) -> Result<Result<(), ApiError>, ApiError> {
+    match stop.wait() {
+        End::Stop => {
+            manager.stopping();
+            Ok(volumes.shut_down())
+        }
+        End::HandOver(program) => {
+            manager.status("Handing over to another program");
+            let closed = close_for(&program, volumes, (stop, reading), hand_overs, socket);
+            manager.stopping();
+            volumes.stop_instead();
+            let closed = closed?;
+            tracing::info!("stopped instead of handed over");
+            Ok(closed)
+        }
+    }
+}
+
+/// Stores the positions of caches from time to time, on a thread of its own: the state directory may not answer.
+fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
+    let (volumes, stop) = (volumes.clone(), stop.clone());
+    let thread = std::thread::Builder::new().name("positions".to_owned());
+    let spawned = thread.spawn(move || {
+        while stop.wait_for(NOTING).is_none() {
+            volumes.note_positions();
+        }
+    });
+    spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))
+}
+
+/// Says how the daemon has ended, in events and in the log, and closes the admin API.
+fn finish(volumes: &Volumes, server: Server, ended: &Result<(), ApiError>) {
+    volumes.events().program_stopped(ended.is_ok());
+    drop(server);
+    match ended {
+        Ok(()) => tracing::info!("stopped cleanly"),
+        Err(error) => tracing::error!("did not stop cleanly: {error}"),
+    }
+    log::finish();
+}
+
+fn make_parent(socket: &Path) -> Result<(), ApiError> {
+    let Some(dir) = socket.parent() else { return Ok(()) };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|error| io_error("cannot make the directory", dir, &error))
+}
+
+/// Claims a TCP address, if there is one. After a hand-over clients are connected, and go on without it if somebody
+/// else has taken the address.
+fn claim_tcp<T>(
+    address: Option<SocketAddr>,
+    claim: impl FnOnce(SocketAddr) -> Result<T, ApiError>,
+    hand_overs: u64,
+) -> Result<Option<T>, ApiError> {
+    match address.map(claim).transpose() {
+        Err(error) if hand_overs > 0 => {
+            tracing::error!("{error}");
+            Ok(None)
+        }
+        claimed => claimed,
+    }
+}
+
+/// The place for the volumes, once there are any.
+type Running = Arc<OnceLock<Arc<Volumes>>>;
+
+/// Begins to listen to signals. Returns the place for the volumes, which they concern.
+fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
+    let running = Running::default();
+    let (first, reload) = (running.clone(), running.clone());
+    let reading = signals::listen(
+        stop.clone(),
+        move || first.get().into_iter().for_each(|volumes| volumes.operations().close()),
+        move || reload_program(reload.clone()),
+    )?;
+    Ok((running, reading))
+}
+
+/// Closes everything and executes another program, and returns only if that did not happen: with what closing
+/// came to if a stop was asked for meanwhile.
+///
+/// # Errors
+/// No program can be executed.
+fn close_for(
+    program: &Path,
+    volumes: &Arc<Volumes>,
+    (stop, reading): (&StopRequest, &Reading),
+    hand_overs: u64,
+    socket: &ClaimedSocket,
+) -> Result<Result<(), ApiError>, ApiError> {
+    let (items, closed) = volumes.hand_over();
+    let Some(items) = items else { return Ok(closed) };
+    volumes.events().program_ends();
+    reading.end();
+    if stop.is_stop() {
+        return Ok(closed);
+    }
+    let (memory_limit, log_missing) = (volumes.memory().limit(), log::finish());
+    let socket = socket.leave();
+    let state_lock = volumes.state_lock().map_err(|error| {
+        ApiError::failed(format!("nothing can be handed over: {error}; clients are disconnected"))
+    })?;
+    let left = Left { hand_overs, socket, state_lock, memory_limit, log_missing, items };
+    let error = hand_over::execute(program, &left);
+    tracing::error!("{error}");
+    Err(error)
+}
+
+/// Asks for a hand-over to the program at the path of this one, on a thread of its own: the program is asked
+/// first whether it can take over.
+fn reload_program(volumes: Running) {
+    let reload = move || {
+        // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
+        let volumes = volumes.wait();
+        volumes.wait_until_ready();
+        let program = hand_over::own_program().map_err(|error| {
+            ApiError::failed(format!("cannot tell which program this is: {error}"))
+        });
+        if let Err(error) = program.and_then(|program| volumes.ask_hand_over(program)) {
+            tracing::error!("SIGHUP: {error}");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("reload".to_owned()).spawn(reload) {
+        tracing::error!("SIGHUP: no thread: {error}");
+    }
+}
+
+fn default_lanes() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(processors.min(MAX_DEFAULT_LANES)).unwrap_or(1)
+}

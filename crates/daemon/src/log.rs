@@ -1,0 +1,160 @@
+//! The daemon's log: lines on stderr, few of a kind, and the latest in memory for `forebay support`.
+//!
+//! No thread of the daemon writes to stderr itself, not even in a panic: its reader may take nothing.
+//!
+//! - [`limit`]: leaves out messages that repeat
+//! - [`outlet`]: writes to stderr
+//! - [`ring`]: the latest lines
+
+mod limit;
+mod outlet;
+mod ring;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fs::File;
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use forebay_admin::error::one_line;
+use forebay_admin::{ApiError, LogReport};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+use limit::{Limit, LimitLayer, TARGET};
+use outlet::{Lines, Outlet};
+use ring::{Ring, Writers};
+
+/// How long the end of a program waits for its last lines to be written.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// The log of this process: there is one, as there is one stderr.
+static LOG: OnceLock<Log> = OnceLock::new();
+
+struct Log {
+    limit: Arc<Limit>,
+    outlet: Arc<Outlet>,
+    ring: Arc<Ring>,
+}
+
+/// The log of a running daemon; its end waits a moment for the last lines to be written.
+pub struct Logging(());
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        finish();
+    }
+}
+
+/// Reads the option `--log`.
+///
+/// # Errors
+/// It is not a filter.
+pub fn filter_of(text: &str) -> Result<EnvFilter, ApiError> {
+    EnvFilter::builder().parse(text).map_err(|error| {
+        ApiError::invalid("--log", format!("{error}; write a level like info, or target=level"))
+    })
+}
+
+/// Begins to log to stderr what passes `filter`, a level or a list of targets with levels.
+///
+/// # Errors
+/// It is no filter, or there is no thread to write the log.
+pub fn begin(filter: &str) -> Result<Logging, ApiError> {
+    let filter = filter_of(filter)?;
+    let Log { limit, outlet, ring } = LOG.get_or_init(|| Log {
+        limit: Arc::default(),
+        outlet: Arc::default(),
+        ring: Arc::default(),
+    });
+    // Not by the handle of the standard library, whose lock everything else on stderr would wait for.
+    let stderr = std::io::stderr().as_fd().try_clone_to_owned();
+    let written = stderr.and_then(|stderr| outlet.write_to(File::from(stderr)));
+    written.map_err(|error| ApiError::failed(format!("the log cannot be written: {error}")))?;
+    let lines =
+        fmt::layer().with_writer(Lines(outlet.clone())).with_ansi(std::io::stderr().is_terminal());
+    // The journal adds the time itself.
+    let lines = match std::env::var_os("JOURNAL_STREAM").is_some() {
+        true => lines.without_time().boxed(),
+        false => lines.boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(fmt::layer().with_writer(Writers(ring.clone())).with_ansi(false))
+        .with(LimitLayer(limit.clone()))
+        .with(filter)
+        .init();
+    std::panic::set_hook(Box::new(panicked));
+    Ok(Logging(()))
+}
+
+/// Logs a panic. The usual hook would wait for the reader of stderr, on whatever thread panics.
+fn panicked(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("without a name");
+    // The target is one that is not limited: the panic may come from within the limit, which is locked then.
+    tracing::error!(target: TARGET, "thread '{name}' {}", one_line(&panic.to_string()));
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured {
+        tracing::error!(target: TARGET, "{trace}");
+    }
+}
+
+/// Logs a line that is the last word of this process, and waits a moment for it to be written. Returns `false` if there
+/// is no log.
+pub fn last_line(line: &str) -> bool {
+    let Some(log) = LOG.get() else { return false };
+    log.outlet.push(format!("{line}\n").into_bytes());
+    log.outlet.flush(SETTLING);
+    true
+}
+
+/// Says of what repeated how much was left out; to be called every second or so.
+pub(crate) fn sweep() {
+    if let Some(log) = LOG.get() {
+        log.limit.sweep(Instant::now());
+    }
+}
+
+/// As [`sweep`], at the end of a program, and waits a moment for the last lines to be written. Returns how many lines are
+/// missing.
+pub(crate) fn finish() -> u64 {
+    LOG.get().map_or(0, |log| {
+        log.limit.finish();
+        log.outlet.flush(SETTLING)
+    })
+}
+
+/// Notes how many lines of the program before are missing in the log.
+pub(crate) fn inherit(missing: u64) {
+    if let Some(log) = LOG.get() {
+        log.outlet.note_dropped(missing);
+    }
+}
+
+/// What is not in the log, or not on stderr.
+#[derive(Debug, Default)]
+pub(crate) struct LogCounts {
+    /// Messages that were left out because too many of their kind came.
+    pub(crate) left_out: u64,
+    /// Lines that were dropped because stderr did not take them in time.
+    pub(crate) dropped: u64,
+}
+
+/// Returns what is missing since the daemon began.
+pub(crate) fn counts() -> LogCounts {
+    LOG.get().map_or_else(LogCounts::default, |log| LogCounts {
+        left_out: log.limit.left_out(),
+        dropped: log.outlet.dropped(),
+    })
+}
+
+/// Returns the latest lines.
+pub(crate) fn report() -> LogReport {
+    let lines = LOG.get().map_or_else(Vec::new, |log| log.ring.lines());
+    let LogCounts { left_out, dropped } = counts();
+    LogReport { lines, left_out, dropped }
+}

@@ -1,0 +1,17 @@
+//! What makes io_uring available where the system does not allow it.
+
+/// The setting of the kernel that forbids io_uring; 0: to no process.
+pub fn disabled() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+/// Returns what to do where no ring can be made and the kernel's setting is `disabled`.
+pub fn remedy(disabled: u64) -> &'static str {
+    match disabled {
+        0 => {
+            "it takes Linux 5.11 or later; in a container, a seccomp profile that allows io_uring_setup"
+        }
+        _ => "allow it: sysctl kernel.io_uring_disabled=0",
+    }
+}

@@ -1,0 +1,554 @@
+//! The daemon's persistent state: one small file, replaced as a whole.
+
+use std::fs::{DirBuilder, File, Metadata, symlink_metadata};
+use std::io::{ErrorKind as Io, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_format::Uuid;
+use serde::{Deserialize, Serialize};
+
+use super::events::Events;
+use super::host_api::Definition;
+use super::known::{Facts, Known, Position};
+use super::replace::{ReplaceError, replace};
+use super::socket::lock_file;
+use crate::paths::io_error;
+
+/// Version of the file that is written.
+const VERSION: u32 = 2;
+
+/// Oldest version that is read. It has no caches and no deleted volumes.
+const OLDEST: u32 = 1;
+
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 16 << 20;
+
+/// Most volumes in the file.
+const MAX_VOLUMES: usize = 4096;
+
+/// One volume in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Remembered {
+    /// Its definition.
+    pub(crate) volume: Definition,
+    /// Whether it is served when the daemon starts.
+    pub(crate) started: bool,
+    /// Size of the origin in bytes when it was last served; 0: unknown.
+    #[serde(default)]
+    pub(crate) origin_bytes: u64,
+    /// A delete has begun. It has succeeded if the cache no longer contains the volume.
+    #[serde(default)]
+    pub(crate) deleting: bool,
+    /// See [`Facts::behind`]. Only in the file.
+    #[serde(default)]
+    behind: bool,
+}
+
+impl Remembered {
+    /// Returns the entry of a volume that is served.
+    pub(crate) fn served(volume: Definition, origin_bytes: u64) -> Self {
+        Remembered { volume, started: true, origin_bytes, deleting: false, behind: false }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contents {
+    version: u32,
+    volumes: Vec<Remembered>,
+    #[serde(default)]
+    caches: Vec<KnownCache>,
+    #[serde(default)]
+    deleted: Vec<Uuid>,
+}
+
+/// A cache in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KnownCache {
+    uuid: Uuid,
+    #[serde(flatten)]
+    position: Position,
+}
+
+/// The state directory of a daemon, locked as long as this lives.
+pub(crate) struct State {
+    dir: PathBuf,
+    /// Held while the file is written; readers do not wait for it.
+    writing: Mutex<()>,
+    volumes: Mutex<Vec<Remembered>>,
+    known: Arc<Known>,
+    events: Arc<Events>,
+    /// The facts as last written to the file.
+    written: Mutex<Facts>,
+    /// Why the file as last written may not survive a power cut.
+    doubt: Mutex<Option<ApiError>>,
+    /// Claims the directory.
+    lock: File,
+}
+
+impl State {
+    /// Opens the directory, creates it if it is absent, and reads the state. `lock`: what the previous program of this
+    /// process has handed over, with the claim on the directory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`] if another daemon uses it; [`ErrorKind::Invalid`] if this version
+    /// cannot read the file. Nothing is changed then.
+    pub(crate) fn go_on(dir: &Path, lock: Option<OwnedFd>) -> Result<Self, ApiError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|error| io_error("cannot make the state directory", dir, &error))?;
+        let in_use = format!(
+            "another daemon uses the state directory {}; stop it, or choose another with --state-dir",
+            dir.display()
+        );
+        let path = dir.join("lock");
+        // The directory may be another one by now.
+        let lock = match lock.map(File::from).filter(|lock| is_at(lock, &path)) {
+            Some(lock) => lock,
+            None => lock_file(&path, &in_use)?,
+        };
+        let Contents { mut volumes, caches, deleted, .. } = read(&dir.join("state.json"))?;
+        let behind = volumes
+            .iter_mut()
+            .filter_map(|entry| std::mem::take(&mut entry.behind).then_some(entry.volume.uuid)?)
+            .collect();
+        let facts = Facts {
+            behind,
+            caches: caches.into_iter().map(|cache| (cache.uuid, cache.position)).collect(),
+            deleted: deleted.into_iter().collect(),
+        };
+        Ok(State {
+            dir: dir.to_owned(),
+            writing: Mutex::default(),
+            volumes: Mutex::new(volumes),
+            known: Arc::new(Known::new(facts.clone())),
+            events: Events::open(dir),
+            written: Mutex::new(facts),
+            doubt: Mutex::default(),
+            lock,
+        })
+    }
+
+    /// Opens a directory that no program has handed over.
+    #[cfg(test)]
+    pub(crate) fn open(dir: &Path) -> Result<Self, ApiError> {
+        Self::go_on(dir, None)
+    }
+
+    /// Returns the lock of the directory, for the next program of this process.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn lock(&self) -> std::io::Result<OwnedFd> {
+        self.lock.as_fd().try_clone_to_owned()
+    }
+
+    /// Returns the facts about caches.
+    pub(crate) fn known(&self) -> &Arc<Known> {
+        &self.known
+    }
+
+    /// Returns the events.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Returns the directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns every volume, in the order of creation.
+    pub(crate) fn volumes(&self) -> Vec<Remembered> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the names of all volumes.
+    pub(crate) fn names(&self) -> Vec<VolumeName> {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        volumes.iter().map(|entry| entry.volume.name.clone()).collect()
+    }
+
+    /// Returns one volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub(crate) fn volume(&self, name: &VolumeName) -> Result<Remembered, ApiError> {
+        let volumes = self.volumes();
+        volumes.into_iter().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
+    }
+
+    /// Adds a volume, or replaces it.
+    ///
+    /// # Errors
+    /// As [`State::change`].
+    #[cfg(test)]
+    pub(crate) fn put(&self, entry: Remembered) -> Result<(), ApiError> {
+        self.change(|volumes, _| {
+            put(volumes, entry);
+            Ok(())
+        })
+    }
+
+    /// Changes fields of a volume, and returns it as it is then. What others change of it meanwhile stays.
+    ///
+    /// # Errors
+    /// As [`State::change`], and [`ErrorKind::NotFound`].
+    pub(crate) fn edit(
+        &self,
+        name: &VolumeName,
+        edit: impl FnOnce(&mut Remembered),
+    ) -> Result<Remembered, ApiError> {
+        self.change(|volumes, _| {
+            let entry = entry_of(volumes, name)?;
+            edit(entry);
+            Ok(entry.clone())
+        })
+    }
+
+    /// Removes a volume. In this process it is removed even if that cannot be written.
+    ///
+    /// # Errors
+    /// As [`State::change`].
+    pub(crate) fn remove(&self, name: &VolumeName) -> Result<(), ApiError> {
+        let removed = self.change(|volumes, _| {
+            volumes.retain(|entry| entry.volume.name != *name);
+            Ok(())
+        });
+        if removed.is_err() {
+            let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+            volumes.retain(|entry| entry.volume.name != *name);
+        }
+        removed
+    }
+
+    /// Changes the newest state durably, completely or not at all.
+    ///
+    /// # Errors
+    /// Those of `change`, or the change cannot be written; the old state remains.
+    pub(crate) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        self.change_if(Write::IfChanged, change)
+    }
+
+    /// Checks that the state can be written, before a command has an effect that has to be stored.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        self.change_if(Write::Always, |_, _| Ok(()))
+    }
+
+    fn change_if<T>(
+        &self,
+        write: Write,
+        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.volumes();
+        let mut volumes = old.clone();
+        let mut facts = self.known.facts().clone();
+        let before = facts.clone();
+        let result = change(&mut volumes, &mut facts)?;
+        if volumes.len() > MAX_VOLUMES {
+            let message = format!("a daemon has at most {MAX_VOLUMES} volumes; delete one first");
+            return Err(ApiError::new(ErrorKind::Refused, message));
+        }
+        // Facts about caches without volumes are of no use.
+        let used = |key: &Uuid| {
+            let keys = |entry: &Remembered| [entry.volume.uuid, entry.volume.cache_uuid];
+            volumes.iter().any(|entry| keys(entry).contains(&Some(*key)))
+        };
+        facts.caches.retain(|key, _| used(key));
+        facts.behind.retain(used);
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if write == Write::Always || volumes != old || facts != written || self.is_doubtful() {
+            self.write(&volumes, &facts)?;
+        }
+        *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
+        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = facts.clone();
+        let mut known = self.known.facts();
+        // The host may have recorded more meanwhile: apply only the changes made here.
+        known
+            .deleted
+            .retain(|volume| !before.deleted.contains(volume) || facts.deleted.contains(volume));
+        known.deleted.extend(facts.deleted.difference(&before.deleted));
+        known.caches.retain(|cache, _| {
+            !before.caches.contains_key(cache) || facts.caches.contains_key(cache)
+        });
+        known.behind.clone_from(&facts.behind);
+        Ok(result)
+    }
+
+    fn write(&self, volumes: &[Remembered], facts: &Facts) -> Result<(), ApiError> {
+        let failed = |error| io_error("cannot write the state in", &self.dir, &error);
+        let replaced = write(&self.dir, volumes, facts);
+        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        *doubt = match replaced {
+            Ok(()) => None,
+            Err(ReplaceError::Unchanged(error)) => return Err(failed(error)),
+            // The new file is there, so this state has to be as it says.
+            Err(ReplaceError::Doubtful(error)) => Some(failed(error)),
+        };
+        Ok(())
+    }
+
+    fn is_doubtful(&self) -> bool {
+        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Checks that what was written last survives a power cut; tries to write it again if that is in doubt.
+    ///
+    /// # Errors
+    /// It is in force, and may be lost.
+    pub(crate) fn settle(&self) -> Result<(), ApiError> {
+        if self.is_doubtful() {
+            self.check()?;
+        }
+        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*doubt {
+            None => Ok(()),
+            Some(error) => {
+                let message = format!("it is in force, but a power cut may undo it: {error}");
+                Err(ApiError::failed(message))
+            }
+        }
+    }
+
+    /// Writes the facts that the host has recorded, if they have changed.
+    ///
+    /// # Errors
+    /// As [`State::change`].
+    pub(crate) fn keep_known(&self) -> Result<(), ApiError> {
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let news = *self.known.facts() != written || self.is_doubtful();
+        if news { self.change(|_, _| Ok(())) } else { Ok(()) }
+    }
+}
+
+/// When the file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Write {
+    Always,
+    IfChanged,
+}
+
+/// Returns the entry of a volume.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`].
+pub(crate) fn entry_of<'a>(
+    volumes: &'a mut [Remembered],
+    name: &VolumeName,
+) -> Result<&'a mut Remembered, ApiError> {
+    volumes.iter_mut().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
+}
+
+/// Whether a path leads to this file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: Metadata| (found.dev(), found.ino());
+    let own = file.metadata().map(identity).ok();
+    own.is_some() && own == symlink_metadata(path).map(identity).ok()
+}
+
+/// Replaces a volume of the same name, or appends it.
+pub(crate) fn put(volumes: &mut Vec<Remembered>, entry: Remembered) {
+    match volumes.iter_mut().find(|old| old.volume.name == entry.volume.name) {
+        Some(old) => *old = entry,
+        None => volumes.push(entry),
+    }
+}
+
+/// Returns the error for an unknown volume.
+pub(crate) fn not_found(name: &VolumeName) -> ApiError {
+    let message = format!("there is no volume '{name}'; 'forebay list' shows the existing ones");
+    ApiError::new(ErrorKind::NotFound, message).about("name")
+}
+
+/// Returns the volumes in a state directory that another process may be using; none if there is no state.
+///
+/// # Errors
+/// The file cannot be read by this version.
+pub fn peek(dir: &Path) -> Result<Vec<Definition>, ApiError> {
+    let Contents { volumes, .. } = read(&dir.join("state.json"))?;
+    Ok(volumes.into_iter().map(|entry| entry.volume).collect())
+}
+
+fn read(path: &Path) -> Result<Contents, ApiError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == Io::NotFound => return Ok(Contents::default()),
+        Err(error) => return Err(io_error("cannot open", path, &error)),
+    };
+    let mut text = String::new();
+    let unusable = |reason: String| {
+        let path = path.display();
+        let way_out = "put a good copy in its place, or move it away and create the volumes again";
+        ApiError::new(ErrorKind::Invalid, format!("the state file {path} {reason}; {way_out}"))
+    };
+    file.take(MAX_FILE + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(unusable(format!("is over {MAX_FILE} bytes")));
+    }
+    // The version comes first: a newer file may differ in everything else.
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let damaged = |error: serde_json::Error| unusable(format!("is damaged: {error}"));
+    let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
+    if !(OLDEST..=VERSION).contains(&version) {
+        let reason = format!("has version {version}, this daemon reads {OLDEST} to {VERSION}");
+        return Err(unusable(reason));
+    }
+    let contents: Contents = serde_json::from_str(&text).map_err(damaged)?;
+    for (index, entry) in contents.volumes.iter().enumerate() {
+        let name = &entry.volume.name;
+        if contents.volumes.iter().take(index).any(|other| other.volume.name == *name) {
+            return Err(unusable(format!("has the volume '{name}' twice")));
+        }
+    }
+    Ok(contents)
+}
+
+/// Replaces the file.
+fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> Result<(), ReplaceError> {
+    let caches = facts.caches.iter();
+    let mut volumes = volumes.to_vec();
+    for entry in &mut volumes {
+        entry.behind = entry.volume.uuid.is_some_and(|uuid| facts.behind.contains(&uuid));
+    }
+    let contents = Contents {
+        version: VERSION,
+        volumes,
+        caches: caches
+            .map(|(uuid, position)| KnownCache { uuid: *uuid, position: *position })
+            .collect(),
+        deleted: facts.deleted.iter().copied().collect(),
+    };
+    let text = serde_json::to_vec_pretty(&contents);
+    let mut text = text.map_err(|error| ReplaceError::Unchanged(error.into()))?;
+    text.push(b'\n');
+    replace(&dir.join("state.json"), &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use forebay_admin::Settings;
+
+    use super::*;
+    use crate::replace::failing;
+    use forebay_testkit::TempDir;
+
+    fn entry(name: &str, started: bool) -> Remembered {
+        let volume = Definition {
+            name: name.parse().expect("valid"),
+            cache: "ram:1G".to_owned(),
+            origin: "/dev/null".to_owned(),
+            block_size: 4096,
+            alignment: 512,
+            settings: Settings::default(),
+            version: 1,
+            uuid: None,
+            cache_uuid: None,
+            stored_as: None,
+        };
+        Remembered { volume, started, origin_bytes: 4096, deleting: false, behind: false }
+    }
+
+    #[test]
+    fn what_was_put_is_there_after_a_restart_in_order() {
+        let dir = TempDir::new("state-order");
+        {
+            let state = State::open(dir.path()).expect("empty");
+            for name in ["b", "a", "c"] {
+                state.put(entry(name, true)).expect("writable");
+            }
+            state.put(entry("a", false)).expect("writable");
+            state.remove(&"c".parse().expect("valid")).expect("writable");
+        }
+        let state = State::open(dir.path()).expect("own file");
+        assert_eq!(state.volumes(), [entry("b", true), entry("a", false)]);
+        assert_eq!(
+            state.volume(&"c".parse().expect("valid")).map_err(|error| error.kind),
+            Err(ErrorKind::NotFound)
+        );
+    }
+
+    #[test]
+    fn a_change_that_may_not_survive_a_power_cut_is_in_force_and_is_said_so() {
+        let dir = TempDir::new("state-doubt");
+        let state = State::open(dir.path()).expect("empty");
+        let name: VolumeName = "a".parse().expect("valid");
+        state.put(entry("a", true)).expect("writable");
+        state.settle().expect("durable");
+        failing::set(dir.path(), true);
+        state.edit(&name, |entry| entry.started = false).expect("the new file is there");
+        let told = state.settle().expect_err("not durable");
+        assert!(told.message.contains("a power cut may undo it"), "{told}");
+        let stored = read(&dir.path().join("state.json")).expect("own file");
+        assert_eq!(stored.volumes, state.volumes(), "memory and disk are the same");
+        assert!(!state.volume(&name).expect("there").started);
+        failing::set(dir.path(), false);
+        state.settle().expect("written again");
+    }
+
+    #[test]
+    fn a_directory_in_use_is_refused_and_a_half_written_file_is_ignored() {
+        let dir = TempDir::new("state-lock");
+        let state = State::open(dir.path()).expect("empty");
+        state.put(entry("a", true)).expect("writable");
+        let refused = State::open(dir.path()).map(drop).expect_err("in use");
+        assert_eq!(refused.kind, ErrorKind::Refused);
+        // Handed over, the claim lasts.
+        let left = state.lock().expect("descriptors");
+        drop(state);
+        assert!(State::open(dir.path()).is_err(), "free for a moment");
+        let state = State::go_on(dir.path(), Some(left)).expect("ours");
+        assert!(State::open(dir.path()).is_err());
+        drop(state);
+        let elsewhere = TempDir::new("state-lock-elsewhere");
+        let left = State::open(elsewhere.path()).expect("free").lock().expect("descriptors");
+        let state = State::go_on(dir.path(), Some(left)).expect("free");
+        assert!(State::open(dir.path()).is_err(), "the lock of another directory is none of this");
+        drop(state);
+        fs::write(dir.path().join("state.json.new"), "{\"version\":1,\"vol").expect("writable");
+        assert_eq!(State::open(dir.path()).expect("free").volumes().len(), 1);
+    }
+
+    #[test]
+    fn unusable_files_are_refused_and_left_alone() {
+        let dir = TempDir::new("state-bad");
+        let good = serde_json::to_string(&entry("a", true)).expect("plain data");
+        let path = dir.path().join("state.json");
+        for text in [
+            String::new(),
+            "{}".to_owned(),
+            "[]".to_owned(),
+            "{\"version\":3,\"volumes\":[]}".to_owned(),
+            "{\"version\":0,\"volumes\":[]}".to_owned(),
+            "{\"version\":1,\"volumes\":[],\"more\":1}".to_owned(),
+            format!("{{\"version\":1,\"volumes\":[{good},{good}]}}"),
+            format!("{{\"version\":1,\"volumes\":[{}]}}", good.replace("\"a\"", "\"a/b\"")),
+            format!("{{\"version\":1,\"volumes\":[{}]}}", good.replace("dirty_high", "dirty_hi")),
+            "[".repeat(100_000),
+        ] {
+            fs::write(&path, &text).expect("writable");
+            let error = State::open(dir.path()).map(drop).expect_err("unusable");
+            assert_eq!(error.kind, ErrorKind::Invalid, "{text:.60}: {error}");
+            assert_eq!(fs::read_to_string(&path).expect("readable"), text);
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! Shared by the daemon's own tests: temporary directories, and a host and a front end without a
+//! data path.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use forebay_admin::curve::{CurveReport, CurveRow, Hits};
+use forebay_admin::lost::LostReport;
+use forebay_admin::report::WaitReport;
+use forebay_admin::{
+    ApiError, ByteRange, DeleteRequest, DropRequest, ErrorKind, PinReport, Settings, StartRequest,
+    Unit, VolumeName, VolumeReport, VolumeState,
+};
+use forebay_core::{ExportSet, FrontEndKind};
+use forebay_device::ring::Ring;
+use forebay_engine::{
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
+    Recording,
+};
+use forebay_format::Uuid;
+use forebay_lane::{Lane, MemoryBudget};
+
+use super::hand_over::Items;
+use super::host_api::{
+    Condition, Copied, Count, Definition, Existing, Host, Identity, Remains, StartError,
+};
+use super::work::Work;
+use crate::curve::{Sizes, ram_row};
+
+/// A front end that has an address and serves no client.
+pub(crate) struct FakeFrontEnd;
+
+impl FrontEnd for FakeFrontEnd {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(FrontEndKind::Nbd)
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        vec!["fake".into()]
+    }
+
+    fn describe(&self, volume: &str) -> Vec<String> {
+        vec![format!("fake://{volume}")]
+    }
+
+    fn serve(&self, _: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
+        unreachable!("no test has lanes")
+    }
+
+    fn release(&self) {}
+}
+
+/// A request to delete a volume.
+pub(crate) fn deleting(discard_dirty: bool) -> DeleteRequest {
+    DeleteRequest { discard_dirty, ..DeleteRequest::default() }
+}
+
+/// A front end that makes devices, and fails where it is told to.
+pub(crate) struct FakeDevices {
+    kind: FrontEndKind,
+    /// The volumes that have one.
+    pub(crate) published: Mutex<BTreeSet<String>>,
+    /// What fails: `check`, `publish`, `hand over`, or `withdraw` without force.
+    pub(crate) failing: Mutex<Option<&'static str>>,
+}
+
+impl FakeDevices {
+    pub(crate) fn new(kind: FrontEndKind) -> Self {
+        FakeDevices { kind, published: Mutex::default(), failing: Mutex::default() }
+    }
+
+    pub(crate) fn fails(&self, what: Option<&'static str>) {
+        *self.failing.lock().expect("not poisoned") = what;
+    }
+
+    pub(crate) fn has(&self, volume: &str) -> bool {
+        self.published.lock().expect("not poisoned").contains(volume)
+    }
+
+    fn answer(&self, what: &str) -> Result<(), ExportError> {
+        if *self.failing.lock().expect("not poisoned") != Some(what) {
+            return Ok(());
+        }
+        let kind = match what {
+            "check" => ExportErrorKind::NotPermitted,
+            "withdraw" | "hand over" => ExportErrorKind::InUse,
+            _ => ExportErrorKind::Failed,
+        };
+        Err(ExportError { kind, message: format!("told to fail: {what}"), cause: None })
+    }
+}
+
+impl FrontEnd for FakeDevices {
+    fn kind(&self) -> Option<FrontEndKind> {
+        Some(self.kind)
+    }
+
+    fn serve(&self, _: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
+        unreachable!("no test has lanes")
+    }
+
+    fn check(&self) -> Result<(), ExportError> {
+        self.answer("check")
+    }
+
+    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
+        self.answer("publish")?;
+        self.published.lock().expect("not poisoned").insert(volume.to_owned());
+        Ok(())
+    }
+
+    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
+        let mut published = self.published.lock().expect("not poisoned");
+        if published.contains(volume) && !force {
+            self.answer("withdraw")?;
+        }
+        published.remove(volume);
+        Ok(())
+    }
+
+    fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
+        let published = self.published.lock().expect("not poisoned").contains(volume);
+        if published { self.answer("hand over") } else { Ok(()) }
+    }
+
+    fn user_of<'a>(&self, item: &'a HandedOver) -> Option<&'a str> {
+        item.labelled("client")?.first().map(String::as_str)
+    }
+
+    fn device(&self, volume: &str) -> Option<ExportedDevice> {
+        let published = self.published.lock().expect("not poisoned");
+        let path = PathBuf::from("/dev/fake").join(volume);
+        published.contains(volume).then_some(ExportedDevice { path, link: None })
+    }
+
+    fn release(&self) {}
+}
+
+/// Size of the origins of a [`FakeHost`], in bytes.
+pub(crate) const FAKE_SIZE: u64 = 123 << 20;
+
+/// The cache of every volume of a [`FakeHost`].
+pub(crate) const FAKE_CACHE: Uuid = Uuid::from_u128(7);
+
+/// Called on each request to the host.
+type Hook = Box<dyn Fn(&str) + Send>;
+
+/// A host that records its requests, and fails where it is told to.
+#[derive(Default)]
+pub(crate) struct FakeHost {
+    running: Mutex<BTreeMap<VolumeName, Definition>>,
+    /// Volumes that wait for a device.
+    hung: Mutex<BTreeMap<VolumeName, Settings>>,
+    /// Every request, like `create v`.
+    pub(crate) asked: Mutex<Vec<String>>,
+    /// Requests that fail, in the words of `asked`; prefixed with `hang`, they run until they are
+    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device; prefixed with `older` or `unknown`, a start fails with that error, once.
+    pub(crate) failing: Mutex<Vec<String>>,
+    /// Called with each request.
+    pub(crate) hook: Mutex<Option<Hook>>,
+    memory: Arc<MemoryBudget>,
+}
+
+impl FakeHost {
+    fn fails(&self, what: &str) -> bool {
+        self.failing.lock().expect("not poisoned").iter().any(|failing| failing == what)
+    }
+
+    fn answer(&self, what: String) -> Result<(), ApiError> {
+        let fails = self.fails(&what);
+        self.asked.lock().expect("not poisoned").push(what);
+        if fails { Err(ApiError::new(ErrorKind::Failed, "told to fail")) } else { Ok(()) }
+    }
+
+    fn ask(&self, verb: &str, volume: &VolumeName, how: &str, work: &Work) -> Result<(), ApiError> {
+        work.report(1, 1, Unit::Steps);
+        let what = format!("{verb} {volume}{how}");
+        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+            hook(&what);
+        }
+        while self.fails(&format!("late {what}")) {
+            assert!(work.commit().is_ok());
+            work.is_late(ApiError::new(ErrorKind::UnderWay, "it waits for /dev/hung"));
+            std::thread::yield_now();
+        }
+        while self.fails(&format!("hang {what}")) {
+            self.hung.lock().expect("not poisoned").insert(volume.clone(), Settings::default());
+            if work.is_cancelled() {
+                self.hung.lock().expect("not poisoned").remove(volume);
+                return Err(ApiError::new(ErrorKind::Cancelled, "given up"));
+            }
+            std::thread::yield_now();
+        }
+        self.hung.lock().expect("not poisoned").remove(volume);
+        self.answer(what)
+    }
+
+    fn serve(&self, volume: &Definition) {
+        self.running.lock().expect("not poisoned").insert(volume.name.clone(), volume.clone());
+    }
+}
+
+impl Host for FakeHost {
+    fn lanes(&self) -> u32 {
+        1
+    }
+
+    fn pulse(&self, _patience: std::time::Duration) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
+    }
+
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        _volumes: &[Definition],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let how = match existing {
+            Existing::Spare => "",
+            Existing::Join => " join",
+            Existing::Overwrite => " force",
+        };
+        self.ask("create", &volume.name, how, work)?;
+        self.serve(volume);
+        Ok(())
+    }
+
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        _force: bool,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        self.ask("adopt", &volume.name, "", work)?;
+        volume.block_size = 8192;
+        volume.version = 5;
+        self.serve(volume);
+        Ok(Copied::Current)
+    }
+
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        let with = if how.force { " force" } else { "" };
+        self.ask("start", &volume.name, with, work)?;
+        let mut failing = self.failing.lock().expect("not poisoned");
+        let has = |failing: &[String], way: &str| {
+            let what = format!("{way} start {}", volume.name);
+            failing.iter().position(|failing| *failing == what)
+        };
+        if let Some(place) = has(&failing, "unknown") {
+            failing.remove(place);
+            return Err(StartError::Unknown(ApiError::new(ErrorKind::DataAtRisk, "unknown")));
+        }
+        let copied = match has(&failing, "older") {
+            None => Copied::Current,
+            Some(_) if !how.force => {
+                return Err(ApiError::new(ErrorKind::DataAtRisk, "older").into());
+            }
+            Some(place) => {
+                failing.remove(place);
+                Copied::Older(FAKE_CACHE)
+            }
+        };
+        drop(failing);
+        self.serve(volume);
+        Ok(copied)
+    }
+
+    fn show(&self, name: &VolumeName) {
+        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+            hook(&format!("show {name}"));
+        }
+    }
+
+    fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.running.lock().expect("not poisoned").remove(&volume.name);
+        self.ask("stop", &volume.name, "", work)
+    }
+
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("set", &volume.name, "", work)?;
+        if let Some(running) = self.running.lock().expect("not poisoned").get_mut(&volume.name) {
+            running.clone_from(volume);
+        }
+        Ok(())
+    }
+
+    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("flush", name, "", work)
+    }
+
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let how = if discard_dirty { " discard" } else { "" };
+        self.ask("delete", &volume.name, how, work)?;
+        self.running.lock().expect("not poisoned").remove(&volume.name);
+        Ok(Remains::None)
+    }
+
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("wipe", &volume.name, "", work)
+    }
+
+    fn drop_clean(
+        &self,
+        volume: &Definition,
+        DropRequest { ram, ssd }: DropRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let how = format!("{}{}", if ram { " ram" } else { "" }, if ssd { " ssd" } else { "" });
+        self.ask("drop", &volume.name, &how, work)
+    }
+
+    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("prefetch", &volume.name, "", work)
+    }
+
+    fn pin(
+        &self,
+        volume: &Definition,
+        _: &[ByteRange],
+        pinned: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.ask(if pinned { "pin" } else { "unpin" }, &volume.name, "", work)
+    }
+
+    fn has_pins(&self, _: &Definition) -> bool {
+        false
+    }
+
+    fn pins(&self, _: &VolumeName) -> Result<PinReport, ApiError> {
+        Ok(PinReport::default())
+    }
+
+    fn fill(&self, volume: &Definition, _: &[ByteRange], work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("fill", &volume.name, "", work)
+    }
+
+    fn evict(
+        &self,
+        volume: &Definition,
+        _: &[ByteRange],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.ask("evict", &volume.name, "", work)
+    }
+
+    fn condition(&self, name: &VolumeName) -> Option<Condition> {
+        self.report(name, Count::Known).map(|report| Condition::of(report.state))
+    }
+
+    fn report(&self, name: &VolumeName, _: Count) -> Option<VolumeReport> {
+        if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
+            let mut report =
+                VolumeReport::empty(name.clone(), VolumeState::Waiting, settings.clone());
+            let device = "/dev/hung".to_owned();
+            report.waiting_for = Some(WaitReport { device, seconds: 60, cause: None });
+            return Some(report);
+        }
+        let volume = self.running.lock().expect("not poisoned").get(name)?.clone();
+        let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, volume.settings);
+        report.origin.size = FAKE_SIZE;
+        Some(report)
+    }
+
+    fn identity(&self, name: &VolumeName) -> Option<Identity> {
+        let volume = self.running.lock().expect("not poisoned").get(name)?.uuid?;
+        Some(Identity { volume, cache: FAKE_CACHE })
+    }
+
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+        self.identity(name).map(Identity::told_apart)
+    }
+
+    fn note_positions(&self) {}
+
+    fn lost(&self, name: &VolumeName) -> LostReport {
+        let ranges = vec![ByteRange { offset: 4096, len: 8192 }];
+        LostReport { volume: name.clone(), known: true, exact: true, bytes: 8192, ranges }
+    }
+
+    fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
+        if !self.running.lock().expect("not poisoned").contains_key(name) {
+            return Err(ApiError::new(ErrorKind::Refused, "not served"));
+        }
+        let row = |bytes| CurveRow { bytes, reads: None, all: Hits { share: 0.25, error: 0.125 } };
+        Ok(CurveReport {
+            volume: name.clone(),
+            block_size: 4096,
+            accesses: 1000,
+            reads: 0,
+            footprint: FAKE_SIZE,
+            one_of: 16,
+            sampled_blocks: 10,
+            state_bytes: 1 << 20,
+            present: row(1 << 30),
+            rotational: Some(true),
+            what_if: None,
+            ram: None,
+            ram_rows: sizes.ram.iter().map(|bytes| ram_row(*bytes, 1 << 30, &row)).collect(),
+            rows: sizes.cache.iter().copied().map(row).collect(),
+            curve: vec![row(4096), row(FAKE_SIZE)],
+        })
+    }
+
+    fn record(&self, _: &VolumeName) -> Result<Recording, ApiError> {
+        Err(ApiError::new(ErrorKind::Refused, "not served"))
+    }
+
+    fn shut_down(&self) -> Result<(), ApiError> {
+        self.answer("shut down".to_owned())
+    }
+
+    fn prepare_hand_over(
+        &self,
+        _: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        self.answer("prepare hand over".to_owned())?;
+        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+            hook("prepare hand over");
+        }
+        begin()
+    }
+
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>) {
+        let closed = self.answer("hand over".to_owned());
+        (goes_on().then(Items::new), closed)
+    }
+}

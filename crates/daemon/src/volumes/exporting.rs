@@ -1,0 +1,329 @@
+//! Exports of volumes that are more than a name at the daemon's addresses: block devices.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_admin::report::{ClientReport, Transport};
+use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
+use forebay_core::{ExportSet, FrontEndKind};
+use forebay_engine::{Client, ExportError, ExportErrorKind, ExportedDevice, FrontEnd};
+use forebay_export::{link, users};
+
+use super::{Volumes, is_served};
+use crate::front_ends::export_error;
+use crate::host_api::Definition;
+use crate::preflight;
+use crate::work::Work;
+
+/// How long the end of the daemon waits for the removal of exports.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Volumes {
+    /// Returns the front ends in a set.
+    fn front_ends_of(&self, set: &ExportSet) -> impl Iterator<Item = &Arc<dyn FrontEnd>> {
+        let listed =
+            |front_end: &&Arc<dyn FrontEnd>| front_end.kind().is_some_and(|kind| set.has(kind));
+        self.front_ends.iter().filter(listed)
+    }
+
+    /// Returns the set with the block device that `auto` means for a volume: the one that it has, or else
+    /// the best that is possible here. `auto` means none beside one that is listed.
+    fn resolved(&self, name: &VolumeName, set: &ExportSet) -> ExportSet {
+        let automatic = FrontEndKind::AUTOMATIC;
+        if !set.is_auto() || automatic.iter().any(|kind| set.has(*kind)) {
+            return set.clone();
+        }
+        let of_kind =
+            |kind: &FrontEndKind| self.front_ends.iter().find(|it| it.kind() == Some(*kind));
+        let all: Vec<&Arc<dyn FrontEnd>> = automatic.iter().filter_map(of_kind).collect();
+        let held = all.iter().find(|front_end| front_end.holds(name.as_str()));
+        let chosen = held.or_else(|| all.iter().find(|front_end| front_end.check().is_ok()));
+        match chosen.and_then(|front_end| front_end.kind()) {
+            Some(kind) => set.clone().with(kind),
+            None => {
+                tracing::warn!(volume = %name, "no block device can be made here: 'forebay doctor' says why");
+                set.clone()
+            }
+        }
+    }
+
+    /// Checks that neither device of a volume is a block device by which this daemon exports one: its lanes would wait
+    /// for themselves.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`].
+    pub(super) fn check_own_devices(&self, volume: &Definition) -> Result<(), ApiError> {
+        self.check_own(volume, |field, device, name| {
+            let mut own = self.front_ends.iter().filter_map(|it| it.device(name.as_str()));
+            own.any(|own| preflight::is_part_of(field, device, &own.path))
+        })
+    }
+
+    /// As [`Volumes::check_own_devices`], for a new volume: nor is one an export of this daemon in another way, whose end
+    /// would come before that of the volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`].
+    pub(super) fn check_own_exports(&self, volume: &Definition) -> Result<(), ApiError> {
+        self.check_own_devices(volume)?;
+        self.check_own(volume, |field, device, name| {
+            let uris = self.front_ends.iter().flat_map(|it| it.describe(name.as_str()));
+            let files = self.front_ends.iter().filter_map(|it| it.device(name.as_str()));
+            uris.into_iter().any(|uri| preflight::is_same_remote(field, device, &uri))
+                || files.into_iter().any(|own| preflight::is_file_of(field, device, &own.path))
+        })
+    }
+
+    fn check_own(
+        &self,
+        volume: &Definition,
+        is_own: impl Fn(&str, &str, &VolumeName) -> bool,
+    ) -> Result<(), ApiError> {
+        for (field, device) in [("cache", &volume.cache), ("origin", &volume.origin)] {
+            let mut names = self.state.names().into_iter();
+            if let Some(name) = names.find(|name| is_own(field, device, name)) {
+                let message = format!(
+                    "{field}: {device} is volume '{name}' of this daemon, which cannot wait for itself; name another \
+                     device, or have another daemon serve '{name}'"
+                );
+                return Err(ApiError::new(ErrorKind::Refused, message).about(field));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes paths of sockets and links to devices again that something else has removed.
+    pub(super) fn restore_paths(&self) {
+        for front_end in &self.front_ends {
+            front_end.restore_paths();
+            for name in self.state.names() {
+                let look = || front_end.device(name.as_str());
+                let Some(ExportedDevice { path, link: Some(link) }) = look() else { continue };
+                if link.symlink_metadata().is_ok() {
+                    continue;
+                }
+                if link::make(name.as_str(), &path).is_some() {
+                    tracing::warn!(link = %link.display(), "the link to a device was removed, and is made again");
+                }
+                // It may have been withdrawn meanwhile, with its link.
+                if look().is_none_or(|now| now.path != path) {
+                    link::remove(&link, &path);
+                }
+            }
+        }
+    }
+
+    /// Checks whether volumes can be exported by these front ends at all.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(super) fn check_exports(&self, set: &ExportSet) -> Result<(), ApiError> {
+        let mut all = self.front_ends_of(set);
+        all.try_for_each(|front_end| front_end.check()).map_err(|error| export_error(&error))
+    }
+
+    /// Exports a served volume as its settings say. Until that succeeds, reports say why it did not.
+    ///
+    /// # Errors
+    /// A front end did not export it; it stays served.
+    pub(super) fn publish(&self, volume: &Definition) -> Result<(), ApiError> {
+        let name = &volume.name;
+        self.host.show(name);
+        let set = self.resolved(name, &volume.settings.export);
+        let mut all = self.front_ends_of(&set);
+        let result = all.try_for_each(|front_end| front_end.publish(name.as_str(), &set));
+        let mut failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.remove(name);
+        result.map_err(|error| {
+            tracing::error!(volume = %name, "served, but not exported: {error}");
+            failures.insert(name.clone(), error.to_string());
+            let mut error = in_use(&error, name, "stop");
+            error.message = format!("'{name}' is served, but not exported: {}", error.message);
+            error
+        })
+    }
+
+    /// Removes the exports of a volume, except those in `keep`.
+    ///
+    /// # Errors
+    /// One of them is in use, never with `force`; the message says that `verb` has this as an option. Those before it are
+    /// removed: [`Volumes::publish_again`] brings them back.
+    pub(super) fn withdraw(
+        &self,
+        name: &VolumeName,
+        keep: &ExportSet,
+        (verb, force): (&str, bool),
+    ) -> Result<(), ApiError> {
+        let kept =
+            |front_end: &Arc<dyn FrontEnd>| front_end.kind().is_some_and(|kind| keep.has(kind));
+        let mut others = self.front_ends.iter().filter(|front_end| !kept(front_end));
+        let result = others.try_for_each(|front_end| front_end.withdraw(name.as_str(), force));
+        result.map_err(|error| in_use(&error, name, verb))?;
+        self.unexported.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        Ok(())
+    }
+
+    /// Exports a volume again whose stop or change has failed.
+    pub(super) fn publish_again(&self, volume: &Definition) {
+        if self.is_served(&volume.name) {
+            let _ = self.publish(volume);
+        }
+    }
+
+    /// Applies settings to a served volume, and exports it as they say. If that fails, the volume is
+    /// left as it was.
+    ///
+    /// # Errors
+    /// The settings cannot be applied, or an export that they remove is in use.
+    pub(super) fn apply(
+        &self,
+        volume: &Definition,
+        before: &Definition,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        if volume.settings.export == before.settings.export {
+            return self.host.set(volume, work);
+        }
+        let keep = self.resolved(&volume.name, &volume.settings.export);
+        self.withdraw(&volume.name, &keep, ("stop", false))
+            .inspect_err(|_| self.publish_again(before))?;
+        let applied = self.host.set(volume, work);
+        let exported = applied.clone().and_then(|()| self.publish(volume));
+        if exported.is_err() {
+            if applied.is_ok()
+                && let Err(error) = self.host.set(before, &Arc::default())
+            {
+                tracing::error!(volume = %volume.name, "cannot restore its settings: {error}");
+            }
+            self.publish_again(before);
+        }
+        exported
+    }
+
+    /// Gives volumes new devices whose devices another program has ended.
+    pub(super) fn mend_exports(self: &Arc<Self>) {
+        for front_end in &self.front_ends {
+            for volume in front_end.lost() {
+                let Ok(name) = volume.parse::<VolumeName>() else { continue };
+                let (this, front_end, own) = (self.clone(), front_end.clone(), name.clone());
+                // Not while another command is in progress: that may be what ends it.
+                let begun = self.operations.start("start", &name, move |_| {
+                    let entry = this.state.volume(&own)?;
+                    let still = front_end.lost().iter().any(|lost| lost == own.as_str());
+                    let device = front_end.device(own.as_str());
+                    if !still || !this.is_served(&own) {
+                        return Ok(());
+                    }
+                    this.tell_export_lost(&own, device.map(|device| device.path).as_deref());
+                    this.publish(&entry.volume)
+                });
+                if let Err(error) = begun {
+                    tracing::debug!(volume = %name, "its device is gone, and is made anew later: {error}");
+                }
+            }
+        }
+    }
+
+    /// Checks whether the next program can go on with everything that is exported.
+    ///
+    /// # Errors
+    /// The users of one would get errors.
+    pub(super) fn check_hand_over(&self) -> Result<(), ApiError> {
+        self.state.volumes().iter().try_for_each(|entry| {
+            let name = &entry.volume.name;
+            let mut all = self.front_ends.iter();
+            let checked = all.try_for_each(|front_end| front_end.check_hand_over(name.as_str()));
+            checked.map_err(|error| {
+                ApiError::new(ErrorKind::Refused, in_use(&error, name, "stop").message)
+            })
+        })
+    }
+
+    /// Ends all exports because the daemon ends, whether they are in use or not.
+    pub(super) fn leave_all(&self) {
+        let (done, ended) = channel::<()>();
+        for entry in self.state.volumes() {
+            let name = entry.volume.name.as_str();
+            // One that makes no device has nothing that takes time.
+            let devices = self.front_ends.iter().filter(|it| it.device(name).is_some());
+            for front_end in devices {
+                let (front_end, name) = (front_end.clone(), entry.volume.name.clone());
+                let done = done.clone();
+                let named = std::thread::Builder::new().name("withdraw".to_owned());
+                let spawned = named.spawn(move || {
+                    if let Err(error) = front_end.leave(name.as_str()) {
+                        tracing::error!(volume = %name, "its export is left behind: {error}");
+                    }
+                    drop(done);
+                });
+                if let Err(error) = spawned {
+                    tracing::error!("no thread to remove an export: {error}");
+                }
+            }
+        }
+        drop(done);
+        let end = Instant::now() + PATIENCE;
+        // Nothing is sent: the channel closes when the last thread has ended.
+        let _ = ended.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+
+    /// Adds where the volume is exported to its report.
+    pub(super) fn report_exports(&self, report: &mut VolumeReport) {
+        if !is_served(report.state) {
+            return;
+        }
+        let name = report.name.as_str();
+        for front_end in &self.front_ends {
+            let uris = front_end.describe(name);
+            let first = match front_end.kind() {
+                Some(FrontEndKind::Nbd) => &mut report.export.nbd,
+                Some(FrontEndKind::VhostUser) => &mut report.export.vhost_user,
+                _ => &mut None,
+            };
+            *first = uris.first().cloned();
+            report.export.all.extend(uris);
+        }
+        if let Some(device) = self.front_ends.iter().find_map(|front_end| front_end.device(name)) {
+            report.export.device = Some(device.path.display().to_string());
+            report.export.link = device.link.map(|link| link.display().to_string());
+        }
+        let failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
+        report.export.error = failures.get(&report.name).cloned();
+    }
+
+    /// Adds the clients of the volume to its report.
+    pub(super) fn report_clients(&self, report: &mut VolumeReport) {
+        let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
+        for front_end in &self.front_ends {
+            let Some(kind) = front_end.kind() else { continue };
+            for client in front_end.clients(report.name.as_str()) {
+                let (transport, address, pid) = match client {
+                    Client::Local { pid } => (Transport::Unix, None, pid.map(NonZeroU32::get)),
+                    Client::Remote { address } => {
+                        (Transport::Tcp, address.map(|address| address.to_string()), None)
+                    }
+                };
+                let name = |pid| names.entry(pid).or_insert_with(|| users::name(pid)).clone();
+                let (front_end, process) = (kind.name().to_owned(), pid.and_then(name));
+                report.clients.push(ClientReport { front_end, transport, address, pid, process });
+            }
+        }
+    }
+}
+
+/// Converts an error of an export, and adds the way out if clients use it: `verb` with force.
+fn in_use(error: &ExportError, name: &VolumeName, verb: &str) -> ApiError {
+    let mut converted = export_error(error);
+    if error.kind == ExportErrorKind::InUse && !error.message.contains("--force") {
+        let way_out = format!("; end that first, or 'forebay {verb} --force {name}' cuts it off");
+        converted.message.push_str(&way_out);
+    }
+    converted
+}
+
+#[cfg(test)]
+#[path = "exporting_tests.rs"]
+mod tests;

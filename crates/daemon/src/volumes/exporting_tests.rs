@@ -1,0 +1,257 @@
+//! Volumes with devices, over a fake host and a fake front end.
+
+use forebay_admin::StopRequest as Stopping;
+use forebay_admin::{
+    Assignments, CreateRequest, DeleteRequest, OperationId, SetRequest, StartRequest, VolumeState,
+};
+
+use super::*;
+use crate::host_api::Count;
+use crate::signals::StopRequest;
+use crate::state::State;
+use crate::testing::{FakeDevices, FakeFrontEnd, FakeHost, deleting};
+use crate::volumes::Programs;
+use forebay_testkit::TempDir;
+
+struct Daemon {
+    dir: TempDir,
+    host: Arc<FakeHost>,
+    devices: Arc<FakeDevices>,
+    /// Better ones, which this host does not have unless a test says so.
+    ublk: Arc<FakeDevices>,
+    volumes: Arc<Volumes>,
+}
+
+fn name() -> VolumeName {
+    "v".parse().expect("valid")
+}
+
+impl Daemon {
+    fn new() -> Self {
+        let dir = TempDir::new("exporting");
+        for file in ["cache", "origin"] {
+            std::fs::write(dir.path().join(file), [0; 512]).expect("writable");
+        }
+        Self::open(dir)
+    }
+
+    fn open(dir: TempDir) -> Self {
+        let host = Arc::new(FakeHost::default());
+        let devices = Arc::new(FakeDevices::new(FrontEndKind::Fuse));
+        let ublk = Arc::new(FakeDevices::new(FrontEndKind::Ublk));
+        ublk.fails(Some("check"));
+        let state = State::open(&dir.path().join("state")).expect("free");
+        let front_ends: Vec<Arc<dyn FrontEnd>> =
+            vec![Arc::new(FakeFrontEnd), devices.clone(), ublk.clone()];
+        let volumes = Volumes::new(host.clone(), state, front_ends, Programs::default());
+        Daemon { dir, host, devices, ublk, volumes }
+    }
+
+    fn fails(&self, what: Option<&'static str>) {
+        self.devices.fails(what);
+    }
+
+    fn end(&self, begun: Result<OperationId, ApiError>) -> Result<(), ApiError> {
+        let ended = self.volumes.operations().wait(begun?, None).expect("just started");
+        ended.error.map_or(Ok(()), Err)
+    }
+
+    fn create(&self, export: &str) -> Result<(), ApiError> {
+        let path = |file: &str| self.dir.path().join(file).display().to_string();
+        let mut settings = Assignments::default();
+        settings.push("export", export).expect("valid");
+        self.end(self.volumes.create(&CreateRequest {
+            name: name(),
+            cache: Some(path("cache")),
+            origin: path("origin"),
+            profile: None,
+            block_size: None,
+            alignment: 0,
+            force: false,
+            adopt: false,
+            stored_as: None,
+            settings,
+        }))
+    }
+
+    fn set(&self, text: &str) -> Result<(), ApiError> {
+        let settings = Assignments::parse(text.split(' ')).expect("valid");
+        self.end(self.volumes.set(&name(), SetRequest { settings }))
+    }
+
+    /// Returns the device, the setting, and why there is no device.
+    fn export(&self) -> (Option<String>, String, Option<String>) {
+        let report = self.volumes.show(&name(), Count::Fresh).expect("known");
+        (report.export.device, report.settings.export.to_string(), report.export.error)
+    }
+
+    fn state(&self) -> VolumeState {
+        self.volumes.show(&name(), Count::Fresh).expect("known").state
+    }
+}
+
+const DEVICE: &str = "/dev/fake/v";
+
+#[test]
+fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
+    let daemon = Daemon::new();
+    daemon.create("nbd").expect("good");
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+    let there = (Some(DEVICE.to_owned()), "nbd,fuse".to_owned(), None);
+    daemon.set("export=fuse").expect("good");
+    assert_eq!(daemon.export(), there);
+    daemon.set("idle=5s").expect("good");
+    assert_eq!(daemon.export(), there);
+    daemon.end(daemon.volumes.stop(&name(), Stopping::default())).expect("good");
+    assert_eq!(daemon.export().0, None);
+    assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
+    assert_eq!(daemon.export(), there);
+    daemon.set("export=nbd").expect("good");
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+    daemon.set("export=nbd,fuse").expect("good");
+    daemon.end(daemon.volumes.delete(&name(), deleting(false))).expect("good");
+    assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+}
+
+#[test]
+fn a_device_in_use_keeps_its_volume_as_it_is() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    daemon.fails(Some("withdraw"));
+    for (verb, refused) in [
+        ("stop", daemon.end(daemon.volumes.stop(&name(), Stopping::default()))),
+        ("delete", daemon.end(daemon.volumes.delete(&name(), deleting(false)))),
+        ("delete", daemon.end(daemon.volumes.delete(&name(), deleting(true)))),
+        ("stop", daemon.set("export=nbd idle=7s")),
+    ] {
+        let refused = refused.expect_err("in use");
+        assert_eq!(refused.kind, ErrorKind::Refused);
+        let way_out = format!("end that first, or 'forebay {verb} --force v' cuts it off");
+        assert!(refused.message.ends_with(&way_out), "{}", refused.message);
+        assert_eq!(daemon.state(), VolumeState::Running);
+        assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
+    }
+    let idle = daemon.volumes.show(&name(), Count::Fresh).expect("known").settings.idle;
+    assert_eq!(idle, Duration::from_secs(10));
+    daemon
+        .end(daemon.volumes.stop(&name(), Stopping { force: true, abandon: false }))
+        .expect("by force");
+    assert_eq!(daemon.state(), VolumeState::Stopped);
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
+    let by_force = DeleteRequest { force: true, ..DeleteRequest::default() };
+    daemon.end(daemon.volumes.delete(&name(), by_force)).expect("by force");
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
+}
+
+#[test]
+fn what_a_machine_cannot_do_is_refused_before_anything_is_changed() {
+    let daemon = Daemon::new();
+    daemon.fails(Some("check"));
+    assert_eq!(daemon.create("fuse").expect_err("no privileges").kind, ErrorKind::Invalid);
+    assert!(daemon.host.asked.lock().expect("not poisoned").is_empty());
+    daemon.create("nbd").expect("good");
+    assert_eq!(daemon.set("export=fuse").expect_err("no privileges").kind, ErrorKind::Invalid);
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+}
+
+#[test]
+fn a_failed_export_leaves_no_new_volume_and_no_change() {
+    let daemon = Daemon::new();
+    daemon.fails(Some("publish"));
+    daemon.create("fuse").expect_err("told to fail");
+    assert!(daemon.volumes.list(Count::Fresh).is_empty());
+    daemon.create("nbd").expect("its name and devices are free");
+    daemon.set("export=fuse idle=7s").expect_err("told to fail");
+    assert_eq!(daemon.export(), (None, "nbd".into(), None));
+    assert_eq!(daemon.state(), VolumeState::Running);
+}
+
+#[test]
+fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    let Daemon { dir, volumes, .. } = daemon;
+    drop(volumes);
+    let daemon = Daemon::open(dir);
+    daemon.fails(Some("publish"));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO).served, 1);
+    let failed = (None, "nbd,fuse".to_owned(), Some("told to fail: publish".to_owned()));
+    assert_eq!(daemon.export(), failed);
+    // Nothing else depends on it.
+    daemon.set("idle=7s").expect("good");
+    daemon.fails(None);
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("a start exports it");
+    assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
+    daemon.volumes.shut_down().expect("good");
+    assert!(daemon.devices.published.lock().expect("not poisoned").is_empty());
+}
+
+#[test]
+fn auto_takes_the_best_device_of_the_host_and_keeps_the_one_it_has() {
+    let daemon = Daemon::new();
+    let kinds = || (daemon.ublk.has("v"), daemon.devices.has("v"));
+    daemon.create("auto").expect("good");
+    assert_eq!(kinds(), (false, true));
+    assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,auto".into(), None));
+    // A module that is loaded later is used from the next start on, not under a mounted device.
+    daemon.ublk.fails(None);
+    daemon.set("idle=7s").expect("good");
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("served already");
+    assert_eq!(kinds(), (false, true));
+    daemon.end(daemon.volumes.stop(&name(), Stopping::default())).expect("good");
+    daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
+    assert_eq!(kinds(), (true, false));
+    // A device that is listed is enough, and stays when it is not listed any more.
+    daemon.set("export=auto,fuse").expect("good");
+    assert_eq!(kinds(), (false, true));
+    daemon.set("export=auto").expect("good");
+    assert_eq!(kinds(), (false, true));
+    daemon.fails(Some("withdraw"));
+    daemon.set("export=auto,ublk").expect_err("the other one is in use");
+    assert_eq!(kinds(), (false, true));
+    assert_eq!(daemon.export().1, "nbd,auto");
+    daemon.fails(None);
+    daemon.set("export=nbd").expect("good");
+    assert_eq!(kinds(), (false, false));
+}
+
+#[test]
+fn auto_is_nbd_alone_where_no_device_can_be_made() {
+    let daemon = Daemon::new();
+    daemon.fails(Some("check"));
+    daemon.create("auto").expect("good");
+    assert_eq!(daemon.export(), (None, "nbd,auto".into(), None));
+}
+
+#[test]
+fn a_hand_over_is_refused_that_would_cut_off_users_of_a_device() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    daemon.volumes.note_ready();
+    let ask = || daemon.volumes.ask_hand_over("/does/not/exist".into()).expect_err("no program");
+    daemon.fails(Some("hand over"));
+    let refused = ask();
+    let way_out =
+        "told to fail: hand over; end that first, or 'forebay stop --force v' cuts it off";
+    assert_eq!((refused.kind, &*refused.message), (ErrorKind::Refused, way_out));
+    assert_eq!(daemon.export(), (Some(DEVICE.into()), "nbd,fuse".into(), None));
+    daemon.fails(None);
+    assert!(ask().message.contains("/does/not/exist"), "the program is asked only then");
+}
+
+#[test]
+fn a_refusal_by_one_front_end_leaves_the_exports_of_the_others() {
+    let daemon = Daemon::new();
+    daemon.ublk.fails(None);
+    daemon.create("fuse,ublk").expect("good");
+    daemon.ublk.fails(Some("withdraw"));
+    for refused in [
+        daemon.end(daemon.volumes.stop(&name(), Stopping::default())),
+        daemon.end(daemon.volumes.delete(&name(), deleting(false))),
+        daemon.set("export=nbd"),
+    ] {
+        assert_eq!(refused.expect_err("in use").kind, ErrorKind::Refused);
+        assert_eq!((daemon.devices.has("v"), daemon.ublk.has("v")), (true, true));
+    }
+}

@@ -1,0 +1,243 @@
+//! How the daemon ends: for good, or with the next program of its process going on with the volumes.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind, VolumeReport, VolumeState};
+
+use super::ranges::is_fill;
+use super::{PATIENCE, Volumes};
+use crate::hand_over::{self, Items};
+use crate::host_api::{Count, not_found_next};
+use crate::raw_names::RawNames;
+use crate::signals::{End, StopRequest};
+
+/// How long the end of the daemon waits for its state directory.
+const NOTE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The programs of this process, present, past and next.
+#[derive(Default)]
+pub(crate) struct Programs {
+    /// How many there were before the present one.
+    pub(crate) hand_overs: u64,
+    /// Takes the request for the next one.
+    pub(crate) end: Arc<StopRequest>,
+    /// Whether all volumes have been started again that are to be.
+    pub(crate) ready: AtomicBool,
+    /// The names of exports of this program that are no volumes.
+    pub(crate) raw_names: RawNames,
+}
+
+impl Volumes {
+    /// Notes that all volumes have been started again that are to be.
+    pub(crate) fn note_ready(&self) {
+        self.programs.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until the volumes have been started, or the daemon is to end.
+    pub(crate) fn wait_until_ready(&self) {
+        while !self.programs.ready.load(Ordering::Relaxed) && !self.programs.end.is_asked() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks for a hand-over to a program. Writes down first what is in RAM alone, which may take long.
+    ///
+    /// # Errors
+    /// The program cannot take over, the daemon is not ready, a device of a volume has failed or does not
+    /// answer, an operation is in progress, or users of an export would get errors. Everything is served as
+    /// before.
+    pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
+        let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
+        let end = &self.programs.end;
+        if !self.programs.ready.load(Ordering::Relaxed) {
+            return busy("the daemon is still starting its volumes; try again");
+        }
+        if end.is_asked() {
+            return busy("the daemon is ending already");
+        }
+        self.check_devices()?;
+        // One that begins later could defer writes again, or be cut off.
+        let hold = self.operations.hold(is_fill)?;
+        self.check_hand_over()?;
+        hand_over::check(&program)?;
+        let begin = || {
+            self.check_devices()?;
+            tracing::info!(program = %program.display(), "handing over");
+            if end.ask(End::HandOver(program.clone())) {
+                Ok(())
+            } else {
+                busy("the daemon is ending already")
+            }
+        };
+        self.host.prepare_hand_over(&|| !end.is_asked(), &begin)?;
+        // The program may take a moment to notice that it is to end.
+        hold.keep();
+        Ok(())
+    }
+
+    /// Checks that the devices of all volumes answer. A volume whose device does not would be cut off while its
+    /// requests wait, and hold up the change of programs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`], or [`ErrorKind::DataAtRisk`] if the path of one leads elsewhere.
+    fn check_devices(&self) -> Result<(), ApiError> {
+        self.host.look_at_paths();
+        let hangs = |report: &VolumeReport| {
+            report.state == VolumeState::Degraded || self.is_hung(&report.name)
+        };
+        let Some(report) = self.list(Count::Known).into_iter().find(hangs) else { return Ok(()) };
+        if let Some(displaced) = report.origin.displaced.or(report.cache.displaced) {
+            return Err(not_found_next(&displaced.message));
+        }
+        let message = format!(
+            "a device of '{}' has failed or does not answer; mend it, or stop the volume first",
+            report.name
+        );
+        Err(ApiError::new(ErrorKind::Busy, message))
+    }
+
+    /// Stops serving and closes the caches, so that another program can go on; returns what it goes on
+    /// with. What did not stop in order is logged, and recovered by the next program as after a crash.
+    /// Without items the daemon is to stop instead: a stop was asked for, and this was as good as one.
+    pub(crate) fn hand_over(self: &Arc<Self>) -> (Option<Items>, Result<(), ApiError>) {
+        self.operations.close();
+        let quiet = self.operations.wait_all(PATIENCE);
+        if !quiet {
+            tracing::error!("a cancelled operation did not end in time");
+        }
+        let (items, closed) = self.host.hand_over(&|| !self.programs.end.is_stop());
+        let noted = self.note_positions_in_time();
+        (items, closed.and(noted).and(ended_in_time(quiet)))
+    }
+
+    /// Returns the lock of the state directory, for the next program of this process.
+    ///
+    /// # Errors
+    /// The limit of descriptors is reached.
+    pub(crate) fn state_lock(&self) -> std::io::Result<OwnedFd> {
+        self.state.lock()
+    }
+
+    /// Ends the exports after a hand-over that became a stop.
+    pub(crate) fn stop_instead(&self) {
+        self.leave_all();
+        self.front_ends.iter().for_each(|front_end| front_end.release());
+    }
+
+    /// Cancels all operations, then stops serving in order.
+    ///
+    /// # Errors
+    /// Something did not stop cleanly.
+    pub(crate) fn shut_down(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.operations.close();
+        let quiet = self.operations.wait_all(PATIENCE);
+        self.leave_all();
+        let ended = self.host.shut_down();
+        let noted = self.note_positions_in_time();
+        ended.and(noted).and(ended_in_time(quiet))
+    }
+
+    /// Stores the positions of the caches, unless the state directory does not answer.
+    fn note_positions_in_time(self: &Arc<Self>) -> Result<(), ApiError> {
+        let (this, (done, ended)) = (self.clone(), sync_channel::<()>(1));
+        let thread = std::thread::Builder::new().name("positions".to_owned());
+        let spawned = thread.spawn(move || {
+            this.note_positions();
+            drop(this);
+            let _ = done.send(());
+        });
+        spawned.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
+        ended.recv_timeout(NOTE_PATIENCE).map_err(|_| {
+            let dir = self.state.dir().display();
+            ApiError::failed(format!(
+                "the state directory {dir} does not answer: what it has to know was not written"
+            ))
+        })
+    }
+}
+
+fn ended_in_time(quiet: bool) -> Result<(), ApiError> {
+    match quiet {
+        true => Ok(()),
+        false => Err(ApiError::failed("a cancelled operation did not end in time")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::state::State;
+    use crate::testing::{FakeFrontEnd, FakeHost};
+    use forebay_testkit::TempDir;
+
+    /// Volumes that are ready, and a program that says it can take over.
+    fn ready(dir: &TempDir, host: &Arc<FakeHost>) -> (Arc<Volumes>, PathBuf) {
+        let state = State::open(&dir.path().join("state")).expect("free");
+        let front_end = Arc::new(FakeFrontEnd);
+        let volumes = Volumes::new(host.clone(), state, vec![front_end], Programs::default());
+        volumes.note_ready();
+        let program = dir.path().join("program");
+        // By another process: a file that this one has open for writing, or a child of it, cannot be executed.
+        let write = r"printf '#!/bin/sh\necho %d\n' $1 >$0 && chmod 700 $0";
+        let version = hand_over::VERSION.to_string();
+        let written = Command::new("sh").args(["-c", write]).arg(&program).arg(version).status();
+        assert!(written.expect("there is a shell").success());
+        (volumes, program)
+    }
+
+    #[test]
+    fn what_is_in_ram_is_written_down_before_a_hand_over_is_asked_for() {
+        let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
+        let (volumes, program) = ready(&dir, &host);
+        let failing = |what: &[&str]| {
+            *host.failing.lock().expect("not poisoned") =
+                what.iter().map(|what| (*what).to_owned()).collect();
+        };
+        failing(&["prepare hand over"]);
+        volumes.ask_hand_over(program.clone()).expect_err("told to fail");
+        assert!(!volumes.programs.end.is_asked(), "everything is served as before");
+        let free = volumes.operations.hold(|_| false);
+        assert!(free.is_ok(), "operations are possible again");
+        drop(free);
+        failing(&[]);
+        let (own, seen) = (volumes.clone(), Arc::new(AtomicBool::new(false)));
+        let noted = seen.clone();
+        let hook = move |_: &str| {
+            let early = own.programs.end.is_asked();
+            let started = own.operations.start("set", &"a".parse().expect("valid"), |_| Ok(()));
+            let refused = started.is_err_and(|error| error.kind == ErrorKind::Busy);
+            noted.store(refused && !early, Ordering::Relaxed);
+        };
+        *host.hook.lock().expect("not poisoned") = Some(Box::new(hook));
+        volumes.ask_hand_over(program.clone()).expect("nothing fails");
+        assert!(seen.load(Ordering::Relaxed), "no operation may begin meanwhile");
+        let asked = volumes.programs.end.wait_for(std::time::Duration::ZERO);
+        assert_eq!(asked, Some(End::HandOver(program)));
+        let late = volumes.operations.start("set", &"a".parse().expect("valid"), |_| Ok(()));
+        assert!(late.is_err_and(|error| error.kind == ErrorKind::Busy), "it would be cut off");
+        *host.hook.lock().expect("not poisoned") = None;
+    }
+
+    #[test]
+    fn a_stop_during_a_hand_over_leaves_nothing_to_hand_over_and_says_how_it_went() {
+        for fails in [false, true] {
+            let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
+            let (volumes, program) = ready(&dir, &host);
+            if fails {
+                host.failing.lock().expect("not poisoned").push("hand over".to_owned());
+            }
+            volumes.ask_hand_over(program).expect("nothing fails");
+            assert!(volumes.programs.end.ask(End::Stop));
+            let (items, closed) = volumes.hand_over();
+            assert!(items.is_none());
+            assert_eq!(closed.is_err(), fails);
+        }
+    }
+}
