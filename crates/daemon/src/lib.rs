@@ -86,6 +86,7 @@ use forebay_lane::MemoryBudget;
 use crate::paths::io_error;
 use front_ends::Identities;
 use hand_over::Left;
+use host::{Parts, SystemDevices};
 use notify::{Ending, ServiceManager};
 use raw_names::RawNames;
 use server::Server;
@@ -102,7 +103,7 @@ pub use front_ends::FrontEndOptions;
 pub use hand_over::{
     VERB as HAND_OVER_VERB, VERSION as HAND_OVER_VERSION, exit_code, failed_start,
 };
-pub use host::RawExport;
+pub use host::{Opener, RawExport};
 pub use host_api::Definition;
 pub use ledger::may_be_dirty;
 pub use memory::usual_limit;
@@ -184,7 +185,15 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
     let ending = Arc::new(Ending::new(&manager));
-    let host = host::open(lanes, &front_ends, &options.raw, records, &memory, &ending)?;
+    let host = host::open(Parts {
+        lanes,
+        front_ends: &front_ends,
+        raw: &options.raw,
+        opener: Arc::new(SystemDevices { memory: memory.clone() }),
+        records,
+        memory: &memory,
+        ending: &ending,
+    })?;
     front_ends::publish_raw(&front_ends, &options.raw)?;
     identities.bind(&host);
     let programs = Programs {

@@ -12,14 +12,14 @@ use forebay_core::BlockSize;
 use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, VolumeSpec, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
-use forebay_lane::MemoryBudget;
 use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
 use super::caches::{self, Place};
+use super::devices::Devices;
 use super::inspect::{self, Content};
 use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
-use super::{EngineHost, How, access_of, claim, claim_for, faults, settings};
+use super::{EngineHost, How, access_of, faults, settings};
 use crate::host_api::{Copied, Definition, Existing, StartError};
 use crate::paths::io_error;
 use crate::preflight::same_cache;
@@ -29,7 +29,7 @@ use crate::work::{Effect, Work};
 struct Made(Option<NewFile>);
 
 struct NewFile {
-    memory: Arc<MemoryBudget>,
+    devices: Devices,
     field: &'static str,
     spec: DeviceSpec,
     path: PathBuf,
@@ -40,7 +40,7 @@ struct NewFile {
 impl NewFile {
     /// Deletes the file, if it is still the one that was created. The claim keeps others out meanwhile.
     fn delete(&self) -> Result<(), ApiError> {
-        let _claimed = claim(&self.memory, self.field, &self.spec.made())?;
+        let _claimed = self.devices.claim(self.field, &self.spec.made())?;
         let failed = |error| io_error("cannot delete", &self.path, &error);
         if identity(&self.path).map_err(failed)? == self.identity {
             fs::remove_file(&self.path).map_err(failed)?;
@@ -55,18 +55,14 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Made {
     /// Creates the file of a specification with a size, if it is missing.
-    fn new(
-        memory: &Arc<MemoryBudget>,
-        field: &'static str,
-        spec: &DeviceSpec,
-    ) -> Result<Self, ApiError> {
+    fn new(devices: &Devices, field: &'static str, spec: &DeviceSpec) -> Result<Self, ApiError> {
         let missing = spec.path().filter(|path| matches!(path.try_exists(), Ok(false)));
         let Some(path) = missing.map(Path::to_owned) else { return Ok(Made(None)) };
-        let _claimed = claim(memory, field, spec)?;
+        let _claimed = devices.claim(field, spec)?;
         let identity =
             identity(&path).map_err(|error| io_error("cannot look at", &path, &error))?;
         Ok(Made(Some(NewFile {
-            memory: memory.clone(),
+            devices: devices.clone(),
             field,
             spec: spec.clone(),
             path,
@@ -126,8 +122,8 @@ impl EngineHost {
             self.lanes.clock(),
         )?;
         let made = [
-            Made::new(&self.memory, "cache", &cache_spec)?,
-            Made::new(&self.memory, "origin", &origin_spec)?,
+            Made::new(&self.devices, "cache", &cache_spec)?,
+            Made::new(&self.devices, "origin", &origin_spec)?,
         ];
         let same = |a: &DeviceSpec, b: &DeviceSpec| matches!((a.identity(), b.identity()), (Ok(Some(a)), Ok(Some(b))) if a == b);
         if same(&cache_spec, &origin_spec) {
@@ -139,7 +135,7 @@ impl EngineHost {
         let origin = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             let access = access_of(&volume.settings);
-            let origin = claim_for(access, &self.memory, "origin", &origin_spec)?;
+            let origin = self.devices.claim_for(access, "origin", &origin_spec)?;
             // Before anything is written for this volume.
             self.await_answer(&origin)?;
             self.check_not_exchanged(volume, seen.as_ref(), &cache_spec, &origin)?;
@@ -187,8 +183,8 @@ impl EngineHost {
             return Ok(open.clone());
         }
         let device = match new.existing {
-            Existing::Join => claim(&self.memory, "cache", &cache_spec.made())?,
-            Existing::Spare | Existing::Overwrite => claim(&self.memory, "cache", cache_spec)?,
+            Existing::Join => self.devices.claim("cache", &cache_spec.made())?,
+            Existing::Spare | Existing::Overwrite => self.devices.claim("cache", cache_spec)?,
         };
         self.prepare(new, &device)?;
         let room = blocks_of(volume, origin);
@@ -238,7 +234,7 @@ impl EngineHost {
         let (block, cache, records) = match &*place.lock() {
             Some(open) => (open.store.block_size(), open.store.uuid(), open.store.volumes()),
             None => {
-                let device = claim(&self.memory, "cache", &cache_spec)?;
+                let device = self.devices.claim("cache", &cache_spec)?;
                 let content = self.lanes.run(0, move |state| async move {
                     inspect::content(&state.context, &device).await
                 })??;

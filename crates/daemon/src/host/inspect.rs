@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::VolumeId;
-use forebay_device::{Access, Device, DeviceSpec, Queue};
+use forebay_device::{Device, DeviceSpec, Queue};
 use forebay_engine::{LaneContext, SampledOrigin, recognise};
 use forebay_format::superblock::COPY_B;
 use forebay_format::{PAGE, SuperblockError, VolumeRecord};
@@ -16,6 +16,7 @@ use forebay_store::check::{count_dirty, read_checkpoint};
 use forebay_store::{Roots, read_roots, read_superblock};
 
 use super::attended::within;
+use super::devices::Devices;
 use super::faults;
 
 /// How long an origin of another volume may take to report its size.
@@ -116,7 +117,12 @@ pub(super) async fn check_pair(
 /// Returns the volumes of a cache whose origins are larger than the cache knows, with their number
 /// of blocks: the volume `name`, whose origin has `size` bytes, and others whose origins answer in
 /// time.
-pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeId, u64)> {
+pub(super) fn grown(
+    devices: &Devices,
+    roots: &Roots,
+    name: &VolumeName,
+    size: u64,
+) -> Vec<(VolumeId, u64)> {
     let block = roots.superblock.geometry.block.bytes();
     let size_of = |record: &VolumeRecord| {
         let own = record.name == name.as_str();
@@ -124,9 +130,8 @@ pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeI
         // A RAM device would be created anew.
         let spec = spec.filter(|spec| !own && !spec.is_volatile());
         let look = spec.map(|spec| {
-            within(LOOK_WITHIN, move || {
-                spec.made().open(Access::Unlocked).ok().map(|device| device.size())
-            })
+            let devices = devices.clone();
+            within(LOOK_WITHIN, move || devices.look(&spec.made()).ok().map(|device| device.size()))
         });
         move || if own { Some(size) } else { look?()? }
     };

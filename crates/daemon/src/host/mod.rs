@@ -4,6 +4,7 @@
 //! - [`raw`]: devices without a cache, as a baseline
 //! - [`ram`]: RAM tiers of volumes
 //! - [`deferral`]: their deferred writes
+//! - [`devices`]: opens devices, and claims them
 //! - [`draining`]: what only RAM has is written down, before the program ends
 //! - [`contents`]: what is cached, dropped or loaded again
 //! - [`caches`]: the open cache devices
@@ -25,6 +26,7 @@ mod contents;
 mod creation;
 mod curve;
 mod deferral;
+mod devices;
 mod displaced;
 mod draining;
 mod faults;
@@ -53,16 +55,11 @@ use forebay_admin::report::BlockReport;
 use forebay_admin::{
     ApiError, ByteRange, DropRequest, ErrorKind, PinReport, StartRequest, VolumeName, VolumeReport,
 };
-use forebay_device::{
-    Access, Device, DeviceSpec, OpenError, OpenErrorKind, RemoteName, keep_buffers,
-};
+use forebay_device::{Access, Device, keep_buffers};
 use forebay_engine::{FrontEnd, Recording};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
-use forebay_nbd_client::NbdDevice;
-use forebay_rbd::RbdDevice;
 use forebay_settings::Settings;
 
-use super::afterlife::outlasting;
 use super::block_lists::BlockLists;
 use super::events::Events;
 use super::hand_over::Items;
@@ -77,6 +74,9 @@ use super::work::Work;
 use crate::curve::Sizes;
 use crate::ring_remedy;
 use caches::Caches;
+use devices::Devices;
+pub use devices::Opener;
+pub(crate) use devices::SystemDevices;
 use lanes::Lanes;
 use ram::RamTiers;
 pub use raw::RawExport;
@@ -93,59 +93,9 @@ const KEPT_PART: u64 = 16;
 /// How long volumes and caches may each take to close before the daemon ends without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Opens the device named in `field` for reading and writing, and claims it.
-fn claim(
-    memory: &Arc<MemoryBudget>,
-    field: &str,
-    spec: &DeviceSpec,
-) -> Result<Arc<dyn Device>, ApiError> {
-    claim_for(Access::Exclusive, memory, field, spec)
-}
-
 /// Returns how the origin of a volume with these settings is opened.
 fn access_of(settings: &Settings) -> Access {
     if settings.read_only { Access::ReadOnly } else { Access::Exclusive }
-}
-
-/// Opens the device named in `field`, and claims it according to `access`.
-fn claim_for(
-    access: Access,
-    memory: &Arc<MemoryBudget>,
-    field: &str,
-    spec: &DeviceSpec,
-) -> Result<Arc<dyn Device>, ApiError> {
-    try_claim(access, memory, spec).map_err(|error| faults::open(field, &error))
-}
-
-/// As [`claim_for`], with the error of the device.
-fn try_claim(
-    access: Access,
-    memory: &Arc<MemoryBudget>,
-    spec: &DeviceSpec,
-) -> Result<Arc<dyn Device>, OpenError> {
-    let open = || {
-        spec.open_with(access, &|name, access| match name {
-            RemoteName::Nbd(uri) => NbdDevice::open(uri, access),
-            RemoteName::Rbd(name) => {
-                let what = format!("the image {name}");
-                let hold = memory.hold(MemoryUse::RemoteDevices, RbdDevice::MEMORY, &what);
-                let hold = hold.map_err(|error| OpenError::new(OpenErrorKind::Io, name, error))?;
-                RbdDevice::open(name, access, Some(hold))
-            }
-        })
-    };
-    outlasting(open, |error| error.kind == OpenErrorKind::InUse)
-}
-
-/// Opens a device that is served without a cache; one that is write-protected is served for reading only.
-fn claim_raw(memory: &Arc<MemoryBudget>, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
-    const FIELD: &str = "--export-raw";
-    claim(memory, FIELD, spec).or_else(|error| {
-        // If writing is not in the way, the second attempt fails as well.
-        let device = claim_for(Access::ReadOnly, memory, FIELD, spec).map_err(|_| error.clone())?;
-        tracing::warn!("it is served for reading only: {error}");
-        Ok(device)
-    })
 }
 
 /// Returns the error about lanes that cannot be started, with the remedy where io_uring is not allowed.
@@ -159,32 +109,45 @@ fn lanes_not_started(error: &std::io::Error) -> ApiError {
     ApiError::failed(format!("the lanes cannot be started: {error}{remedy}"))
 }
 
-/// Sets up lanes that serve through `front_ends`. The devices in `raw` are served without a cache.
+/// What the data path of a daemon is made of.
+pub(crate) struct Parts<'a> {
+    /// Number of lanes, at least 1.
+    pub(crate) lanes: u32,
+    /// Front ends, which have claimed their addresses.
+    pub(crate) front_ends: &'a [Arc<dyn FrontEnd>],
+    /// Devices that are served without a cache.
+    pub(crate) raw: &'a [RawExport],
+    /// Opens devices.
+    pub(crate) opener: Arc<dyn Opener>,
+    /// What is known of caches.
+    pub(crate) records: Records,
+    /// The memory limit.
+    pub(crate) memory: &'a Arc<MemoryBudget>,
+    /// Told of the progress of an end that takes long.
+    pub(crate) ending: &'a Arc<Ending>,
+}
+
+/// Sets up lanes that serve through the front ends.
 ///
 /// # Errors
 /// A raw device cannot be opened, or the system has no threads or rings left.
-pub(crate) fn open(
-    lanes: u32,
-    front_ends: &[Arc<dyn FrontEnd>],
-    raw: &[RawExport],
-    records: Records,
-    memory: &Arc<MemoryBudget>,
-    ending: &Arc<Ending>,
-) -> Result<Arc<dyn Host>, ApiError> {
-    let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
+pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
+    let Parts { lanes, front_ends, raw, opener, records, memory, ending } = parts;
+    let devices = Devices::new(opener);
+    let mut served: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
-        let device = claim_raw(memory, &export.device)?;
-        devices.push((export.name.to_string(), device));
+        served.push((export.name.to_string(), devices.claim_raw(&export.device)?));
     }
     let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));
     let process = PROCESS + u64::from(lanes) * (LANE + kept);
     let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
     let ram = Arc::<RamTiers>::default();
     ram.watch_memory().map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
-    let lanes = Lanes::start(lanes, front_ends, &devices, &ram, memory)
+    let lanes = Lanes::start(lanes, front_ends, &served, &ram, memory)
         .map_err(|error| lanes_not_started(&error))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
+        devices,
         memory: memory.clone(),
         _process: process,
         caches: Caches::new(records.known, records.notes),
@@ -256,6 +219,7 @@ pub(super) struct How {
 /// See the module.
 pub(crate) struct EngineHost {
     lanes: Lanes,
+    devices: Devices,
     memory: Arc<MemoryBudget>,
     _process: MemoryHold,
     caches: Caches,

@@ -12,15 +12,15 @@ use forebay_admin::{ApiError, ErrorKind, EventKind, Unit};
 use forebay_device::{Access, Device, DeviceSpec, IoBuf, OpenErrorKind, RemoteName};
 use forebay_engine::{Cache, Ledger, Naming, OnVerify, Volume, check_sectors, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
-use forebay_lane::MemoryBudget;
 use forebay_store::Roots;
 
 use super::caches::{self, Place};
+use super::devices::Devices;
 use super::inspect::{self, Content};
 use super::lanes::Flag;
 use super::report::{self, Wait};
 use super::volumes::{blocks_of, made};
-use super::{CLOSE_PATIENCE, EngineHost, How, access_of, claim, faults, settings, try_claim};
+use super::{CLOSE_PATIENCE, EngineHost, How, access_of, faults, settings};
 use crate::events::NewEvent;
 use crate::host_api::{Copied, Definition, StartError};
 use crate::known::Position;
@@ -54,7 +54,7 @@ impl EngineHost {
             // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
             let access = access_of(&volume.settings);
-            claim_again(access, &self.memory, ("origin", &spec), &wait, &how.work)?
+            claim_again(access, &self.devices, ("origin", &spec), &wait, &how.work)?
         };
         let (spec, place) = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -145,7 +145,7 @@ impl EngineHost {
             if let Some(left) = cache.take() {
                 self.close(place, &left, CLOSE_PATIENCE)?;
             }
-            let device = claim(&self.memory, "cache", spec)?;
+            let device = self.devices.claim("cache", spec)?;
             self.format(volume, &device, &effect)?;
             let room = blocks_of(volume, &origin);
             let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
@@ -278,7 +278,7 @@ impl EngineHost {
                 return Ok((open.clone(), copied));
             }
             let device =
-                claim_again(Access::Exclusive, &self.memory, ("cache", spec), &wait, &how.work)?;
+                claim_again(Access::Exclusive, &self.devices, ("cache", spec), &wait, &how.work)?;
             let roots = self.roots(&device)?;
             let superblock = &roots.superblock;
             self.check_copy_of_served(volume, place, &roots)?;
@@ -301,7 +301,7 @@ impl EngineHost {
                 continue;
             }
             let was_closed = superblock.clean_shutdown;
-            let grown = inspect::grown(&roots, volume.stored_name(), origin.size());
+            let grown = inspect::grown(&self.devices, &roots, volume.stored_name(), origin.size());
             let (own_device, own_origin) = (device.clone(), origin.clone());
             let own_look = look.take();
             let noted =
@@ -529,7 +529,7 @@ impl EngineHost {
 /// have; a device that another process uses is waited for if the work says so.
 fn claim_again(
     access: Access,
-    memory: &Arc<MemoryBudget>,
+    devices: &Devices,
     (field, spec): (&str, &DeviceSpec),
     wait: &Wait<'_>,
     work: &Work,
@@ -537,7 +537,7 @@ fn claim_again(
     let patience = spec.remote().map_or(Duration::ZERO, RemoteName::patience);
     let until = Instant::now() + patience;
     loop {
-        let error = match try_claim(access, memory, spec) {
+        let error = match devices.try_claim(access, spec) {
             Ok(device) => return Ok(device),
             Err(error) => error,
         };

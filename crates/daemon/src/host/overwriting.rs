@@ -7,15 +7,15 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::units::format_size;
 use forebay_device::signature::Mark;
-use forebay_device::{Access, Device, DeviceError, DeviceOp, DeviceSpec, IoBuf, Queue};
+use forebay_device::{Device, DeviceError, DeviceOp, DeviceSpec, IoBuf, Queue};
 use forebay_format::Uuid;
 use forebay_store::Roots;
 
 use super::EngineHost;
 use super::attended::within;
+use super::faults;
 use super::inspect::{self, Content as Cache};
 use super::volumes::made;
-use super::{claim, faults};
 use crate::content::{self, Content};
 use crate::host_api::{Definition, Existing};
 use crate::work::{Effect, Work};
@@ -215,7 +215,7 @@ impl EngineHost {
         if self.caches.place(&cache.made(), &volume.name)?.lock().is_some() {
             return Ok(None);
         }
-        let device = cache.open(Access::Unlocked).map_err(|error| faults::open("cache", &error))?;
+        let device = self.devices.look(cache).map_err(|error| faults::open("cache", &error))?;
         let seen = self.see(&device)?;
         let judged = may_format(&seen, Some(&seen), existing, volumes, |uuid| {
             self.caches.known.is_deleted(uuid)
@@ -235,7 +235,7 @@ impl EngineHost {
             return false;
         }
         let (host, origin) = (self.clone(), origin.made());
-        let look = move || origin.open(Access::Unlocked).is_ok_and(|device| host.is_blank(&device));
+        let look = move || host.devices.look(&origin).is_ok_and(|device| host.is_blank(&device));
         within(EXPLAIN_WITHIN, look)().unwrap_or(false)
     }
 
@@ -249,7 +249,7 @@ impl EngineHost {
         origin: &Arc<dyn Device>,
     ) -> Result<(), ApiError> {
         let Some(seen) = seen.filter(|seen| !seen.content.marks.is_empty()) else { return Ok(()) };
-        let turns = cache.made().open(Access::Unlocked).ok().and_then(|device| device.rotational());
+        let turns = self.devices.look(&cache.made()).ok().and_then(|device| device.rotational());
         if turns != Some(true) || origin.rotational() != Some(false) || !self.is_blank(origin) {
             return Ok(());
         }
@@ -336,7 +336,7 @@ impl EngineHost {
         if open.is_some() {
             return Err(refused("the cache is still open"));
         }
-        let device = claim(&self.memory, "cache", &spec)?;
+        let device = self.devices.claim("cache", &spec)?;
         let roots = self.roots(&device)?;
         let another = volume.cache_uuid.is_some_and(|known| known != roots.superblock.cache);
         if another || roots.volumes.iter().any(|record| !self.caches.known.is_deleted(record.uuid))

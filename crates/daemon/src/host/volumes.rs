@@ -11,7 +11,7 @@ use forebay_engine::{Settings, Volume};
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::report::Running;
-use super::{EngineHost, How, claim, faults, settings};
+use super::{EngineHost, How, faults, settings};
 use crate::devices::NO_CACHE;
 use crate::events::NewEvent;
 use crate::host_api::{Copied, Definition, Remains, StartError};
@@ -441,7 +441,7 @@ impl EngineHost {
             let open = {
                 let mut cache = place.lock();
                 if cache.is_none() {
-                    let device = claim(&self.memory, "cache", &cache_spec)?;
+                    let device = self.devices.claim("cache", &cache_spec)?;
                     let own = device.clone();
                     let content = self.lanes.run(0, move |state| async move {
                         inspect::content(&state.context, &own).await
