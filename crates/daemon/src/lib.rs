@@ -9,6 +9,7 @@
 //! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
 //!   beyond a crash
 //! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
+//! - [`embedded`]: a daemon within another program, for simulations
 //! - [`events`]: what happened
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
 //! - [`devices`]: devices as the operator names them, and whether two names share bytes; [`content`]: what they hold
@@ -39,6 +40,7 @@ mod claims;
 pub mod content;
 pub mod curve;
 pub mod devices;
+pub mod embedded;
 mod events;
 mod front_ends;
 mod hand_over;

@@ -52,6 +52,19 @@ impl Volumes {
     /// answer, an operation is in progress, or users of an export would get errors. Everything is served as
     /// before.
     pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
+        let check = || hand_over::check(&program);
+        self.begin_hand_over(program.clone(), check)
+    }
+
+    /// As [`Volumes::ask_hand_over`], with another check of the program.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn begin_hand_over(
+        &self,
+        program: PathBuf,
+        check: impl FnOnce() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
         let busy = |message: &str| Err(ApiError::new(ErrorKind::Busy, message));
         let end = &self.programs.end;
         if !self.programs.ready.load(Ordering::Relaxed) {
@@ -64,7 +77,7 @@ impl Volumes {
         // One that begins later could defer writes again, or be cut off.
         let hold = self.operations.hold(is_fill)?;
         self.check_hand_over()?;
-        hand_over::check(&program)?;
+        check()?;
         let begin = || {
             self.check_devices()?;
             tracing::info!(program = %program.display(), "handing over");
