@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("device", &["core"]),
     ("policy", &["core", "settings"]),
     ("trace", &["core"]),
+    ("threads", &["core"]),
     ("lane", &["core", "device"]),
     ("testkit", &["core", "device", "lane"]),
     ("store", &["core", "format", "device", "lane", "policy", "testkit"]),

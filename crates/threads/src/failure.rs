@@ -1,0 +1,57 @@
+//! What can go wrong in a simulation, apart from the result.
+
+use std::fmt;
+use std::panic::Location;
+
+/// Where a thread of a simulation waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The thread's name.
+    pub thread: String,
+    /// The kind of its wait.
+    pub what: &'static str,
+    /// Where it called this crate.
+    pub at: &'static Location<'static>,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' waits for {} at {}", self.thread, self.what, self.at)
+    }
+}
+
+/// Why a run is a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A thread panicked, and nothing caught it.
+    Panic {
+        /// The thread's name.
+        thread: String,
+        /// The message of the panic.
+        message: String,
+    },
+    /// No thread can go on.
+    Deadlock(Vec<Waiting>),
+    /// The steps or the time of the [`Plan`](crate::Plan) are used up.
+    Endless(Vec<Waiting>),
+    /// After the end or a crash these threads did not end: they wait for each other, or in a loop.
+    Left(Vec<Waiting>),
+    /// A thread waits for something that is not simulated. It is left behind, with all others.
+    Stuck(Waiting),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (title, waiting) = match self {
+            Failure::Panic { thread, message } => {
+                return write!(f, "'{thread}' panicked: {message}");
+            }
+            Failure::Stuck(waiting) => return write!(f, "stuck: {waiting}"),
+            Failure::Deadlock(waiting) => ("deadlock", waiting),
+            Failure::Endless(waiting) => ("no end", waiting),
+            Failure::Left(waiting) => ("left behind", waiting),
+        };
+        write!(f, "{title}:")?;
+        waiting.iter().try_for_each(|waiting| write!(f, "\n  {waiting}"))
+    }
+}

@@ -1,0 +1,293 @@
+//! How a simulation chooses the thread that goes on.
+
+use std::fmt::{self, Write as _};
+use std::num::ParseIntError;
+use std::str::FromStr;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// One decision of a run where there was more than one possibility.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Decision {
+    chosen: u32,
+    /// The number of possibilities; 0: not known.
+    of: u32,
+    /// Whether the first possibility is that the running thread goes on, and any other interrupts it.
+    stays: bool,
+}
+
+impl Decision {
+    fn preempts(self) -> bool {
+        self.stays && self.chosen > 0
+    }
+}
+
+/// The decisions of a run, in order. Their text can be parsed again; [`Plan::repeat`] repeats the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decisions(Vec<Decision>);
+
+impl Decisions {
+    /// Returns how many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there was nothing to decide.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the beginning of the next run in the order of all runs that interrupt a thread at most `most` times. `None`: this
+    /// was the last one.
+    fn next(&self, most: usize) -> Option<Decisions> {
+        let mut preemptions = self.0.iter().filter(|decision| decision.preempts()).count();
+        for (index, decision) in self.0.iter().enumerate().rev() {
+            preemptions -= usize::from(decision.preempts());
+            let next = Decision { chosen: decision.chosen + 1, ..*decision };
+            if next.chosen < next.of && preemptions + usize::from(next.preempts()) <= most {
+                return Some(Decisions([&self.0[..index], &[next]].concat()));
+            }
+        }
+        None
+    }
+}
+
+impl fmt::Display for Decisions {
+    /// Writes the choices as numbers; `3x0` stands for `0 0 0`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, run) in self.0.chunk_by(|one, other| one.chosen == other.chosen).enumerate() {
+            if index > 0 {
+                f.write_char(' ')?;
+            }
+            match run {
+                [one] => write!(f, "{}", one.chosen)?,
+                all => write!(f, "{}x{}", all.len(), all[0].chosen)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Decisions {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        let mut all = Vec::new();
+        for part in text.split_whitespace() {
+            let (times, chosen) = part.split_once('x').unwrap_or(("1", part));
+            let decision = Decision { chosen: chosen.parse()?, of: 0, stays: false };
+            all.extend(std::iter::repeat_n(decision, times.parse()?));
+        }
+        Ok(Decisions(all))
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Seed(u64),
+    Given(Decisions),
+}
+
+/// How a simulation runs.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    source: Source,
+    /// Whether another thread may go on before each lock, and not only before those that are held. Otherwise a run has fewer
+    /// steps, and fewer orders.
+    pub every_lock: bool,
+    /// Whether time may pass while threads could go on, so that a limit of time ends although nothing waited for it in vain. Such
+    /// is a machine that is too slow.
+    pub early: bool,
+    /// The number of steps after which a run counts as endless.
+    pub most_steps: u64,
+    /// The virtual time after which a run counts as endless.
+    pub most_time: Duration,
+}
+
+impl Plan {
+    fn new(source: Source) -> Self {
+        let most_time = Duration::from_secs(7 * 24 * 3600);
+        Plan { source, every_lock: true, early: false, most_steps: 10_000_000, most_time }
+    }
+
+    /// Chooses at random. The seed also draws how: often or seldom, evenly or by priorities that seldom change.
+    pub fn seed(seed: u64) -> Self {
+        Plan::new(Source::Seed(seed))
+    }
+
+    /// Decides as another run did, and interrupts no thread after the last of `decisions`. The other fields have to be the same.
+    pub fn repeat(decisions: Decisions) -> Self {
+        Plan::new(Source::Given(decisions))
+    }
+
+    /// Sets [`Plan::every_lock`].
+    pub fn every_lock(mut self, every_lock: bool) -> Self {
+        self.every_lock = every_lock;
+        self
+    }
+
+    /// Sets [`Plan::early`].
+    pub fn early(mut self, early: bool) -> Self {
+        self.early = early;
+        self
+    }
+
+    /// Sets [`Plan::most_steps`].
+    pub fn most_steps(mut self, most_steps: u64) -> Self {
+        self.most_steps = most_steps;
+        self
+    }
+
+    /// Sets [`Plan::most_time`].
+    pub fn most_time(mut self, most_time: Duration) -> Self {
+        self.most_time = most_time;
+        self
+    }
+
+    pub(crate) fn chooser(&self) -> Chooser {
+        let manner = match &self.source {
+            Source::Given(given) => Manner::Given(given.clone()),
+            Source::Seed(seed) => Manner::random(Rng::with_seed(*seed)),
+        };
+        Chooser { manner, made: Decisions::default() }
+    }
+}
+
+impl From<u64> for Plan {
+    fn from(seed: u64) -> Self {
+        Plan::seed(seed)
+    }
+}
+
+/// All runs that interrupt a thread at most so many times, one after the other.
+#[derive(Debug)]
+pub struct Enumeration {
+    next: Option<Decisions>,
+    most: usize,
+}
+
+impl Enumeration {
+    /// Begins with the run that interrupts no thread. `most`: interruptions in one run.
+    pub fn new(most: usize) -> Self {
+        Enumeration { next: Some(Decisions::default()), most }
+    }
+
+    /// Returns the next run. Its decisions have to be [noted](Enumeration::note) before the one after it.
+    pub fn next_plan(&mut self) -> Option<Plan> {
+        self.next.take().map(Plan::repeat)
+    }
+
+    /// Notes the decisions of the latest run.
+    pub fn note(&mut self, decisions: &Decisions) {
+        self.next = decisions.next(self.most);
+    }
+}
+
+/// What becomes of the running thread at a decision.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Running {
+    /// It waits or has ended.
+    Waits,
+    /// It would go on: the first of the threads.
+    Stays,
+    /// It lets others go first: the last of the threads.
+    Yields,
+}
+
+/// The possibilities of one decision.
+pub(crate) struct Choice<'a> {
+    /// The threads that could go on.
+    pub(crate) threads: &'a [usize],
+    pub(crate) running: Running,
+    /// Whether time could pass instead; this is the last possibility.
+    pub(crate) time: bool,
+}
+
+enum Manner {
+    Given(Decisions),
+    /// The running thread goes on with a probability of `stay` / 64; otherwise all have the same chance.
+    Even {
+        rng: Rng,
+        stay: u32,
+    },
+    /// The thread with the highest rank goes on. A thread falls behind all others at one of `change` steps, and when it lets others
+    /// go first.
+    Ranked {
+        rng: Rng,
+        ranks: Vec<u64>,
+        lowest: u64,
+        change: u32,
+    },
+}
+
+impl Manner {
+    fn random(mut rng: Rng) -> Self {
+        let ranked =
+            |rng, change| Manner::Ranked { rng, ranks: Vec::new(), lowest: 1 << 32, change };
+        match rng.u8(..4) {
+            0 => Manner::Even { rng, stay: 0 },
+            1 => Manner::Even { rng, stay: 48 },
+            2 => ranked(rng, 16),
+            _ => ranked(rng, 128),
+        }
+    }
+}
+
+/// Makes the decisions of a run, and remembers them.
+pub(crate) struct Chooser {
+    manner: Manner,
+    made: Decisions,
+}
+
+impl Chooser {
+    /// Chooses one of the possibilities; returns its index.
+    pub(crate) fn choose(&mut self, choice: &Choice) -> usize {
+        let of = choice.threads.len() + usize::from(choice.time);
+        if of < 2 {
+            return 0;
+        }
+        let passes = match &mut self.manner {
+            Manner::Given(_) => false,
+            Manner::Even { rng, .. } | Manner::Ranked { rng, .. } => {
+                choice.time && rng.u32(..64) == 0
+            }
+        };
+        let chosen = match &mut self.manner {
+            Manner::Given(given) => {
+                let given = given.0.get(self.made.0.len());
+                given.map_or(0, |given| (given.chosen as usize).min(of - 1))
+            }
+            _ if passes => of - 1,
+            Manner::Even { rng, stay } => {
+                let stays = choice.running == Running::Stays && rng.u32(..64) < *stay;
+                if stays { 0 } else { rng.usize(..choice.threads.len()) }
+            }
+            Manner::Ranked { rng, ranks, lowest, change } => {
+                let most = choice.threads.iter().max().map_or(0, |&thread| thread + 1);
+                while ranks.len() < most {
+                    ranks.push((1 << 32) + u64::from(rng.u32(..)));
+                }
+                let falls = match choice.running {
+                    Running::Stays if rng.u32(..*change) == 0 => choice.threads.first(),
+                    Running::Yields => choice.threads.last(),
+                    Running::Stays | Running::Waits => None,
+                };
+                if let Some(&falls) = falls {
+                    *lowest -= 1;
+                    ranks[falls] = *lowest;
+                }
+                let ranked = choice.threads.iter().enumerate();
+                ranked.max_by_key(|(_, thread)| ranks[**thread]).map_or(0, |(index, _)| index)
+            }
+        };
+        let stays = choice.running == Running::Stays;
+        self.made.0.push(Decision { chosen: chosen as u32, of: of as u32, stays });
+        chosen
+    }
+
+    /// Returns the decisions so far.
+    pub(crate) fn made(&self) -> &Decisions {
+        &self.made
+    }
+}

@@ -1,0 +1,130 @@
+//! Running code in a simulation, and what came of it.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::Clock;
+
+use crate::failure::Failure;
+use crate::schedule::{Decisions, Plan};
+use crate::scheduler::{Core, Here};
+use crate::thread;
+
+/// Real time after which a thread that does not come to its next step waits for something that is not simulated.
+const STUCK: Duration = Duration::from_secs(60);
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome<T> {
+    /// The result of the first thread; absent if it did not return.
+    pub result: Option<T>,
+    /// Empty: nothing went wrong.
+    pub failures: Vec<Failure>,
+    /// With these it can be [repeated](Plan::repeat).
+    pub decisions: Decisions,
+    /// Stands for the order of all steps and their times: equal runs have the same.
+    pub trace: u64,
+    /// The number of steps.
+    pub steps: u64,
+    /// The virtual time that it took.
+    pub time: Duration,
+}
+
+impl<T> Outcome<T> {
+    /// Returns the result.
+    ///
+    /// # Panics
+    /// Something went wrong; the message has the decisions to repeat it.
+    #[track_caller]
+    pub fn unwrap(self) -> T {
+        let failures: Vec<String> = self.failures.iter().map(ToString::to_string).collect();
+        match self.result {
+            Some(result) if failures.is_empty() => result,
+            _ => panic!("{}\ndecisions: {}", failures.join("\n"), self.decisions),
+        }
+    }
+}
+
+/// A running simulation, as its threads see it.
+#[derive(Clone)]
+pub struct Simulation(Here);
+
+impl Simulation {
+    /// Runs `first` as the first thread of a simulation. With its end all other threads end, as the threads of a process do, but
+    /// in order: each of them unwinds at its next step. Returns when all of them have ended.
+    ///
+    /// Anything that makes a thread wait and does not come from this crate stops all others as well.
+    #[track_caller]
+    pub fn run<T: Send + 'static>(
+        plan: impl Into<Plan>,
+        first: impl FnOnce() -> T + Send + 'static,
+    ) -> Outcome<T> {
+        let core = Arc::new(Core::new(&plan.into()));
+        let thread = thread::start(&core, "first", None, Location::caller(), first);
+        let begun = thread.is_ok();
+        if begun {
+            core.begin();
+        }
+        let mut failures = Vec::new();
+        let mut state = core.state.lock();
+        while begun && !state.finished {
+            let steps = state.steps;
+            let waited = core.finished.wait_for(&mut state, STUCK);
+            if waited.timed_out() && state.steps == steps {
+                failures.extend(state.running().map(Failure::Stuck));
+                break;
+            }
+        }
+        if state.finished {
+            let waiting = state.waiting();
+            if waiting.is_empty() {
+                let handles = std::mem::take(&mut state.handles);
+                parking_lot::MutexGuard::unlocked(&mut state, || {
+                    handles.into_iter().for_each(|handle| drop(handle.join()));
+                });
+            } else {
+                failures.push(Failure::Left(waiting));
+            }
+        }
+        failures.splice(0..0, std::mem::take(&mut state.failures));
+        let (decisions, trace, time) = state.end();
+        let steps = state.steps;
+        drop(state);
+        let result = match thread.map(|thread| thread.join()) {
+            Ok(result) => result.ok(),
+            Err(error) => {
+                failures.push(Failure::Panic {
+                    thread: "first".to_owned(),
+                    message: error.to_string(),
+                });
+                None
+            }
+        };
+        Outcome { result, failures, decisions, trace, steps, time }
+    }
+
+    /// Returns the simulation of the calling thread.
+    pub fn current() -> Option<Simulation> {
+        Here::get().map(Simulation)
+    }
+
+    /// Returns its clock.
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        self.0.core.clone()
+    }
+
+    /// Has all other threads end as the threads of a killed process do, except that they unwind: each at its next step, one after
+    /// the other. While a thread unwinds, its waits return at once as if their time had passed. Returns when they have ended; one
+    /// that waits for a lock of the calling thread ends later.
+    #[track_caller]
+    pub fn crash(&self) {
+        self.0.crash(Location::caller());
+    }
+
+    /// Returns whether the calling thread is being ended by a crash or by the end of the simulation. Code that runs because of it
+    /// stands for nothing that a killed process does.
+    pub fn is_ending(&self) -> bool {
+        self.0.is_ending()
+    }
+}
