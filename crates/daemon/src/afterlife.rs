@@ -1,6 +1,7 @@
 //! Retries for devices and addresses that a process which has just died still holds.
 
-use std::time::{Duration, Instant};
+use forebay_threads::Instant;
+use std::time::Duration;
 
 /// How long something may appear in use after its user has died: the kernel tears a ring down, with
 /// everything it holds, in the background.
@@ -15,7 +16,7 @@ pub(crate) fn outlasting<T, E>(
     loop {
         match attempt() {
             Err(error) if in_use(&error) && Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(20));
+                forebay_threads::sleep(Duration::from_millis(20));
             }
             result => return result,
         }

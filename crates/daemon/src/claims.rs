@@ -2,9 +2,10 @@
 //! operation, which may wait for a device long after the operation was reported as failed.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_threads::{Mutex, MutexGuard};
 
 use super::host_api::{Definition, Existing};
 use super::preflight;
@@ -46,7 +47,7 @@ impl Drop for Claim {
 
 impl Claims {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn insert(self: &Arc<Self>, table: &mut Table, own: Use) -> Claim {

@@ -16,13 +16,14 @@ pub(crate) mod stream;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{RecvTimeoutError, TrySendError};
 use std::time::Duration;
 
 use forebay_admin::error::one_line;
 use forebay_admin::{Event, EventId, EventKind, VolumeName};
+use forebay_threads::{Mutex, Receiver, SyncSender, sync_channel};
 use serde_json::Value;
 use time::OffsetDateTime;
 use tokio::sync::{Semaphore, watch};
@@ -134,8 +135,7 @@ impl Events {
         }
         let (jobs, todo) = sync_channel(QUEUE);
         let file = EventFile::new(state_dir);
-        let thread = std::thread::Builder::new().name("events".to_owned());
-        if let Err(error) = thread.spawn(move || write_all(file, &todo)) {
+        if let Err(error) = forebay_threads::spawn("events", move || write_all(file, &todo)) {
             tracing::error!("no thread to write events: {error}");
         }
         Arc::new(Events {
@@ -152,7 +152,7 @@ impl Events {
         let NewEvent { kind, volume, device, message, fields } = new;
         let time = OffsetDateTime::now_utc();
         self.counts[kind as usize].fetch_add(1, Ordering::Relaxed);
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock();
         let micros = u64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or(0);
         let id = EventId(micros.max(recent.last.0.saturating_add(1)));
         let severity = kind.severity();
@@ -175,7 +175,7 @@ impl Events {
 
     /// As [`Events::list`], with the number of the newest event that was considered.
     fn batch(&self, query: &Query) -> (Vec<Event>, EventId) {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = self.recent.lock();
         let newer = recent.events.iter().rev().map(|(_, event)| event);
         let newer = newer.take_while(|event| event.id > query.after);
         let wanted = newer.filter(|event| query.wants(event));
@@ -269,7 +269,7 @@ mod tests {
             events.record(NewEvent::new(EventKind::Degraded, &text).with("error", text));
         }
         events.settle(Duration::from_secs(60));
-        let kept = events.recent.lock().expect("not poisoned");
+        let kept = events.recent.lock();
         assert!(kept.bytes as u64 <= MAX_BYTES && kept.events.len() > 400);
         assert!(kept.events.iter().all(|(bytes, _)| *bytes < 3 * MAX_TEXT));
     }

@@ -2,9 +2,9 @@
 //! between the state, which stores it, and the host, which uses it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_format::Uuid;
+use forebay_threads::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 /// A position in the log of a cache that was durable on its device.
@@ -51,7 +51,7 @@ impl Known {
 
     /// Locks the facts, for reading or changing.
     pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the last known position of the cache that holds a volume.

@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
 
 use forebay_admin::ApiError;
 use forebay_engine::{Ledger, LedgerError, Note, Noted};
 use forebay_format::Uuid;
+use forebay_threads::{Sender, channel};
 use serde::{Deserialize, Serialize};
 
 use super::replace::replace;
@@ -57,8 +57,7 @@ impl Notes {
             .map_err(|error| io_error("cannot make the directory", &dir, &error))?;
         let (jobs, todo) = channel::<Job>();
         let own = dir.clone();
-        let thread = std::thread::Builder::new().name("notes".to_owned());
-        let spawned = thread.spawn(move || {
+        let spawned = forebay_threads::spawn("notes", move || {
             for Job { volume, note, noted } in todo {
                 noted(
                     write(&own, &volume, &note).map_err(|error| LedgerError::Io(Arc::new(error))),

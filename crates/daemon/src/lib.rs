@@ -258,8 +258,7 @@ fn end(
 /// Stores the positions of caches from time to time, on a thread of its own: the state directory may not answer.
 fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
     let (volumes, stop) = (volumes.clone(), stop.clone());
-    let thread = std::thread::Builder::new().name("positions".to_owned());
-    let spawned = thread.spawn(move || {
+    let spawned = forebay_threads::spawn("positions", move || {
         while stop.wait_for(NOTING).is_none() {
             volumes.note_positions();
         }

@@ -1,10 +1,10 @@
 //! Tells the service manager about the daemon's state.
 
+use forebay_threads::{Instant, Mutex};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The service manager, if there is one.
 #[derive(Clone, Default)]
@@ -98,7 +98,7 @@ impl Ending {
 
     /// Notes progress, and asks the service manager for more time.
     pub(crate) fn advances(&self) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.is_none_or(|last| last.elapsed() >= Self::PAUSE) {
             *last = Some(Instant::now());
             self.manager.extend(Self::MORE);
@@ -107,7 +107,7 @@ impl Ending {
 
     /// Returns when there was progress; `None`: never.
     pub(crate) fn last(&self) -> Option<Instant> {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 }
 

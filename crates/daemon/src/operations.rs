@@ -1,12 +1,12 @@
 //! Long-running operations: one thread each, one at a time per volume.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, Operation, OperationId, OperationState, VolumeName};
+use forebay_threads::{Condvar, Instant, Mutex, MutexGuard};
 
 use super::work::Work;
 
@@ -134,7 +134,7 @@ pub(crate) struct Operations {
 
 impl Operations {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Starts `run` on a thread of its own.
@@ -182,9 +182,8 @@ impl Operations {
         let id = OperationId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1);
         let work = Arc::new(Work::default());
         let (all, own_work) = (self.clone(), work.clone());
-        let thread = std::thread::Builder::new().name(format!("op-{id}"));
-        let spawned = thread.spawn(move || {
-            let result = catch_unwind(AssertUnwindSafe(|| run(&own_work))).unwrap_or_else(|_| {
+        let spawned = forebay_threads::spawn(&format!("op-{id}"), move || {
+            let result = forebay_threads::catch(|| run(&own_work)).unwrap_or_else(|_| {
                 Err(ApiError::failed("the operation ended unexpectedly; see the log"))
             });
             own_work.let_go();
@@ -243,7 +242,7 @@ impl Operations {
             }
             let step = left.map_or(LOOKING, |left| left.min(LOOKING));
             let waited = self.changed.wait_timeout(table, step);
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            table = waited.0;
         }
     }
 
@@ -272,7 +271,7 @@ impl Operations {
             }
             other.work.cancel();
             let waited = self.changed.wait_timeout(table, LOOKING);
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            table = waited.0;
         }
     }
 
@@ -316,14 +315,14 @@ impl Operations {
         let table = self.table();
         let busy = |table: &mut Table| table.running().next().is_some();
         let waited = self.changed.wait_timeout_while(table, time, busy);
-        let (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (table, _) = waited;
         table.running().next().is_none()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use forebay_threads::channel;
 
     use forebay_admin::Unit;
 
@@ -369,7 +368,7 @@ mod tests {
         let all = Arc::new(Operations::default());
         let spins = all.start("set", &name("a"), |work| {
             while !work.is_cancelled() {
-                std::thread::yield_now();
+                forebay_threads::yield_now();
             }
             Err(ApiError::new(ErrorKind::Cancelled, "cancelled"))
         });

@@ -38,12 +38,17 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let fresh = Path::new(&fresh);
-    let written = write(fresh, bytes).and_then(|()| fs::rename(fresh, path));
+    let written = write(fresh, bytes).and_then(|()| {
+        // A process may be killed between any two of these.
+        forebay_threads::step();
+        fs::rename(fresh, path)
+    });
     if written.is_err() {
         // On a full filesystem it would only take space.
         let _ = fs::remove_file(fresh);
     }
     written.map_err(ReplaceError::Unchanged)?;
+    forebay_threads::step();
     path.parent().map_or(Ok(()), sync).map_err(ReplaceError::Doubtful)
 }
 

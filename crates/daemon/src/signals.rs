@@ -5,11 +5,12 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::ApiError;
 use forebay_core::units::format_size;
+use forebay_threads::{Condvar, Mutex};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -37,7 +38,7 @@ impl StopRequest {
     /// Requests the end; returns false if one was requested before, which then stays as it is. A stop takes
     /// the place of a hand-over that has not come to its end.
     pub(crate) fn ask(&self, end: End) -> bool {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.asked.lock();
         let accepted = match (&*asked, &end) {
             (None, _) | (Some(End::HandOver(_)), End::Stop) => true,
             (Some(_), _) => false,
@@ -51,12 +52,12 @@ impl StopRequest {
 
     /// Whether an end was requested.
     pub(crate) fn is_asked(&self) -> bool {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.asked.lock().is_some()
     }
 
     /// Whether the end is to be for good.
     pub(crate) fn is_stop(&self) -> bool {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) == Some(End::Stop)
+        *self.asked.lock() == Some(End::Stop)
     }
 
     /// Waits for the request.
@@ -70,9 +71,9 @@ impl StopRequest {
 
     /// Waits for the request, at most for `time`; returns it if it came.
     pub(crate) fn wait_for(&self, time: Duration) -> Option<End> {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.asked.lock();
         let waited = self.changed.wait_timeout_while(asked, time, |asked| asked.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+        waited.0.clone()
     }
 }
 
@@ -143,7 +144,7 @@ pub(crate) struct Reading {
 impl Reading {
     /// Leaves signals that come from now on to the next program.
     pub(crate) fn end(&self) {
-        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.is_over.lock() = true;
     }
 }
 
@@ -207,7 +208,7 @@ fn next(
         }
         // The lock is held until the request is recorded: `Reading::end` is followed by a check for requests, which must
         // see every signal that was read.
-        let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = is_over.lock();
         if *is_over {
             return None;
         }

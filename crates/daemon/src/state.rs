@@ -5,10 +5,11 @@ use std::io::{ErrorKind as Io, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_format::Uuid;
+use forebay_threads::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::events::Events;
@@ -166,12 +167,12 @@ impl State {
 
     /// Returns every volume, in the order of creation.
     pub(crate) fn volumes(&self) -> Vec<Remembered> {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.volumes.lock().clone()
     }
 
     /// Returns the names of all volumes.
     pub(crate) fn names(&self) -> Vec<VolumeName> {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volumes = self.volumes.lock();
         volumes.iter().map(|entry| entry.volume.name.clone()).collect()
     }
 
@@ -222,7 +223,7 @@ impl State {
             Ok(())
         });
         if removed.is_err() {
-            let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut volumes = self.volumes.lock();
             volumes.retain(|entry| entry.volume.name != *name);
         }
         removed
@@ -252,7 +253,7 @@ impl State {
         write: Write,
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.writing.lock();
         let old = self.volumes();
         let mut volumes = old.clone();
         let mut facts = self.known.facts().clone();
@@ -269,12 +270,12 @@ impl State {
         };
         facts.caches.retain(|key, _| used(key));
         facts.behind.retain(used);
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let written = self.written.lock().clone();
         if write == Write::Always || volumes != old || facts != written || self.is_doubtful() {
             self.write(&volumes, &facts)?;
         }
-        *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
-        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = facts.clone();
+        *self.volumes.lock() = volumes;
+        *self.written.lock() = facts.clone();
         let mut known = self.known.facts();
         // The host may have recorded more meanwhile: apply only the changes made here.
         known
@@ -291,7 +292,7 @@ impl State {
     fn write(&self, volumes: &[Remembered], facts: &Facts) -> Result<(), ApiError> {
         let failed = |error| io_error("cannot write the state in", &self.dir, &error);
         let replaced = write(&self.dir, volumes, facts);
-        let mut doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut doubt = self.doubt.lock();
         *doubt = match replaced {
             Ok(()) => None,
             Err(ReplaceError::Unchanged(error)) => return Err(failed(error)),
@@ -302,7 +303,7 @@ impl State {
     }
 
     fn is_doubtful(&self) -> bool {
-        self.doubt.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.doubt.lock().is_some()
     }
 
     /// Checks that what was written last survives a power cut; tries to write it again if that is in doubt.
@@ -313,7 +314,7 @@ impl State {
         if self.is_doubtful() {
             self.check()?;
         }
-        let doubt = self.doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        let doubt = self.doubt.lock();
         match &*doubt {
             None => Ok(()),
             Some(error) => {
@@ -328,7 +329,7 @@ impl State {
     /// # Errors
     /// As [`State::change`].
     pub(crate) fn keep_known(&self) -> Result<(), ApiError> {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let written = self.written.lock().clone();
         let news = *self.known.facts() != written || self.is_doubtful();
         if news { self.change(|_, _| Ok(())) } else { Ok(()) }
     }

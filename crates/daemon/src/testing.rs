@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
@@ -21,6 +21,7 @@ use forebay_engine::{
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, MemoryBudget};
+use forebay_threads::Mutex;
 
 use super::hand_over::Items;
 use super::host_api::{
@@ -72,15 +73,15 @@ impl FakeDevices {
     }
 
     pub(crate) fn fails(&self, what: Option<&'static str>) {
-        *self.failing.lock().expect("not poisoned") = what;
+        *self.failing.lock() = what;
     }
 
     pub(crate) fn has(&self, volume: &str) -> bool {
-        self.published.lock().expect("not poisoned").contains(volume)
+        self.published.lock().contains(volume)
     }
 
     fn answer(&self, what: &str) -> Result<(), ExportError> {
-        if *self.failing.lock().expect("not poisoned") != Some(what) {
+        if *self.failing.lock() != Some(what) {
             return Ok(());
         }
         let kind = match what {
@@ -107,12 +108,12 @@ impl FrontEnd for FakeDevices {
 
     fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
         self.answer("publish")?;
-        self.published.lock().expect("not poisoned").insert(volume.to_owned());
+        self.published.lock().insert(volume.to_owned());
         Ok(())
     }
 
     fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
-        let mut published = self.published.lock().expect("not poisoned");
+        let mut published = self.published.lock();
         if published.contains(volume) && !force {
             self.answer("withdraw")?;
         }
@@ -121,7 +122,7 @@ impl FrontEnd for FakeDevices {
     }
 
     fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
-        let published = self.published.lock().expect("not poisoned").contains(volume);
+        let published = self.published.lock().contains(volume);
         if published { self.answer("hand over") } else { Ok(()) }
     }
 
@@ -130,7 +131,7 @@ impl FrontEnd for FakeDevices {
     }
 
     fn device(&self, volume: &str) -> Option<ExportedDevice> {
-        let published = self.published.lock().expect("not poisoned");
+        let published = self.published.lock();
         let path = PathBuf::from("/dev/fake").join(volume);
         published.contains(volume).then_some(ExportedDevice { path, link: None })
     }
@@ -165,40 +166,40 @@ pub(crate) struct FakeHost {
 
 impl FakeHost {
     fn fails(&self, what: &str) -> bool {
-        self.failing.lock().expect("not poisoned").iter().any(|failing| failing == what)
+        self.failing.lock().iter().any(|failing| failing == what)
     }
 
     fn answer(&self, what: String) -> Result<(), ApiError> {
         let fails = self.fails(&what);
-        self.asked.lock().expect("not poisoned").push(what);
+        self.asked.lock().push(what);
         if fails { Err(ApiError::new(ErrorKind::Failed, "told to fail")) } else { Ok(()) }
     }
 
     fn ask(&self, verb: &str, volume: &VolumeName, how: &str, work: &Work) -> Result<(), ApiError> {
         work.report(1, 1, Unit::Steps);
         let what = format!("{verb} {volume}{how}");
-        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+        if let Some(hook) = &*self.hook.lock() {
             hook(&what);
         }
         while self.fails(&format!("late {what}")) {
             assert!(work.commit().is_ok());
             work.is_late(ApiError::new(ErrorKind::UnderWay, "it waits for /dev/hung"));
-            std::thread::yield_now();
+            forebay_threads::yield_now();
         }
         while self.fails(&format!("hang {what}")) {
-            self.hung.lock().expect("not poisoned").insert(volume.clone(), Settings::default());
+            self.hung.lock().insert(volume.clone(), Settings::default());
             if work.is_cancelled() {
-                self.hung.lock().expect("not poisoned").remove(volume);
+                self.hung.lock().remove(volume);
                 return Err(ApiError::new(ErrorKind::Cancelled, "given up"));
             }
-            std::thread::yield_now();
+            forebay_threads::yield_now();
         }
-        self.hung.lock().expect("not poisoned").remove(volume);
+        self.hung.lock().remove(volume);
         self.answer(what)
     }
 
     fn serve(&self, volume: &Definition) {
-        self.running.lock().expect("not poisoned").insert(volume.name.clone(), volume.clone());
+        self.running.lock().insert(volume.name.clone(), volume.clone());
     }
 }
 
@@ -253,7 +254,7 @@ impl Host for FakeHost {
     ) -> Result<Copied, StartError> {
         let with = if how.force { " force" } else { "" };
         self.ask("start", &volume.name, with, work)?;
-        let mut failing = self.failing.lock().expect("not poisoned");
+        let mut failing = self.failing.lock();
         let has = |failing: &[String], way: &str| {
             let what = format!("{way} start {}", volume.name);
             failing.iter().position(|failing| *failing == what)
@@ -278,19 +279,19 @@ impl Host for FakeHost {
     }
 
     fn show(&self, name: &VolumeName) {
-        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+        if let Some(hook) = &*self.hook.lock() {
             hook(&format!("show {name}"));
         }
     }
 
     fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.running.lock().expect("not poisoned").remove(&volume.name);
+        self.running.lock().remove(&volume.name);
         self.ask("stop", &volume.name, "", work)
     }
 
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         self.ask("set", &volume.name, "", work)?;
-        if let Some(running) = self.running.lock().expect("not poisoned").get_mut(&volume.name) {
+        if let Some(running) = self.running.lock().get_mut(&volume.name) {
             running.clone_from(volume);
         }
         Ok(())
@@ -308,7 +309,7 @@ impl Host for FakeHost {
     ) -> Result<Remains, ApiError> {
         let how = if discard_dirty { " discard" } else { "" };
         self.ask("delete", &volume.name, how, work)?;
-        self.running.lock().expect("not poisoned").remove(&volume.name);
+        self.running.lock().remove(&volume.name);
         Ok(Remains::None)
     }
 
@@ -366,21 +367,21 @@ impl Host for FakeHost {
     }
 
     fn report(&self, name: &VolumeName, _: Count) -> Option<VolumeReport> {
-        if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
+        if let Some(settings) = self.hung.lock().get(name) {
             let mut report =
                 VolumeReport::empty(name.clone(), VolumeState::Waiting, settings.clone());
             let device = "/dev/hung".to_owned();
             report.waiting_for = Some(WaitReport { device, seconds: 60, cause: None });
             return Some(report);
         }
-        let volume = self.running.lock().expect("not poisoned").get(name)?.clone();
+        let volume = self.running.lock().get(name)?.clone();
         let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, volume.settings);
         report.origin.size = FAKE_SIZE;
         Some(report)
     }
 
     fn identity(&self, name: &VolumeName) -> Option<Identity> {
-        let volume = self.running.lock().expect("not poisoned").get(name)?.uuid?;
+        let volume = self.running.lock().get(name)?.uuid?;
         Some(Identity { volume, cache: FAKE_CACHE })
     }
 
@@ -396,7 +397,7 @@ impl Host for FakeHost {
     }
 
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
-        if !self.running.lock().expect("not poisoned").contains_key(name) {
+        if !self.running.lock().contains_key(name) {
             return Err(ApiError::new(ErrorKind::Refused, "not served"));
         }
         let row = |bytes| CurveRow { bytes, reads: None, all: Hits { share: 0.25, error: 0.125 } };
@@ -433,7 +434,7 @@ impl Host for FakeHost {
         begin: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
         self.answer("prepare hand over".to_owned())?;
-        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+        if let Some(hook) = &*self.hook.lock() {
             hook("prepare hand over");
         }
         begin()

@@ -1,8 +1,8 @@
 //! The volumes of a daemon: keeps the served volumes and the stored ones consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
@@ -24,6 +24,7 @@ use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
 use forebay_lane::{MemoryBudget, MemoryUse};
+use forebay_threads::{Mutex, MutexGuard};
 
 use super::recording::{self, Trace};
 use super::state::{Remembered, State, entry_of};
@@ -193,7 +194,7 @@ impl Volumes {
                 VolumeState::Stopped,
                 volume.settings.clone(),
             );
-            let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            let failures = self.failures.lock();
             if let Some(failure) = failures.get(&volume.name) {
                 if entry.started {
                     report.state = VolumeState::Failed;
@@ -525,11 +526,11 @@ impl Volumes {
     }
 
     fn waiting(&self) -> MutexGuard<'_, BTreeSet<VolumeName>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     fn note_failure(&self, name: &VolumeName, failure: Option<&ApiError>) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.failures.lock();
         match failure {
             Some(failure) => failures.insert(name.clone(), failure.to_string()),
             None => failures.remove(name),

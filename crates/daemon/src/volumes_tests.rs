@@ -71,7 +71,7 @@ impl Daemon {
     }
 
     fn asked(&self) -> Vec<String> {
-        self.host.asked.lock().expect("not poisoned").clone()
+        self.host.asked.lock().clone()
     }
 
     /// Runs `run` when the host gets the request `what`.
@@ -82,11 +82,11 @@ impl Daemon {
                 run();
             }
         };
-        *self.host.hook.lock().expect("not poisoned") = Some(Box::new(hook));
+        *self.host.hook.lock() = Some(Box::new(hook));
     }
 
     fn fail(&self, what: &str) {
-        self.host.failing.lock().expect("not poisoned").push(what.to_owned());
+        self.host.failing.lock().push(what.to_owned());
     }
 }
 
@@ -174,7 +174,7 @@ fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() 
     assert_eq!((wait.device.as_str(), wait.seconds, report.export.nbd), ("/dev/hung", 60, None));
     daemon.end(daemon.volumes.stop(&name("b"), Stopping::default())).expect("it is not busy");
     let start = daemon.volumes.operations().of_volume(&name("a")).expect("still at work").id;
-    daemon.host.failing.lock().expect("not poisoned").clear();
+    daemon.host.failing.lock().clear();
     daemon.volumes.operations().wait(start, None);
     assert_eq!(states(), [VolumeState::Running, VolumeState::Stopped, VolumeState::Running]);
 }
@@ -275,10 +275,10 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
         let then = Arc::new(Mutex::new(String::new()));
         let (own, read) = (then.clone(), file.clone());
         daemon.on(at, move || {
-            *own.lock().expect("not poisoned") = std::fs::read_to_string(&read).expect("there");
+            *own.lock() = std::fs::read_to_string(&read).expect("there");
         });
         run(&daemon);
-        std::fs::write(&file, &*then.lock().expect("not poisoned")).expect("writable");
+        std::fs::write(&file, &*then.lock()).expect("writable");
         daemon.restart()
     };
     let nothing = |_: &Daemon| ();
@@ -522,10 +522,14 @@ fn a_stop_does_not_wait_for_a_flush_that_never_ends() {
 
 /// Waits until the host has been asked this.
 fn until_asked(daemon: &Daemon, what: &str) {
-    let end = std::time::Instant::now() + Duration::from_secs(60);
+    let end = forebay_threads::Instant::now() + Duration::from_secs(60);
     while !daemon.asked().iter().any(|asked| asked == what) {
-        assert!(std::time::Instant::now() < end, "'{what}' is not asked: {:?}", daemon.asked());
-        std::thread::sleep(Duration::from_millis(1));
+        assert!(
+            forebay_threads::Instant::now() < end,
+            "'{what}' is not asked: {:?}",
+            daemon.asked()
+        );
+        forebay_threads::sleep(Duration::from_millis(1));
     }
 }
 
@@ -540,7 +544,7 @@ fn every_start_prefetches_if_the_setting_says_so() {
     assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO), restored(2, 0, 2));
     until_asked(&daemon, "prefetch a");
     daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
-    daemon.host.asked.lock().expect("not poisoned").clear();
+    daemon.host.asked.lock().clear();
     daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("good");
     until_asked(&daemon, "prefetch a");
     assert!(!daemon.asked().contains(&"prefetch b".to_owned()));

@@ -4,7 +4,9 @@
 //! here. A restart would not mend it either.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use forebay_threads::Instant;
 
 use forebay_admin::ApiError;
 

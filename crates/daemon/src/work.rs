@@ -7,11 +7,12 @@
 //! two wins, so an operation that was reported as failed has no effect afterwards.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_core::Cancelled;
+use forebay_threads::{Instant, Mutex, MutexGuard};
 
 /// How far an operation is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub(crate) struct Work(Mutex<State>);
 
 impl Work {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Sets how long a device may take to answer; without this the work waits without limit.

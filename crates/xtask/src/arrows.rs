@@ -38,6 +38,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "settings",
             "format",
             "device",
+            "threads",
             "lane",
             "policy",
             "store",

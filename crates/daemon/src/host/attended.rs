@@ -1,12 +1,11 @@
 //! Attended work: jobs on devices that may never answer. A thread of its own runs the job to its
 //! end; the operation that waits for it may give up.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_threads::{Condvar, Instant, Mutex, MutexGuard, sync_channel};
 
 use super::EngineHost;
 use super::lanes::unfinished;
@@ -33,7 +32,7 @@ struct Meeting<T> {
 
 impl<T> Meeting<T> {
     fn stage(&self) -> MutexGuard<'_, Stage<T>> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stage.lock()
     }
 
     /// Delivers the result; returns it if the operation has given up.
@@ -69,10 +68,9 @@ impl EngineHost {
             Arc::new(Meeting { stage: Mutex::new(Stage::AtWork), changed: Condvar::new() });
         let (host, own, own_work, own_name) =
             (self.clone(), meeting.clone(), work.clone(), name.clone());
-        let thread = std::thread::Builder::new().name("attended".to_owned());
         let claim = work.claim();
-        let spawned = thread.spawn(move || {
-            let result = catch_unwind(AssertUnwindSafe(|| job(&host, &own_work)))
+        let spawned = forebay_threads::spawn("attended", move || {
+            let result = forebay_threads::catch(|| job(&host, &own_work))
                 .unwrap_or_else(|_| Err(unfinished().into()));
             drop((claim, own_work));
             match own.end(result).map(|result| result.map_err(Into::<ApiError>::into)) {
@@ -108,7 +106,7 @@ impl EngineHost {
                 work.is_late(ApiError::new(ErrorKind::UnderWay, message));
             }
             let waited = meeting.changed.wait_timeout(stage, STEP);
-            stage = waited.unwrap_or_else(PoisonError::into_inner).0;
+            stage = waited.0;
         }
     }
 
@@ -137,8 +135,7 @@ pub(super) fn within<T: Send + 'static>(
 ) -> impl FnOnce() -> Option<T> {
     let end = Instant::now() + time;
     let (tell, hear) = sync_channel(1);
-    let thread = std::thread::Builder::new().name("device".to_owned());
-    let spawned = thread.spawn(move || drop(tell.send(job())));
+    let spawned = forebay_threads::spawn("device", move || drop(tell.send(job())));
     move || {
         spawned.ok()?;
         hear.recv_timeout(end.saturating_duration_since(Instant::now())).ok()

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::VolumeId;
@@ -12,6 +12,7 @@ use forebay_engine::{Cache, EngineLane, Volume};
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::MemoryUse;
 use forebay_store::{Store, StoreOptions};
+use forebay_threads::{Instant, Mutex, MutexGuard};
 
 use super::faults;
 use super::lanes::Lanes;
@@ -55,16 +56,12 @@ impl Drop for Use {
 impl Place {
     /// Locks the place, and returns the cache if it is open.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Cache>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// As [`Place::lock`], but fails at once if the place is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
-        match self.open.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.open.try_lock()
     }
 
     /// As [`Place::lock`], but fails if the place stays locked for longer than `patience`.
@@ -75,7 +72,7 @@ impl Place {
         let end = Instant::now() + patience;
         loop {
             match self.try_lock() {
-                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                None if Instant::now() < end => forebay_threads::sleep(Duration::from_millis(5)),
                 locked => return locked,
             }
         }
@@ -92,7 +89,7 @@ impl Place {
 
     /// Notes a stopped volume.
     pub(super) fn note_left(&self, volume: &Arc<Volume>) {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.left.lock();
         // Not only when somebody asks: each keeps the memory of its volume, and a cache that is always open sees many go.
         left.retain(|volume| volume.strong_count() > 0);
         left.push(Arc::downgrade(volume));
@@ -101,7 +98,7 @@ impl Place {
     /// Whether something still waits for the origin of a stopped volume; the cache cannot be closed
     /// before that ends.
     pub(super) fn is_lingering(&self) -> bool {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.left.lock();
         left.retain(|volume| volume.strong_count() > 0);
         !left.is_empty()
     }
@@ -130,7 +127,7 @@ impl Caches {
 
     /// Returns all places.
     pub(super) fn places(&self) -> Vec<Arc<Place>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.places.lock().values().cloned().collect()
     }
 
     /// Returns the device of an open cache at another place that has one of these volumes: one of the two is a copy.
@@ -163,7 +160,7 @@ impl Caches {
     ) -> Result<Arc<Place>, ApiError> {
         let identity = spec.identity().map_err(|error| faults::open("cache", &error))?;
         let key = identity.map_or_else(|| Key::Ram(volume.clone()), Key::Device);
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         let place = places.entry(key).or_insert_with(|| {
             let number = self.last.fetch_add(1, Ordering::Relaxed);
             Arc::new(Place {

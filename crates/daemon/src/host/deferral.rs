@@ -107,7 +107,7 @@ impl EngineHost {
             if written.is_ok() || work.is_cancelled() {
                 return written;
             }
-            std::thread::sleep(AGAIN);
+            forebay_threads::sleep(AGAIN);
         }
     }
 

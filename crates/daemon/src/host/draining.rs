@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_threads::{Instant, JoinHandle};
 
 use super::report::Running;
 use super::{CLOSE_PATIENCE, EngineHost};
@@ -134,7 +134,7 @@ impl EngineHost {
                 );
                 return Err(ApiError::new(ErrorKind::Busy, message));
             }
-            std::thread::sleep(STEP);
+            forebay_threads::sleep(STEP);
         }
     }
 
@@ -183,7 +183,7 @@ impl EngineHost {
             if advances && occasion == Occasion::End {
                 self.ending.advances();
             }
-            std::thread::sleep(STEP);
+            forebay_threads::sleep(STEP);
         }
         let ended = drains.into_iter().map(|drain| (drain.volume.name.clone(), drain.end()));
         failed.extend(ended.filter_map(|(name, ended)| Some((name, ended.err()?))));
@@ -205,7 +205,7 @@ impl EngineHost {
             }
             Occasion::End => host.drain_to_the_end(&name, volatile, &own),
         };
-        let thread = std::thread::Builder::new().name("drain".to_owned()).spawn(drain);
+        let thread = forebay_threads::spawn("drain", drain);
         let thread = thread.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
         let best = self.left_and_taken(&volume.name, &running);
         Ok(Drain { volume, running, work, thread, best, since: Instant::now() })
@@ -229,7 +229,7 @@ impl EngineHost {
             if work.is_cancelled() {
                 return Err(ApiError::new(ErrorKind::Cancelled, "cancelled"));
             }
-            std::thread::sleep(AGAIN);
+            forebay_threads::sleep(AGAIN);
         }
     }
 

@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::Clock;
@@ -23,6 +22,7 @@ use forebay_lane::{
 };
 use forebay_ram::RamVolume;
 use forebay_store::Helper;
+use forebay_threads::{Instant, Mutex, MutexGuard, Receiver, sync_channel};
 
 use super::ram::RamTiers;
 use super::raw::RawTarget;
@@ -179,7 +179,7 @@ pub(super) struct Hidden(Mutex<BTreeSet<String>>);
 
 impl Hidden {
     fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Hides a volume from clients that connect from now on.
@@ -268,13 +268,13 @@ impl Lanes {
                     match LaneState::new(this, &front_ends, &devices, ram, own_hidden) {
                         Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
                         Err(error) => {
-                            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                            *told.lock() = Some(error);
                         }
                     }
                     Resident
                 })?;
             threads.push(thread);
-            if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some(error) = failed.lock().take() {
                 return Err(error);
             }
         }
@@ -397,15 +397,14 @@ impl Lanes {
     /// Ends the lanes. Waits for them only if they are `idle`, and not for long: an operation on a lost
     /// device may never end.
     pub(super) fn end(&self, idle: bool) {
-        let threads =
-            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.threads.lock());
         for thread in &threads {
             thread.stop();
         }
         let end = Instant::now() + if idle { ENDING } else { Duration::ZERO };
         for thread in threads {
             while !thread.is_finished() && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(1));
+                forebay_threads::sleep(Duration::from_millis(1));
             }
             if !thread.is_finished() {
                 if idle {
@@ -553,7 +552,7 @@ mod tests {
         });
         begins.recv().expect("it begins");
         lanes.end(true);
-        assert!(lanes.threads.lock().unwrap_or_else(PoisonError::into_inner).is_empty());
+        assert!(lanes.threads.lock().is_empty());
         drop(release);
     }
 }

@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::origin_check::OriginFound;
 use forebay_admin::{ApiError, ErrorKind, EventKind, Unit};
@@ -13,6 +12,7 @@ use forebay_device::{Access, Device, DeviceSpec, IoBuf, OpenErrorKind, RemoteNam
 use forebay_engine::{Cache, Ledger, Naming, OnVerify, Volume, check_sectors, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::Roots;
+use forebay_threads::{Instant, Receiver};
 
 use super::caches::{self, Place};
 use super::devices::Devices;
@@ -97,17 +97,19 @@ impl EngineHost {
             if Instant::now() >= end {
                 let (host, place) = (self.clone(), place.clone());
                 tracing::info!("a cache stays open until the origin of a stopped volume answers");
-                std::thread::spawn(move || {
+                let closing = forebay_threads::spawn("close", move || {
                     while place.is_lingering() {
-                        std::thread::sleep(LINGERING);
+                        forebay_threads::sleep(LINGERING);
                     }
                     if let Err(error) = host.close_unused(&place) {
                         tracing::error!("closing a cache that no volume uses: {error}");
                     }
                 });
-                return Ok(());
+                return closing
+                    .map(drop)
+                    .map_err(|error| ApiError::failed(format!("no thread: {error}")));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            forebay_threads::sleep(Duration::from_millis(5));
         }
         let mut cache = place.lock();
         match cache.take_if(|open| !place.is_used() && open.volumes().is_empty()) {
@@ -549,7 +551,7 @@ fn claim_again(
             _ => return Err(error),
         }
         wait.fails(&error);
-        std::thread::sleep(if is_in_use { AGAIN } else { ASKING });
+        forebay_threads::sleep(if is_in_use { AGAIN } else { ASKING });
     }
 }
 

@@ -369,7 +369,7 @@ impl EngineHost {
                     return Ok(false);
                 }
             }
-            std::thread::sleep(PARTITION_STEP);
+            forebay_threads::sleep(PARTITION_STEP);
         }
         let message = format!("cache: a partition of {} is in use; close it first", device.name());
         Err(ApiError::new(ErrorKind::Refused, message).about("cache"))

@@ -1,11 +1,12 @@
 //! What was seen last of the paths of devices, and in which words an operator reads it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_device::{Device, Displaced, DisplacedKind};
 use forebay_engine::{Cache, Volume};
+use forebay_threads::Mutex;
 
 /// What was seen last of the path of one device.
 pub(super) struct Seen {
@@ -48,13 +49,13 @@ impl Default for Paths {
 
 impl Seen {
     pub(super) fn get(&self) -> Option<Displaced> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.found.lock().clone()
     }
 
     /// Looks, and returns what is seen. May hang.
     pub(super) fn look(&self, device: &dyn Device) -> Option<Displaced> {
         let found = device.displaced();
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&found);
+        self.found.lock().clone_from(&found);
         found
     }
 

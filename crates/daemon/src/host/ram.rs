@@ -1,8 +1,8 @@
 //! RAM tiers of served volumes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{io, thread};
+use std::io;
+use std::sync::Arc;
 
 use forebay_admin::report::{RamReport, RamTraffic};
 use forebay_admin::{ApiError, VolumeName};
@@ -10,6 +10,7 @@ use forebay_core::{Caching, Clock};
 use forebay_engine::Settings;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_ram::{Deferral, RamBlock, Tier, TierOptions, write_down};
+use forebay_threads::{Mutex, MutexGuard};
 
 use super::faults;
 use crate::memory;
@@ -31,7 +32,7 @@ pub(super) struct RamTier {
 
 impl RamTiers {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Arc<RamTier>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Makes the tier of a volume that is about to come up, so that no client reaches the volume
@@ -75,10 +76,10 @@ impl RamTiers {
             while let Some(tiers) = tiers.upgrade() {
                 tiers.heed(pressure.look());
                 drop(tiers);
-                thread::sleep(pressure::INTERVAL);
+                forebay_threads::sleep(pressure::INTERVAL);
             }
         };
-        thread::Builder::new().name("pressure".to_owned()).spawn(watch).map(drop)
+        forebay_threads::spawn("pressure", watch).map(drop)
     }
 
     fn heed(&self, advice: Advice) {
@@ -197,7 +198,7 @@ impl RamTier {
     /// The daemon's memory limit does not allow it, or writes are deferred; nothing has changed then.
     pub(super) fn change(&self, settings: &Settings) -> Result<(), ApiError> {
         let wanted = TierOptions { block: self.tier.block(), ..options(settings) };
-        let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hold = self.hold.lock();
         let before = hold.bytes();
         let needed = self.tier.memory_after(&wanted) + on_its_way(settings);
         // A locked tier has all of its memory, the old one until the new one has its own.

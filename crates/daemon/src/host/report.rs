@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::origin_check::{OriginCheckReport, OriginFound};
 use forebay_admin::ranges::ByteRange;
@@ -18,6 +18,7 @@ use forebay_device::{Meter, OpCounts, OpKind};
 use forebay_engine::stats::Kind;
 use forebay_engine::{Cache, OriginCheck, Verdict, Volume};
 use forebay_store::Store;
+use forebay_threads::{Instant, Mutex, MutexGuard};
 
 use super::caches::Place;
 use super::paths::Paths;
@@ -140,7 +141,7 @@ impl Served {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Entry>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     /// Adds a volume that is being started.

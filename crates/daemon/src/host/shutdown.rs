@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, VolumeName};
 use forebay_engine::{FrontEnd, HandedOver};
+use forebay_threads::{Instant, JoinHandle, Receiver};
 
 use super::caches::Place;
 use super::report::Running;
@@ -279,15 +279,17 @@ impl EngineHost {
             .into_iter()
             .map(|place| {
                 let (host, reported) = (self.clone(), ended.places.contains(&place.number));
-                std::thread::spawn(move || host.close_place(&place, reported))
+                forebay_threads::spawn("close", move || host.close_place(&place, reported))
             })
             .collect();
         let mut in_order = true;
         for closing in closing {
-            while !closing.is_finished() && Instant::now() < end + GRACE {
-                std::thread::sleep(Duration::from_millis(5));
+            let is_finished = || closing.as_ref().is_ok_and(JoinHandle::is_finished);
+            while closing.is_ok() && !is_finished() && Instant::now() < end + GRACE {
+                forebay_threads::sleep(Duration::from_millis(5));
             }
-            match closing.is_finished().then(|| closing.join()) {
+            let has_ended = is_finished();
+            match closing.ok().filter(|_| has_ended).map(JoinHandle::join) {
                 Some(Ok(Ok(closed))) => in_order &= closed,
                 Some(Ok(Err(error))) => {
                     tracing::error!("a cache did not close cleanly: {error}");
@@ -317,7 +319,7 @@ impl EngineHost {
         let end = Instant::now() + GRACE;
         let has_volume = || !open.volumes().is_empty() || place.is_lingering();
         while (has_volume() || place.is_used()) && !reported && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
+            forebay_threads::sleep(Duration::from_millis(5));
         }
         let device = open.store.device().name();
         if has_volume() && !reported {

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, Unit};
 use forebay_core::Cancelled;
+use forebay_threads::Instant;
 
 use super::attended::GIVING_UP;
 use super::faults;

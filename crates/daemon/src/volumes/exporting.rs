@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::mpsc::channel;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::report::{ClientReport, Transport};
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
 use forebay_core::{ExportSet, FrontEndKind};
 use forebay_engine::{Client, ExportError, ExportErrorKind, ExportedDevice, FrontEnd};
 use forebay_export::{link, users};
+use forebay_threads::{Instant, channel};
 
 use super::{Volumes, is_served};
 use crate::front_ends::export_error;
@@ -135,7 +135,7 @@ impl Volumes {
         let set = self.resolved(name, &volume.settings.export);
         let mut all = self.front_ends_of(&set);
         let result = all.try_for_each(|front_end| front_end.publish(name.as_str(), &set));
-        let mut failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.unexported.lock();
         failures.remove(name);
         result.map_err(|error| {
             tracing::error!(volume = %name, "served, but not exported: {error}");
@@ -162,7 +162,7 @@ impl Volumes {
         let mut others = self.front_ends.iter().filter(|front_end| !kept(front_end));
         let result = others.try_for_each(|front_end| front_end.withdraw(name.as_str(), force));
         result.map_err(|error| in_use(&error, name, verb))?;
-        self.unexported.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.unexported.lock().remove(name);
         Ok(())
     }
 
@@ -252,8 +252,7 @@ impl Volumes {
             for front_end in devices {
                 let (front_end, name) = (front_end.clone(), entry.volume.name.clone());
                 let done = done.clone();
-                let named = std::thread::Builder::new().name("withdraw".to_owned());
-                let spawned = named.spawn(move || {
+                let spawned = forebay_threads::spawn("withdraw", move || {
                     if let Err(error) = front_end.leave(name.as_str()) {
                         tracing::error!(volume = %name, "its export is left behind: {error}");
                     }
@@ -290,7 +289,7 @@ impl Volumes {
             report.export.device = Some(device.path.display().to_string());
             report.export.link = device.link.map(|link| link.display().to_string());
         }
-        let failures = self.unexported.lock().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.unexported.lock();
         report.export.error = failures.get(&report.name).cloned();
     }
 

@@ -1,9 +1,10 @@
 //! Events that no command causes: a device fails or does not answer, and recovers; data is lost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{EventKind, VolumeName, VolumeState};
 use forebay_core::units::format_size;
+use forebay_threads::Instant;
 
 use super::Volumes;
 use crate::events::NewEvent;

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeReport, VolumeState};
+use forebay_threads::sync_channel;
 
 use super::ranges::is_fill;
 use super::{PATIENCE, Volumes};
@@ -41,7 +41,7 @@ impl Volumes {
     /// Waits until the volumes have been started, or the daemon is to end.
     pub(crate) fn wait_until_ready(&self) {
         while !self.programs.ready.load(Ordering::Relaxed) && !self.programs.end.is_asked() {
-            std::thread::sleep(Duration::from_millis(20));
+            forebay_threads::sleep(Duration::from_millis(20));
         }
     }
 
@@ -158,8 +158,7 @@ impl Volumes {
     /// Stores the positions of the caches, unless the state directory does not answer.
     fn note_positions_in_time(self: &Arc<Self>) -> Result<(), ApiError> {
         let (this, (done, ended)) = (self.clone(), sync_channel::<()>(1));
-        let thread = std::thread::Builder::new().name("positions".to_owned());
-        let spawned = thread.spawn(move || {
+        let spawned = forebay_threads::spawn("positions", move || {
             this.note_positions();
             drop(this);
             let _ = done.send(());
@@ -210,8 +209,7 @@ mod tests {
         let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
         let (volumes, program) = ready(&dir, &host);
         let failing = |what: &[&str]| {
-            *host.failing.lock().expect("not poisoned") =
-                what.iter().map(|what| (*what).to_owned()).collect();
+            *host.failing.lock() = what.iter().map(|what| (*what).to_owned()).collect();
         };
         failing(&["prepare hand over"]);
         volumes.ask_hand_over(program.clone()).expect_err("told to fail");
@@ -228,14 +226,14 @@ mod tests {
             let refused = started.is_err_and(|error| error.kind == ErrorKind::Busy);
             noted.store(refused && !early, Ordering::Relaxed);
         };
-        *host.hook.lock().expect("not poisoned") = Some(Box::new(hook));
+        *host.hook.lock() = Some(Box::new(hook));
         volumes.ask_hand_over(program.clone()).expect("nothing fails");
         assert!(seen.load(Ordering::Relaxed), "no operation may begin meanwhile");
         let asked = volumes.programs.end.wait_for(std::time::Duration::ZERO);
         assert_eq!(asked, Some(End::HandOver(program)));
         let late = volumes.operations.start("set", &"a".parse().expect("valid"), |_| Ok(()));
         assert!(late.is_err_and(|error| error.kind == ErrorKind::Busy), "it would be cut off");
-        *host.hook.lock().expect("not poisoned") = None;
+        *host.hook.lock() = None;
     }
 
     #[test]
@@ -244,7 +242,7 @@ mod tests {
             let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
             let (volumes, program) = ready(&dir, &host);
             if fails {
-                host.failing.lock().expect("not poisoned").push("hand over".to_owned());
+                host.failing.lock().push("hand over".to_owned());
             }
             volumes.ask_hand_over(program).expect("nothing fails");
             assert!(volumes.programs.end.ask(End::Stop));

@@ -125,8 +125,7 @@ impl Volumes {
             return;
         }
         let (this, own) = (self.clone(), name.clone());
-        let thread = std::thread::Builder::new().name("prefetch".to_owned());
-        let spawned = thread.spawn(move || {
+        let spawned = forebay_threads::spawn("prefetch", move || {
             let started = this.operations.wait(start, None);
             if started.is_none_or(|started| started.state != OperationState::Done) {
                 return;

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, StartRequest, VolumeName};
+use forebay_threads::Instant;
 
 use super::Volumes;
 use crate::devices::is_missing;
@@ -108,7 +109,7 @@ impl Volumes {
             // The list is read from its end.
             absent.append(&mut pending);
             pending = absent;
-            std::thread::sleep(STEP);
+            forebay_threads::sleep(STEP);
         }
         self.note_positions();
         let served = all.iter().filter(|name| self.is_served(name)).count();

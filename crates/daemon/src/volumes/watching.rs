@@ -1,12 +1,13 @@
 //! Watches the volumes all the time: how fast they are written back, and what happens to them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_admin::report::WritebackReport;
 use forebay_admin::{ApiError, VolumeName};
+use forebay_threads::{Instant, Mutex};
 
 use super::Volumes;
 use super::noticing::{Notice, Noticed};
@@ -81,7 +82,7 @@ fn writeback(rate: f64, dirty_bytes: u64) -> WritebackReport {
 impl Volumes {
     /// Returns how a volume with so many dirty bytes is being written back.
     pub(super) fn writeback(&self, name: &VolumeName, dirty_bytes: u64) -> WritebackReport {
-        let all = self.watched.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.watched.volumes.lock();
         writeback(all.get(name).map_or(0.0, |seen| seen.rate), dirty_bytes)
     }
 
@@ -96,7 +97,7 @@ impl Volumes {
             Some((name, condition))
         });
         let (now, conditions) = (Instant::now(), conditions.collect::<BTreeMap<_, _>>());
-        let mut all = self.watched.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.watched.volumes.lock();
         all.retain(|name, _| conditions.contains_key(name));
         let mut notices = Vec::new();
         for (name, condition) in conditions {
@@ -115,8 +116,7 @@ impl Volumes {
     /// There is no thread left.
     pub(crate) fn watch(self: &Arc<Self>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
         let (this, stop) = (self.clone(), stop.clone());
-        let thread = std::thread::Builder::new().name("watcher".to_owned());
-        let spawned = thread.spawn(move || {
+        let spawned = forebay_threads::spawn("watcher", move || {
             while stop.wait_for(LOOK_EVERY).is_none() {
                 this.host.look_at_paths();
                 this.host.catch_up();
