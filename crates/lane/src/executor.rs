@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use forebay_core::sync::Mutex;
 use forebay_core::sync::atomic::{AtomicBool, Ordering};
 use forebay_core::{Clock, Nanos};
+use forebay_threads::unwind::message;
 
 use crate::timer::Timers;
 
@@ -253,10 +253,10 @@ impl Lane {
     }
 
     /// Returns the result of `run`; `None`: it has panicked, which is logged.
-    fn unless_it_panics<T>(&self, message: &str, run: impl FnOnce() -> T) -> Option<T> {
-        let result = catch_unwind(AssertUnwindSafe(run));
+    fn unless_it_panics<T>(&self, title: &str, run: impl FnOnce() -> T) -> Option<T> {
+        let result = forebay_threads::catch(run);
         let report = |payload: Box<dyn Any + Send>| {
-            tracing::error!(lane = self.id.0, what = panic_message(&*payload), "{message}");
+            tracing::error!(lane = self.id.0, what = message(&*payload), "{title}");
             self.panics.set(self.panics.get() + 1);
         };
         result.map_err(report).ok()
@@ -319,15 +319,6 @@ impl Lane {
         self.live.set(0);
         drop(tasks);
     }
-}
-
-/// Returns the message of a panic.
-fn panic_message(payload: &(dyn Any + Send)) -> &str {
-    payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 /// A handle to a lane for other threads.

@@ -1,5 +1,4 @@
 //! Work that may wait for a disk, in a thread of its own: a lane must not wait.
-#![allow(clippy::disallowed_methods, reason = "the simulator needs no such work")]
 
 use std::sync::Arc;
 
@@ -31,7 +30,7 @@ pub async fn run<T: Send + 'static>(
 ) -> Option<T> {
     let answer = Arc::new(Answer { state: Mutex::new((false, None)), there: Notify::default() });
     let tell = Tell(answer.clone());
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+    let spawned = forebay_threads::spawn(name, move || {
         let result = work();
         tell.0.state.lock().1 = Some(result);
     });

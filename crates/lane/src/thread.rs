@@ -1,17 +1,18 @@
-//! A lane on its own thread, with the system clock and a ring.
+//! A lane on its own thread, with the system clock and a ring. In a simulation of threads it is one of these, on their clock, and
+//! parks instead of waiting in its ring.
 
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::num::NonZeroU64;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Clock, Nanos};
 use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring, Task, Tasks};
+use forebay_threads::channel::RecvError;
+use forebay_threads::{JoinHandle, Parker, Simulation, sync_channel};
 use tz::TimeZone;
 
 use crate::executor::{Lane, LaneId, LaneRemote};
@@ -86,15 +87,42 @@ pub struct LaneLoop {
     ring: Rc<Ring>,
     queues: Rc<RefCell<Vec<Weak<dyn DeviceQueue>>>>,
     stop: Arc<AtomicBool>,
+    /// Takes the place of waiting in the ring, in a simulation.
+    parker: Option<Rc<Parker>>,
 }
 
 impl LaneLoop {
+    /// Makes the loop of the calling thread.
+    fn new(
+        id: LaneId,
+        clock: Arc<dyn Clock>,
+        options: LaneOptions,
+        stop: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        let ring = if options.wide_ring { Ring::wide() } else { Ring::new() }?;
+        let (lane, parker) = match Simulation::current() {
+            None => {
+                // Sleeps end on time instead of up to 50 us late; if this is not permitted, they are
+                // less precise.
+                let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+                (Lane::new(id, clock, ring.rouser()), None)
+            }
+            Some(simulation) => {
+                let parker = Parker::new();
+                let unparker = parker.unparker();
+                let lane = Lane::new(id, simulation.clock(), move || unparker.unpark());
+                (lane, Some(Rc::new(parker)))
+            }
+        };
+        Ok(LaneLoop { lane, ring, queues: Rc::default(), stop, parker })
+    }
+
     /// Returns the lane.
     pub fn lane(&self) -> &Rc<Lane> {
         &self.lane
     }
 
-    /// Returns the lane's ring.
+    /// Returns the lane's ring. In a simulation nothing drives it.
     pub fn ring(&self) -> &Rc<Ring> {
         &self.ring
     }
@@ -103,7 +131,7 @@ impl LaneLoop {
     pub fn context(&self) -> QueueContext {
         QueueContext {
             clock: self.lane.clock().clone(),
-            ring: Some(self.ring.clone()),
+            ring: self.parker.is_none().then(|| self.ring.clone()),
             tasks: Some(Rc::new(LaneTasks(self.lane.clone()))),
         }
     }
@@ -138,6 +166,13 @@ impl LaneLoop {
             if !self.lane.run_ready() {
                 return round > 0;
             }
+            if self.parker.is_some() {
+                forebay_threads::step();
+            }
+        }
+        if self.parker.is_some() {
+            // They may wait for another lane without saying so.
+            forebay_threads::yield_now();
         }
         true
     }
@@ -170,13 +205,13 @@ impl LaneLoop {
         while !self.stop.load(Ordering::SeqCst) {
             let ran = self.run_tasks();
             let event = self.drive_queues();
-            let noticed = self.ring.drive() > 0;
+            let noticed = self.parker.is_none() && self.ring.drive() > 0;
             let seen = self.lane.look();
             if ran || noticed || seen {
                 spin.found_work();
                 continue;
             }
-            if spin.goes_on(self.lane.now()) {
+            if self.parker.is_none() && spin.goes_on(self.lane.now()) {
                 // A client on the same CPU must not wait until the scheduler takes the CPU away.
                 std::thread::yield_now();
                 continue;
@@ -189,7 +224,10 @@ impl LaneLoop {
             let timeout = earlier(event, self.lane.next_deadline()).map(|next| next.since(now));
             // `stop` wakes the ring after it has set the flag, so checking the flag here suffices.
             if timeout != Some(Duration::ZERO) && !self.stop.load(Ordering::SeqCst) {
-                self.ring.wait_then(timeout, || self.lane.woke());
+                match &self.parker {
+                    None => self.ring.wait_then(timeout, || self.lane.woke()),
+                    Some(parker) => parker.park(timeout),
+                }
                 spin.slept(self.lane.now().since(now));
             }
             self.lane.woke();
@@ -256,6 +294,15 @@ impl Spin {
     }
 }
 
+/// Drops the tasks of a lane, however its thread ends: they refer to it, so they would keep each other alive.
+struct Abandon(Rc<Lane>);
+
+impl Drop for Abandon {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
+
 /// Handle to a running lane thread. Dropping it stops the thread and waits for it.
 pub struct LaneThread {
     id: LaneId,
@@ -267,11 +314,10 @@ pub struct LaneThread {
 impl LaneThread {
     /// Starts a thread called `name` with a ring and a lane on `clock`, and calls `setup` on it.
     /// The result of `setup` is kept on that thread until the lane has stopped. Returns once
-    /// `setup` has returned.
+    /// `setup` has returned. In a simulation the clock is that of the simulation.
     ///
     /// # Errors
     /// The thread or its ring cannot be made, or `setup` panicked.
-    #[expect(clippy::disallowed_methods, reason = "this is where lane threads come from")]
     pub fn spawn<T: 'static>(
         name: &str,
         id: LaneId,
@@ -280,33 +326,28 @@ impl LaneThread {
         setup: impl FnOnce(&LaneLoop) -> T + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (tell, hear) = mpsc::sync_channel(1);
+        let (tell, hear) = sync_channel(1);
         let inner = stop.clone();
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let ring = match if options.wide_ring { Ring::wide() } else { Ring::new() } {
-                Ok(ring) => ring,
+        let thread = forebay_threads::spawn(name, move || {
+            let this = match LaneLoop::new(id, clock, options, inner) {
+                Ok(this) => this,
                 Err(error) => {
                     let _ = tell.send(Err(error));
                     return;
                 }
             };
-            // Sleeps end on time instead of up to 50 us late; if this is not permitted, they are
-            // less precise.
-            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-            let lane = Lane::new(id, clock, ring.rouser());
-            let this = LaneLoop { lane, ring, queues: Rc::default(), stop: inner };
-            let state = setup(&this);
+            // The crash of a simulation may end this anywhere: tasks go before the state, and in any case.
+            let _last = Abandon(this.lane.clone());
+            let _state = setup(&this);
+            let _first = Abandon(this.lane.clone());
             let _ = tell.send(Ok(this.lane.remote()));
             drop(tell);
             this.run(options);
-            // Tasks refer to their lane, so they would keep each other alive.
-            this.lane.abandon();
-            drop(state);
         })?;
         match hear.recv() {
             Ok(Ok(remote)) => Ok(LaneThread { id, remote, stop, thread: Some(thread) }),
             Ok(Err(error)) => Err(error),
-            Err(mpsc::RecvError) => {
+            Err(RecvError) => {
                 let _ = thread.join();
                 Err(io::Error::other(format!("the set-up of {name} panicked")))
             }

@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("policy", &["core", "settings"]),
     ("trace", &["core"]),
     ("threads", &["core"]),
-    ("lane", &["core", "device"]),
+    ("lane", &["core", "device", "threads"]),
     ("testkit", &["core", "device", "lane"]),
     ("store", &["core", "format", "device", "lane", "policy", "testkit"]),
     ("engine", &["core", "settings", "format", "device", "lane", "policy", "store", "testkit"]),

@@ -1,11 +1,14 @@
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_device::Access;
 use forebay_device::{DeviceDone, DeviceOp, FileDevice, IoBuf, OpId, RamDevice};
 
 use super::*;
-use crate::executor::Watched;
+use crate::executor::{Watched, yield_now};
+use crate::notify::Notify;
+use crate::off_lane;
 
 fn spawn<T: 'static>(setup: impl FnOnce(&LaneLoop) -> T + Send + 'static) -> LaneThread {
     let clock = Arc::new(MonotonicClock::new());
@@ -252,5 +255,105 @@ fn what_is_watched_is_noticed_awake_and_asleep() {
             lane.remote().run(|_| ());
         }
         assert_eq!(hear.recv(), Ok(letter));
+    }
+}
+
+/// Sets a flag when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Two lanes count by turns, with sleeps and work off the lane between; returns the virtual time that it took.
+fn lanes_take_turns() -> Duration {
+    let clock = Simulation::current().expect("simulated").clock();
+    let begin = clock.now();
+    let turn = Arc::new((AtomicUsize::new(0), Notify::default()));
+    let lanes = [0, 1].map(|number| {
+        let (turn, options) = (turn.clone(), LaneOptions::default());
+        // It is not used.
+        let system = Arc::new(MonotonicClock::new());
+        let setup = move |this: &LaneLoop| {
+            let lane = this.lane().clone();
+            let this = this.clone();
+            lane.clone().spawn(async move {
+                for round in 0..10 {
+                    loop {
+                        let changed = turn.1.listen();
+                        if turn.0.load(Ordering::SeqCst) == round * 2 + number {
+                            break;
+                        }
+                        changed.await;
+                    }
+                    lane.sleep(Duration::from_secs(60)).await;
+                    assert_eq!(off_lane::run("off", move || round).await, Some(round));
+                    turn.0.fetch_add(1, Ordering::SeqCst);
+                    turn.1.notify_all();
+                    yield_now().await;
+                }
+                this.stop();
+            });
+        };
+        LaneThread::spawn("lane", LaneId(number as u16), system, options, setup).expect("lane")
+    });
+    for lane in lanes {
+        lane.join().expect("a clean end");
+    }
+    clock.now() - begin
+}
+
+#[test]
+fn lanes_of_a_simulation_run_in_its_order_and_on_its_clock() {
+    let mut traces = std::collections::BTreeSet::new();
+    for seed in 0..10 {
+        let [first, second] = [(); 2].map(|()| Simulation::run(seed, lanes_take_turns));
+        assert_eq!(first.trace, second.trace);
+        traces.insert(first.trace);
+        assert_eq!(first.unwrap(), Duration::from_secs(20 * 60));
+    }
+    assert!(traces.len() > 5, "seeds differ");
+}
+
+#[test]
+fn a_crash_ends_lanes_with_everything_that_they_hold() {
+    for seed in 0..20 {
+        let outcome = Simulation::run(seed, move || {
+            let flags = [(); 4].map(|()| Arc::<AtomicBool>::default());
+            let drops = flags.clone().map(Dropped);
+            let clock = Arc::new(MonotonicClock::new());
+            let setup = move |this: &LaneLoop| {
+                let [sleeps, works, spins, state] = drops;
+                let lane = this.lane().clone();
+                this.lane().spawn(async move {
+                    lane.sleep(Duration::from_secs(3600)).await;
+                    drop(sleeps);
+                });
+                this.lane().spawn(async move {
+                    off_lane::run("off", || forebay_threads::sleep(Duration::from_secs(3600)))
+                        .await;
+                    drop(works);
+                });
+                this.lane().spawn(async move {
+                    let _spins = spins;
+                    loop {
+                        // The crash comes here, or between rounds.
+                        forebay_threads::step();
+                        yield_now().await;
+                    }
+                });
+                state
+            };
+            let options = LaneOptions::default();
+            let lane = LaneThread::spawn("lane", LaneId(0), clock, options, setup).expect("lane");
+            (0..seed * 10).for_each(|_| forebay_threads::step());
+            Simulation::current().expect("simulated").crash();
+            assert!(flags.iter().all(|flag| flag.load(Ordering::SeqCst)));
+            assert!(lane.is_finished());
+        });
+        assert!(outcome.failures.is_empty(), "seed {seed}: {:?}", outcome.failures);
+        assert_eq!(outcome.time, Duration::ZERO);
     }
 }
