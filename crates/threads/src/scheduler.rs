@@ -18,6 +18,9 @@ use crate::unwind;
 /// Turns that a thread gets after a crash. One that has not ended by then waits for something in vain, and gets no more.
 const LAST_TURNS: u32 = 100_000;
 
+/// A thread that has let others go first as often as this, without a wait, waits for others without saying so.
+const SPINS: u32 = 8;
+
 /// What a thread waits for. Addresses are compared, and nothing else, so they may differ between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
@@ -63,6 +66,8 @@ struct Thread {
     last_turns: Option<u32>,
     /// The time that waits would have taken which it skipped because it has to end.
     skipped: Duration,
+    /// How often it let others go first since it waited, or time passed.
+    spins: u32,
     turn: Arc<Condvar>,
 }
 
@@ -210,6 +215,7 @@ impl State {
     /// Advances the time to `to`.
     fn pass(&mut self, to: Nanos) {
         self.now = self.now.max(to);
+        self.threads.iter_mut().for_each(|thread| thread.spins = 0);
         for id in 0..self.threads.len() {
             if let Standing::Waits { deadline: Some(deadline), .. } = self.threads[id].standing
                 && deadline <= self.now
@@ -261,6 +267,7 @@ impl Core {
             at,
             last_turns,
             skipped: Duration::ZERO,
+            spins: 0,
             turn: Arc::default(),
         });
         let started = start(Here { core: self.clone(), me });
@@ -317,6 +324,13 @@ impl Core {
             }
             state.wake_all(Key::Crash);
             let mut ready = state.ready(me, |_| true);
+            // Time passes for threads that look for something again and again.
+            if ready.iter().all(|&id| state.threads[id].spins >= SPINS)
+                && let Some(deadline) = state.next_deadline()
+            {
+                state.pass(deadline);
+                continue;
+            }
             if !ready.is_empty() {
                 // The running one is the last in turn.
                 if running == Running::Stays {
@@ -333,8 +347,6 @@ impl Core {
                     (None, Some(time)) => state.pass(time),
                     (None, None) => {}
                 }
-            } else if let Some(deadline) = state.next_deadline() {
-                state.pass(deadline);
             } else if !state.over {
                 if state.threads.iter().all(Thread::is_gone) {
                     return None;
@@ -442,6 +454,11 @@ impl Here {
         (self.me, at.file(), at.line()).hash(&mut state.trace);
         let (now, thread) = (state.now, &mut state.threads[self.me]);
         thread.at = at;
+        thread.spins = match (running, standing) {
+            (Running::Yields, _) => thread.spins.saturating_add(1),
+            (_, Standing::Waits { .. }) => 0,
+            _ => thread.spins,
+        };
         let ends = thread.is_ending();
         if ends && !std::thread::panicking() {
             drop(state);

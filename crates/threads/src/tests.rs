@@ -208,6 +208,30 @@ fn virtual_time_costs_no_real_time() {
 }
 
 #[test]
+fn time_passes_for_threads_that_spin_and_for_no_others() {
+    for seed in 0..50 {
+        let outcome = Simulation::run(seed, || {
+            let flag = Arc::new(Mutex::new(false));
+            let set = flag.clone();
+            let worker = spawn("worker", || (0..500).for_each(|_| step())).expect("thread");
+            let sleeper = move || {
+                sleep(SECOND * 3600);
+                *set.lock() = true;
+            };
+            let sleeper = spawn("sleeper", sleeper).expect("thread");
+            let begin = Instant::now();
+            while !*flag.lock() {
+                assert!(worker.is_finished() || begin.elapsed().is_zero(), "work takes no time");
+                yield_now();
+            }
+            sleeper.join().expect("no panic");
+        });
+        assert_eq!(outcome.time, SECOND * 3600);
+        outcome.unwrap();
+    }
+}
+
+#[test]
 fn a_limit_ends_early_only_if_the_plan_says_so() {
     let timed_out = |early: bool| {
         let run = || {

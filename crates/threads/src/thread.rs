@@ -109,7 +109,8 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Lets other threads go first: for a thread that waits for others without saying for which.
+/// Lets other threads go first: for a thread that waits for others without saying for which. In a simulation time passes while all
+/// threads do nothing else.
 #[track_caller]
 pub fn yield_now() {
     match Here::get() {
