@@ -1,6 +1,10 @@
 //! What a device holds, as far as that decides whether it may be overwritten: marks of other systems, or
 //! anything else.
-#![expect(clippy::disallowed_methods, reason = "waits for a process, on a thread of an operation")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "waits for a process, on a thread of an operation"
+)]
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};

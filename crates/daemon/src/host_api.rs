@@ -59,6 +59,13 @@ impl Definition {
     }
 }
 
+/// Draws the UUID of a volume or a cache.
+#[expect(clippy::disallowed_methods, reason = "this is where they come from")]
+pub(crate) fn fresh_uuid() -> Uuid {
+    forebay_threads::Simulation::current()
+        .map_or_else(Uuid::new_v4, |simulation| Uuid::from_u128(simulation.draw()))
+}
+
 /// The UUIDs of a volume and its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {

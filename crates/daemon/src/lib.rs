@@ -26,11 +26,8 @@
 //! - [`signals`], [`notify`], `watchdog`: signals and the service manager
 
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_types)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "outside the data path, the daemon owns its threads and its time"
-)]
 
 mod afterlife;
 mod api;
@@ -43,6 +40,11 @@ pub mod devices;
 pub mod embedded;
 mod events;
 mod front_ends;
+#[expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "waits for another program, with nothing else left to do"
+)]
 mod hand_over;
 pub mod helper;
 mod host;
@@ -51,6 +53,11 @@ mod http;
 mod kept;
 mod known;
 mod ledger;
+#[expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the log has a thread and a time of its own, which no command waits for"
+)]
 pub mod log;
 mod memory;
 mod metrics;
@@ -63,7 +70,13 @@ mod raw_names;
 mod recording;
 mod replace;
 pub mod ring_remedy;
+#[expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "connections have a thread of their own"
+)]
 mod server;
+#[expect(clippy::disallowed_methods, reason = "signals have a thread of their own")]
 pub mod signals;
 mod socket;
 mod state;
@@ -72,7 +85,9 @@ mod tcp;
 #[cfg(test)]
 mod testing;
 mod volumes;
+#[expect(clippy::disallowed_methods, reason = "a thread that nothing of the daemon may delay")]
 mod watchdog;
+#[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "shows the time of day")]
 mod web;
 mod work;
 
@@ -358,7 +373,7 @@ fn reload_program(volumes: Running) {
             tracing::error!("SIGHUP: {error}");
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("reload".to_owned()).spawn(reload) {
+    if let Err(error) = forebay_threads::spawn("reload", reload) {
         tracing::error!("SIGHUP: no thread: {error}");
     }
 }

@@ -167,9 +167,9 @@ mod tests {
         for _ in 0..2000 {
             let work = Arc::new(Work::default());
             let other = work.clone();
-            let commits = std::thread::spawn(move || other.commit().is_ok());
+            let commits = forebay_threads::spawn("commits", move || other.commit().is_ok());
             let withdrawn = work.withdraw();
-            let committed = commits.join().expect("no panic");
+            let committed = commits.expect("a thread").join().expect("no panic");
             assert!(committed != withdrawn, "committed: {committed}, withdrawn: {withdrawn}");
             assert_eq!(work.commit().is_ok(), committed, "the answer stays");
             assert_eq!(work.withdraw(), withdrawn, "so does this one");

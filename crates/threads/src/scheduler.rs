@@ -95,6 +95,7 @@ pub(crate) struct State {
     running: Option<usize>,
     now: Nanos,
     chooser: Chooser,
+    draws: fastrand::Rng,
     pub(crate) steps: u64,
     trace: DefaultHasher,
     pub(crate) failures: Vec<Failure>,
@@ -150,6 +151,10 @@ impl State {
     pub(crate) fn running(&self) -> Option<Waiting> {
         let thread = self.threads.get(self.running?)?;
         Some(Waiting { thread: thread.name.clone(), what: "something real", at: thread.at })
+    }
+
+    pub(crate) fn draw(&mut self) -> u128 {
+        self.draws.u128(..)
     }
 
     pub(crate) fn is_gone(&self, id: usize) -> bool {
@@ -234,6 +239,8 @@ impl Core {
                 running: None,
                 now: Nanos(0),
                 chooser: plan.chooser(),
+                // Not of the plan's seed: a run that is repeated by its decisions has to draw the same.
+                draws: fastrand::Rng::with_seed(0),
                 steps: 0,
                 trace: DefaultHasher::new(),
                 failures: Vec::new(),

@@ -114,6 +114,12 @@ impl Simulation {
         self.0.core.clone()
     }
 
+    /// Returns a number that looks random, and that no other call in this run returns. A run with the same order of threads draws
+    /// the same numbers.
+    pub fn draw(&self) -> u128 {
+        self.0.core.state.lock().draw()
+    }
+
     /// Has all other threads end as the threads of a killed process do, except that they unwind: each at its next step, one after
     /// the other. While a thread unwinds, its waits return at once as if their time had passed. Returns when they have ended; one
     /// that waits for a lock of the calling thread ends later.

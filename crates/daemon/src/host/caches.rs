@@ -9,13 +9,14 @@ use forebay_admin::{ApiError, VolumeName};
 use forebay_core::VolumeId;
 use forebay_device::{Device, DeviceIdentity, DeviceSpec};
 use forebay_engine::{Cache, EngineLane, Volume};
-use forebay_format::{Uuid, VolumeRecord};
+use forebay_format::VolumeRecord;
 use forebay_lane::MemoryUse;
 use forebay_store::{Store, StoreOptions};
 use forebay_threads::{Instant, Mutex, MutexGuard};
 
 use super::faults;
 use super::lanes::Lanes;
+use crate::host_api::fresh_uuid;
 use crate::known::{Known, Position};
 use crate::ledger::Notes;
 
@@ -125,9 +126,11 @@ impl Caches {
         Caches { places: Mutex::default(), last: AtomicU64::new(0), known, notes }
     }
 
-    /// Returns all places.
+    /// Returns all places, in the order of their numbers.
     pub(super) fn places(&self) -> Vec<Arc<Place>> {
-        self.places.lock().values().cloned().collect()
+        let mut places: Vec<_> = self.places.lock().values().cloned().collect();
+        places.sort_by_key(|place| place.number);
+        places
     }
 
     /// Returns the device of an open cache at another place that has one of these volumes: one of the two is a copy.
@@ -200,7 +203,7 @@ pub(super) fn open(
         grown,
         helpers: lanes.helpers(),
         memory: lanes.memory().clone(),
-        seed: Uuid::new_v4().as_u64_pair().0,
+        seed: fresh_uuid().as_u64_pair().0,
         ..StoreOptions::default()
     };
     // A cache in RAM is lost with the daemon in any case.

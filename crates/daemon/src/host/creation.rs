@@ -20,7 +20,7 @@ use super::inspect::{self, Content};
 use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, faults, settings};
-use crate::host_api::{Copied, Definition, Existing, StartError};
+use crate::host_api::{Copied, Definition, Existing, StartError, fresh_uuid};
 use crate::paths::io_error;
 use crate::preflight::same_cache;
 use crate::work::{Effect, Work};
@@ -261,7 +261,7 @@ impl EngineHost {
         let settings = settings_of(record);
         volume.version = settings.version;
         volume.settings = settings::for_operator(&settings);
-        let uuid = if volume.stored_as.is_some() { Uuid::new_v4() } else { record.uuid };
+        let uuid = if volume.stored_as.is_some() { fresh_uuid() } else { record.uuid };
         (volume.uuid, volume.cache_uuid) = (Some(uuid), Some(cache));
         self.lanes.hidden.hide(&volume.name);
         let copied = self.bring_up(&volume, &How { force, verify: false, work: work.clone() })?;
@@ -330,7 +330,7 @@ impl EngineHost {
         let wanted = VolumeSpec {
             name: volume.name.to_string(),
             origin: volume.origin.clone(),
-            uuid: volume.uuid.unwrap_or_else(Uuid::new_v4),
+            uuid: volume.uuid.unwrap_or_else(fresh_uuid),
             alignment: volume.alignment,
             settings: settings::of(volume),
         };
@@ -406,7 +406,7 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         self.fits(volume, device)?;
         let block = BlockSize::new(volume.block_size).unwrap_or_default();
-        let options = FormatOptions { block, segment_bytes: None, uuid: Uuid::new_v4() };
+        let options = FormatOptions { block, segment_bytes: None, uuid: fresh_uuid() };
         let device = device.clone();
         self.lanes.run(0, move |state| async move {
             let queue = state.context.open(&device).map_err(faults::engine)?;

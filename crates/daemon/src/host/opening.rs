@@ -22,7 +22,7 @@ use super::report::{self, Wait};
 use super::volumes::{blocks_of, made};
 use super::{CLOSE_PATIENCE, EngineHost, How, access_of, faults, settings};
 use crate::events::NewEvent;
-use crate::host_api::{Copied, Definition, StartError};
+use crate::host_api::{Copied, Definition, StartError, fresh_uuid};
 use crate::known::Position;
 use crate::preflight;
 use crate::work::Work;
@@ -236,10 +236,10 @@ impl EngineHost {
             .collect();
         let renamed = |naming: &Naming| match naming.name == stored.as_str() {
             true => {
-                let uuid = volume.uuid.unwrap_or_else(Uuid::new_v4);
+                let uuid = volume.uuid.unwrap_or_else(fresh_uuid);
                 Naming { name: volume.name.to_string(), uuid, ..naming.clone() }
             }
-            false => Naming { uuid: Uuid::new_v4(), ..naming.clone() },
+            false => Naming { uuid: fresh_uuid(), ..naming.clone() },
         };
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
         self.rename(place, before.iter().map(renamed).collect())?;

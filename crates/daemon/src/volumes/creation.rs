@@ -9,7 +9,7 @@ use forebay_format::Uuid;
 use super::setting::share;
 use super::starting::accept;
 use super::{ANSWER_PATIENCE, Volumes};
-use crate::host_api::{Definition, Existing};
+use crate::host_api::{Definition, Existing, fresh_uuid};
 use crate::preflight;
 use crate::state::{Remembered, put};
 use crate::work::Work;
@@ -35,7 +35,7 @@ impl Volumes {
                 break (existing, others);
             }
         };
-        let uuid = Uuid::new_v4();
+        let uuid = fresh_uuid();
         (volume.uuid, volume.version) = (Some(uuid), 1);
         // Until the volume is stored, its UUID counts as deleted: if the daemon dies in between,
         // its remains on the cache device are removed.
