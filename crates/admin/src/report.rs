@@ -76,6 +76,11 @@ impl VolumeState {
         VolumeState::Failed,
     ];
 
+    /// Whether clients are served.
+    pub fn is_served(self) -> bool {
+        matches!(self, VolumeState::Running | VolumeState::Draining | VolumeState::Degraded)
+    }
+
     /// Returns the name of this state, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -135,7 +140,7 @@ pub struct CacheReport {
 /// Where a volume is exported.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ExportReport {
-    /// The first NBD URI; `null` while the volume is not served.
+    /// The first NBD URI; `null` while the volume is not served, or no address of NBD leads to it.
     pub nbd: Option<String>,
     /// Every URI.
     #[serde(default)]

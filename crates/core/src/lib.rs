@@ -45,8 +45,8 @@ pub use op::{IoError, Op, Survives};
 pub use quiet::QuietHours;
 pub use sectors::Sectors;
 pub use settings::{
-    Admission, Caching, ChoiceError, Durability, Laziness, Mode, RamStrategy, ReplacementKind,
-    Rotational, SectorSize, WriteDown,
+    Admission, Caching, ChoiceError, Durability, Laziness, Mode, NbdReach, RamStrategy,
+    ReplacementKind, Rotational, SectorSize, WriteDown,
 };
 pub use time::{Clock, ManualClock, Nanos};
 pub use units::{

@@ -132,6 +132,18 @@ choice! {
 }
 
 choice! {
+    /// Which clients of NBD find a volume. The daemon's own connections, by which it makes block devices, always do.
+    NbdReach, "reach of NBD", default Local: {
+        /// Those at unix sockets and at TCP addresses.
+        All = 1, "all";
+        /// Those at unix sockets.
+        Local = 2, "local";
+        /// None.
+        Off = 3, "off";
+    }
+}
+
+choice! {
     /// When a write is acknowledged.
     Durability, "durability", default Flush: {
         /// When data and record are on stable media of the cache device.

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_core::{ExportSet, FrontEndKind};
-use forebay_engine::{DescriptorStore, ExportError, ExportErrorKind, FrontEnd};
+use forebay_core::{ExportSet, FrontEndKind, NbdReach};
+use forebay_engine::{DescriptorStore, ExportError, ExportErrorKind, FrontEnd, Settings};
 use forebay_export::{Identify, Identity};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
@@ -244,11 +244,13 @@ pub(crate) fn publish_raw(
     front_ends: &[Arc<dyn FrontEnd>],
     raw: &[RawExport],
 ) -> Result<(), ApiError> {
-    let set = ExportSet::default();
+    // An operator who serves NBD by TCP and exports them names both on one command line.
+    let settings = Settings { nbd: NbdReach::All, ..Settings::default() };
+    let set = &settings.export;
     let all = front_ends.iter().filter(|it| it.kind().is_some_and(|kind| set.has(kind)));
     for front_end in all {
         for export in raw {
-            let published = front_end.publish(export.name.as_str(), &set);
+            let published = front_end.publish(export.name.as_str(), &settings);
             published.map_err(|error| export_error(&error))?;
         }
     }

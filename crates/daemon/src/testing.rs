@@ -13,7 +13,7 @@ use forebay_admin::{
     ApiError, ByteRange, DeleteRequest, DropRequest, ErrorKind, PinReport, Settings, StartRequest,
     Unit, VolumeName, VolumeReport, VolumeState,
 };
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::{FrontEndKind, NbdReach};
 use forebay_device::ring::Ring;
 use forebay_engine::{
     ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver, LaneFrontEnd,
@@ -42,7 +42,7 @@ impl FrontEnd for FakeFrontEnd {
         vec!["fake".into()]
     }
 
-    fn describe(&self, volume: &str) -> Vec<String> {
+    fn describe(&self, volume: &str, _: NbdReach) -> Vec<String> {
         vec![format!("fake://{volume}")]
     }
 
@@ -63,13 +63,16 @@ pub(crate) struct FakeDevices {
     kind: FrontEndKind,
     /// The volumes that have one.
     pub(crate) published: Mutex<BTreeSet<String>>,
-    /// What fails: `check`, `publish`, `hand over`, or `withdraw` without force.
+    /// The setting `nbd` of the volume that was published last.
+    pub(crate) nbd: Mutex<Option<NbdReach>>,
+    /// What fails: `check`, `publish`, `narrow`, `hand over`, or `withdraw` without force.
     pub(crate) failing: Mutex<Option<&'static str>>,
 }
 
 impl FakeDevices {
     pub(crate) fn new(kind: FrontEndKind) -> Self {
-        FakeDevices { kind, published: Mutex::default(), failing: Mutex::default() }
+        let (published, nbd, failing) = Default::default();
+        FakeDevices { kind, published, nbd, failing }
     }
 
     pub(crate) fn fails(&self, what: Option<&'static str>) {
@@ -86,7 +89,7 @@ impl FakeDevices {
         }
         let kind = match what {
             "check" => ExportErrorKind::NotPermitted,
-            "withdraw" | "hand over" => ExportErrorKind::InUse,
+            "withdraw" | "narrow" | "hand over" => ExportErrorKind::InUse,
             _ => ExportErrorKind::Failed,
         };
         Err(ExportError { kind, message: format!("told to fail: {what}"), cause: None })
@@ -106,10 +109,15 @@ impl FrontEnd for FakeDevices {
         self.answer("check")
     }
 
-    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, settings: &Settings) -> Result<(), ExportError> {
         self.answer("publish")?;
         self.published.lock().insert(volume.to_owned());
+        *self.nbd.lock() = Some(settings.nbd);
         Ok(())
+    }
+
+    fn narrow(&self, _: &str, _: &Settings) -> Result<(), ExportError> {
+        self.answer("narrow")
     }
 
     fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {

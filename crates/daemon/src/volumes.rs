@@ -43,10 +43,6 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// deleted by then in any case.
 const PARTING_PATIENCE: Duration = Duration::from_secs(3);
 
-fn is_served(state: VolumeState) -> bool {
-    matches!(state, VolumeState::Running | VolumeState::Draining | VolumeState::Degraded)
-}
-
 /// Whether a verb gives way to a stop, and to a deletion that discards dirty blocks: with a lost device it could wait for
 /// ever.
 fn gives_way(verb: &str) -> bool {
@@ -380,7 +376,7 @@ impl Volumes {
     }
 
     fn is_served(&self, name: &VolumeName) -> bool {
-        self.host.condition(name).is_some_and(|condition| is_served(condition.state))
+        self.host.condition(name).is_some_and(|condition| condition.state.is_served())
     }
 
     /// Refuses a command that needs a served volume.

@@ -15,9 +15,10 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::{FrontEndKind, NbdReach};
 use forebay_device::ring::Ring;
 use forebay_lane::Lane;
+use forebay_settings::Settings;
 
 use crate::api::Exports;
 
@@ -34,8 +35,8 @@ pub trait FrontEnd: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the URIs of a volume, one for each address.
-    fn describe(&self, _volume: &str) -> Vec<String> {
+    /// Returns the URIs of a volume, one for each address at which clients find it if `nbd` is its setting.
+    fn describe(&self, _volume: &str, _nbd: NbdReach) -> Vec<String> {
         Vec::new()
     }
 
@@ -65,7 +66,16 @@ pub trait FrontEnd: Send + Sync {
     ///
     /// # Errors
     /// The volume is not exported, and nothing is left of the attempt.
-    fn publish(&self, _volume: &str, _settings: &ExportSet) -> Result<(), ExportError> {
+    fn publish(&self, _volume: &str, _settings: &Settings) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    /// Has a published volume take no more clients of those that its next settings exclude. [`FrontEnd::publish`] takes
+    /// this back, or completes it. Called off the lanes while they serve the volume.
+    ///
+    /// # Errors
+    /// [`ExportErrorKind::InUse`]: it has such clients; nothing has changed then.
+    fn narrow(&self, _volume: &str, _next: &Settings) -> Result<(), ExportError> {
         Ok(())
     }
 

@@ -12,7 +12,7 @@ pub fn settings_of(record: &VolumeRecord) -> Settings {
         mode: record.mode,
         durability: record.durability,
         policy: record.policy,
-        ..Settings::default()
+        ..Settings::unsaid()
     };
     settings.apply_tags(&record.settings);
     settings

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{
     DescriptorStore, ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, HandedOver,
-    LaneFrontEnd,
+    LaneFrontEnd, Settings,
 };
 use forebay_export::Identify;
 use forebay_export::errors::{busy, failed};
@@ -150,7 +150,7 @@ impl FrontEnd for FuseFrontEnd {
         if able { Ok(()) } else { Err(refused("mount", rustix::io::Errno::PERM.into())) }
     }
 
-    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, _: &Settings) -> Result<(), ExportError> {
         let left = self.state.lock().left.remove(volume);
         if let Some(left) = left {
             if left.mark.is_there() && self.keeping.revive(volume, &left) {

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
-use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd};
+use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd, Settings};
 use forebay_export::errors::check_ending;
 use forebay_export::{Identify, Identity, Notes, Users};
 use forebay_lane::Lane;
@@ -103,7 +103,7 @@ impl FrontEnd for NbdKernelFrontEnd {
         if able { Ok(()) } else { Err(refused(Errno::PERM.into())) }
     }
 
-    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, _: &Settings) -> Result<(), ExportError> {
         if let Some(device) = self.known(volume) {
             if !device.is_lost() {
                 return Ok(());

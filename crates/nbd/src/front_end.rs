@@ -5,10 +5,10 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::{FrontEndKind, NbdReach};
 use forebay_device::ring::Ring;
 use forebay_engine::{
-    Client, ExportError, ExportErrorKind, Exports, FrontEnd, HandedOver, LaneFrontEnd,
+    Client, ExportError, ExportErrorKind, Exports, FrontEnd, HandedOver, LaneFrontEnd, Settings,
 };
 use forebay_export::Identify;
 use forebay_export::clients::listed;
@@ -56,10 +56,9 @@ impl NbdFrontEnd {
         for address in addresses.iter().filter(|address| !address.is_local()) {
             warn(address, &protection);
         }
-        let connections = ConnectionCount::within(memory);
+        let connections = ConnectionCount::within(memory).closed();
         let inherited =
             Inherited::new(std::mem::take(inherited), connections.outliving(), identify);
-        let connections = connections.for_exports(inherited.exports());
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),
             encrypted: protection.tls.is_some(),
@@ -74,6 +73,11 @@ impl NbdFrontEnd {
     pub fn outliving(&self) -> Outliving {
         self.connections.outliving().clone()
     }
+}
+
+fn in_use(volume: &str, clients: &[Client]) -> ExportError {
+    let message = format!("'{volume}' is in use by NBD clients: {}", listed(clients));
+    ExportError { kind: ExportErrorKind::InUse, message, cause: None }
 }
 
 /// Says who can use the data of an address that other machines can reach.
@@ -104,8 +108,14 @@ impl FrontEnd for NbdFrontEnd {
         self.addresses.iter().map(ListenAddress::to_string).collect()
     }
 
-    fn describe(&self, volume: &str) -> Vec<String> {
-        self.addresses.iter().map(|address| address.uri(volume, self.encrypted)).collect()
+    fn describe(&self, volume: &str, nbd: NbdReach) -> Vec<String> {
+        let finds = |address: &&ListenAddress| match nbd {
+            NbdReach::All => true,
+            NbdReach::Local => matches!(address, ListenAddress::Unix(_)),
+            NbdReach::Off => false,
+        };
+        let addresses = self.addresses.iter().filter(finds);
+        addresses.map(|address| address.uri(volume, self.encrypted)).collect()
     }
 
     fn serve(
@@ -128,18 +138,21 @@ impl FrontEnd for NbdFrontEnd {
         ))
     }
 
-    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
-        self.connections.sessions().open(volume);
+    fn publish(&self, volume: &str, settings: &Settings) -> Result<(), ExportError> {
+        self.connections.sessions().open(volume, settings.nbd);
         Ok(())
+    }
+
+    fn narrow(&self, volume: &str, next: &Settings) -> Result<(), ExportError> {
+        let narrowed = self.connections.sessions().narrow(volume, next.nbd);
+        narrowed.map_err(|clients| in_use(volume, &clients))
     }
 
     /// Clients that a withdrawal by force leaves are disconnected when the volume is stopped, see
     /// [`LaneFrontEnd::dismiss`].
     fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
-        self.connections.sessions().close(volume, force).map_err(|clients| {
-            let message = format!("'{volume}' is in use by NBD clients: {}", listed(&clients));
-            ExportError { kind: ExportErrorKind::InUse, message, cause: None }
-        })
+        let closed = self.connections.sessions().close(volume, force);
+        closed.map_err(|clients| in_use(volume, &clients))
     }
 
     fn clients(&self, volume: &str) -> Vec<Client> {

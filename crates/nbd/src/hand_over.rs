@@ -152,11 +152,6 @@ impl Inherited {
         Inherited { clients: Mutex::new(clients), identify, exports }
     }
 
-    /// Returns the exports that the previous program served.
-    pub(crate) fn exports(&self) -> &[String] {
-        &self.exports
-    }
-
     /// Returns those of the previous program's clients that no lane has gone on with, for the next program.
     pub(crate) fn leave(&self) -> Vec<HandedOver> {
         let clients = std::mem::take(&mut *self.clients.lock());

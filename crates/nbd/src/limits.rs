@@ -91,9 +91,9 @@ impl ConnectionCount {
         ConnectionCount { memory, ..ConnectionCount::default() }
     }
 
-    /// Takes clients for these exports alone, and for those that are opened later. Otherwise all exports take clients.
-    pub(crate) fn for_exports(self, exports: &[String]) -> Self {
-        ConnectionCount { sessions: Sessions::of(exports), ..self }
+    /// Takes clients for exports that are opened alone. Otherwise all exports take all clients.
+    pub(crate) fn closed(self) -> Self {
+        ConnectionCount { sessions: Sessions::closed(), ..self }
     }
 
     /// Returns the current number of connections.

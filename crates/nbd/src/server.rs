@@ -27,7 +27,7 @@ use crate::listener::{Listener, is_remote, socket_buffers};
 use crate::outbox;
 use crate::receive::{Ended, receive_requests};
 use crate::send::send_replies;
-use crate::sessions::{InSession, Open};
+use crate::sessions::{InSession, Open, Peer};
 use crate::transmission::Session;
 use crate::wire::records;
 use crate::wire::socket::Socket;
@@ -137,10 +137,8 @@ impl Refusals {
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
-    /// All that is served.
+    /// All that is served; clients see what is in [`Shared::open_to`].
     exports: Rc<dyn Exports>,
-    /// Those that take clients.
-    open: Open,
     limits: Limits,
     count: ConnectionCount,
     memory: Rc<LaneMemory>,
@@ -187,12 +185,10 @@ impl Server {
         count: ConnectionCount,
         inherited: &Arc<Inherited>,
     ) -> Self {
-        let open = Open { exports: exports.clone(), sessions: count.sessions().clone() };
         let shared = Rc::new(Shared {
             lane: lane.clone(),
             ring: ring.clone(),
             exports,
-            open,
             limits: Limits { requests: limits.requests.max(1), ..limits },
             memory: Rc::new(LaneMemory::new(count.memory().clone())),
             count,
@@ -268,7 +264,7 @@ impl Server {
         shared.stopping.set(true);
         clients().iter().for_each(|client| client.dismiss());
         let mut left = shared.left.take();
-        left.push(hand_over::exports(shared.open.names()));
+        left.push(hand_over::exports(shared.open_to(Peer::Own).names()));
         left
     }
 }
@@ -296,7 +292,8 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
     });
     // A server that ends meanwhile does not wait for volumes.
     let ends = || shared.stopping.get() || shared.handing_over.get();
-    inherited.exports_are_back(&shared.lane, &*shared.exports, ends).await;
+    let open = shared.open_to(Peer::Own);
+    inherited.exports_are_back(&shared.lane, &open, ends).await;
     while !shared.stopping.get() && !shared.handing_over.get() {
         let socket = listener.fd();
         let done = accept(&shared, socket.clone()).await;
@@ -344,6 +341,11 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
 }
 
 impl Shared {
+    /// Returns the exports that take a client.
+    fn open_to(&self, peer: Peer) -> Open {
+        Open { exports: self.exports.clone(), sessions: self.count.sessions().clone(), peer }
+    }
+
     /// Leaves a client to the next program.
     fn leave(&self, socket: &Socket, export: String, session: Session, inbox: &Inbox) {
         match socket.duplicate() {
@@ -382,7 +384,9 @@ impl Shared {
 /// other lane.
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     let ends = || shared.stopping.get() || shared.handing_over.get();
-    let next = async || inherited.next(&shared.lane, &*shared.exports, ends).await;
+    // Where an export takes any clients at all, a connection of this process is one.
+    let open = shared.open_to(Peer::Own);
+    let next = async || inherited.next(&shared.lane, &open, ends).await;
     while let Some((client, target)) = next().await {
         let LeftClient { descriptor, export, identity: _, session, received, present } = client;
         let (remote, buffers) = (is_remote(&descriptor), socket_buffers(&descriptor));
@@ -395,7 +399,15 @@ async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
             }
         };
         let client = shared.add(descriptor, Phase::Agreed(export.clone()));
-        let entered = shared.count.sessions().resume(&export, client.socket.descriptor());
+        let entered = shared.count.sessions().enter(&export, client.socket.descriptor());
+        let Some(entered) = entered else {
+            tracing::error!(
+                export,
+                "a client is disconnected: its volume takes it no more; see the setting nbd"
+            );
+            shared.end(&client);
+            continue;
+        };
         let (shared, start) = (shared.clone(), Start { export, target, session });
         shared.lane.clone().spawn(async move {
             let _end = AtEnd(|| shared.end(&client));

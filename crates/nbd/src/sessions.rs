@@ -1,11 +1,12 @@
 //! Which exports take clients, and which clients have them open, over all lanes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use forebay_core::NbdReach;
 use forebay_device::peer_process;
 use forebay_engine::{BlockService, Client, Exports};
 use parking_lot::Mutex;
@@ -18,45 +19,64 @@ pub(crate) struct Sessions(Arc<Mutex<All>>);
 
 #[derive(Debug, Default)]
 struct All {
-    /// The exports that take clients; `None`: all do.
-    open: Option<BTreeSet<String>>,
+    /// The exports that take clients, and which; `None`: all take all.
+    open: Option<BTreeMap<String, NbdReach>>,
     /// In the order in which they began.
     sessions: BTreeMap<u64, (String, Arc<OwnedFd>)>,
     begun: u64,
 }
 
 impl All {
-    fn takes(&self, export: &str) -> bool {
-        self.open.as_ref().is_none_or(|open| open.contains(export))
+    /// Returns which clients an export takes; `None`: none at all.
+    fn reach(&self, export: &str) -> Option<NbdReach> {
+        match &self.open {
+            None => Some(NbdReach::All),
+            Some(open) => open.get(export).copied(),
+        }
     }
 
-    fn add(&mut self, export: &str, socket: &Arc<OwnedFd>) -> u64 {
-        self.begun += 1;
-        self.sessions.insert(self.begun, (export.to_owned(), socket.clone()));
-        self.begun
+    fn takes(&self, export: &str, peer: Peer) -> bool {
+        self.reach(export).is_some_and(|reach| peer.is_in(reach))
     }
 
-    /// Returns the sockets of an export's clients, but for those of this process, which belong to devices of the kernel,
-    /// and those that have hung up or are being disconnected.
+    /// Returns the sockets of an export's clients, but for those of this process and those that have hung up or are
+    /// being disconnected.
     fn clients(&self, export: &str) -> Vec<Arc<OwnedFd>> {
         let own = self.sessions.values().filter(|(opened, _)| opened == export);
         let sockets = own.map(|(_, socket)| socket);
-        sockets.filter(|socket| is_connected(socket) && !is_own(socket)).cloned().collect()
+        let counts = |socket: &&Arc<OwnedFd>| is_connected(socket) && Peer::of(socket) != Peer::Own;
+        sockets.filter(counts).cloned().collect()
     }
 }
 
 impl Sessions {
-    /// Starts with these exports; others take no clients until [`Sessions::open`].
-    pub(crate) fn of(exports: &[String]) -> Self {
-        let open = Some(exports.iter().cloned().collect());
-        Sessions(Arc::new(Mutex::new(All { open, ..All::default() })))
+    /// Starts without exports: they take clients from [`Sessions::open`] on.
+    pub(crate) fn closed() -> Self {
+        Sessions(Arc::new(Mutex::new(All { open: Some(BTreeMap::new()), ..All::default() })))
     }
 
-    /// Has an export take clients.
-    pub(crate) fn open(&self, export: &str) {
+    /// Has an export take clients: these.
+    pub(crate) fn open(&self, export: &str, reach: NbdReach) {
         if let Some(open) = &mut self.0.lock().open {
-            open.insert(export.to_owned());
+            open.insert(export.to_owned(), reach);
         }
+    }
+
+    /// Has an export that takes clients take no more than these, if it has no others.
+    ///
+    /// # Errors
+    /// The others; nothing has changed then.
+    pub(crate) fn narrow(&self, export: &str, next: NbdReach) -> Result<(), Vec<Client>> {
+        let mut all = self.0.lock();
+        let mut clients = all.clients(export);
+        clients.retain(|socket| !Peer::of(socket).is_in(next));
+        if !clients.is_empty() {
+            return Err(clients.iter().map(client).collect());
+        }
+        if let Some(reach) = all.open.as_mut().and_then(|open| open.get_mut(export)) {
+            *reach = narrower(*reach, next);
+        }
+        Ok(())
     }
 
     /// Has an export take no more clients, if it has none or with `force`; those that it has stay.
@@ -81,17 +101,52 @@ impl Sessions {
         sockets.iter().map(client).collect()
     }
 
-    /// Counts a new client, unless its export takes no clients any more.
+    /// Counts a client, new or of the previous program, unless its export does not take it (any more).
     pub(crate) fn enter(&self, export: &str, socket: &Arc<OwnedFd>) -> Option<InSession> {
+        let peer = Peer::of(socket);
         let mut all = self.0.lock();
-        let number = all.takes(export).then(|| all.add(export, socket))?;
+        if !all.takes(export, peer) {
+            return None;
+        }
+        all.begun += 1;
+        let number = all.begun;
+        all.sessions.insert(number, (export.to_owned(), socket.clone()));
         Some(InSession { all: self.clone(), number })
     }
+}
 
-    /// Counts a client of the previous program.
-    pub(crate) fn resume(&self, export: &str, socket: &Arc<OwnedFd>) -> InSession {
-        let number = self.0.lock().add(export, socket);
-        InSession { all: self.clone(), number }
+fn narrower(one: NbdReach, other: NbdReach) -> NbdReach {
+    match (one, other) {
+        (NbdReach::Off, _) | (_, NbdReach::Off) => NbdReach::Off,
+        (NbdReach::Local, _) | (_, NbdReach::Local) => NbdReach::Local,
+        (NbdReach::All, NbdReach::All) => NbdReach::All,
+    }
+}
+
+/// Where the other end of a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// In this process: the front end that hands the connection to the kernel, for a block device.
+    Own,
+    /// At a unix socket.
+    Local,
+    /// At a TCP address, also if that is of this machine.
+    Remote,
+}
+
+impl Peer {
+    /// Returns that of a connected socket.
+    pub(crate) fn of(socket: impl AsFd) -> Self {
+        Peer::from(client(socket))
+    }
+
+    /// Whether an export of this reach takes it.
+    fn is_in(self, reach: NbdReach) -> bool {
+        match self {
+            Peer::Own => true,
+            Peer::Local => reach != NbdReach::Off,
+            Peer::Remote => reach == NbdReach::All,
+        }
     }
 }
 
@@ -108,22 +163,33 @@ impl Drop for InSession {
     }
 }
 
-/// The exports that take clients.
+impl From<Client> for Peer {
+    fn from(client: Client) -> Self {
+        match client {
+            Client::Local { pid: Some(pid) } if pid.get() == std::process::id() => Peer::Own,
+            Client::Local { .. } => Peer::Local,
+            Client::Remote { .. } => Peer::Remote,
+        }
+    }
+}
+
+/// The exports that take a client.
 pub(crate) struct Open {
     pub(crate) exports: Rc<dyn Exports>,
     pub(crate) sessions: Sessions,
+    pub(crate) peer: Peer,
 }
 
 impl Exports for Open {
     fn names(&self) -> Vec<String> {
         let mut names = self.exports.names();
         let all = self.sessions.0.lock();
-        names.retain(|name| all.takes(name));
+        names.retain(|name| all.takes(name, self.peer));
         names
     }
 
     fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
-        let takes = self.sessions.0.lock().takes(name);
+        let takes = self.sessions.0.lock().takes(name, self.peer);
         if takes { self.exports.open(name) } else { None }
     }
 }
@@ -134,11 +200,6 @@ fn is_connected(socket: &OwnedFd) -> bool {
     // What cannot be asked is taken for connected.
     let _ = poll(&mut asked, Some(&Timespec::default()));
     !asked[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
-}
-
-/// Returns whether the client is this process: the front end that hands the connection to the kernel.
-fn is_own(socket: &OwnedFd) -> bool {
-    matches!(client(socket), Client::Local { pid: Some(pid) } if pid.get() == std::process::id())
 }
 
 /// Returns who is at the other end.
@@ -153,6 +214,7 @@ fn client(socket: impl AsFd) -> Client {
 #[cfg(test)]
 mod tests {
     use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::num::NonZeroU32;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -168,18 +230,19 @@ mod tests {
 
     #[test]
     fn an_export_with_clients_is_not_closed_without_force() {
-        let sessions = Sessions::of(&["a".to_owned(), "b".to_owned()]);
+        let sessions = Sessions::closed();
         let (client, socket) = connection();
+        assert!(sessions.enter("a", &socket).is_none(), "nothing is open");
+        sessions.open("a", NbdReach::All);
         let entered = sessions.enter("a", &socket).expect("it takes clients");
         let expected = [Client::Remote { address: client.local_addr().ok() }];
         assert_eq!(sessions.close("a", false), Err(expected.to_vec()));
         assert_eq!(sessions.clients("a"), expected);
         assert!(sessions.enter("a", &socket).is_some(), "a refusal changes nothing");
 
+        sessions.open("b", NbdReach::All);
         assert_eq!((sessions.clients("b"), sessions.close("b", false)), (Vec::new(), Ok(())));
         assert!(sessions.enter("b", &socket).is_none());
-        sessions.open("b");
-        assert!(sessions.enter("b", &socket).is_some());
 
         assert_eq!(sessions.close("a", true), Ok(()));
         assert!(sessions.enter("a", &socket).is_none());
@@ -187,6 +250,61 @@ mod tests {
         drop(entered);
         assert_eq!(sessions.clients("a"), []);
         assert!(sessions.0.lock().sessions.is_empty());
+    }
+
+    #[test]
+    fn an_export_takes_the_clients_in_its_reach_and_is_listed_to_no_others() {
+        let local = |pid| Peer::from(Client::Local { pid: NonZeroU32::new(pid) });
+        let own = local(std::process::id());
+        let peers = [Peer::from(Client::Remote { address: None }), local(0), local(1), own];
+        assert_eq!(peers, [Peer::Remote, Peer::Local, Peer::Local, Peer::Own]);
+        let target: Rc<dyn BlockService> = Rc::new(NullTarget::new(1 << 20, false));
+        let served = Rc::new(ExportList::new(vec![("a".to_owned(), target)]));
+        for (reach, expected) in [
+            (None, [false, false, false, false]),
+            (Some(NbdReach::Off), [false, false, false, true]),
+            (Some(NbdReach::Local), [false, true, true, true]),
+            (Some(NbdReach::All), [true, true, true, true]),
+        ] {
+            let sessions = Sessions::closed();
+            if let Some(reach) = reach {
+                sessions.open("a", reach);
+            }
+            for (peer, expected) in peers.into_iter().zip(expected) {
+                let open = Open { exports: served.clone(), sessions: sessions.clone(), peer };
+                assert_eq!(open.names().len(), usize::from(expected), "{reach:?} {peer:?}");
+                assert_eq!(open.open("a").is_some(), expected, "{reach:?} {peer:?}");
+                assert!(open.open("b").is_none());
+            }
+            let (_client, remote) = connection();
+            assert_eq!(sessions.enter("a", &remote).is_some(), expected[0]);
+            let (_kernel, own) = UnixStream::pair().expect("sockets");
+            assert_eq!(sessions.enter("a", &Arc::new(own.into())).is_some(), expected[3]);
+        }
+    }
+
+    #[test]
+    fn an_export_is_not_narrowed_over_clients_outside_and_not_widened() {
+        let sessions = Sessions::closed();
+        let (client, socket) = connection();
+        sessions.open("a", NbdReach::All);
+        let entered = sessions.enter("a", &socket).expect("it takes clients");
+        let (_kernel, own) = UnixStream::pair().expect("sockets");
+        let _device = sessions.enter("a", &Arc::new(own.into())).expect("it takes clients");
+        let expected = vec![Client::Remote { address: client.local_addr().ok() }];
+        for next in [NbdReach::Local, NbdReach::Off] {
+            assert_eq!(sessions.narrow("a", next), Err(expected.clone()));
+            assert!(sessions.enter("a", &socket).is_some(), "a refusal changes nothing");
+        }
+        assert_eq!(sessions.narrow("a", NbdReach::All), Ok(()));
+        drop(entered);
+        let reaches = [NbdReach::Local, NbdReach::Off, NbdReach::All, NbdReach::Local];
+        for (next, then) in reaches.into_iter().zip([1, 2, 2, 2]) {
+            assert_eq!(sessions.narrow("a", next), Ok(()));
+            assert_eq!(sessions.0.lock().reach("a"), Some(reaches[then - 1]));
+        }
+        assert_eq!(sessions.narrow("b", NbdReach::All), Ok(()));
+        assert_eq!(sessions.0.lock().reach("b"), None, "one that is closed stays so");
     }
 
     #[test]
@@ -213,17 +331,5 @@ mod tests {
         let (_kernel, socket) = UnixStream::pair().expect("sockets");
         let _entered = sessions.enter("a", &Arc::new(socket.into()));
         assert_eq!((sessions.clients("a"), sessions.close("a", false)), (Vec::new(), Ok(())));
-    }
-
-    #[test]
-    fn only_exports_that_take_clients_are_listed_and_found() {
-        let volume = || Rc::new(NullTarget::new(1 << 20, false)) as Rc<dyn BlockService>;
-        let served = ["a", "b"].map(|name| (name.to_owned(), volume()));
-        let exports = Rc::new(ExportList::new(served.to_vec()));
-        let open = Open { exports, sessions: Sessions::of(&["c".to_owned()]) };
-        assert_eq!((open.names(), open.open("b").is_none()), (Vec::new(), true));
-        open.sessions.open("b");
-        assert_eq!((open.names(), open.open("b").is_some()), (vec!["b".to_owned()], true));
-        assert!(open.open("a").is_none() && open.open("c").is_none());
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_core::units::format_size;
 use forebay_core::{
-    Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
+    Admission, Caching, Durability, ExportSet, Laziness, Mode, NbdReach, QuietHours, RamStrategy,
     ReplacementKind, Rotational, SectorSize, WriteDown, parse_size,
 };
 use serde::Serialize;
@@ -214,6 +214,7 @@ word_values!(
     ReplacementKind,
     Durability,
     Laziness,
+    NbdReach,
     RamStrategy,
     Rotational,
     SectorSize,

@@ -17,9 +17,9 @@ impl Serialize for Settings {
 }
 
 impl<'de> Deserialize<'de> for Settings {
-    /// Reads settings; an absent setting has its default.
+    /// Reads settings; an absent one is as in [`Settings::unsaid`].
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut settings = Settings::default();
+        let mut settings = Settings::unsaid();
         Assignments::deserialize(deserializer)?.apply(&mut settings).map_err(D::Error::custom)?;
         Ok(settings)
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_core::{
-    Admission, Caching, Durability, ExportSet, Laziness, Mode, QuietHours, RamStrategy,
+    Admission, Caching, Durability, ExportSet, Laziness, Mode, NbdReach, QuietHours, RamStrategy,
     ReplacementKind, Rotational, SectorSize, WriteDown,
 };
 use serde_json::Value;
@@ -105,6 +105,9 @@ operator {
     export: ExportSet = ExportSet::default(), Volume, Some(52),
         SettingKind::List { words: ExportSet::WORDS },
         "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them); a block device of this machine, by ublk (ublk), FUSE and a loop device (fuse), the kernel's NBD client (nbd-kernel), or the first of these that the host has (auto); a socket for a virtual machine (vhost-user, or vhost-user=PATH).";
+    nbd: NbdReach = NbdReach::Local, Volume, Some(66),
+        SettingKind::Choice { words: NbdReach::WORDS },
+        "Which clients of NBD find the volume: those at unix sockets and at TCP addresses (all), those at unix sockets (local), or none (off), which has no effect on its block devices; all for a volume of a version without this setting.";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen for eviction; shared by all volumes of a cache device.";
@@ -308,6 +311,12 @@ impl Setting {
 }
 
 impl Settings {
+    /// Returns the values that hold where stored settings, or those of another version, say nothing: the defaults, except
+    /// where a volume from before a setting keeps what it had.
+    pub fn unsaid() -> Self {
+        Settings { nbd: NbdReach::All, ..Settings::default() }
+    }
+
     /// Copies the values that the volumes of one cache device share. Returns whether any changed.
     pub fn share(&mut self, other: &Settings) -> bool {
         let before = self.clone();

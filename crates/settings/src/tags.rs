@@ -2,19 +2,19 @@
 
 use crate::table::{INTERNAL, SETTINGS, Setting, Settings};
 
-/// From this tag on, settings at their default are left out: each tag takes space in the volume table,
-/// which many volumes need for the samples of their origins. The defaults of these settings must not
-/// change.
+/// From this tag on, settings that are as [`Settings::unsaid`] are left out: each tag takes space in the volume table,
+/// which many volumes need for the samples of their origins. Their values
+/// there must not change.
 const OMITTED_FROM: u16 = 40;
 
 impl Settings {
     /// Returns the settings without fields of their own in the volume table, by tag.
     pub fn to_tags(&self) -> Vec<(u16, u64)> {
-        let default = Settings::default();
+        let unsaid = Settings::unsaid();
         let all = SETTINGS.iter().chain(INTERNAL);
         let numbers = all.filter_map(|it| Some((it, it.tag?, (it.to_number)(self))));
         let written = numbers.filter(|(setting, tag, number)| {
-            *tag < OMITTED_FROM || *number != (setting.to_number)(&default)
+            *tag < OMITTED_FROM || *number != (setting.to_number)(&unsaid)
         });
         let mut tags: Vec<_> = written.map(|(_, tag, number)| (tag, number)).collect();
         tags.sort_unstable();

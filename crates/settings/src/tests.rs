@@ -1,5 +1,7 @@
 //! The whole table: every row is parsed, checked, encoded and described.
 
+use forebay_core::NbdReach;
+
 use crate::assignments::Assignments;
 use crate::error::SettingError;
 use crate::help::{help_text, json, markdown};
@@ -85,7 +87,7 @@ fn settings_survive_the_volume_table() {
          writeback_gap=12345 quiet_hours=01:00-00:59 commit_interval=250ms admission=ghost:4 \
          write_budget=5T congested_read_threshold=2ms congested_write_threshold=20ms \
          promote=256K ordered=on ram=3G ram_block=512 ram_policy=lru export=fuse \
-         rotational=no")
+         rotational=no nbd=off")
         .expect("good");
     let settings = Settings { version: 7, merge_bytes: 4096, ..settings };
     let mut read = Settings::default();
@@ -102,6 +104,19 @@ fn settings_survive_the_volume_table() {
     }
     read.apply_tags(&[(tag("quiet_hours"), 0), (tag("writeback_depth"), 0)]);
     assert_eq!((read.quiet_hours, read.writeback_depth), (None, 1));
+}
+
+#[test]
+fn a_volume_from_before_a_setting_keeps_what_it_had() {
+    let mut read = Settings::unsaid();
+    read.apply_tags(&[]);
+    assert_eq!((read.nbd, Settings::default().nbd), (NbdReach::All, NbdReach::Local));
+    assert_eq!(serde_json::from_str::<Settings>("{}").expect("good"), Settings::unsaid());
+    for nbd in NbdReach::ALL.iter().copied() {
+        let mut read = Settings::unsaid();
+        read.apply_tags(&Settings { nbd, ..Settings::default() }.to_tags());
+        assert_eq!(read.nbd, nbd, "it is told from one that says nothing");
+    }
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{
-    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd,
+    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd, Settings,
 };
 use forebay_export::errors::check_ending;
 use forebay_export::{Identify, Identity, Notes, Users};
@@ -99,7 +99,7 @@ impl FrontEnd for UblkFrontEnd {
         if able { Ok(()) } else { Err(refused(control, rustix::io::Errno::PERM.into())) }
     }
 
-    fn publish(&self, volume: &str, _: &ExportSet) -> Result<(), ExportError> {
+    fn publish(&self, volume: &str, _: &Settings) -> Result<(), ExportError> {
         if let Some(device) = self.known(volume) {
             if !device.is_lost() {
                 return Ok(());

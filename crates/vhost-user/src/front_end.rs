@@ -9,9 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::{ExportSet, FrontEndKind, NbdReach};
 use forebay_device::ring::{Ring, RingOp};
-use forebay_engine::{Client, ExportError, Exports, FrontEnd, HandedOver, LaneFrontEnd};
+use forebay_engine::{Client, ExportError, Exports, FrontEnd, HandedOver, LaneFrontEnd, Settings};
 use forebay_export::Board;
 use forebay_export::errors::failed;
 use forebay_lane::{Lane, MemoryBudget, either};
@@ -73,7 +73,7 @@ impl FrontEnd for VhostUserFrontEnd {
         Some(FrontEndKind::VhostUser)
     }
 
-    fn describe(&self, volume: &str) -> Vec<String> {
+    fn describe(&self, volume: &str, _: NbdReach) -> Vec<String> {
         let export = self.known(volume).into_iter();
         export.map(|export| format!("vhost-user:{}", export.path().display())).collect()
     }
@@ -105,8 +105,8 @@ impl FrontEnd for VhostUserFrontEnd {
         Box::new(VhostLane { server, board: self.board.clone() })
     }
 
-    fn publish(&self, volume: &str, set: &ExportSet) -> Result<(), ExportError> {
-        let path = self.path(volume, set)?;
+    fn publish(&self, volume: &str, settings: &Settings) -> Result<(), ExportError> {
+        let path = self.path(volume, &settings.export)?;
         if let Some(former) = self.known(volume) {
             if former.path() == path {
                 return Ok(());

@@ -32,7 +32,7 @@ def a_volume_that_clients_have_open_is_neither_stopped_nor_deleted(box):
     port = free_port()
     daemon = Daemon(box)
     daemon.start("--nbd", f"127.0.0.1:{port}")
-    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--set", "nbd=all")
     pid = os.getpid()
     with connected(daemon.nbd) as one, connected(daemon.nbd) as two, connected(("127.0.0.1", port)) as three:
         host, source = three.socket.getsockname()

@@ -309,6 +309,28 @@ def sighup_hands_over_to_the_program_at_the_same_path(box):
 
 
 @test
+def requests_that_come_while_the_daemon_starts_are_one(box):
+    daemon, gone = box.daemon(), box.path("gone")
+    origin = box.file("origin", 64 * MIB)
+    daemon.create("v", box.file("cache", 64 * MIB), origin)
+    daemon.terminate()
+    os.rename(origin, gone)
+    notify = daemon.launch("--device-wait", "1h")
+    wait_for(lambda: attempt(state, daemon) is None, "the admin API answers")
+    for _ in range(100):
+        daemon.process.send_signal(signal.SIGHUP)
+        time.sleep(0.002)
+    names = [path.read_text().strip() for path in pathlib.Path(f"/proc/{daemon.process.pid}/task").glob("*/comm")]
+    check(names.count("reload") <= 1, f"each has a thread of its own: {names}")
+    check_equal(state(daemon)["ready"], False, "whether it is ready without the origin")
+    os.rename(gone, origin)
+    wait_for(lambda: hand_overs(daemon) == 1 and is_ready(daemon), "the next program is ready")
+    notify.close()
+    connect(daemon.uri("v")).pread(4096, 0)
+    check("SIGHUP" not in daemon.log(), "a request was refused")
+
+
+@test
 def signals_during_a_hand_over_are_neither_fatal_nor_lost(box):
     daemon = box.daemon()
     uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB))

@@ -24,7 +24,7 @@ def only_the_networks_of_the_list_are_served(box):
     daemon = Daemon(box)
     tcp = ("--nbd", f"127.0.0.1:{address[1]}")
     daemon.start(*tcp, "--nbd-allow", "127.0.0.2", "--nbd-allow", "127.1.0.0/16")
-    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--set", "nbd=all")
     for source in ("127.0.0.2", "127.1.2.3"):
         with Wire(address, source) as wire:
             wire.greet()
@@ -54,7 +54,7 @@ def a_list_holds_for_both_families_at_one_port(box):
     daemon = Daemon(box)
     # The socket of all interfaces shows clients of IPv4 with addresses of IPv6.
     daemon.start("--nbd", f"[::]:{port}", "--nbd-allow", "127.0.0.2", "--nbd-allow", "::1")
-    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--set", "nbd=all")
     for host, source in (("::1", None), ("127.0.0.1", "127.0.0.2")):
         with Wire((host, port), source) as wire:
             wire.greet()

@@ -80,7 +80,7 @@ class Secured:
         self.address = ("127.0.0.1", self.port)
         self.daemon = Daemon(box)
         self.daemon.start("--nbd", f"127.0.0.1:{self.port}", *options)
-        self.daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+        self.daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--set", "nbd=all")
 
     def uri(self, directory):
         """The URI with the directory of the client's certificates."""
@@ -133,6 +133,21 @@ def nothing_is_told_without_tls(box):
     wire.send_option(STARTTLS)
     check_equal(wire.option_reply()[:2], (STARTTLS, 0x80000001), "the reply of the unix socket")
     check_equal(wire.go("v"), SIZE, "the size by the unix socket")
+
+
+@test
+def a_volume_that_takes_local_clients_only_is_not_found_by_tls(box):
+    authority = Authority(box, "authority")
+    secured = Secured(box, *authority.options("--nbd-tls-client-ca", authority.certificate))
+    secured.daemon.create("local", box.path("cache"), box.file("other", SIZE))
+    with secured.wire() as wire:
+        wire.start_tls(authority.context())
+        wire.send_option(LIST)
+        check_equal((wire.option_reply()[2][4:], wire.option_reply()[1]), (b"v", 1), "the volumes that are listed")
+        wire.send_option(GO, struct.pack(">I", 5) + b"local" + bytes(2))
+        check_equal(wire.option_reply()[:2], (GO, 0x80000006), "the answer about a local volume")
+        check_equal(wire.go("v"), SIZE, "the size of the other one")
+    opened(secured.daemon.nbd, "local")[0].close()
 
 
 @test

@@ -13,7 +13,7 @@ def served(box):
     port = free_port()
     daemon = Daemon(box)
     daemon.start("--nbd", f"127.0.0.1:{port}")
-    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--set", "nbd=all")
     return daemon, ("127.0.0.1", port)
 
 

@@ -354,7 +354,8 @@ fn left_behind(volume: &Definition) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use forebay_core::{ExportSet, FrontEndKind};
+    use forebay_admin::Settings;
+    use forebay_core::FrontEndKind;
 
     use super::*;
     use crate::testing::FakeDevices;
@@ -363,7 +364,7 @@ mod tests {
     fn users_of_a_volume_that_did_not_end_in_order_are_cut_off_and_no_others() {
         let devices = FakeDevices::new(FrontEndKind::Fuse);
         for volume in ["a", "b"] {
-            devices.publish(volume, &ExportSet::default()).expect("free");
+            devices.publish(volume, &Settings::default()).expect("free");
         }
         let item = |words: &[&str]| {
             let label = words.iter().map(|word| (*word).to_owned()).collect();

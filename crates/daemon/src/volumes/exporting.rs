@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use forebay_admin::report::{ClientReport, Transport};
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
-use forebay_core::{ExportSet, FrontEndKind};
+use forebay_core::{ExportSet, FrontEndKind, NbdReach};
 use forebay_engine::{Client, ExportError, ExportErrorKind, ExportedDevice, FrontEnd};
 use forebay_export::{link, users};
 use forebay_threads::{Instant, channel};
 
-use super::{Volumes, is_served};
+use super::Volumes;
 use crate::front_ends::export_error;
 use crate::host_api::Definition;
 use crate::preflight;
@@ -70,7 +70,9 @@ impl Volumes {
     pub(super) fn check_own_exports(&self, volume: &Definition) -> Result<(), ApiError> {
         self.check_own_devices(volume)?;
         self.check_own(volume, |field, device, name| {
-            let uris = self.front_ends.iter().flat_map(|it| it.describe(name.as_str()));
+            // Whichever clients it takes now, it may take others later.
+            let uris =
+                self.front_ends.iter().flat_map(|it| it.describe(name.as_str(), NbdReach::All));
             let files = self.front_ends.iter().filter_map(|it| it.device(name.as_str()));
             uris.into_iter().any(|uri| preflight::is_same_remote(field, device, &uri))
                 || files.into_iter().any(|own| preflight::is_file_of(field, device, &own.path))
@@ -134,7 +136,8 @@ impl Volumes {
         self.host.show(name);
         let set = self.resolved(name, &volume.settings.export);
         let mut all = self.front_ends_of(&set);
-        let result = all.try_for_each(|front_end| front_end.publish(name.as_str(), &set));
+        let result =
+            all.try_for_each(|front_end| front_end.publish(name.as_str(), &volume.settings));
         let mut failures = self.unexported.lock();
         failures.remove(name);
         result.map_err(|error| {
@@ -166,6 +169,16 @@ impl Volumes {
         Ok(())
     }
 
+    /// Has the exports of a volume take no more clients of those that its next settings exclude.
+    ///
+    /// # Errors
+    /// It has such clients; [`Volumes::publish_again`] brings back what is changed.
+    fn narrow(&self, next: &Definition, kept: &ExportSet) -> Result<(), ApiError> {
+        let mut kept = self.front_ends_of(kept);
+        let narrowed = kept.try_for_each(|it| it.narrow(next.name.as_str(), &next.settings));
+        narrowed.map_err(|error| in_use(&error, &next.name, "stop"))
+    }
+
     /// Exports a volume again whose stop or change has failed.
     pub(super) fn publish_again(&self, volume: &Definition) {
         if self.is_served(&volume.name) {
@@ -184,11 +197,13 @@ impl Volumes {
         before: &Definition,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        if volume.settings.export == before.settings.export {
+        let exported = |volume: &Definition| (volume.settings.export.clone(), volume.settings.nbd);
+        if exported(volume) == exported(before) {
             return self.host.set(volume, work);
         }
         let keep = self.resolved(&volume.name, &volume.settings.export);
         self.withdraw(&volume.name, &keep, ("stop", false))
+            .and_then(|()| self.narrow(volume, &keep))
             .inspect_err(|_| self.publish_again(before))?;
         let applied = self.host.set(volume, work);
         let exported = applied.clone().and_then(|()| self.publish(volume));
@@ -271,12 +286,12 @@ impl Volumes {
 
     /// Adds where the volume is exported to its report.
     pub(super) fn report_exports(&self, report: &mut VolumeReport) {
-        if !is_served(report.state) {
+        if !report.state.is_served() {
             return;
         }
         let name = report.name.as_str();
         for front_end in &self.front_ends {
-            let uris = front_end.describe(name);
+            let uris = front_end.describe(name, report.settings.nbd);
             let first = match front_end.kind() {
                 Some(FrontEndKind::Nbd) => &mut report.export.nbd,
                 Some(FrontEndKind::VhostUser) => &mut report.export.vhost_user,

@@ -145,6 +145,57 @@ fn a_device_in_use_keeps_its_volume_as_it_is() {
 }
 
 #[test]
+fn clients_that_a_change_would_exclude_keep_the_volume_as_it_is() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    let nbd = || {
+        let published = *daemon.devices.nbd.lock();
+        let report = daemon.volumes.show(&name(), Count::Fresh).expect("known");
+        (published, report.settings.nbd, report.settings.idle)
+    };
+    let idle = Duration::from_secs(10);
+    assert_eq!(nbd(), (Some(NbdReach::Local), NbdReach::Local, idle), "of a new volume");
+    daemon.set("nbd=all").expect("good");
+    assert_eq!(nbd(), (Some(NbdReach::All), NbdReach::All, idle));
+    daemon.fails(Some("narrow"));
+    let before = daemon.host.asked.lock().len();
+    let refused = daemon.set("nbd=off idle=7s").expect_err("in use");
+    let way_out = "told to fail: narrow; end that first, or 'forebay stop --force v' cuts it off";
+    assert_eq!((refused.kind, &*refused.message), (ErrorKind::Refused, way_out));
+    assert_eq!(nbd(), (Some(NbdReach::All), NbdReach::All, idle));
+    assert_eq!(daemon.host.asked.lock().len(), before, "nothing was set");
+    daemon.fails(None);
+    daemon.host.failing.lock().push("set v".to_owned());
+    daemon.set("nbd=off").expect_err("told to fail");
+    assert_eq!(nbd(), (Some(NbdReach::All), NbdReach::All, idle), "it is exported as before");
+    daemon.host.failing.lock().clear();
+    daemon.set("nbd=off").expect("good");
+    assert_eq!(nbd(), (Some(NbdReach::Off), NbdReach::Off, idle));
+    let Daemon { dir, volumes, .. } = daemon;
+    drop(volumes);
+    let daemon = Daemon::open(dir);
+    daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
+    assert_eq!(*daemon.devices.nbd.lock(), Some(NbdReach::Off));
+}
+
+#[test]
+fn a_volume_of_a_version_without_the_setting_keeps_all_its_clients() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    let Daemon { dir, volumes, .. } = daemon;
+    drop(volumes);
+    let file = dir.path().join("state/state.json");
+    let text = std::fs::read_to_string(&file).expect("there");
+    let mut state: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let settings = &mut state["volumes"][0]["volume"]["settings"];
+    assert_eq!(settings.as_object_mut().expect("an object").remove("nbd"), Some("local".into()));
+    std::fs::write(&file, state.to_string()).expect("writable");
+    let daemon = Daemon::open(dir);
+    daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
+    assert_eq!(*daemon.devices.nbd.lock(), Some(NbdReach::All));
+}
+
+#[test]
 fn what_a_machine_cannot_do_is_refused_before_anything_is_changed() {
     let daemon = Daemon::new();
     daemon.fails(Some("check"));

@@ -126,7 +126,9 @@ pub(crate) fn mode(mode: Mode, caching: Caching) -> String {
 
 /// Returns a setting that has not taken effect yet, because the volume is served.
 pub(crate) fn waits_for_start(report: &VolumeReport) -> Option<&'static str> {
-    report.export.nbd.as_ref()?;
+    if !report.state.is_served() {
+        return None;
+    }
     if report.origin.read_only.is_some_and(|now| now != report.settings.read_only) {
         return Some("read_only");
     }

@@ -1,6 +1,7 @@
 //! `forebay create`: creates a volume, serves it, prints its block device or its NBD URI.
 
-use forebay_admin::{ApiError, Assignments, CreateRequest, Operation, VolumeReport};
+use forebay_admin::{ApiError, Assignments, CreateRequest, DaemonReport, Operation, VolumeReport};
+use forebay_core::NbdReach;
 use forebay_core::units::format_size;
 
 use crate::cli::CreateArgs;
@@ -25,13 +26,30 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     misaligned::warn(&report);
     sparse::warn(&report);
     uevent::announce(&report);
+    if !request.settings.iter().any(|(setting, _)| setting == "nbd") {
+        tell_reach(client, &report);
+    }
     if as_json {
         return json::print(&report);
     }
+    let is_served = report.state.is_served();
     let export = report.export;
     match export.device.or(export.vhost_user).or(export.nbd) {
         Some(uri) => print_line(&uri),
+        None if is_served => Ok(()),
         None => Err(ApiError::failed(format!("volume '{name}' was created, but is not served"))),
+    }
+}
+
+/// Says that clients by TCP do not find the volume although the daemon listens there.
+fn tell_reach(client: &Client, report: &VolumeReport) {
+    let VolumeReport { name, settings, .. } = report;
+    // It is created, whatever the daemon answers. A path has a slash, and a TCP address none.
+    let addresses = client.get::<DaemonReport>("/daemon").map_or(Vec::new(), |daemon| daemon.nbd);
+    if settings.nbd != NbdReach::All && addresses.iter().any(|address| !address.contains('/')) {
+        note(&format!(
+            "clients of NBD by TCP do not find '{name}'; 'forebay set {name} nbd=all' changes that"
+        ));
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_core::{ExportSet, parse_size};
 use forebay_device::RamDevice;
-use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
+use forebay_engine::{Exports, FrontEnd, LaneFrontEnd, Settings};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_vhost_user::VhostUserFrontEnd;
@@ -55,7 +55,9 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     let clock = Arc::new(MonotonicClock::new());
     let thread = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?;
     hear.recv().map_err(|_| other("the server has ended"))??;
-    front_end.publish(VOLUME, &set).map_err(|error| other(error.to_string()))?;
+    front_end
+        .publish(VOLUME, &Settings { export: set, ..Settings::default() })
+        .map_err(|error| other(error.to_string()))?;
     println!("{}", listen.display());
     thread.join()?;
     Ok(())

@@ -7,7 +7,7 @@ use crate::handshake::{Handshake, Progress, Start};
 use crate::inbox::Inbox;
 use crate::limits::Place;
 use crate::listener::{Listener, is_remote, widen};
-use crate::sessions::InSession;
+use crate::sessions::{InSession, Peer};
 
 /// Takes a place for a client that has chosen an export, unless that takes no clients any more.
 fn enter(
@@ -36,11 +36,12 @@ pub(super) async fn agree(
     listener: &Listener,
 ) -> Option<(Start, InSession, Place)> {
     let socket = &*client.socket;
+    let open = shared.open_to(Peer::of(socket.descriptor()));
     let mut replies = Vec::new();
     let mut entered = None;
     let mut handshake = Handshake::new(listener.security(), &mut replies);
     loop {
-        let (consumed, progress) = handshake.advance(inbox.unused(), &shared.open, &mut replies);
+        let (consumed, progress) = handshake.advance(inbox.unused(), &open, &mut replies);
         inbox.consume(consumed);
         if let Progress::Start(start) = &progress {
             // The client holds the target from now on, so `dismiss` must be able to find it by its

@@ -2,6 +2,7 @@
 
 mod clients;
 mod hostile;
+mod reach;
 mod status;
 mod support;
 mod tls;
