@@ -201,7 +201,7 @@ fn handshakes_are_not_done_on_a_lane() {
             }
             false
         });
-        for _ in 0..500 {
+        for _ in 0..20_000 {
             if looks.is_finished() {
                 break;
             }
