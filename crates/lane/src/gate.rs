@@ -1,32 +1,49 @@
 //! Limits on concurrency: one task at a time, or many tasks within one.
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use forebay_core::sync::atomic::{AtomicBool, Ordering};
+use forebay_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::executor::Lane;
+use crate::executor::{Lane, yield_now};
 use crate::notify::Notify;
 
-/// Admits one task at a time, from any lane; the others wait without blocking a thread.
+/// Admits one task at a time, from any lane; the others wait without blocking a thread. A task that enters
+/// again and again lets those of its lane in that wait.
 #[derive(Default)]
 pub struct Gate {
     busy: AtomicBool,
     left: Notify,
+    /// Tasks that wait.
+    waiting: AtomicU32,
+}
+
+/// A task that waits at a gate.
+struct Waiting<'a>(&'a AtomicU32);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicU32) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Gate {
     /// Waits for its turn. Dropping the guard admits the next task.
     pub async fn enter(&self) -> GateGuard<'_> {
-        loop {
-            let left = self.left.listen();
-            if let Some(guard) = self.try_enter() {
-                return guard;
-            }
-            left.await;
+        match self.enter_unless(|| None::<Infallible>).await {
+            Ok(guard) => guard,
+            Err(never) => match never {},
         }
     }
 
@@ -36,13 +53,20 @@ impl Gate {
     /// # Errors
     /// What `over` returned.
     pub async fn enter_unless<T>(&self, over: impl Fn() -> Option<T>) -> Result<GateGuard<'_>, T> {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            // The task that has just left would be in again before those it has woken run.
+            yield_now().await;
+        }
         loop {
             let left = self.left.listen();
             let guard = self.try_enter();
             match (over(), guard) {
                 (Some(over), _) => return Err(over),
                 (None, Some(guard)) => return Ok(guard),
-                (None, None) => left.await,
+                (None, None) => {
+                    let _waiting = Waiting::begin(&self.waiting);
+                    left.await;
+                }
             }
         }
     }
@@ -211,6 +235,26 @@ mod tests {
         while lane.run_ready() {}
         assert_eq!(*ended.borrow(), [Err(5), Err(5)]);
         assert!(gate.try_enter().is_some(), "nobody is left inside");
+    }
+
+    #[test]
+    fn a_task_that_enters_again_and_again_lets_others_in() {
+        let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
+        let (gate, order) = (Rc::new(Gate::default()), Rc::new(RefCell::new(Vec::new())));
+        for (task, turns) in [("first", 100), ("second", 1)] {
+            let (gate, order) = (gate.clone(), order.clone());
+            lane.spawn(async move {
+                for _ in 0..turns {
+                    let _turn = gate.enter().await;
+                    order.borrow_mut().push(task);
+                    yield_now().await;
+                }
+            });
+        }
+        while lane.run_ready() {}
+        let order = order.borrow();
+        let at = order.iter().position(|task| *task == "second").expect("it was in");
+        assert_eq!((order.len(), at), (101, 1));
     }
 
     #[test]

@@ -21,6 +21,10 @@ use crate::executor::{Lane, LaneId, LaneRemote};
 /// starve the devices.
 const ROUNDS: usize = 16;
 
+/// Time after which no further round begins: work in many steps would add them all up to what a client waits
+/// whose request has arrived.
+const ROUNDS_FOR: Duration = Duration::from_micros(500);
+
 /// The system's monotonic clock, starting at 0 when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
@@ -162,12 +166,17 @@ impl LaneLoop {
 
     /// Runs jobs and tasks for a bounded number of rounds. Returns whether there were any.
     fn run_tasks(&self) -> bool {
+        let mut since = None;
         for round in 0..ROUNDS {
             if !self.lane.run_ready() {
                 return round > 0;
             }
             if self.parker.is_some() {
                 forebay_threads::step();
+            }
+            let now = self.lane.now();
+            if now.since(*since.get_or_insert(now)) >= ROUNDS_FOR {
+                break;
             }
         }
         if self.parker.is_some() {

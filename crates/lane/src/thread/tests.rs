@@ -357,3 +357,28 @@ fn a_crash_ends_lanes_with_everything_that_they_hold() {
         assert_eq!(outcome.time, Duration::ZERO);
     }
 }
+
+#[test]
+fn rounds_that_take_long_leave_the_ring_waiting_for_few_of_them() {
+    use forebay_core::ManualClock;
+    for (step, rounds) in [(Duration::ZERO, ROUNDS), (Duration::from_millis(1), 2)] {
+        let clock = Arc::new(ManualClock::default());
+        let own = clock.clone();
+        let setup = move |this: &LaneLoop| {
+            let turns = Rc::new(Cell::new(0));
+            let counted = turns.clone();
+            this.lane().spawn(async move {
+                loop {
+                    own.advance_to(own.now() + step);
+                    counted.set(counted.get() + 1);
+                    crate::executor::yield_now().await;
+                }
+            });
+            assert!(this.run_tasks());
+            assert_eq!(turns.get(), rounds);
+            this.stop();
+        };
+        let lane = LaneThread::spawn("test lane", LaneId(0), clock, LaneOptions::default(), setup);
+        lane.expect("rounds as many as wanted").join().expect("a clean end");
+    }
+}
