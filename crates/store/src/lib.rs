@@ -54,6 +54,7 @@ mod spaces;
 pub mod store;
 pub mod table;
 pub mod team;
+mod turns;
 
 pub use checkpoint::source::CheckpointSource;
 pub use damage::Damage;

@@ -24,6 +24,7 @@ pub(crate) use live::counts_as;
 use starts::RecordStarts;
 
 mod live;
+mod restore;
 mod starts;
 
 /// The state of a segment.
@@ -200,53 +201,6 @@ impl Segments {
         self.state.lock().draining.len() as u32
     }
 
-    /// Restores the lives of segments, in the order in which they were opened; the others are free.
-    pub fn restore_all(
-        &self,
-        lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>,
-    ) {
-        let mut state = self.state.lock();
-        for (segment, snapshot, last_record) in lives {
-            state.opened += 1;
-            let opened = state.opened;
-            self.generations[segment.0 as usize].store(snapshot.generation.0, Ordering::Release);
-            state.lives[segment.0 as usize] = Life {
-                state: snapshot.state,
-                generation: snapshot.generation,
-                opened,
-                on_probation: true,
-                last_record,
-                position: snapshot.position,
-            };
-        }
-        let free = state
-            .lives
-            .iter()
-            .enumerate()
-            .filter(|(_, life)| life.state == SegmentState::Free)
-            .map(|(index, _)| SegmentId(index as u32))
-            .collect();
-        state.free = free;
-    }
-
-    /// Sets the counts of index entries of each segment, after recovery. All content counts as
-    /// durable.
-    pub fn set_live(&self, counts: &[Live]) {
-        for (index, live) in counts.iter().enumerate() {
-            self.counters[index].durable.store(u32::MAX, Ordering::Relaxed);
-            self.live.set(index, *live);
-        }
-    }
-
-    /// Sets the number of held versions in each segment, after recovery.
-    pub(crate) fn set_held(&self, counts: &[u32]) {
-        for (counters, held) in self.counters.iter().zip(counts) {
-            counters.held.store(*held, Ordering::Relaxed);
-        }
-        let with_held = counts.iter().filter(|held| **held > 0).count();
-        self.with_held.store(with_held as u32, Ordering::Relaxed);
-    }
-
     /// Opens a free segment, leaving at least `reserve` others free; the caller fills it. `None`:
     /// there are not enough.
     ///
@@ -361,9 +315,16 @@ impl Segments {
     /// Stores the closed segments that have no RAM image in `into`. They are not as of one instant: other lanes get the lock meanwhile.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
-        for first in (0..self.counters.len()).step_by(LIVES_AT_ONCE) {
+        self.closed_among(0..self.count(), into);
+    }
+
+    /// As [`Segments::closed`], of some segments, behind what is there.
+    pub fn closed_among(&self, among: Range<u32>, into: &mut Vec<SegmentUse>) {
+        let end = among.end.min(self.count()) as usize;
+        for first in (among.start as usize..end).step_by(LIVES_AT_ONCE) {
             let state = self.state.lock();
-            for (index, life) in state.lives.iter().enumerate().skip(first).take(LIVES_AT_ONCE) {
+            let last = (first + LIVES_AT_ONCE).min(end);
+            for (index, life) in state.lives.iter().enumerate().take(last).skip(first) {
                 let counters = &self.counters[index];
                 // Acquire: what was added to the segment while it had an image is seen in its counts.
                 let buffered = counters.buffered.load(Ordering::Acquire) != 0;
@@ -392,7 +353,13 @@ impl Segments {
 
     /// Returns the index entries that point into all segments, and how many of them are kept.
     pub fn all_live(&self) -> (u64, u64) {
-        let live = (0..self.counters.len()).map(|index| self.live.of(index, Ordering::Relaxed));
+        self.live_among(0..self.count())
+    }
+
+    /// As [`Segments::all_live`], of some segments.
+    pub fn live_among(&self, among: Range<u32>) -> (u64, u64) {
+        let indices = among.start as usize..among.end.min(self.count()) as usize;
+        let live = indices.map(|index| self.live.of(index, Ordering::Relaxed));
         live.fold((0, 0), |(blocks, kept), one| {
             (blocks + u64::from(one.blocks), kept + u64::from(one.kept))
         })

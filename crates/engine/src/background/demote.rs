@@ -53,7 +53,7 @@ impl EngineLane {
         let usable = self.cache.usable_blocks();
         let detached = self.cache.detached.dirty();
         let left = usable.saturating_sub(detached);
-        segments.closed(closed);
+        self.closed_segments(closed).await;
         let in_the_way = demoted_dirty(closed).saturating_sub(detached);
         let most = (replacement.kept.most() * left / usable.max(1)).saturating_sub(in_the_way);
         let staying = self.cache.sum_volumes(|it| it.pins.count().max(it.share.kept_for_good()));
@@ -67,7 +67,7 @@ impl EngineLane {
                 self.cache.shares_doubtful.store(shared, Ordering::Relaxed);
                 return;
             }
-            let (_, kept) = segments.all_live();
+            let kept = self.kept_blocks().await;
             let closed_kept: u64 = closed.iter().map(|it| u64::from(it.live.kept)).sum();
             // What is left may be in open segments, pinned or guarded: passing over it gains nothing.
             let doubtful = self.cache.shares_doubtful.load(Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl EngineLane {
                     None => return,
                 },
             }
-            segments.closed(closed);
+            self.closed_segments(closed).await;
         }
     }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{Nanos, SegmentId, VolumeId};
-use forebay_lane::either;
+use forebay_lane::{either, yield_now};
 use forebay_store::segments::{Live, SegmentUse};
 
 use crate::background::demote::ClockHand;
@@ -43,6 +43,9 @@ const REINSERT_WAITING: u32 = 95;
 
 /// The cost of reinserting a block: a read of a SATA SSD, and a part of a large write.
 const REINSERTION_TIME: Duration = Duration::from_micros(35);
+
+/// Segments that are looked at before other tasks of the lane get their turn.
+const SEGMENTS_AT_ONCE: usize = 1 << 15;
 
 /// How long a segment that could not be emptied is left alone.
 const STUCK_FOR: Duration = Duration::from_secs(1);
@@ -225,6 +228,32 @@ impl EngineLane {
             && !volumes.iter().any(gets_some)
     }
 
+    /// Stores the closed segments in `into`, as [`Segments::closed`](forebay_store::segments::Segments::closed) does. Other tasks of the lane get
+    /// their turn meanwhile.
+    pub(crate) async fn closed_segments(&self, into: &mut Vec<SegmentUse>) {
+        let segments = &self.cache.store.segments;
+        into.clear();
+        for first in (0..segments.count()).step_by(SEGMENTS_AT_ONCE) {
+            if first > 0 {
+                yield_now().await;
+            }
+            segments.closed_among(first..first + SEGMENTS_AT_ONCE as u32, into);
+        }
+    }
+
+    /// Returns how many of the blocks in all segments are kept. Other tasks of the lane get their turn meanwhile.
+    pub(crate) async fn kept_blocks(&self) -> u64 {
+        let segments = &self.cache.store.segments;
+        let mut kept = 0;
+        for first in (0..segments.count()).step_by(SEGMENTS_AT_ONCE) {
+            if first > 0 {
+                yield_now().await;
+            }
+            kept += segments.live_among(first..first + SEGMENTS_AT_ONCE as u32).1;
+        }
+        kept
+    }
+
     /// Empties one segment. `false`: none can be taken.
     async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> bool {
         let store = &self.cache.store;
@@ -232,7 +261,7 @@ impl EngineLane {
         self.demote(&replacement, &mut state.hand, &mut state.closed).await;
         let now = self.lane.now();
         state.stuck.retain(|_, stuck| now.since(stuck.since) < STUCK_FOR);
-        store.segments.closed(&mut state.closed);
+        self.closed_segments(&mut state.closed).await;
         let kept = |segment: &SegmentUse| match &replacement.how {
             How::Ranks(_) => segment.live.kept,
             How::Lists(lists) => lists.kept_in(segment.id),

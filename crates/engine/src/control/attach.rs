@@ -2,6 +2,7 @@
 //! before requests and writeback begin.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +25,12 @@ use crate::control::verify::OnVerify;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
 use crate::settings::settings_of;
+use crate::state::dirty_set::DirtySet;
 use crate::state::ledger::{self, Note};
-use crate::state::pins::BlockSet;
 use crate::state::volume::Volume;
+
+/// Ranges of a note that are taken before other tasks of the lane get their turn.
+const RANGES_AT_ONCE: usize = 4096;
 
 /// Returns the identity of an origin that was recognised by it, with the parts that are not known now.
 fn completed(now: Option<Identity>, record: &VolumeRecord) -> Option<Identity> {
@@ -292,13 +296,16 @@ impl EngineLane {
         let store = &self.cache.store;
         let Some(space) = store.space_of(record.id) else { return Ok(()) };
         let (block, alignment) = (store.block_size(), u64::from(record.alignment));
-        let was_dirty = BlockSet::of(note.dirty.iter().map(|range| {
+        let blocks_of = |range: &Range<u64>| {
             block.block_of(range.start + alignment).0
                 ..block.block_of(range.end.max(range.start + 1) - 1 + alignment).0 + 1
-        }));
-        let counts = |block: OriginBlock, entry: &Entry| {
-            entry.dirty && was_dirty.overlaps(&(block.0..block.0 + 1))
         };
+        let mut was_dirty = DirtySet::default();
+        for some in note.dirty.chunks(RANGES_AT_ONCE) {
+            some.iter().for_each(|range| was_dirty.insert_range(blocks_of(range)));
+            yield_now().await;
+        }
+        let counts = |block: OriginBlock, entry: &Entry| entry.dirty && was_dirty.contains(block);
         let (mut kept, mut outlived, mut held) = (0, 0u64, false);
         let mut see = |block, entry: &Entry| match counts(block, entry) {
             true => kept += 1,

@@ -5,12 +5,12 @@
 //! volume's clients do: to journals, directories, tables. How many they are is bounded by the time
 //! that a disk needs to read them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_core::{OriginBlock, SegmentId, Slot};
+use forebay_core::{Generation, OriginBlock, SegmentId, Slot};
 use forebay_device::{IoBuf, Queue};
 use forebay_format::{Body, VolumeRecord};
-use forebay_lane::join_all;
+use forebay_lane::{join_all, yield_now};
 use forebay_store::{Entry, VolumeSpace};
 
 use crate::error::EngineError;
@@ -22,6 +22,8 @@ const REGION: u64 = 64 << 10;
 const BLOCKS: usize = 16;
 /// Segments of the log that are searched, the newest first.
 const SEGMENTS: usize = 24;
+/// Segments that are looked at before other tasks of the lane get their turn.
+const SEGMENTS_AT_ONCE: u32 = 1 << 15;
 /// Reads of the origin in flight.
 const DEPTH: usize = 32;
 /// What every device can read.
@@ -92,10 +94,8 @@ impl EngineLane {
         regions: usize,
     ) -> BTreeMap<u64, Vec<(OriginBlock, Slot)>> {
         let store = &self.cache.store;
-        let mut segments: Vec<SegmentId> = (0..store.segments.count()).map(SegmentId).collect();
-        segments.sort_unstable_by_key(|id| std::cmp::Reverse(store.segments.generation(*id)));
         let mut recent: BTreeMap<u64, Vec<(OriginBlock, Slot)>> = BTreeMap::new();
-        for segment in segments.into_iter().take(SEGMENTS) {
+        for segment in self.newest_segments().await {
             for header in self.record_headers(segment).await.iter().rev() {
                 let Body::Data(entries) = &header.body else { continue };
                 for (number, entry) in entries.iter().enumerate().rev() {
@@ -123,6 +123,25 @@ impl EngineLane {
             }
         }
         recent
+    }
+
+    /// Returns the segments that were opened last, the newest first.
+    async fn newest_segments(&self) -> Vec<SegmentId> {
+        let segments = &self.cache.store.segments;
+        let mut newest: BTreeSet<(Generation, SegmentId)> = BTreeSet::new();
+        for segment in (0..segments.count()).map(SegmentId) {
+            let one = (segments.generation(segment), segment);
+            if newest.len() < SEGMENTS || newest.first().is_some_and(|oldest| *oldest < one) {
+                newest.insert(one);
+                if newest.len() > SEGMENTS {
+                    newest.pop_first();
+                }
+            }
+            if segment.0 % SEGMENTS_AT_ONCE == SEGMENTS_AT_ONCE - 1 {
+                yield_now().await;
+            }
+        }
+        newest.into_iter().rev().map(|(_, segment)| segment).collect()
     }
 
     /// Compares blocks of one region, which are in order. Returns their number, and those that differ.

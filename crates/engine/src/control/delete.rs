@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use forebay_core::Cancelled;
+use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
@@ -83,7 +84,12 @@ impl EngineLane {
             .find(|record| record.name == name)
             .ok_or_else(|| EngineError::no_volume(name))?;
         self.loaded_to_delete(discard_dirty).await?;
-        let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
+        let space = self.cache.store.space_of(record.id);
+        let mut dirty = 0u64;
+        if let Some(space) = &space {
+            let found = |address, _: &Entry| dirty += u64::from(space.block(address).is_some());
+            self.store.visit(|entry| entry.dirty, found).await;
+        }
         let at_risk = |message, obstacle: Obstacle| {
             Err(EngineError::caused(EngineErrorKind::DataAtRisk, message, obstacle))
         };
@@ -100,7 +106,7 @@ impl EngineLane {
             return at_risk(message, Obstacle::Dirty(dirty));
         }
         self.strike(name).await?;
-        if let Some(space) = self.cache.store.space_of(record.id) {
+        if let Some(space) = space {
             self.store.remove_space(&space).await;
         }
         self.cache.detached.remove(record.id);

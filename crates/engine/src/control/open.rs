@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::{Device, Meter};
-use forebay_lane::either;
+use forebay_lane::{either, yield_now};
 use forebay_store::{Entry, RecoveryReport, Store, StoreLane, StoreOptions};
 
 use crate::background;
@@ -38,7 +38,12 @@ impl EngineLane {
         let clock = context.lane.clock().clone();
         let cache = Cache::new(store.store().clone(), policy, clock, meter);
         let held = cache.hold_needed();
-        (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
+        // Nothing changes in the index while these pass over it: no volume is attached, and no other lane has joined.
+        cache.detached.count(&store).await;
+        for shard in 0..cache.store.index.shard_count() {
+            cache.show_cached(shard);
+            yield_now().await;
+        }
         if let Err(over) = held {
             // What recovery has kept of the log may be in the way. It is not needed any more once the index is loaded.
             if store.store().is_loaded() || !store.store().checkpoint_is_outdated() {

@@ -226,18 +226,27 @@ impl Notes<'_> {
             Some(noted) => self.still_dirty(&noted).await,
             None => self.all_dirty().await,
         };
-        let note = Note {
-            cache: self.0.cache.store.uuid(),
-            distrusted: true,
-            exact: true,
-            dirty: volume.ranges_of(&blocks),
-        };
+        let dirty = self.ranges_of(&blocks).await;
+        let cache = self.0.cache.store.uuid();
+        let note = Note { cache, distrusted: true, exact: true, dirty };
         // Barrier for invariants 5, 6 and 9: the note is durable before the origin has anything
         // newer.
         ledger::write(&*ledger, &volume.name, note).await?;
         *volume.noted.lock() = Some(Arc::new(blocks));
         volume.is_noted.store(true, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// As [`Volume::ranges_of`]. Other tasks of the lane get their turn meanwhile.
+    async fn ranges_of(self, blocks: &DirtySet) -> Vec<Range<u64>> {
+        let mut all = Vec::new();
+        for (number, range) in blocks.ranges().enumerate() {
+            all.push(self.0.volume.range_of(range));
+            if number as u64 % LOOK_UPS_AT_ONCE == LOOK_UPS_AT_ONCE - 1 {
+                yield_now().await;
+            }
+        }
+        all
     }
 
     fn is_dirty(self, block: OriginBlock) -> bool {

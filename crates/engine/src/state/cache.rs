@@ -103,7 +103,7 @@ impl Cache {
             replacement_number: AtomicU64::new(0),
             memory: RwLock::new(Memory::new(0, 0, capacity)),
             memory_number: AtomicU64::new(0),
-            detached: Detached::of(&store),
+            detached: Detached::default(),
             counted: Mutex::default(),
             clock,
             meter,

@@ -14,6 +14,14 @@ impl DirtySet {
         self.0.insert(block.0);
     }
 
+    pub(crate) fn insert_range(&mut self, blocks: Range<u64>) {
+        self.0.insert_range(blocks);
+    }
+
+    pub(crate) fn contains(&self, block: OriginBlock) -> bool {
+        self.0.contains(block.0)
+    }
+
     pub(crate) fn remove(&mut self, block: OriginBlock) {
         self.0.remove(block.0);
     }
@@ -56,6 +64,10 @@ mod tests {
         for block in [7, 3, 5, 4, 9, high, high + 1] {
             set.insert(OriginBlock(block));
         }
+        set.insert_range(20..23);
+        assert!([20, 22].map(OriginBlock).iter().all(|block| set.contains(*block)));
+        assert!(!set.contains(OriginBlock(23)));
+        (20..23).for_each(|block| set.remove(OriginBlock(block)));
         set.remove(OriginBlock(9));
         set.remove(OriginBlock(10));
         assert_eq!(set.len(), 6);

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::VolumeId;
-use forebay_store::{Address, Store};
+use forebay_store::{Address, Entry, Store, StoreLane};
 use parking_lot::Mutex;
 
 /// What one volume occupies in the cache, in blocks.
@@ -33,20 +33,16 @@ pub(crate) struct Detached {
 
 impl Detached {
     /// Counts the dirty blocks in a store with no volume attached yet.
-    pub(crate) fn of(store: &Store) -> Self {
-        let detached = Detached::default();
-        let spaces = store.spaces();
+    pub(crate) async fn count(&self, store: &StoreLane) {
+        let spaces = store.store().spaces();
         let mut volumes = HashMap::new();
-        store.index.visit(
-            |entry| entry.dirty,
-            |address, _| {
-                if let Some((space, _)) = spaces.find(address) {
-                    *volumes.entry(space.id).or_default() += 1;
-                }
-            },
-        );
-        detached.change(|own| *own = volumes);
-        detached
+        let found = |address, _: &Entry| {
+            if let Some((space, _)) = spaces.find(address) {
+                *volumes.entry(space.id).or_default() += 1;
+            }
+        };
+        store.visit(|entry| entry.dirty, found).await;
+        self.change(|own| *own = volumes);
     }
 
     fn change(&self, change: impl FnOnce(&mut HashMap<VolumeId, u64>)) {

@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, Mode, Op, OriginBlock};
+use forebay_core::{BlockSize, Mode, Op, OriginBlock, Slot};
 use forebay_device::Device;
-use forebay_engine::{EngineLane, LaneVolume};
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume};
 use forebay_lane::yield_now;
-use forebay_store::StoreOptions;
+use forebay_store::{Check, Entry, StoreOptions};
 use forebay_testkit::{poke, ram};
 
 use crate::world::{Book, World, settings};
@@ -148,4 +148,58 @@ fn marks_of_many_blocks_are_logged_in_turns() {
     assert!(written >= 4 * 6 * 4096 / 2, "{written}");
     let most = neighbour.most.borrow()[0];
     assert!(most <= 6 * 4096, "{most} bytes of marks in one turn");
+}
+
+#[test]
+fn a_cache_counts_what_is_dirty_in_turns() {
+    let Full { world, engine, target: _, cache, .. } = full(Mode::Writeback, |_| true);
+    world.close(&engine).expect("closed");
+    let mut opened_in = Vec::new();
+    for shards in [1, SHARDS] {
+        let world = World::new();
+        let neighbour = Neighbour::beside(&world, || vec![0]);
+        let loaded = StoreOptions { load_later_from: u64::MAX, shards: Some(shards), ..options() };
+        let (engine, _) = world.open_with(&cache, loaded);
+        opened_in.push(neighbour.turns.get());
+        if shards == SHARDS {
+            let before = neighbour.turns.get();
+            let lane = engine.clone();
+            let refused = world.block_on(async move { lane.delete_stopped("data", false).await });
+            assert_eq!(refused.map_err(|error| error.kind), Err(EngineErrorKind::DataAtRisk));
+            let turns = neighbour.turns.get() - before;
+            assert!(turns >= u64::from(SHARDS), "{turns}");
+        }
+        neighbour.ended.set(true);
+    }
+    // Two passes of recovery, one that counts what is dirty, and one for a policy with lists.
+    let more = opened_in[1].saturating_sub(opened_in[0]);
+    assert!(more >= 4 * u64::from(SHARDS - 1), "{opened_in:?}");
+}
+
+#[test]
+fn a_checkpoint_leaves_turns_to_neighbours_on_a_device_without_waits() {
+    let mut closed_in = Vec::new();
+    for entries in [0, 60_000] {
+        let (world, cache, origin) = (World::new(), ram(512), ram(256));
+        world.format(&cache, BlockSize::DEFAULT);
+        let (engine, _) = world.open_with(&cache, options());
+        let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+        let store = engine.cache.store.clone();
+        let space = store.space_of(target.volume().id).expect("a volume");
+        let geometry = store.geometry();
+        let slots = (0..geometry.slot_count()).map(|slot| Slot(slot as u32));
+        let places = slots.filter(|slot| geometry.holds_block(*slot)).skip(1 << 14);
+        for (block, slot) in (0..entries).zip(places) {
+            let entry =
+                Entry { slot, dirty: false, partial: false, rank: 0, check: Check::default() };
+            let address = space.address(OriginBlock(block));
+            store.index.restore(address, entry).expect("room in the index");
+        }
+        let neighbour = Neighbour::beside(&world, || vec![0]);
+        world.close(&engine).expect("closed");
+        neighbour.ended.set(true);
+        closed_in.push(neighbour.turns.get());
+    }
+    // There are 16 KiB of entries in a chunk.
+    assert!(closed_in[1] >= closed_in[0] + 3, "{closed_in:?}");
 }

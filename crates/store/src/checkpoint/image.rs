@@ -7,6 +7,7 @@ use forebay_format::checkpoint::{
     CheckpointRef, CheckpointWriter, ParityPlace, PartialMask, SegmentUse,
 };
 use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLine};
+use forebay_lane::yield_now;
 
 use crate::error::StoreError;
 use crate::index::Address;
@@ -18,7 +19,7 @@ use crate::segments::{SegmentSnapshot, SegmentState};
 use crate::store::Spaces;
 use crate::table::Entry;
 
-/// Entries encoded before other tasks get a chance to run.
+/// Entries encoded at a time. Other tasks get their turn after each chunk.
 const BATCH: usize = 4096;
 
 fn fault(error: CheckpointWriteError) -> StoreError {
@@ -157,6 +158,8 @@ impl<'a> ImageWriter<'a> {
         let written = &self.lane.store().counters.written_bytes;
         written.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         write(self.lane, self.area + chunk.offset, chunk.bytes).await?;
+        // A device that is done at once leaves no turn to others.
+        yield_now().await;
         Ok(true)
     }
 

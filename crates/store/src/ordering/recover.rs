@@ -19,7 +19,7 @@ use std::rc::Rc;
 use forebay_core::{Generation, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::Queue as DeviceQueue;
 use forebay_format::{Body, Geometry, RecordHeader, Uuid, VolumeRecord};
-use forebay_lane::{Lane, concurrently};
+use forebay_lane::{Lane, concurrently, yield_now};
 
 use crate::error::StoreError;
 use crate::index::Index;
@@ -28,7 +28,8 @@ use crate::ordered::queue::{Group, OrderedVersion, Queue};
 use crate::replay::walk_headers;
 use crate::retry;
 use crate::store::VolumeSpace;
-use crate::table::Entry;
+use crate::table::{Check, Entry};
+use crate::turns;
 
 /// A version found in a record.
 struct Found {
@@ -80,21 +81,10 @@ pub(crate) async fn recover(
     if searches.is_empty() {
         return Ok((HashMap::new(), 0));
     }
-    let mut dirty = Vec::new();
-    source.index.visit(|entry| entry.dirty, |address, _| dirty.push(address));
-    let mut any = false;
-    for address in dirty {
-        let Some(found) = source.index.look_up(address, |_| None) else { continue };
-        for search in searches.values_mut() {
-            if let Some(block) = search.space.block(address) {
-                search.dirty.insert(block, (found.entry, found.mask.clone()));
-                any = true;
-            }
-        }
-    }
+    find_dirty(source.index, &mut searches).await;
     let mut read = 0;
     let mut proofs = BTreeMap::new();
-    if any {
+    if searches.values().any(|search| !search.dirty.is_empty()) {
         let shared = Rc::new(RefCell::new((searches, proofs, 0, None)));
         let (queue, geometry, cache) =
             (source.queue.clone(), Rc::new(source.geometry.clone()), source.cache);
@@ -128,11 +118,31 @@ pub(crate) async fn recover(
     for search in searches.values_mut() {
         read += search.drop_torn(lane, &source, &proofs).await?;
     }
-    let queues = searches.into_iter().map(|(id, search)| {
-        let queue = search.into_queue(&proofs, source.sequence);
-        (id, queue)
-    });
-    Ok((queues.collect(), read))
+    let mut queues = HashMap::new();
+    for (id, search) in searches {
+        queues.insert(id, search.into_queue(&proofs, source.sequence).await);
+    }
+    Ok((queues, read))
+}
+
+/// Collects the dirty blocks of the volumes that were in order, one shard of the index after the other.
+async fn find_dirty(index: &Index, searches: &mut BTreeMap<VolumeId, Search>) {
+    let (mut dirty, mut done) = (Vec::new(), 0);
+    for shard in 0..index.shard_count() {
+        index.visit_shard(shard, &mut |entry| entry.dirty, &mut |address, _| {
+            let space = |search: &Search| search.space.block(address);
+            dirty.extend(searches.iter().find_map(|(id, it)| Some((address, *id, space(it)?))));
+        });
+        for (address, id, block) in dirty.drain(..) {
+            if let Some(found) = index.look_up(address, |_| None)
+                && let Some(search) = searches.get_mut(&id)
+            {
+                search.dirty.insert(block, (found.entry, found.mask));
+            }
+            turns::rest(&mut done).await;
+        }
+        yield_now().await;
+    }
 }
 
 /// Collects the versions of a record that an origin may not have yet.
@@ -169,9 +179,11 @@ impl Search {
         source: &Source<'_>,
         proofs: &BTreeMap<RecordNumber, RecordNumber>,
     ) -> Result<u64, StoreError> {
-        self.found.sort_by_key(|found| (found.block, found.record, found.version.sequence));
-        let mut doubtful: Vec<&Found> = Vec::new();
-        let mut read = 0;
+        let order = |found: &Found| (found.block, found.record, found.version.sequence);
+        turns::sort_by_key(&mut self.found, order).await;
+        let mut doubtful: Vec<(Slot, Check, OriginBlock)> = Vec::new();
+        let doubt = |found: &Found| (found.version.slot, found.version.check, found.block);
+        let mut done = 0;
         // The block's versions so far, without those followed by an older version in a later
         // record.
         let mut rising: Vec<&Found> = Vec::new();
@@ -181,66 +193,76 @@ impl Search {
             }
             let older = |before: &mut &Found| before.version.sequence > after.version.sequence;
             while let Some(before) = rising.pop_if(older) {
-                doubtful.push(before);
+                doubtful.push(doubt(before));
             }
             if let Some(before) = rising.last() {
                 let proof = proofs.get(&after.record).copied().unwrap_or(after.record);
                 if before.record == after.record || proof < before.record {
-                    doubtful.push(after);
+                    doubtful.push(doubt(after));
                 }
             }
             rising.push(after);
+            turns::rest(&mut done).await;
         }
         let torn: Rc<RefCell<HashSet<Slot>>> = Rc::default();
-        let work: Vec<_> = doubtful
-            .into_iter()
-            .map(|found| {
-                let (queue, torn) = (source.queue.clone(), torn.clone());
-                let (slot, check, block) = (found.version.slot, found.version.check, found.block);
-                let offset = source.geometry.slot_offset(slot);
-                let (seed, len) = (self.space.seed, source.geometry.block.as_usize());
-                read += len as u64;
-                async move {
-                    // An unreadable version was not torn by a crash; reading it later reports the
-                    // error.
-                    let Ok(payload) = retry::read(&queue, offset, len).await else { return };
-                    if !check.matches(seed.check(block, &payload), 32) {
-                        torn.borrow_mut().insert(slot);
-                    }
+        let (seed, len) = (self.space.seed, source.geometry.block.as_usize());
+        let read = doubtful.len() as u64 * len as u64;
+        let (queue, geometry, into) = (source.queue.clone(), source.geometry.clone(), torn.clone());
+        let work = doubtful.into_iter().map(move |(slot, check, block)| {
+            let (queue, torn, offset) = (queue.clone(), into.clone(), geometry.slot_offset(slot));
+            async move {
+                // An unreadable version was not torn by a crash; reading it later reports the
+                // error.
+                let Ok(payload) = retry::read(&queue, offset, len).await else { return };
+                if !check.matches(seed.check(block, &payload), 32) {
+                    torn.borrow_mut().insert(slot);
                 }
-            })
-            .collect();
-        concurrently(lane, source.reads, work.into_iter()).await;
+            }
+        });
+        concurrently(lane, source.reads, work).await;
         let torn = torn.take();
         self.found.retain(|found| !torn.contains(&found.version.slot));
         Ok(read)
     }
 
-    fn into_queue(self, proofs: &BTreeMap<RecordNumber, RecordNumber>, sequence: u64) -> Queue {
-        let Search { horizon, mut dirty, mut found, .. } = self;
+    async fn into_queue(
+        self,
+        proofs: &BTreeMap<RecordNumber, RecordNumber>,
+        sequence: u64,
+    ) -> Queue {
+        let Search { horizon, dirty, found, .. } = self;
+        let mut done = 0;
         // A block can have older versions beyond the horizon only if its newest one is beyond it.
         // Versions newer than that were torn in an earlier crash and never took effect.
-        let newest: HashMap<OriginBlock, (RecordNumber, u64)> = found
-            .iter()
-            .filter(|it| {
-                dirty.get(&it.block).is_some_and(|(entry, _)| entry.slot == it.version.slot)
-            })
-            .map(|it| (it.block, (it.record, it.version.sequence)))
-            .collect();
-        found.retain(|it| {
-            newest.get(&it.block).is_some_and(|(_, sequence)| it.version.sequence <= *sequence)
-        });
-        dirty.retain(|block, _| newest.get(block).is_none_or(|it| it.0 <= horizon.record));
-        found.sort_by_key(|found| (found.record, found.version.sequence));
-        let mut groups = Vec::new();
-        if !dirty.is_empty() {
-            // The origin has these already, or could not receive them: when they are written does
-            // not matter.
-            let mut base = Group::through(horizon);
-            for (block, (entry, mask)) in dirty {
+        let mut newest: HashMap<OriginBlock, (RecordNumber, u64)> = HashMap::new();
+        for it in &found {
+            if dirty.get(&it.block).is_some_and(|(entry, _)| entry.slot == it.version.slot) {
+                newest.insert(it.block, (it.record, it.version.sequence));
+            }
+            turns::rest(&mut done).await;
+        }
+        let mut in_effect = Vec::new();
+        for it in found {
+            let newest = newest.get(&it.block);
+            if newest.is_some_and(|(_, sequence)| it.version.sequence <= *sequence) {
+                in_effect.push(it);
+            }
+            turns::rest(&mut done).await;
+        }
+        let mut found = in_effect;
+        turns::sort_by_key(&mut found, |found| (found.record, found.version.sequence)).await;
+        // The origin has these already, or could not receive them: when they are written does not
+        // matter.
+        let mut base = Group::through(horizon);
+        for (block, (entry, mask)) in dirty {
+            if newest.get(&block).is_none_or(|it| it.0 <= horizon.record) {
                 let (check, mask) = (entry.check, mask.map(Box::new));
                 base.add(block, OrderedVersion { slot: entry.slot, check, mask, sequence: 0 });
             }
+            turns::rest(&mut done).await;
+        }
+        let mut groups = Vec::new();
+        if !base.versions.is_empty() {
             groups.push(base);
         }
         let mut kept = Vec::new();
@@ -249,6 +271,7 @@ impl Search {
         // The first record of the group, and the slot of the version that opened it.
         let (mut first, mut opener) = (None::<RecordNumber>, Slot(0));
         for Found { record, block, version } in found {
+            turns::rest(&mut done).await;
             if let Some(newer) = highest.get(&block)
                 && newer.sequence > version.sequence
             {
@@ -284,9 +307,9 @@ impl Search {
 #[cfg(test)]
 mod tests {
     use forebay_format::CheckSeed;
+    use forebay_testkit::LaneWorld;
 
     use super::*;
-    use crate::table::Check;
 
     /// Makes a queue from versions as (record, block, sequence), each in the slot of its sequence,
     /// and from records with their `durable_through`. The version of each block listed in `newest`
@@ -320,7 +343,7 @@ mod tests {
         let horizon = Horizon { sequence: horizon.0, record: RecordNumber(horizon.1) };
         let search =
             Search { space, horizon, dirty: dirty.collect(), found: found.rev().collect() };
-        search.into_queue(&proofs, 99)
+        LaneWorld::new().block_on(async move { search.into_queue(&proofs, 99).await })
     }
 
     /// Writes and settles all groups; returns the blocks and sequences of each.

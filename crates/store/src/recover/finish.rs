@@ -28,6 +28,7 @@ use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::spaces::Ranges;
 use crate::store::Store;
 use crate::table::Entry;
+use crate::turns;
 
 /// The parts of a store that recovery restores.
 pub(super) struct Parts {
@@ -54,6 +55,7 @@ impl Opening<'_> {
         let geometry = &self.superblock.geometry;
         let Replayed { index, replay, image, segments, next, accepted } = found;
         let held = held_by(geometry, &queues);
+        yield_now().await;
         let ordered = Ordered::new(queues, &self.options.memory)
             .map_err(|over| refused(&self.device, over))?;
         let live = live_in(geometry, &index).await;
@@ -64,16 +66,20 @@ impl Opening<'_> {
         };
         let lanes = self.options.lanes;
         let segments = match &image.later {
-            Some(_) => restored(lanes, next.generation, segments, &replay, &live, |it| !it.in_use),
+            Some(_) => {
+                restored(lanes, next.generation, segments, &replay, &live, |it| !it.in_use).await
+            }
             None => {
                 let is_empty = |it: &FoundSegment| {
                     let number = it.segment.0 as usize;
                     live[number].blocks == 0 && held.get(number).is_none_or(|held| *held == 0)
                 };
-                restored(lanes, next.generation, segments, &replay, &live, is_empty)
+                restored(lanes, next.generation, segments, &replay, &live, is_empty).await
             }
         };
+        yield_now().await;
         segments.set_held(&held);
+        yield_now().await;
         let loading = match image.later {
             Some(later) => {
                 // What is appended before the next checkpoint has to be replayed after a crash.
@@ -212,7 +218,7 @@ async fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
 }
 
 /// Restores the segments in the order of their generations.
-fn restored(
+async fn restored(
     lanes: usize,
     next_generation: Generation,
     mut found: Vec<FoundSegment>,
@@ -220,14 +226,23 @@ fn restored(
     live: &[Live],
     is_free: impl Fn(&FoundSegment) -> bool,
 ) -> Segments {
-    found.sort_by_key(|it| it.generation);
+    turns::sort_by_key(&mut found, |it| it.generation).await;
     let segments = Segments::new(live.len() as u32, lanes, next_generation);
-    segments.restore_all(found.into_iter().map(|it| {
-        let FoundSegment { segment, generation, .. } = it;
-        let state = if is_free(&it) { SegmentState::Free } else { SegmentState::Closed };
-        let end = replay.end_of(segment).unwrap_or(End { position: it.position, ..End::default() });
-        (segment, SegmentSnapshot { generation, state, position: end.position }, end.number)
-    }));
+    yield_now().await;
+    let mut found = found.into_iter();
+    while !found.as_slice().is_empty() {
+        segments.restore(found.by_ref().take(turns::AT_ONCE).map(|it| {
+            let FoundSegment { segment, generation, .. } = it;
+            let state = if is_free(&it) { SegmentState::Free } else { SegmentState::Closed };
+            let end =
+                replay.end_of(segment).unwrap_or(End { position: it.position, ..End::default() });
+            (segment, SegmentSnapshot { generation, state, position: end.position }, end.number)
+        }));
+        yield_now().await;
+    }
+    segments.restored();
+    yield_now().await;
     segments.set_live(live);
+    yield_now().await;
     segments
 }

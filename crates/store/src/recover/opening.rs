@@ -30,6 +30,7 @@ use crate::roots::{Roots, read_roots, refused};
 use crate::spaces::{self, VolumeSpace};
 use crate::table::{Entry, Geometry as TableGeometry};
 use crate::team::Team;
+use crate::turns;
 
 /// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
 /// assigned, but fewer than this: their records were in memory.
@@ -184,7 +185,7 @@ impl<'a> Opening<'a> {
         let clean = self.report.clean;
         let mut image =
             image::load_later(&self.source(), chunks, clean, &index, &mut replay).await?;
-        let mut segments = self.choose_walks(&image, &mut replay);
+        let mut segments = self.choose_walks(&image, &mut replay).await;
         // Another recovery must be able to hold what is written meanwhile.
         let geometry = &self.superblock.geometry;
         let most = 2 * self.options.checkpoint_due(geometry) / geometry.segment_bytes;
@@ -192,7 +193,9 @@ impl<'a> Opening<'a> {
             return Ok(Err("the log is too long"));
         }
         let mut replay = self.walk(replay).await?;
+        yield_now().await;
         let next = self.next(&replay, &segments, &image);
+        yield_now().await;
         let accepted = replay.accepted(&next);
         if replay.lost().is_some() || !replay.has_read_all() {
             return Ok(Err("the log is damaged"));
@@ -218,11 +221,13 @@ impl<'a> Opening<'a> {
             }
         });
         loaded.map_err(|unfit| unfit.of("the log"))?;
+        yield_now().await;
         if let Some(later) = &mut image.later {
             let reopened = image.reopened.iter().map(Option::is_some);
             later.segments = segments.iter().zip(reopened).map(meaning).collect();
             later.changes = Mutex::new((!clean).then(|| Arc::new(changes)));
         }
+        yield_now().await;
         self.report_log(&replay, &image);
         let accepted = (!clean).then_some(accepted);
         Ok(Ok(Replayed { index, replay, image, segments, next, accepted }))
@@ -292,7 +297,7 @@ impl<'a> Opening<'a> {
     /// Phase 4: applies the records after the checkpoint's base.
     async fn replay(&mut self, loaded: Loaded) -> Result<Replayed, StoreError> {
         let Loaded { index, mut replay, image } = loaded;
-        let segments = self.choose_walks(&image, &mut replay);
+        let segments = self.choose_walks(&image, &mut replay).await;
         let parts = if image.rebuilt { self.parts_of_log() } else { 1 };
         let mut others: Vec<Replay> = (1..parts).map(|_| replay.again()).collect();
         for (number, part) in std::iter::once(&mut replay).chain(&mut others).enumerate() {
@@ -364,8 +369,8 @@ impl<'a> Opening<'a> {
     }
 
     /// Registers with the replay the segments that have records after the checkpoint.
-    fn choose_walks(&self, image: &Image, replay: &mut Replay) -> Vec<FoundSegment> {
-        let segment_of = |(number, line): (usize, &forebay_format::SegmentState)| {
+    async fn choose_walks(&self, image: &Image, replay: &mut Replay) -> Vec<FoundSegment> {
+        let mut segment_of = |(number, line): (usize, &forebay_format::SegmentState)| {
             let segment = SegmentId(number as u32);
             let walk = match image.reopened.get(number).copied().flatten() {
                 // The first header may be damaged, and later ones intact.
@@ -383,7 +388,12 @@ impl<'a> Opening<'a> {
             let (position, walked) = (line.write_position, walk.is_some());
             FoundSegment { segment, generation, position, walked, in_use }
         };
-        image.lines.iter().enumerate().map(segment_of).collect()
+        let (mut found, mut done) = (Vec::with_capacity(image.lines.len()), 0);
+        for line in image.lines.iter().enumerate() {
+            found.push(segment_of(line));
+            turns::rest(&mut done).await;
+        }
+        found
     }
 
     /// Drops clean copies that may be superseded by a lost record, or by one that a failed device

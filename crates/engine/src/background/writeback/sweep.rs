@@ -121,20 +121,21 @@ impl Sweep {
         let end = window.blocks.end.0.min(volume.space.blocks);
         let ranges: Vec<Range<u64>> = volume.dirty.parts(start..end).collect();
         let numbers: u64 = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
-        let mut parts = if numbers.saturating_mul(PASSED_PER_LOOK_UP) < index.len() {
+        let parts = if numbers.saturating_mul(PASSED_PER_LOOK_UP) < index.len() {
             vec![dirty_by_look_up(view, ranges).await]
         } else {
             dirty_by_passing(view, start..end, window.expected).await
         };
-        for part in &mut parts {
+        self.blocks = Vec::with_capacity(parts.iter().map(Vec::len).sum());
+        for mut part in parts {
             part.sort_unstable();
             part.dedup();
             if volume.bad_count() > 0 {
                 part.retain(|block| !volume.is_given_up(*block));
             }
+            self.blocks.append(&mut part);
             forebay_lane::yield_now().await;
         }
-        self.blocks = parts.concat();
         self.taken = 0;
         self.collected = view.now();
         self.good_for = GOOD_FOR.max(self.collected.since(started) * GOOD_FOR_PASSES);
