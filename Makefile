@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install package package-test test fault-test elsewhere-test vm-test cluster-test demo web-test flame-graphs soak fuzz sanitize mutants bench clean
+.PHONY: help deps build install package package-test test fault-test elsewhere-test vm-test cluster-test demo web-test flame-graphs soak fuzz sanitize mutants bench bench-commands clean
 
 # Where rustup puts cargo, should 'make deps' install it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -56,6 +56,10 @@ mutants: deps ## mutants of the core that no test notices (SHARD=K/N)
 
 bench: deps ## measure every goal, in three quarters of an hour (PAIRS); the page is target/goals/README.md
 	@scripts/goals
+
+bench-commands: deps ## commands on a cache of terabytes (SIZE, BLOCK): holds of the lane, neighbours, memory
+	@cargo build --quiet --release -p forebay-lab
+	@MALLOC_MMAP_THRESHOLD_=65536 $${CARGO_TARGET_DIR:-target}/release/forebay-lab commands --size $(or $(SIZE),1T) --block $(or $(BLOCK),4K)
 
 package: deps ## a Debian package, in target/package
 	@scripts/package

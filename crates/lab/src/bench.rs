@@ -9,6 +9,7 @@
 
 pub(crate) mod amplification;
 pub(crate) mod block;
+pub(crate) mod commands;
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod engine;

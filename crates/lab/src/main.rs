@@ -38,7 +38,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
-use bench::{amplification, block, engine, memory, observing, recovery};
+use bench::{amplification, block, commands, engine, memory, observing, recovery};
 use experiments::{curve, policies, remote, replay, seeds, whatif, writeback};
 use real::{peers, run};
 
@@ -81,6 +81,8 @@ enum Command {
     Run(run::Args),
     /// Time to open a cache after a crash
     Recovery(recovery::Args),
+    /// Commands on a cache of terabytes: time, holds of the lane, requests of neighbours, memory
+    Commands(commands::Args),
     /// The experiments of five published reports, in virtual time, or scaled down in real time
     Seeds(seeds::Args),
     /// Miss ratios of replacement policies on a trace
@@ -118,6 +120,7 @@ fn main() -> ExitCode {
         Command::Observing(args) => observing::run(&args, json),
         Command::Run(args) => run::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
+        Command::Commands(args) => commands::run(&args, json),
         Command::Seeds(args) => seeds::run(&args, json),
         Command::Policies(args) => policies::run(&args, json),
         Command::Curve(args) => curve::run(&args, json),

@@ -1,10 +1,13 @@
 //! Devices for measurements: one that counts what is written to another, one that keeps repetitive
-//! pages in a few bytes, so that large caches fit into RAM, and one that copies beside the lanes.
+//! pages in a few bytes, so that large caches fit into RAM, one that makes up what was never written, and one
+//! that copies beside the lanes.
 
 mod dma;
+mod made;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +20,7 @@ use forebay_device::{
 use parking_lot::RwLock;
 
 pub(crate) use dma::DmaDevice;
+pub(crate) use made::{Behind, MadeDevice};
 
 const PAGE: usize = 4096;
 
@@ -117,6 +121,20 @@ impl DeviceQueue for CountingQueue {
     }
 }
 
+/// What a device holds, by pages.
+trait Content: Send + Sync + 'static {
+    /// Reads a part of a page, from its byte `at` on.
+    fn read(&self, page: usize, at: usize, into: &mut [u8]);
+
+    /// Writes a part of a page.
+    fn write(&mut self, page: usize, at: usize, data: &[u8]);
+
+    /// Writes zeroes to whole pages.
+    fn zero(&mut self, pages: Range<usize>) {
+        pages.for_each(|page| self.write(page, 0, &[0; PAGE]));
+    }
+}
+
 /// What a page of a [`SparseDevice`] holds.
 #[derive(Clone)]
 enum Page {
@@ -141,16 +159,6 @@ struct Pages {
 const FIRST_KEPT: u32 = 1 << 20;
 
 impl Pages {
-    fn read(&self, page: usize, at: usize, into: &mut [u8]) {
-        let number = self.numbers[page];
-        let kept = number.checked_sub(FIRST_KEPT).map(|kept| &self.kept[kept as usize]);
-        match kept {
-            Some(Page::Kept(bytes)) => into.copy_from_slice(&bytes[at..at + into.len()]),
-            Some(Page::Repeated(pattern)) => repeat(*pattern, into),
-            None => repeat(self.patterns[number as usize], into),
-        }
-    }
-
     /// The pattern of these bytes, if they are one, and its number, while there are few patterns.
     fn pattern(&mut self, bytes: &[u8]) -> Option<u32> {
         let pattern = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
@@ -164,6 +172,18 @@ impl Pages {
         self.patterns.push(pattern);
         self.known.insert(pattern, number);
         Some(number)
+    }
+}
+
+impl Content for Pages {
+    fn read(&self, page: usize, at: usize, into: &mut [u8]) {
+        let number = self.numbers[page];
+        let kept = number.checked_sub(FIRST_KEPT).map(|kept| &self.kept[kept as usize]);
+        match kept {
+            Some(Page::Kept(bytes)) => into.copy_from_slice(&bytes[at..at + into.len()]),
+            Some(Page::Repeated(pattern)) => repeat(*pattern, into),
+            None => repeat(self.patterns[number as usize], into),
+        }
     }
 
     fn write(&mut self, page: usize, at: usize, data: &[u8]) {
@@ -281,25 +301,35 @@ impl Device for SparseDevice {
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(Rc::new(SparseQueue {
-            name: self.name.as_str().into(),
-            size: self.size,
-            pages: self.pages.clone(),
-            next: Cell::new(0),
-            done: RefCell::default(),
-        }))
+        Ok(SparseQueue::open(&self.name, self.size, &self.pages, true))
     }
 }
 
-struct SparseQueue {
+struct SparseQueue<C> {
     name: Arc<str>,
     size: u64,
-    pages: Arc<RwLock<Pages>>,
+    pages: Arc<RwLock<C>>,
+    /// Whether operations end at once. Those of a disk end after another turn of the lane.
+    at_once: bool,
     next: Cell<u64>,
     done: RefCell<HashMap<u64, DeviceDone>>,
+    /// Operations that nobody has asked for yet.
+    fresh: RefCell<HashSet<u64>>,
 }
 
-impl SparseQueue {
+impl<C: Content> SparseQueue<C> {
+    fn open(name: &str, size: u64, pages: &Arc<RwLock<C>>, at_once: bool) -> Rc<dyn DeviceQueue> {
+        Rc::new(SparseQueue {
+            name: name.into(),
+            size,
+            pages: pages.clone(),
+            at_once,
+            next: Cell::new(0),
+            done: RefCell::default(),
+            fresh: RefCell::default(),
+        })
+    }
+
     fn error(&self, what: &'static str, offset: u64, cause: &str) -> DeviceError {
         DeviceError {
             kind: DeviceErrorKind::Invalid,
@@ -340,15 +370,27 @@ impl SparseQueue {
     fn zero(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.check("write zeroes", offset, len)?;
         let mut pages = self.pages.write();
-        for (page, at, range) in parts(offset, len as usize) {
-            pages.write(page, at, &[0; PAGE][..range.len()]);
+        let (start, end) = (offset as usize, (offset + len) as usize);
+        let whole = start.next_multiple_of(PAGE)..end / PAGE * PAGE;
+        if whole.start >= whole.end {
+            for (page, at, range) in parts(offset, len as usize) {
+                pages.write(page, at, &[0; PAGE][..range.len()]);
+            }
+            return Ok(());
+        }
+        if start < whole.start {
+            pages.write(start / PAGE, start % PAGE, &[0; PAGE][..whole.start - start]);
+        }
+        pages.zero(whole.start / PAGE..whole.end / PAGE);
+        if whole.end < end {
+            pages.write(end / PAGE, 0, &[0; PAGE][..end - whole.end]);
         }
         Ok(())
     }
 }
 
 /// The pages of a range: number, first byte in the page, bytes within the range.
-fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done >= len {
@@ -362,7 +404,7 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, std::op
     })
 }
 
-impl DeviceQueue for SparseQueue {
+impl<C: Content> DeviceQueue for SparseQueue<C> {
     fn start(&self, op: DeviceOp) -> OpId {
         let done = match op {
             DeviceOp::Read { offset, mut buf } => {
@@ -387,10 +429,17 @@ impl DeviceQueue for SparseQueue {
         let id = self.next.get();
         self.next.set(id + 1);
         self.done.borrow_mut().insert(id, done);
+        if !self.at_once {
+            self.fresh.borrow_mut().insert(id);
+        }
         OpId(id)
     }
 
-    fn poll_op(&self, id: OpId, _context: &mut Context<'_>) -> Poll<DeviceDone> {
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        if self.fresh.borrow_mut().remove(&id.0) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let done = self.done.borrow_mut().remove(&id.0);
         Poll::Ready(done.unwrap_or_else(|| DeviceDone {
             result: Err(self.error("poll", 0, "there is no such operation on this queue")),
@@ -400,14 +449,15 @@ impl DeviceQueue for SparseQueue {
 
     fn forget(&self, id: OpId) {
         self.done.borrow_mut().remove(&id.0);
+        self.fresh.borrow_mut().remove(&id.0);
     }
 
     fn reads_now(&self) -> bool {
-        true
+        self.at_once
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
-        Some(self.read(offset, into))
+        self.at_once.then(|| self.read(offset, into))
     }
 }
 

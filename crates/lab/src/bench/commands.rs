@@ -1,0 +1,164 @@
+//! `forebay-lab commands`: what the commands of an operator cost on a cache of terabytes.
+//!
+//! 90 % of the cache is full and 30 % of that dirty. Its blocks are not written: see [`image`]. Each command runs on a lane
+//! that also serves two clients, of another volume of the same cache and of a volume on a cache of its own. Measured
+//! are the time, how long the lane is held at most, the clients' longest requests, and memory.
+
+mod image;
+mod stage;
+mod verbs;
+mod watch;
+
+use clap::ValueEnum;
+use forebay_core::units::format_size;
+use forebay_core::{BlockSize, parse_size};
+use serde::Serialize;
+
+use crate::error::{LabResult, usage};
+use crate::output::{Goal, Table, print_json};
+use stage::Image;
+use watch::Took;
+
+/// The longest hold of a lane, in milliseconds.
+const HOLD: f64 = 10.0;
+
+/// The longest request of a neighbour, in milliseconds.
+const REQUEST: f64 = 100.0;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Size of the cache, as 1T. A block takes nearly 20 bytes of RAM: 236 million of 4 KiB are in 1 TiB
+    #[arg(long, default_value = "64G")]
+    size: String,
+    /// Size of a block, as 4K
+    #[arg(long, default_value = "4K")]
+    block: String,
+    /// Blocks that were written between the last checkpoint and a crash, as bytes
+    #[arg(long, default_value = "4G")]
+    log: String,
+    /// Only these
+    #[arg(long, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
+    only: Vec<Part>,
+}
+
+/// Commands that are measured one after the other on one copy of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// Start after an orderly stop, show, flush, stop, start again, hand-over
+    Orderly,
+    /// Start after a crash
+    Crash,
+    /// Start on an origin that was written elsewhere
+    Changed,
+    /// Evict half of the blocks, drop the others
+    Drop,
+    /// Delete a volume that runs
+    Delete,
+    /// Delete one that is stopped
+    DeleteStopped,
+    /// Check the device
+    Check,
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str(&crate::output::name_of(*self))
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    command: &'static str,
+    #[serde(flatten)]
+    took: Took,
+    goal_of_hold: Goal,
+    goal_of_requests: Goal,
+}
+
+impl Row {
+    fn new(command: &'static str, took: Took) -> Self {
+        let longest = took.read_ms.max(took.write_ms).max(took.flush_ms);
+        let goal_of_hold = Goal::at_most(HOLD, took.hold_ms);
+        Row { command, goal_of_hold, goal_of_requests: Goal::at_most(REQUEST, longest), took }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    cache_bytes: u64,
+    block_bytes: u64,
+    log_bytes: u64,
+    blocks: u64,
+    rows: Vec<Row>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let parsed = |size: &str| parse_size(size).map_err(|error| usage(error.to_string()));
+    let cache_bytes = parsed(&args.size)?.next_multiple_of(4 << 20).max(1 << 30);
+    let block = BlockSize::new(parsed(&args.block)?)
+        .ok_or_else(|| usage("--block: choose a power of two from 2K to 1M"))?;
+    let log_bytes = parsed(&args.log)?;
+    if log_bytes > cache_bytes / 20 {
+        return Err(usage(format!("--log: at most {}", format_size(cache_bytes / 20))));
+    }
+    let image = Image::make(cache_bytes, block)?;
+    let mut report = Report {
+        cache_bytes,
+        block_bytes: block.bytes(),
+        log_bytes,
+        blocks: image.blocks,
+        rows: Vec::new(),
+    };
+    for part in &args.only {
+        let rows = match part {
+            Part::Orderly => verbs::orderly(&image),
+            Part::Crash => verbs::crash(&image, log_bytes),
+            Part::Changed => verbs::changed(&image),
+            Part::Drop => verbs::drop_clean(&image),
+            Part::Delete => verbs::delete(&image),
+            Part::DeleteStopped => verbs::delete_stopped(&image),
+            Part::Check => verbs::check(&image),
+        }?;
+        let rows: Vec<Row> =
+            rows.into_iter().map(|(command, took)| Row::new(command, took)).collect();
+        if !json {
+            rows.iter().for_each(|row| eprintln!("{}", line(row).join("  ")));
+        }
+        report.rows.extend(rows);
+    }
+    if json { print_json(&report) } else { print(&report) }
+}
+
+fn line(row: &Row) -> [String; 10] {
+    let ms = |ms: f64| format!("{ms:.1}");
+    let took = &row.took;
+    [
+        row.command.to_owned(),
+        format!("{:.2}", took.wall_ms / 1e3),
+        format!("{:.2}", took.cpu_ms / 1e3),
+        ms(took.turn_ms),
+        ms(took.hold_ms),
+        row.goal_of_hold.show("<=", 0),
+        ms(took.read_ms),
+        ms(took.write_ms),
+        ms(took.flush_ms),
+        format_size(took.grown_bytes),
+    ]
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    println!(
+        "cache of {}, blocks of {}: {} cached, 30 % of them dirty; {} written before the crash",
+        format_size(report.cache_bytes),
+        format_size(report.block_bytes),
+        report.blocks,
+        format_size(report.log_bytes)
+    );
+    let mut table = Table::new(
+        "COMMAND | TIME s | CPU s | TURN ms | HOLD ms | GOAL | READ ms | WRITE ms | FLUSH ms | PROCESS GREW",
+    );
+    report.rows.iter().for_each(|row| table.row(line(row)));
+    print!("{}", table.render());
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! A device of any size that makes up what was never written to it: a function gives the pages of metadata, and the
+//! rest is zeroes. Of what is written only pages that are not the same eight bytes again and again take memory. As with a disk, the
+//! lane gets to its other tasks before an operation ends.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
+use parking_lot::RwLock;
+
+use super::{Content, PAGE, SparseQueue, repeat};
+
+/// Pages of a chunk: what is written first in a chunk takes memory for all of its places.
+const CHUNK: usize = 1024;
+
+/// What was never written.
+pub(crate) trait Behind: Send + Sync {
+    /// Makes a page of one that is all zeroes.
+    fn make(&self, page: u64, into: &mut [u8]);
+}
+
+/// A page that may have been written.
+#[derive(Clone)]
+enum Page {
+    Untouched,
+    Repeated(u64),
+    Kept(Arc<[u8]>),
+}
+
+/// What was written, and what is behind it; `None`: zeroes.
+#[derive(Clone)]
+struct Pages {
+    chunks: Vec<Option<Box<[Page]>>>,
+    behind: Option<Arc<dyn Behind>>,
+}
+
+impl Content for Pages {
+    fn read(&self, page: usize, at: usize, into: &mut [u8]) {
+        let written = self.chunks[page / CHUNK].as_ref().map(|chunk| &chunk[page % CHUNK]);
+        match written {
+            Some(Page::Kept(bytes)) => into.copy_from_slice(&bytes[at..at + into.len()]),
+            Some(Page::Repeated(pattern)) => repeat(*pattern, into),
+            Some(Page::Untouched) | None => {
+                let mut made = [0; PAGE];
+                if let Some(behind) = &self.behind {
+                    behind.make(page as u64, &mut made);
+                }
+                into.copy_from_slice(&made[at..at + into.len()]);
+            }
+        }
+    }
+
+    fn write(&mut self, page: usize, at: usize, data: &[u8]) {
+        let mut whole = [0; PAGE];
+        let bytes = if data.len() == PAGE {
+            data
+        } else {
+            self.read(page, 0, &mut whole);
+            whole[at..at + data.len()].copy_from_slice(data);
+            &whole
+        };
+        let untouched = || vec![Page::Untouched; CHUNK].into();
+        let chunk = self.chunks[page / CHUNK].get_or_insert_with(untouched);
+        let pattern = bytes.first_chunk::<8>().map_or(0, |first| u64::from_le_bytes(*first));
+        chunk[page % CHUNK] = match bytes[8..] == bytes[..bytes.len() - 8] {
+            true => Page::Repeated(pattern),
+            false => Page::Kept(bytes.into()),
+        };
+    }
+
+    fn zero(&mut self, pages: Range<usize>) {
+        let mut page = pages.start;
+        while page < pages.end {
+            let chunk = &mut self.chunks[page / CHUNK];
+            let end = (page / CHUNK * CHUNK + CHUNK).min(pages.end);
+            if page.is_multiple_of(CHUNK) && end - page == CHUNK && self.behind.is_none() {
+                *chunk = None;
+            } else if chunk.is_some() || self.behind.is_some() {
+                (page..end).for_each(|page| self.write(page, 0, &[0; PAGE]));
+            }
+            page = end;
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct MadeDevice {
+    name: String,
+    size: u64,
+    pages: Arc<RwLock<Pages>>,
+}
+
+impl MadeDevice {
+    /// A device of `size` bytes, a multiple of 4096, all zeroes.
+    pub(crate) fn new(name: &str, size: u64) -> Arc<Self> {
+        let chunks = vec![None; (size / PAGE as u64).div_ceil(CHUNK as u64) as usize];
+        let pages = Arc::new(RwLock::new(Pages { chunks, behind: None }));
+        Arc::new(MadeDevice { name: name.into(), size, pages })
+    }
+
+    /// A copy with a life of its own, in front of `behind`, or of the same as this one.
+    pub(crate) fn fork(&self, behind: Option<Arc<dyn Behind>>) -> Arc<Self> {
+        let mut pages = self.pages.read().clone();
+        pages.behind = behind.or(pages.behind);
+        let pages = Arc::new(RwLock::new(pages));
+        Arc::new(MadeDevice { name: self.name.clone(), size: self.size, pages })
+    }
+}
+
+impl Device for MadeDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        512
+    }
+
+    fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(SparseQueue::open(&self.name, self.size, &self.pages, false))
+    }
+}
