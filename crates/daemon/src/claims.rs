@@ -50,6 +50,12 @@ impl Claims {
         self.0.lock()
     }
 
+    /// Whether no operation uses a device.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table().uses.is_empty()
+    }
+
     fn insert(self: &Arc<Self>, table: &mut Table, own: Use) -> Claim {
         table.last += 1;
         table.uses.insert(table.last, own);

@@ -165,11 +165,28 @@ pub(crate) struct FakeHost {
     /// Every request, like `create v`.
     pub(crate) asked: Mutex<Vec<String>>,
     /// Requests that fail, in the words of `asked`; prefixed with `hang`, they run until they are
-    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device; prefixed with `older` or `unknown`, a start fails with that error, once.
+    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device; prefixed with `older` or `unknown`, a start fails with that error, once;
+    /// prefixed with `refuse`, a stop fails and the volume stays served.
     pub(crate) failing: Mutex<Vec<String>>,
+    /// Requests that take time, with their volumes, and their work.
+    present: Mutex<Vec<(VolumeName, String, Arc<Work>)>>,
+    /// Requests that came during another one for the same volume.
+    pub(crate) overlaps: Mutex<Vec<String>>,
     /// Called with each request.
     pub(crate) hook: Mutex<Option<Hook>>,
     memory: Arc<MemoryBudget>,
+}
+
+/// A request to a host until it is answered.
+struct Present<'a> {
+    host: &'a FakeHost,
+    work: Arc<Work>,
+}
+
+impl Drop for Present<'_> {
+    fn drop(&mut self) {
+        self.host.present.lock().retain(|(_, _, work)| !Arc::ptr_eq(work, &self.work));
+    }
 }
 
 impl FakeHost {
@@ -183,14 +200,23 @@ impl FakeHost {
         if fails { Err(ApiError::new(ErrorKind::Failed, "told to fail")) } else { Ok(()) }
     }
 
-    fn ask(&self, verb: &str, volume: &VolumeName, how: &str, work: &Work) -> Result<(), ApiError> {
+    fn ask(
+        &self,
+        verb: &str,
+        volume: &VolumeName,
+        how: &str,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
         work.report(1, 1, Unit::Steps);
         let what = format!("{verb} {volume}{how}");
+        let _present = self.enter(volume, &what, work);
         if let Some(hook) = &*self.hook.lock() {
             hook(&what);
         }
         while self.fails(&format!("late {what}")) {
-            assert!(work.commit().is_ok());
+            if work.commit().is_err() {
+                return Err(ApiError::new(ErrorKind::Cancelled, "cancelled"));
+            }
             work.is_late(ApiError::new(ErrorKind::UnderWay, "it waits for /dev/hung"));
             forebay_threads::yield_now();
         }
@@ -204,6 +230,21 @@ impl FakeHost {
         }
         self.hung.lock().remove(volume);
         self.answer(what)
+    }
+
+    /// Notes a request, until the result is dropped.
+    fn enter<'a>(&'a self, volume: &VolumeName, what: &str, work: &Arc<Work>) -> Present<'a> {
+        let mut present = self.present.lock();
+        for (_, other, at_work) in present.iter().filter(|(name, ..)| name == volume) {
+            // The deletion of a volume must not wait for devices; a start that it overtook deletes it as well.
+            let goes_beside =
+                at_work.late().is_some() || (what == other && what.ends_with("discard"));
+            if !goes_beside {
+                self.overlaps.lock().push(format!("{what} during {other}"));
+            }
+        }
+        present.push((volume.clone(), what.to_owned(), work.clone()));
+        Present { host: self, work: work.clone() }
     }
 
     fn serve(&self, volume: &Definition) {
@@ -293,6 +334,9 @@ impl Host for FakeHost {
     }
 
     fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
+        if self.fails(&format!("refuse stop {}", volume.name)) {
+            return Err(ApiError::new(ErrorKind::DataAtRisk, "it stays served"));
+        }
         self.running.lock().remove(&volume.name);
         self.ask("stop", &volume.name, "", work)
     }
@@ -316,9 +360,11 @@ impl Host for FakeHost {
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError> {
         let how = if discard_dirty { " discard" } else { "" };
-        self.ask("delete", &volume.name, how, work)?;
-        self.running.lock().remove(&volume.name);
-        Ok(Remains::None)
+        let asked = self.ask("delete", &volume.name, how, work);
+        if asked.is_ok() || discard_dirty {
+            self.running.lock().remove(&volume.name);
+        }
+        asked.map(|()| Remains::None)
     }
 
     fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {

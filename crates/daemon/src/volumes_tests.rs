@@ -11,6 +11,8 @@ use forebay_testkit::TempDir;
 
 #[path = "volumes/overlapping_tests.rs"]
 mod overlapping;
+#[path = "volumes/simulated_tests.rs"]
+mod simulated;
 
 struct Daemon {
     dir: TempDir,
@@ -25,7 +27,11 @@ fn open(dir: &TempDir, host: &Arc<FakeHost>) -> Arc<Volumes> {
 
 impl Daemon {
     fn new() -> Self {
-        let (dir, host) = (TempDir::new("volumes"), Arc::new(FakeHost::default()));
+        Daemon::within(TempDir::new("volumes"))
+    }
+
+    fn within(dir: TempDir) -> Self {
+        let host = Arc::new(FakeHost::default());
         for name in ["cache", "origin", "other"] {
             std::fs::write(dir.path().join(name), [0; 512]).expect("writable");
         }

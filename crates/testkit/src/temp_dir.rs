@@ -9,10 +9,20 @@ pub struct TempDir(PathBuf);
 impl TempDir {
     /// Makes a new directory; `what` makes it recognisable.
     pub fn new(what: &str) -> Self {
+        TempDir::within(std::env::temp_dir(), what)
+    }
+
+    /// As [`TempDir::new`], in memory if the system has a place for that: syncs cost nothing there.
+    pub fn in_memory(what: &str) -> Self {
+        let memory = PathBuf::from("/dev/shm");
+        TempDir::within(if memory.is_dir() { memory } else { std::env::temp_dir() }, what)
+    }
+
+    fn within(parent: PathBuf, what: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("forebay-{what}-{}-{count}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = parent.join(name);
         std::fs::create_dir_all(&path).expect("a temporary directory");
         TempDir(path)
     }
