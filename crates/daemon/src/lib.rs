@@ -320,11 +320,11 @@ type Running = Arc<OnceLock<Arc<Volumes>>>;
 /// Begins to listen to signals. Returns the place for the volumes, which they concern.
 fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
     let running = Running::default();
-    let (first, reload) = (running.clone(), running.clone());
+    let first = running.clone();
     let reading = signals::listen(
         stop.clone(),
         move || first.get().into_iter().for_each(|volumes| volumes.operations().close()),
-        move || reload_program(reload.clone()),
+        reload(running.clone())?,
     )?;
     Ok((running, reading))
 }
@@ -359,23 +359,34 @@ fn close_for(
     Err(error)
 }
 
-/// Asks for a hand-over to the program at the path of this one, on a thread of its own: the program is asked
-/// first whether it can take over.
-fn reload_program(volumes: Running) {
-    let reload = move || {
-        // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
-        let volumes = volumes.wait();
-        volumes.wait_until_ready();
-        let program = hand_over::own_program().map_err(|error| {
-            ApiError::failed(format!("cannot tell which program this is: {error}"))
-        });
-        if let Err(error) = program.and_then(|program| volumes.ask_hand_over(program)) {
-            tracing::error!("SIGHUP: {error}");
+/// Returns the request of a SIGHUP: to hand over to the program at the path of this one. A thread of its own asks that program
+/// first whether it can take over. Requests that come meanwhile are one.
+///
+/// # Errors
+/// The system has no thread left.
+fn reload(running: Running) -> Result<impl Fn(), ApiError> {
+    let (ask, asked) = forebay_threads::sync_channel(1);
+    let spawned = forebay_threads::spawn("reload", move || {
+        while asked.recv().is_ok() {
+            // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
+            let volumes = running.wait();
+            volumes.wait_until_ready();
+            // The program that is there now is as good for all that have come until now.
+            asked.try_iter().for_each(drop);
+            let program = hand_over::own_program().map_err(|error| {
+                ApiError::failed(format!("cannot tell which program this is: {error}"))
+            });
+            match program.and_then(|program| volumes.ask_hand_over(program)) {
+                Ok(()) => return,
+                Err(error) => tracing::error!("SIGHUP: {error}"),
+            }
         }
-    };
-    if let Err(error) = forebay_threads::spawn("reload", reload) {
-        tracing::error!("SIGHUP: no thread: {error}");
-    }
+    });
+    spawned.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
+    Ok(move || {
+        // Where there is no room, one waits already.
+        let _ = ask.try_send(());
+    })
 }
 
 fn default_lanes() -> u32 {

@@ -316,7 +316,7 @@ def requests_that_come_while_the_daemon_starts_are_one(box):
     daemon.terminate()
     os.rename(origin, gone)
     notify = daemon.launch("--device-wait", "1h")
-    wait_for(lambda: attempt(state, daemon) is None, "the admin API answers")
+    wait_for(lambda: daemon.cli("list", expect=None).returncode == 0, "the admin API answers")
     for _ in range(100):
         daemon.process.send_signal(signal.SIGHUP)
         time.sleep(0.002)
