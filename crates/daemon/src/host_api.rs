@@ -298,7 +298,7 @@ pub(crate) trait Host: Send + Sync {
         work: &Arc<Work>,
     ) -> Result<Copied, StartError>;
 
-    /// Lets clients see a volume that was created, adopted or started from an older copy.
+    /// Has clients find a volume that was created, adopted or started, until its end.
     fn show(&self, _name: &VolumeName) {}
 
     /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty

@@ -93,7 +93,6 @@ impl EngineHost {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         self.served.begin(volume)?;
-        self.lanes.hidden.hide(&volume.name);
         let own = volume.clone();
         let volumes = volumes.to_vec();
         self.attended(&volume.name, work, move |host, work| {
@@ -263,7 +262,6 @@ impl EngineHost {
         volume.settings = settings::for_operator(&settings);
         let uuid = if volume.stored_as.is_some() { fresh_uuid() } else { record.uuid };
         (volume.uuid, volume.cache_uuid) = (Some(uuid), Some(cache));
-        self.lanes.hidden.hide(&volume.name);
         let copied = self.bring_up(&volume, &How { force, verify: false, work: work.clone() })?;
         volume.stored_as = None;
         Ok((volume, copied))

@@ -1,7 +1,6 @@
 //! The lanes: threads that serve requests, and run jobs for the rest of the daemon.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::rc::{Rc, Weak};
@@ -9,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_admin::{ApiError, VolumeName};
+use forebay_admin::ApiError;
 use forebay_core::Clock;
 use forebay_device::Device;
 use forebay_engine::{
@@ -22,10 +21,11 @@ use forebay_lane::{
 };
 use forebay_ram::RamVolume;
 use forebay_store::Helper;
-use forebay_threads::{Instant, Mutex, MutexGuard, Receiver, sync_channel};
+use forebay_threads::{Instant, Mutex, Receiver, sync_channel};
 
 use super::ram::RamTiers;
 use super::raw::RawTarget;
+use super::shown::Shown;
 use crate::front_ends::DISMISSAL;
 
 /// How long something that was closed on a lane may still be in use.
@@ -48,7 +48,7 @@ pub(super) struct LaneState {
     engines: RefCell<Vec<(u64, Rc<EngineLane>)>>,
     front_ends: RefCell<Vec<Box<dyn LaneFrontEnd>>>,
     ram: Arc<RamTiers>,
-    hidden: Arc<Hidden>,
+    shown: Arc<Shown>,
 }
 
 impl LaneState {
@@ -56,8 +56,7 @@ impl LaneState {
         this: &LaneLoop,
         front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
-        ram: Arc<RamTiers>,
-        hidden: Arc<Hidden>,
+        (ram, shown): (Arc<RamTiers>, Arc<Shown>),
     ) -> io::Result<Rc<Self>> {
         let register = this.clone();
         let context = LaneContext {
@@ -76,7 +75,7 @@ impl LaneState {
             engines: RefCell::default(),
             front_ends: RefCell::default(),
             ram,
-            hidden,
+            shown,
         });
         let exports = Rc::new(LaneExports(Rc::downgrade(&state)));
         for front_end in front_ends {
@@ -86,11 +85,8 @@ impl LaneState {
         Ok(state)
     }
 
-    /// Returns a volume as clients see it; `None`: it is not served.
+    /// Returns a volume as clients see it, whether they may find it or not; `None`: it is not served.
     pub(super) fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
-        if self.hidden.has(name) {
-            return None;
-        }
         let volume = self.engines().iter().find_map(|engine| engine.target(name))?;
         let top: Rc<dyn BlockService> = match self.ram.of(name) {
             Some(tier) => RamVolume::new(tier, volume.clone(), self.context.lane.clone()),
@@ -172,31 +168,6 @@ impl LaneState {
     }
 }
 
-/// Volumes that run, and that clients must not see before the daemon's state has them: what they wrote would be lost
-/// if the daemon died in between.
-#[derive(Default)]
-pub(super) struct Hidden(Mutex<BTreeSet<String>>);
-
-impl Hidden {
-    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.0.lock()
-    }
-
-    /// Hides a volume from clients that connect from now on.
-    pub(super) fn hide(&self, name: &VolumeName) {
-        self.names().insert(name.to_string());
-    }
-
-    /// Shows it.
-    pub(super) fn show(&self, name: &VolumeName) {
-        self.names().remove(name.as_str());
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.names().contains(name)
-    }
-}
-
 /// Exports of one lane: the running volumes of all caches, and raw devices.
 struct LaneExports(Weak<LaneState>);
 
@@ -205,9 +176,8 @@ impl Exports for LaneExports {
         let Some(state) = self.0.upgrade() else { return Vec::new() };
         let mut names: Vec<String> = state.raw.iter().map(|(name, _)| name.clone()).collect();
         for engine in state.engines() {
-            names.extend(engine.names());
+            names.extend(engine.names().into_iter().filter(|name| state.shown.has(name)));
         }
-        names.retain(|name| !state.hidden.has(name));
         names
     }
 
@@ -217,7 +187,7 @@ impl Exports for LaneExports {
             let target: Rc<dyn BlockService> = target.clone();
             return Some(target);
         }
-        state.open(name)
+        if state.shown.has(name) { state.open(name) } else { None }
     }
 }
 
@@ -236,8 +206,6 @@ pub(super) struct Lanes {
     threads: Mutex<Vec<LaneThread>>,
     memory: Arc<MemoryBudget>,
     clock: Arc<dyn Clock>,
-    /// Volumes that clients do not see yet.
-    pub(super) hidden: Arc<Hidden>,
 }
 
 impl Lanes {
@@ -249,23 +217,22 @@ impl Lanes {
         count: u32,
         front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
-        ram: &Arc<RamTiers>,
+        (ram, shown): (&Arc<RamTiers>, &Arc<Shown>),
         memory: &Arc<MemoryBudget>,
     ) -> io::Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
         let wide_ring = front_ends.iter().any(|front_end| front_end.needs_wide_ring());
         let options = LaneOptions { wide_ring, ..LaneOptions::default() };
         let mut threads = Vec::new();
-        let hidden = Arc::<Hidden>::default();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
             let (front_ends, devices) = (front_ends.to_vec(), devices.to_vec());
-            let (ram, own_hidden) = (ram.clone(), hidden.clone());
+            let own = (ram.clone(), shown.clone());
             let failed = Arc::new(Mutex::new(None));
             let told = failed.clone();
             let name = format!("lane-{number}");
             let thread =
                 LaneThread::spawn(&name, LaneId(number), clock.clone(), options, move |this| {
-                    match LaneState::new(this, &front_ends, &devices, ram, own_hidden) {
+                    match LaneState::new(this, &front_ends, &devices, own) {
                         Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
                         Err(error) => {
                             *told.lock() = Some(error);
@@ -279,7 +246,7 @@ impl Lanes {
             }
         }
         let remotes = threads.iter().map(|thread| thread.remote().clone()).collect();
-        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone(), clock, hidden })
+        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone(), clock })
     }
 
     /// Returns the memory budget that they share.
@@ -524,8 +491,8 @@ mod tests {
             [(Duration::from_millis(300), vec![]), (Duration::from_secs(600), vec![1])]
         {
             let front_end: Arc<dyn FrontEnd> = Arc::new(Late(late));
-            let lanes =
-                Lanes::start(2, &[front_end], &[], &Arc::default(), &memory).expect("threads");
+            let own = (&Arc::default(), &Arc::default());
+            let lanes = Lanes::start(2, &[front_end], &[], own, &memory).expect("threads");
             let mut leaving = lanes.hand_over();
             let step = Duration::from_millis(10);
             while leaving.late.len() > silent.len() {
@@ -542,7 +509,8 @@ mod tests {
     #[test]
     fn a_lane_that_does_not_end_is_left_behind() {
         let memory = Arc::new(MemoryBudget::new(1 << 30));
-        let lanes = Lanes::start(2, &[], &[], &Arc::default(), &memory).expect("threads");
+        let lanes = Lanes::start(2, &[], &[], (&Arc::default(), &Arc::default()), &memory)
+            .expect("threads");
         let (release, wait) = channel::<()>();
         let (begun, begins) = channel();
         lanes.begin(1, move |_| async move {

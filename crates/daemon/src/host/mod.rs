@@ -41,6 +41,7 @@ mod ranges;
 mod raw;
 mod report;
 mod settings;
+mod shown;
 mod shutdown;
 mod volumes;
 mod waiting;
@@ -82,6 +83,7 @@ use ram::RamTiers;
 pub use raw::RawExport;
 pub(crate) use raw::names;
 use report::Served;
+use shown::Shown;
 
 /// Bytes of memory of the program, with its threads and the admin API.
 const PROCESS: u64 = 24 << 20;
@@ -143,7 +145,8 @@ pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
     let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
     let ram = Arc::<RamTiers>::default();
     ram.watch_memory().map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
-    let lanes = Lanes::start(lanes, front_ends, &served, &ram, memory)
+    let shown = Arc::<Shown>::default();
+    let lanes = Lanes::start(lanes, front_ends, &served, (&ram, &shown), memory)
         .map_err(|error| lanes_not_started(&error))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
@@ -151,7 +154,7 @@ pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
         memory: memory.clone(),
         _process: process,
         caches: Caches::new(records.known, records.notes),
-        served: Arc::new(Served::new(ram)),
+        served: Arc::new(Served::new(ram, shown)),
         front_ends: front_ends.to_vec(),
         lists: records.lists,
         events: records.events,
@@ -273,7 +276,7 @@ impl Host for Arc<EngineHost> {
     }
 
     fn show(&self, name: &VolumeName) {
-        self.lanes.hidden.show(name);
+        self.served.show(name);
     }
 
     fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {

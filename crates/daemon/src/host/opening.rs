@@ -166,10 +166,6 @@ impl EngineHost {
         place: &Arc<Place>,
     ) -> Result<Copied, StartError> {
         let (open, copied) = self.open_for(volume, how, spec, &origin, place)?;
-        if copied != Copied::Current {
-            // Until the state says that an older copy was accepted.
-            self.lanes.hidden.hide(&volume.name);
-        }
         let wanted = settings::of(volume);
         let renamed = self.take_name(volume, how, place, &open)?;
         let attached = {

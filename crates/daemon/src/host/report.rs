@@ -24,6 +24,7 @@ use super::caches::Place;
 use super::paths::Paths;
 use super::ram::RamTiers;
 use super::settings;
+use super::shown::Shown;
 use crate::host_api::{Condition, Count, Definition, Identity, Trouble};
 
 /// How long a block count stays valid if a cache has several volumes: counting walks the whole
@@ -132,12 +133,13 @@ pub(super) struct Served {
     all: Mutex<BTreeMap<VolumeName, Entry>>,
     /// Their RAM tiers.
     pub(super) ram: Arc<RamTiers>,
+    shown: Arc<Shown>,
 }
 
 impl Served {
     /// Makes an empty list.
-    pub(super) fn new(ram: Arc<RamTiers>) -> Self {
-        Served { all: Mutex::default(), ram }
+    pub(super) fn new(ram: Arc<RamTiers>, shown: Arc<Shown>) -> Self {
+        Served { all: Mutex::default(), ram, shown }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Entry>> {
@@ -233,9 +235,23 @@ impl Served {
         }
     }
 
-    /// Removes a volume that is no longer served.
+    /// Has clients find a volume, until it is removed.
+    pub(super) fn show(&self, name: &VolumeName) {
+        let all = self.lock();
+        if all.contains_key(name) {
+            self.shown.show(name);
+        }
+    }
+
+    /// Removes a volume that is no longer served, or could not be started.
     pub(super) fn remove(&self, name: &VolumeName) {
-        self.lock().remove(name);
+        let gone = {
+            let mut all = self.lock();
+            self.shown.hide(name);
+            all.remove(name)
+        };
+        // Devices are closed without the lock.
+        drop(gone);
         self.ram.remove(name.as_str());
     }
 

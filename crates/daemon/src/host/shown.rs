@@ -1,0 +1,73 @@
+//! The gate between volumes and clients: which running volumes the front ends find.
+//!
+//! A volume runs before the daemon's state has it, or has what its start has found out. What clients wrote in between would
+//! be lost if the daemon died. So no volume is found, by a new client or by one that a former program has handed over, until
+//! it is shown, and it is hidden again with its end, whichever way it ends.
+
+use std::collections::BTreeSet;
+
+use forebay_admin::VolumeName;
+use forebay_threads::Mutex;
+
+/// The volumes that clients may find. Lanes look at it, so it is not locked while anything waits.
+#[derive(Default)]
+pub(super) struct Shown(Mutex<BTreeSet<String>>);
+
+impl Shown {
+    /// Has clients find a volume.
+    pub(super) fn show(&self, name: &VolumeName) {
+        self.0.lock().insert(name.to_string());
+    }
+
+    /// Has new clients not find it.
+    pub(super) fn hide(&self, name: &VolumeName) {
+        self.0.lock().remove(name.as_str());
+    }
+
+    /// Whether clients may find it.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.lock().contains(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_admin::Settings;
+
+    use super::*;
+    use crate::host::report::Served;
+    use crate::host_api::Definition;
+
+    #[test]
+    fn clients_find_a_volume_from_its_showing_to_its_end_and_a_failed_start_leaves_nothing() {
+        let shown = Arc::<Shown>::default();
+        let served = Served::new(Arc::default(), shown.clone());
+        let name: VolumeName = "v".parse().expect("valid");
+        let volume = Definition {
+            name: name.clone(),
+            cache: "none".to_owned(),
+            origin: "/o".to_owned(),
+            block_size: 4096,
+            alignment: 0,
+            settings: Settings::default(),
+            version: 0,
+            uuid: None,
+            cache_uuid: None,
+            stored_as: None,
+        };
+        served.show(&name);
+        assert!(!shown.has("v"), "there is none");
+        for is_shown in [false, true, false] {
+            served.begin(&volume).expect("nothing of it is left");
+            assert!(!shown.has("v"), "it is being started, whatever became of an earlier one");
+            if is_shown {
+                served.show(&name);
+                assert!(shown.has("v"));
+            }
+            served.remove(&name);
+            assert!(!shown.has("v") && shown.0.lock().is_empty());
+        }
+    }
+}
