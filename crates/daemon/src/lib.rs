@@ -15,7 +15,7 @@
 //! - [`devices`]: devices as the operator names them, and whether two names share bytes; [`content`]: what they hold
 //! - [`curve`]: cache sizes and their hit ratios
 //! - [`helper`]: steps that another process takes
-//! - `replace`: replaces files of the state directory
+//! - `replace`: replaces files of the state directory; `writer`: whose turn that is
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
@@ -90,6 +90,7 @@ mod watchdog;
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "shows the time of day")]
 mod web;
 mod work;
+mod writer;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;

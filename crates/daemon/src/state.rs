@@ -17,6 +17,8 @@ use super::host_api::Definition;
 use super::known::{Facts, Known, Position};
 use super::replace::{ReplaceError, replace};
 use super::socket::lock_file;
+use super::work::Work;
+use super::writer::{Change, Turn, Writer};
 use crate::paths::io_error;
 
 /// Version of the file that is written.
@@ -78,8 +80,8 @@ struct KnownCache {
 /// The state directory of a daemon, locked as long as this lives.
 pub(crate) struct State {
     dir: PathBuf,
-    /// Held while the file is written; readers do not wait for it.
-    writing: Mutex<()>,
+    /// Who writes the file; readers do not wait for it.
+    writer: Writer,
     volumes: Mutex<Vec<Remembered>>,
     known: Arc<Known>,
     events: Arc<Events>,
@@ -126,7 +128,7 @@ impl State {
         };
         Ok(State {
             dir: dir.to_owned(),
-            writing: Mutex::default(),
+            writer: Writer::new(dir.to_owned()),
             volumes: Mutex::new(volumes),
             known: Arc::new(Known::new(facts.clone())),
             events: Events::open(dir),
@@ -191,7 +193,7 @@ impl State {
     /// As [`State::change`].
     #[cfg(test)]
     pub(crate) fn put(&self, entry: Remembered) -> Result<(), ApiError> {
-        self.change(|volumes, _| {
+        self.change(&Work::default(), |volumes, _| {
             put(volumes, entry);
             Ok(())
         })
@@ -204,9 +206,10 @@ impl State {
     pub(crate) fn edit(
         &self,
         name: &VolumeName,
+        work: &Work,
         edit: impl FnOnce(&mut Remembered),
     ) -> Result<Remembered, ApiError> {
-        self.change(|volumes, _| {
+        self.change(work, |volumes, _| {
             let entry = entry_of(volumes, name)?;
             edit(entry);
             Ok(entry.clone())
@@ -217,8 +220,8 @@ impl State {
     ///
     /// # Errors
     /// As [`State::change`].
-    pub(crate) fn remove(&self, name: &VolumeName) -> Result<(), ApiError> {
-        let removed = self.change(|volumes, _| {
+    pub(crate) fn remove(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+        let removed = self.complete(work, |volumes, _| {
             volumes.retain(|entry| entry.volume.name != *name);
             Ok(())
         });
@@ -232,28 +235,44 @@ impl State {
     /// Changes the newest state durably, completely or not at all.
     ///
     /// # Errors
-    /// Those of `change`, or the change cannot be written; the old state remains.
+    /// Those of `change`, the change cannot be written, or `work` was given up while it waited for its turn; the old state
+    /// remains.
     pub(crate) fn change<T>(
         &self,
+        work: &Work,
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        self.change_if(Write::IfChanged, change)
+        self.change_if(Write::IfChanged, (work, Change::Begins), change)
+    }
+
+    /// As [`State::change`], for a change that completes something or takes it back: it is made although `work` was given
+    /// up.
+    ///
+    /// # Errors
+    /// Those of `change`, or the change cannot be written; the old state remains.
+    pub(crate) fn complete<T>(
+        &self,
+        work: &Work,
+        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        self.change_if(Write::IfChanged, (work, Change::Ends), change)
     }
 
     /// Checks that the state can be written, before a command has an effect that has to be stored.
     ///
     /// # Errors
     /// It cannot be written.
-    pub(crate) fn check(&self) -> Result<(), ApiError> {
-        self.change_if(Write::Always, |_, _| Ok(()))
+    pub(crate) fn check(&self, work: &Work) -> Result<(), ApiError> {
+        self.change_if(Write::Always, (work, Change::Begins), |_, _| Ok(()))
     }
 
     fn change_if<T>(
         &self,
         write: Write,
+        (work, kind): (&Work, Change),
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let _turn = self.writing.lock();
+        let turn = self.writer.turn(work, kind)?;
         let old = self.volumes();
         let mut volumes = old.clone();
         let mut facts = self.known.facts().clone();
@@ -272,7 +291,7 @@ impl State {
         facts.behind.retain(used);
         let written = self.written.lock().clone();
         if write == Write::Always || volumes != old || facts != written || self.is_doubtful() {
-            self.write(&volumes, &facts)?;
+            self.write((&turn, work), &volumes, &facts)?;
         }
         *self.volumes.lock() = volumes;
         *self.written.lock() = facts.clone();
@@ -289,9 +308,15 @@ impl State {
         Ok(result)
     }
 
-    fn write(&self, volumes: &[Remembered], facts: &Facts) -> Result<(), ApiError> {
+    fn write(
+        &self,
+        (turn, work): (&Turn<'_>, &Work),
+        volumes: &[Remembered],
+        facts: &Facts,
+    ) -> Result<(), ApiError> {
         let failed = |error| io_error("cannot write the state in", &self.dir, &error);
-        let replaced = write(&self.dir, volumes, facts);
+        let (dir, volumes, facts) = (self.dir.clone(), volumes.to_vec(), facts.clone());
+        let replaced = turn.run(work, move || write(&dir, &volumes, &facts));
         let mut doubt = self.doubt.lock();
         *doubt = match replaced {
             Ok(()) => None,
@@ -310,9 +335,9 @@ impl State {
     ///
     /// # Errors
     /// It is in force, and may be lost.
-    pub(crate) fn settle(&self) -> Result<(), ApiError> {
+    pub(crate) fn settle(&self, work: &Work) -> Result<(), ApiError> {
         if self.is_doubtful() {
-            self.check()?;
+            self.change_if(Write::Always, (work, Change::Ends), |_, _| Ok(()))?;
         }
         let doubt = self.doubt.lock();
         match &*doubt {
@@ -331,7 +356,7 @@ impl State {
     pub(crate) fn keep_known(&self) -> Result<(), ApiError> {
         let written = self.written.lock().clone();
         let news = *self.known.facts() != written || self.is_doubtful();
-        if news { self.change(|_, _| Ok(())) } else { Ok(()) }
+        if news { self.change(&Work::default(), |_, _| Ok(())) } else { Ok(()) }
     }
 }
 
@@ -478,7 +503,7 @@ mod tests {
                 state.put(entry(name, true)).expect("writable");
             }
             state.put(entry("a", false)).expect("writable");
-            state.remove(&"c".parse().expect("valid")).expect("writable");
+            state.remove(&"c".parse().expect("valid"), &Work::default()).expect("writable");
         }
         let state = State::open(dir.path()).expect("own file");
         assert_eq!(state.volumes(), [entry("b", true), entry("a", false)]);
@@ -492,18 +517,18 @@ mod tests {
     fn a_change_that_may_not_survive_a_power_cut_is_in_force_and_is_said_so() {
         let dir = TempDir::new("state-doubt");
         let state = State::open(dir.path()).expect("empty");
-        let name: VolumeName = "a".parse().expect("valid");
+        let (name, work): (VolumeName, _) = ("a".parse().expect("valid"), Work::default());
         state.put(entry("a", true)).expect("writable");
-        state.settle().expect("durable");
+        state.settle(&work).expect("durable");
         failing::set(dir.path(), true);
-        state.edit(&name, |entry| entry.started = false).expect("the new file is there");
-        let told = state.settle().expect_err("not durable");
+        state.edit(&name, &work, |entry| entry.started = false).expect("the new file is there");
+        let told = state.settle(&work).expect_err("not durable");
         assert!(told.message.contains("a power cut may undo it"), "{told}");
         let stored = read(&dir.path().join("state.json")).expect("own file");
         assert_eq!(stored.volumes, state.volumes(), "memory and disk are the same");
         assert!(!state.volume(&name).expect("there").started);
         failing::set(dir.path(), false);
-        state.settle().expect("written again");
+        state.settle(&work).expect("written again");
     }
 
     #[test]

@@ -286,7 +286,7 @@ impl Volumes {
             // Looked up again: an earlier operation may have changed the volume.
             let entry = this.state.volume(&own_name)?;
             work.hold(this.claims.stored(verb, &entry.volume));
-            let ended = run(&this, entry, work).and_then(|()| this.state.settle());
+            let ended = run(&this, entry, work).and_then(|()| this.state.settle(work));
             ended.inspect_err(|error| {
                 // A start tells its failures itself.
                 if verb != "start" {
@@ -297,8 +297,8 @@ impl Volumes {
     }
 
     /// Reverts the stored change of a failed command.
-    fn undo(&self, change: impl FnOnce(&mut Vec<Remembered>) -> Result<(), ApiError>) {
-        if let Err(error) = self.state.change(|volumes, _| change(volumes)) {
+    fn undo(&self, work: &Work, change: impl FnOnce(&mut Vec<Remembered>) -> Result<(), ApiError>) {
+        if let Err(error) = self.state.complete(work, |volumes, _| change(volumes)) {
             tracing::error!("cannot revert the stored change of a failed command: {error}");
         }
     }
@@ -349,7 +349,7 @@ impl Volumes {
             this.withdraw(&name, &ExportSet::NONE, ("stop", force))
                 .inspect_err(|_| this.publish_again(&volume))?;
             // Stored first: a daemon that dies in between must not serve it again by itself.
-            let stored = this.state.edit(&name, |entry| {
+            let stored = this.state.edit(&name, work, |entry| {
                 entry.volume.version += u64::from(entry.started);
                 entry.started = false;
             });
@@ -366,7 +366,7 @@ impl Volumes {
             }
             if stopped.is_err() {
                 this.publish_again(&volume);
-                this.undo(|volumes| {
+                this.undo(work, |volumes| {
                     entry_of(volumes, &name)?.started = true;
                     Ok(())
                 });
@@ -436,7 +436,7 @@ impl Volumes {
             }
             // Tells a restarted daemon why the cache no longer contains the volume.
             this.state
-                .edit(&volume.name, |entry| entry.deleting = true)
+                .edit(&volume.name, work, |entry| entry.deleting = true)
                 .inspect_err(|_| this.publish_again(&volume))?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
                 this.publish_again(&volume);
@@ -444,7 +444,7 @@ impl Volumes {
                     // The volume may have been struck from its cache device. A start that finds it there takes this back.
                     return;
                 }
-                this.undo(|volumes| {
+                this.undo(work, |volumes| {
                     entry_of(volumes, &volume.name)?.deleting = false;
                     Ok(())
                 });
@@ -453,7 +453,7 @@ impl Volumes {
             if let (Remains::OnCacheDevice, Some(uuid)) = (remains, volume.uuid) {
                 this.state.known().facts().deleted.insert(uuid);
             }
-            this.remove(&volume);
+            this.remove(&volume, work);
             this.tell_deleted(&volume.name, false);
             if wipe { this.wipe(&volume, work) } else { Ok(()) }
         })
@@ -468,7 +468,7 @@ impl Volumes {
     ) -> Result<(), ApiError> {
         let cancelled = |_| ApiError::new(ErrorKind::Cancelled, "cancelled");
         let _effect = work.commit().map_err(cancelled)?;
-        self.state.change(|volumes, known| {
+        self.state.change(work, |volumes, known| {
             volumes.retain(|entry| entry.volume.name != volume.name);
             known.deleted.extend(volume.uuid);
             Ok(())
@@ -478,7 +478,7 @@ impl Volumes {
         self.tell_deleted(&volume.name, true);
         let remains = self.host.delete(volume, true, &work.beside(PARTING_PATIENCE));
         match (remains, volume.uuid) {
-            (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid),
+            (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid, work),
             (Ok(Remains::None), None) => {}
             (Ok(Remains::OnCacheDevice), _) => tracing::warn!(
                 volume = %volume.name,
@@ -494,8 +494,8 @@ impl Volumes {
 
     /// Removes a volume's UUID from the deleted ones, because nothing of it is left. A failure to
     /// write this is harmless: the UUID is unique.
-    fn forget_deleted(&self, volume: Uuid) {
-        let forgotten = self.state.change(|_, known| {
+    fn forget_deleted(&self, volume: Uuid, work: &Work) {
+        let forgotten = self.state.complete(work, |_, known| {
             known.deleted.remove(&volume);
             Ok(())
         });
@@ -506,9 +506,9 @@ impl Volumes {
 
     /// Removes a deleted volume from the state. If that cannot be written, the next start repeats
     /// it.
-    fn remove(&self, volume: &Definition) {
+    fn remove(&self, volume: &Definition, work: &Work) {
         self.note_failure(&volume.name, None);
-        if let Err(error) = self.state.remove(&volume.name) {
+        if let Err(error) = self.state.remove(&volume.name, work) {
             tracing::error!(volume = %volume.name, "deleted, but cannot be removed from the state: {error}");
         }
     }

@@ -430,7 +430,7 @@ fn a_change_that_fails_leaves_what_another_volume_was_given_meanwhile() {
             those.next().expect("there").volume.settings.durability = Durability::Strict;
             Ok(())
         };
-        volumes.state.change(|all, _| change(all)).expect("writable");
+        volumes.state.change(&Work::default(), |all, _| change(all)).expect("writable");
     });
     daemon.fail("set a");
     let settings = Assignments::parse(["mode=wt", "dirty_high=70"]).expect("good");

@@ -152,6 +152,11 @@ impl Work {
         self.state().late = Some(why);
     }
 
+    /// Notes that the work waits for nothing any more.
+    pub(crate) fn is_in_time(&self) {
+        self.state().late = None;
+    }
+
     /// Returns why the end of committed work takes long.
     pub(crate) fn late(&self) -> Option<ApiError> {
         self.state().late.clone()

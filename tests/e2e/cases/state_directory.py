@@ -7,7 +7,7 @@ import threading
 import time
 
 from harness import *
-from harness.commands import begin, operations
+from harness.commands import begin, cancel, operations
 from harness.daemon import Daemon
 from harness.faults import wait_for
 
@@ -199,6 +199,61 @@ def a_state_directory_that_does_not_answer_holds_up_no_client_and_no_end(box):
         check_equal(daemon.show("v")["state"], "running", "the state after a restart")
         check_equal(bytes(connect(daemon.uri("v")).pread(MIB, 0)) == data, True, "what was flushed")
         daemon.terminate()
+
+
+@test
+def commands_that_wait_for_a_directory_that_hangs_are_given_up(box):
+    need("cc")
+    library, hangs = box.path("slow.so"), pathlib.Path(box.path("hangs"))
+    source = pathlib.Path(__file__).parent.parent / "harness/slow_sync.c"
+    box.run("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
+    daemon = Daemon(box)
+    daemon.within = ["env", f"LD_PRELOAD={library}", f"SLOW_DIR={daemon.state}", f"SLOW_FILE={hangs}"]
+    daemon.start()
+    cache, names = box.file("cache", 64 * MIB), ("v", "w", "x")
+    for name in names:
+        daemon.create(name, cache, box.file(f"origin-{name}", 16 * MIB))
+    third = box.file("third", 16 * MIB)
+    before, untouched = {name: daemon.show(name) for name in names}, digest(third)
+    hangs.touch()
+    # Its write has begun. All others wait for their turn.
+    first = begin(box, daemon, "set", "v", "dirty_high=60")
+    wait_for(lambda: operations(daemon) == ["set"], "the first one has begun")
+    writes = lambda: "state" in [
+        path.read_text().strip() for path in pathlib.Path(f"/proc/{daemon.process.pid}/task").glob("*/comm")
+    ]
+    wait_for(writes, "its write has begun")
+    others = [
+        begin(box, daemon, "set", "w", "dirty_high=60"), begin(box, daemon, "stop", "x"),
+        begin(box, daemon, "create", "y", "--cache", cache, "--origin", third),
+    ]  # fmt: skip
+    wait_for(lambda: len(operations(daemon)) == 4, "the others have begun")
+    for command in others:
+        cancel(command)
+    wait_for(lambda: operations(daemon) == ["set"], "the others have ended")
+    cancel(first, expect=5)
+    # Without Ctrl-C the time ends it.
+    said = daemon.cli("set", "w", "dirty_high=60", expect=1, patience=120).stderr
+    check("does not answer" in said and "nothing was changed" in said, f"it said {said}")
+    busy = daemon.cli("set", "v", "dirty_high=70", expect=3).stderr
+    check("does not answer" in busy, f"the volume is not busy: {busy}")
+    hangs.unlink()
+    wait_for(lambda: operations(daemon) == [], "the first one has ended")
+
+    def unchanged(when):
+        for name in names:
+            now = daemon.show(name)
+            for field in "state", "settings":
+                check_equal(now[field], before[name][field], f"{field} of {name} {when}")
+        check_equal(daemon.cli("list", "--names").stdout.split(), list(names), f"the volumes {when}")
+
+    unchanged("once the directory answers")
+    check_equal(digest(third), untouched, "the origin of a volume that was not created")
+    daemon.kill()
+    daemon.start()
+    unchanged("after a restart")
+    daemon.cli("set", "v", "dirty_high=60")
+    daemon.cli("stop", "x")
 
 
 main()

@@ -39,14 +39,14 @@ impl Volumes {
         (volume.uuid, volume.version) = (Some(uuid), 1);
         // Until the volume is stored, its UUID counts as deleted: if the daemon dies in between,
         // its remains on the cache device are removed.
-        self.state.change(|_, known| {
+        self.state.change(work, |_, known| {
             known.deleted.insert(uuid);
             Ok(())
         })?;
         if let Err(error) = self.host.create(&volume, existing, &others, work) {
             // Without a commit nothing was created, nor will be.
             if !work.has_committed() || self.host.condition(&name).is_none() {
-                self.forget_deleted(uuid);
+                self.forget_deleted(uuid, work);
             }
             return Err(error);
         }
@@ -54,18 +54,18 @@ impl Volumes {
         self.host.note_positions();
         let entry = self.remembered(volume.clone());
         // Before clients see it: what they write is there after a crash.
-        let kept = self.state.change(|volumes, known| {
+        let kept = self.state.complete(work, |volumes, known| {
             share(volumes, &sharing, &entry.volume);
             put(volumes, entry);
             known.deleted.remove(&uuid);
             Ok(())
         });
         if let Err(error) = kept.and_then(|()| self.publish(&volume)) {
-            self.delete_unfinished(&volume, uuid);
+            self.delete_unfinished(&volume, uuid, work);
             return Err(error);
         }
         self.tell_created(&volume, false);
-        self.state.settle()
+        self.state.settle(work)
     }
 
     /// Returns the definitions of all volumes.
@@ -111,10 +111,10 @@ impl Volumes {
     }
 
     /// Deletes a new volume that could not be stored or exported. The state has it as deleted meanwhile.
-    fn delete_unfinished(&self, volume: &Definition, uuid: Uuid) {
+    fn delete_unfinished(&self, volume: &Definition, uuid: Uuid, work: &Work) {
         let name = &volume.name;
         let _ = self.withdraw(name, &ExportSet::NONE, ("stop", true));
-        let struck = self.state.change(|volumes, known| {
+        let struck = self.state.complete(work, |volumes, known| {
             volumes.retain(|entry| entry.volume.name != *name);
             known.deleted.insert(uuid);
             Ok(())
@@ -123,7 +123,7 @@ impl Volumes {
             tracing::error!(volume = %name, "cannot remove the unfinished volume from the state: {error}");
         }
         match self.host.delete(volume, true, &Arc::default()) {
-            Ok(_) => self.forget_deleted(uuid),
+            Ok(_) => self.forget_deleted(uuid, work),
             Err(error) => {
                 tracing::error!(volume = %name, "cannot delete the unfinished volume: {error}");
             }
@@ -180,14 +180,14 @@ impl Volumes {
             volume.uuid = own.first().and_then(|own| own.uuid);
         }
         // Detects a state that cannot be written before anything is changed.
-        self.state.check()?;
+        self.state.check(work)?;
         let copied = self.host.adopt(&mut volume, force, work)?;
         self.note_failure(&name, None);
         volume.version += 1;
         self.host.note_positions();
         let entry = self.remembered(volume);
         let volume = entry.volume.clone();
-        let stored = self.state.change(|volumes, known| {
+        let stored = self.state.complete(work, |volumes, known| {
             accept(copied, &volume, volumes, known);
             volume.uuid.map(|uuid| known.deleted.remove(&uuid));
             put(volumes, entry);

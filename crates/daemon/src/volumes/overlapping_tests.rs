@@ -127,7 +127,7 @@ fn what_others_change_during_a_command_stays() {
                 all.iter_mut().for_each(|entry| entry.volume.settings.cache_dirty_high = 88);
                 Ok(())
             };
-            volumes.state.change(change).expect("writable");
+            volumes.state.change(&Work::default(), change).expect("writable");
         });
         if fails {
             daemon.fail(verb);

@@ -9,6 +9,7 @@ use super::Volumes;
 use crate::host_api::Definition;
 use crate::preflight;
 use crate::state::{Remembered, entry_of};
+use crate::work::Work;
 
 impl Volumes {
     /// Changes settings; those of a stopped volume take effect at its next start.
@@ -35,7 +36,7 @@ impl Volumes {
             }
             let sharing = this.sharing(&wanted);
             // Stored first: if the daemon dies in between, the next start applies it.
-            let (old, volume) = this.state.change(|volumes, _| {
+            let (old, volume) = this.state.change(work, |volumes, _| {
                 let entry = entry_of(volumes, &wanted.name)?;
                 let old = entry.volume.clone();
                 request.settings.apply(&mut entry.volume.settings)?;
@@ -46,7 +47,7 @@ impl Volumes {
             })?;
             if this.is_served(&volume.name) {
                 this.apply(&volume, &old, work)
-                    .inspect_err(|_| this.unset(&volume, &old, &sharing))?;
+                    .inspect_err(|_| this.unset(&volume, &old, &sharing, work))?;
             }
             this.tell_settings(&old, &volume);
             Ok(())
@@ -54,8 +55,8 @@ impl Volumes {
     }
 
     /// Reverts stored settings that could not be applied. The version stays incremented.
-    fn unset(&self, volume: &Definition, old: &Definition, sharing: &[VolumeName]) {
-        self.undo(|volumes| {
+    fn unset(&self, volume: &Definition, old: &Definition, sharing: &[VolumeName], work: &Work) {
+        self.undo(work, |volumes| {
             let entry = entry_of(volumes, &volume.name)?;
             let present = entry.volume.settings.clone();
             entry.volume.settings = old.settings.clone();

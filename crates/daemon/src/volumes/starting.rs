@@ -148,7 +148,7 @@ impl Volumes {
         self.check_own_devices(&volume)?;
         if !started {
             // Stored first: a start that cannot be stored is not begun.
-            let stored = self.state.edit(&name, |entry| {
+            let stored = self.state.edit(&name, work, |entry| {
                 entry.started = true;
                 entry.volume.version += 1;
             })?;
@@ -157,10 +157,10 @@ impl Volumes {
         let result = self.host.start(&volume, how, work);
         self.waiting().remove(&name);
         match result {
-            Ok(copied) => self.started(&volume, copied, how.force),
+            Ok(copied) => self.started(&volume, copied, how.force, work),
             Err(StartError::Unknown(_)) if deleting => {
                 tracing::info!(volume = %name, "its deletion had been completed");
-                self.remove(&volume);
+                self.remove(&volume, work);
                 Err(not_found(&name))
             }
             Err(error) => {
@@ -168,7 +168,7 @@ impl Volumes {
                 self.note_failure(&name, Some(&error));
                 self.tell_start_failed(&name, &error);
                 if !started {
-                    self.undo(|volumes| {
+                    self.undo(work, |volumes| {
                         entry_of(volumes, &name)?.started = false;
                         Ok(())
                     });
@@ -179,10 +179,16 @@ impl Volumes {
     }
 
     /// Stores what a start has found out, and lets clients see the volume.
-    fn started(&self, volume: &Definition, copied: Copied, force: bool) -> Result<(), ApiError> {
+    fn started(
+        &self,
+        volume: &Definition,
+        copied: Copied,
+        force: bool,
+        work: &Work,
+    ) -> Result<(), ApiError> {
         let name = &volume.name;
         let Remembered { volume: now, origin_bytes, .. } = self.remembered(volume.clone());
-        let stored = self.state.change(|volumes, known| {
+        let stored = self.state.complete(work, |volumes, known| {
             accept(copied, &now, volumes, known);
             let entry = entry_of(volumes, name)?;
             (entry.volume.uuid, entry.volume.cache_uuid) = (now.uuid, now.cache_uuid);
@@ -202,7 +208,7 @@ impl Volumes {
                 if let Err(error) = self.host.stop(volume, true, &Arc::default()) {
                     tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
                 }
-                self.undo(|volumes| {
+                self.undo(work, |volumes| {
                     entry_of(volumes, name)?.started = false;
                     Ok(())
                 });

@@ -1,0 +1,205 @@
+//! Who writes the state, one after the other, and how long commands wait for a directory that does not answer.
+//!
+//! A command that waits for its turn has changed nothing: it can be withdrawn, and fails. A write that has begun cannot be
+//! called back, so its command is told to be under way, and goes on when the directory answers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_threads::{Condvar, Instant, Mutex, sync_channel};
+
+use super::work::Work;
+
+/// How long a command waits for the directory before it is told that this does not answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a cancelled command waits for a write to end by itself.
+const GIVING_UP: Duration = Duration::from_secs(1);
+
+/// How often a command that waits checks whether to give up.
+const STEP: Duration = Duration::from_millis(25);
+
+/// Whether a change of the state may be left out if its command is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Yes, unless the command has committed.
+    Begins,
+    /// No: it completes what lasts already, or takes something back.
+    Ends,
+}
+
+/// The turns of those who write the state.
+pub(crate) struct Writer {
+    dir: PathBuf,
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+/// The right to write the state, until it is dropped.
+pub(crate) struct Turn<'a>(&'a Writer);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock() = false;
+        self.0.free.notify_all();
+    }
+}
+
+impl Writer {
+    /// Begins with nobody's turn. `dir`: the directory, for messages.
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Writer { dir, taken: Mutex::new(false), free: Condvar::new() }
+    }
+
+    fn silent(&self) -> String {
+        format!("the state directory {} does not answer", self.dir.display())
+    }
+
+    /// Waits for the turn.
+    ///
+    /// # Errors
+    /// The command was cancelled, or has waited for too long, and was withdrawn: it has changed nothing.
+    pub(crate) fn turn(&self, work: &Work, change: Change) -> Result<Turn<'_>, ApiError> {
+        let since = Instant::now();
+        let mut taken = self.taken.lock();
+        while *taken {
+            let is_long = since.elapsed() >= PATIENCE;
+            if work.is_cancelled() || is_long {
+                if change == Change::Begins && work.withdraw() {
+                    return Err(match is_long {
+                        true => ApiError::failed(format!("{}; nothing was changed", self.silent())),
+                        false => {
+                            let message = format!("cancelled while {}", self.silent());
+                            ApiError::new(ErrorKind::Cancelled, message)
+                        }
+                    });
+                }
+                self.note_late(work);
+            }
+            taken = self.free.wait_timeout(taken, STEP).0;
+        }
+        *taken = true;
+        work.is_in_time();
+        Ok(Turn(self))
+    }
+
+    fn note_late(&self, work: &Work) {
+        let message = format!(
+            "{}: the command has begun, and is completed or taken back when it answers",
+            self.silent()
+        );
+        work.is_late(ApiError::new(ErrorKind::UnderWay, message));
+    }
+}
+
+impl Turn<'_> {
+    /// Runs `write` on a thread of its own, and waits for its end.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        work: &Work,
+        write: impl Fn() -> T + Clone + Send + 'static,
+    ) -> T {
+        let (tell, told) = sync_channel(1);
+        let own = write.clone();
+        let spawned = forebay_threads::spawn("state", move || drop(tell.send(own())));
+        if spawned.is_err() {
+            return write();
+        }
+        let since = Instant::now();
+        let mut cancelled: Option<Instant> = None;
+        loop {
+            match told.recv_timeout(STEP) {
+                Ok(result) => {
+                    work.is_in_time();
+                    return result;
+                }
+                // It has panicked.
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return write(),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            let asked = work.is_cancelled()
+                && cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP;
+            if asked || since.elapsed() >= PATIENCE {
+                self.0.note_late(work);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A writer whose turn another one has until the sender is dropped.
+    fn taken() -> (Arc<Writer>, forebay_threads::SyncSender<()>) {
+        let writer = Arc::new(Writer::new("/state".into()));
+        let (end, ends) = sync_channel::<()>(1);
+        let (tell, told) = sync_channel(1);
+        let own = writer.clone();
+        let thread = forebay_threads::spawn("other", move || {
+            let turn = own.turn(&Work::default(), Change::Begins).expect("free");
+            let _ = tell.send(());
+            turn.run(&Work::default(), || ());
+            let _ = ends.recv();
+        });
+        drop(thread.expect("a thread"));
+        told.recv().expect("it has its turn");
+        (writer, end)
+    }
+
+    #[test]
+    fn a_command_that_waits_for_its_turn_is_withdrawn_when_it_is_cancelled() {
+        let (writer, end) = taken();
+        let work = Arc::new(Work::default());
+        let cancels = work.clone();
+        let thread = forebay_threads::spawn("cancels", move || cancels.cancel());
+        let error = writer.turn(&work, Change::Begins).err().expect("cancelled");
+        drop(thread.expect("a thread"));
+        assert_eq!(error.kind, ErrorKind::Cancelled);
+        assert!(error.message.contains("/state does not answer"), "{error}");
+        assert!(work.commit().is_err(), "it has no effect any more");
+        drop(end);
+        drop(writer.turn(&Work::default(), Change::Begins).expect("free again"));
+    }
+
+    #[test]
+    fn one_that_has_begun_or_takes_something_back_is_late_and_goes_on() {
+        for (committed, change) in [(true, Change::Begins), (false, Change::Ends)] {
+            let (writer, end) = taken();
+            let work = Arc::new(Work::default());
+            assert!(!committed || work.commit().is_ok());
+            work.cancel();
+            let own = work.clone();
+            let waits = forebay_threads::spawn("waits", move || {
+                let turn = writer.turn(&own, change).expect("it waits");
+                turn.run(&own, || 7)
+            });
+            while work.late().is_none() {
+                forebay_threads::yield_now();
+            }
+            assert_eq!(work.late().map(|late| late.kind), Some(ErrorKind::UnderWay));
+            drop(end);
+            assert_eq!(waits.expect("a thread").join().ok(), Some(7));
+            assert!(work.late().is_none(), "it waits for nothing any more");
+        }
+    }
+
+    #[test]
+    fn a_write_that_takes_long_is_told_to_a_cancelled_command_and_ends() {
+        let writer = Writer::new("/state".into());
+        let work = Arc::new(Work::default());
+        work.cancel();
+        let turn = writer.turn(&work, Change::Begins).expect("free");
+        let told = work.clone();
+        let result = turn.run(&work, move || {
+            while told.late().is_none() {
+                forebay_threads::yield_now();
+            }
+            told.late().map(|late| late.kind)
+        });
+        assert_eq!((result, work.late().is_some()), (Some(ErrorKind::UnderWay), false));
+    }
+}
