@@ -321,6 +321,12 @@ pub(crate) trait Host: Send + Sync {
     /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns soon.
     fn look_at_paths(&self) {}
 
+    /// Applies the settings that a served volume shares with others of its cache, as the state has them, to all of these.
+    ///
+    /// # Errors
+    /// It is not served, or the cache device fails.
+    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
+
     /// Applies the settings in the definition to a served volume. Leaving writeback first writes
     /// all dirty blocks to the origin; requests are served meanwhile.
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;

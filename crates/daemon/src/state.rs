@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_admin::{ApiError, ErrorKind, Settings, VolumeName};
 use forebay_format::Uuid;
 use forebay_threads::Mutex;
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ pub(crate) struct State {
     dir: PathBuf,
     /// Who writes the file; readers do not wait for it.
     writer: Writer,
-    volumes: Mutex<Vec<Remembered>>,
+    volumes: Arc<Mutex<Vec<Remembered>>>,
     known: Arc<Known>,
     events: Arc<Events>,
     /// The facts as last written to the file.
@@ -129,7 +129,7 @@ impl State {
         Ok(State {
             dir: dir.to_owned(),
             writer: Writer::new(dir.to_owned()),
-            volumes: Mutex::new(volumes),
+            volumes: Arc::new(Mutex::new(volumes)),
             known: Arc::new(Known::new(facts.clone())),
             events: Events::open(dir),
             written: Mutex::new(facts),
@@ -165,6 +165,11 @@ impl State {
     /// Returns the directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns what the data path sees of the volumes.
+    pub(crate) fn newest(&self) -> Newest {
+        Newest(self.volumes.clone())
     }
 
     /// Returns every volume, in the order of creation.
@@ -357,6 +362,19 @@ impl State {
         let written = self.written.lock().clone();
         let news = *self.known.facts() != written || self.is_doubtful();
         if news { self.change(&Work::default(), |_, _| Ok(())) } else { Ok(()) }
+    }
+}
+
+/// The newest settings of all volumes, for those who apply some of them.
+#[derive(Clone, Default)]
+pub(crate) struct Newest(Arc<Mutex<Vec<Remembered>>>);
+
+impl Newest {
+    /// Returns the settings of a volume; `None`: the state does not have it yet.
+    pub(crate) fn settings(&self, name: &VolumeName) -> Option<Settings> {
+        let volumes = self.0.lock();
+        let mut entries = volumes.iter().map(|entry| &entry.volume);
+        entries.find(|volume| volume.name == *name).map(|volume| volume.settings.clone())
     }
 }
 

@@ -341,6 +341,10 @@ impl Host for FakeHost {
         self.ask("stop", &volume.name, "", work)
     }
 
+    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("share", name, "", work)
+    }
+
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         self.ask("set", &volume.name, "", work)?;
         if let Some(running) = self.running.lock().get_mut(&volume.name) {

@@ -93,7 +93,7 @@ fn record_with(settings: &Settings, old: &VolumeRecord) -> VolumeRecord {
 
 impl EngineLane {
     /// Creates a volume on an open cache and starts it. The origin is taken as it is. Settings that
-    /// all volumes share, such as the watermarks, stay as the cache's volumes have them.
+    /// all volumes share, such as the policy, stay as the cache's volumes have them.
     ///
     /// # Errors
     /// The name is taken, the settings contradict each other, the origin is empty or cannot be
@@ -113,17 +113,16 @@ impl EngineLane {
                 format!("the origin {} is empty", spec.origin),
             ));
         }
-        if let Some(other) = self.cache.store.volumes().first() {
-            let policy = spec.settings.policy;
-            spec.settings.share(&settings_of(other));
-            spec.settings.policy = policy;
-        }
         let name = spec.name.clone();
         let sectors = sectors::of_new(&*origin, spec.settings.sector_size)?;
-        let mut tags = spec.settings.to_tags();
-        sectors::record(sectors, &mut tags);
         let (samples, settled) = self.sample(&origin, size).await?;
         self.store.rest_volume_ids().await?;
+        let turn = self.cache.settings_gate.enter().await;
+        if let Some(other) = self.cache.store.volumes().first() {
+            spec.settings.share(&settings_of(other));
+        }
+        let mut tags = spec.settings.to_tags();
+        sectors::record(sectors, &mut tags);
         let id = self
             .store
             .change_volumes(|volumes, next| {
@@ -151,6 +150,7 @@ impl EngineLane {
                 Ok(id)
             })
             .await?;
+        drop(turn);
         let blocks = (size + spec.alignment).div_ceil(block.bytes());
         let added = self.take_space(id, blocks, &*origin, spec.uuid).await;
         if let Err(error) = added {
@@ -199,23 +199,25 @@ impl EngineLane {
     /// # Errors
     /// There is no such volume, the settings contradict each other, or the cache device fails.
     pub async fn set(self: &Rc<Self>, name: &str, settings: Settings) -> Result<(), EngineError> {
-        self.set_unless(name, settings, || Ok(())).await
+        self.change(name, |_| settings, || Ok(())).await
     }
 
-    /// As [`EngineLane::set`]. `commit` is asked right before the settings are stored.
+    /// As [`EngineLane::set`], with the settings that `next` makes of the present ones: no other change of the cache's
+    /// volumes comes in between. `commit` is asked right before the settings are stored.
     ///
     /// # Errors
     /// As there, or it is cancelled.
-    pub async fn set_unless(
+    pub async fn change(
         self: &Rc<Self>,
         name: &str,
-        settings: Settings,
+        next: impl FnOnce(Settings) -> Settings,
         commit: impl FnOnce() -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
-        fitting(&settings)?;
         self.index_loaded().await?;
         let _turn = self.cache.settings_gate.enter().await;
+        let settings = next(volume.settings());
+        fitting(&settings)?;
         // The new settings of all volumes. None takes effect before all are durable.
         let mut wanted: Vec<(Arc<Volume>, Settings)> = Vec::new();
         for started in self.cache.volumes() {

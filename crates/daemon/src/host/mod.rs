@@ -70,7 +70,7 @@ use super::host_api::{
 use super::known::Known;
 use super::ledger::Notes;
 use super::notify::Ending;
-use super::state::State;
+use super::state::{Newest, State};
 use super::work::Work;
 use crate::curve::Sizes;
 use crate::ring_remedy;
@@ -157,6 +157,7 @@ pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
         served: Arc::new(Served::new(ram, shown)),
         front_ends: front_ends.to_vec(),
         lists: records.lists,
+        newest: records.newest,
         events: records.events,
         ending: ending.clone(),
     })))
@@ -166,6 +167,8 @@ pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
 pub(crate) struct Records {
     /// The positions of caches, which are checked and updated, and deleted volumes.
     known: Arc<Known>,
+    /// The volumes.
+    newest: Newest,
     /// Notes about dirty blocks.
     notes: Arc<Notes>,
     /// Lists of blocks.
@@ -182,6 +185,7 @@ impl Records {
     pub(crate) fn open(state: &State) -> Result<Self, ApiError> {
         Ok(Records {
             known: state.known().clone(),
+            newest: state.newest(),
             notes: Arc::new(Notes::open(state.dir())?),
             lists: Lists::open(state.dir())?,
             events: state.events().clone(),
@@ -229,6 +233,8 @@ pub(crate) struct EngineHost {
     served: Arc<Served>,
     front_ends: Vec<Arc<dyn FrontEnd>>,
     lists: Lists,
+    /// The settings that volumes of one cache share, as the state has them.
+    newest: Newest,
     events: Arc<Events>,
     /// Told of the progress of an end that takes long.
     ending: Arc<Ending>,
@@ -289,6 +295,10 @@ impl Host for Arc<EngineHost> {
 
     fn look_at_paths(&self) {
         EngineHost::look_at_paths(self);
+    }
+
+    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.share_newest(name, work)
     }
 
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {

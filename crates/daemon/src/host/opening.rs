@@ -196,7 +196,8 @@ impl EngineHost {
                 tracing::error!(volume = %volume.name, "cannot undo that it was renamed on its cache device: {error}");
             }
         })?;
-        if attached.settings() != wanted {
+        let wanted = self.with_newest(&volume.name, wanted);
+        if attached.settings() != wanted(attached.settings()) {
             let _wait = self.served.wait_for(&volume.name, &volume.cache);
             if let Err(error) = self.apply(place, &volume.name, wanted) {
                 // A volume that is only half started is stopped again.

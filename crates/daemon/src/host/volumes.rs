@@ -68,16 +68,61 @@ impl EngineHost {
         }
     }
 
+    /// Changes the settings of a volume: `next` makes them of the present ones, and is asked when no other change of its
+    /// cache comes in between.
     pub(super) fn apply(
         &self,
         place: &Place,
         name: &VolumeName,
-        wanted: Settings,
+        next: impl FnOnce(Settings) -> Settings + Send + 'static,
     ) -> Result<(), ApiError> {
         let (number, name) = (place.number, name.to_string());
         self.lanes.run(0, move |state| async move {
-            state.engine(number)?.set(&name, wanted).await.map_err(faults::engine)
+            let changed = state.engine(number)?.change(&name, next, || Ok(())).await;
+            changed.map_err(faults::engine)
         })?
+    }
+
+    /// Returns what makes `wanted` of the present settings of a volume, but for those that volumes of its cache share. These
+    /// are as the state has them when they are applied: commands for other volumes may have changed them since.
+    pub(super) fn with_newest(
+        &self,
+        name: &VolumeName,
+        wanted: Settings,
+    ) -> impl Fn(Settings) -> Settings + Send + use<> {
+        let (newest, name) = (self.newest.clone(), name.clone());
+        move |present| {
+            let mut next = wanted.clone();
+            next.share(&newest.settings(&name).unwrap_or(present));
+            next
+        }
+    }
+
+    /// See [`crate::host_api::Host::share`].
+    pub(super) fn share_newest(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let own = name.clone();
+        self.attended(name, work, move |host, work| {
+            let running = host.served.get(&own)?;
+            let cache = host.served.definition(&own).map_or_else(String::new, |it| it.cache);
+            let _wait = host.served.wait_for(&own, &cache);
+            let (number, name, work) = (running.place.number, own.to_string(), work.clone());
+            let (newest, named) = (host.newest.clone(), own.clone());
+            let next = move |mut present: Settings| {
+                if let Some(newest) = newest.settings(&named) {
+                    present.share(&newest);
+                }
+                present
+            };
+            host.lanes.run(0, move |state| async move {
+                let commit = || work.commit().map(drop);
+                let changed = state.engine(number)?.change(&name, next, commit).await;
+                changed.map_err(faults::engine)
+            })?
+        })
     }
 
     /// See [`crate::host_api::Host::stop`]. A volume whose cache is in RAM is drained
@@ -125,8 +170,8 @@ impl EngineHost {
         let settled = {
             let _wait = self.served.wait_for(name, &cache);
             if let Some(version) = version {
-                let wanted = Settings { version, ..running.volume.settings() };
-                if let Err(error) = self.apply(place, name, wanted) {
+                let next = move |present| Settings { version, ..present };
+                if let Err(error) = self.apply(place, name, next) {
                     tracing::debug!(volume = %name, "cannot record its version on the cache device: {error}");
                 }
             }
@@ -238,10 +283,10 @@ impl EngineHost {
         let stored = {
             let _wait = self.served.wait_for(name, &volume.cache);
             let (number, own, work) = (running.place.number, name.to_string(), work.clone());
-            let wanted = wanted.clone();
+            let next = self.with_newest(name, wanted.clone());
             self.lanes.run(0, move |state| async move {
                 let commit = || work.commit().map(drop);
-                let set = state.engine(number)?.set_unless(&own, wanted, commit).await;
+                let set = state.engine(number)?.change(&own, next, commit).await;
                 set.map_err(faults::engine)
             })
         };
@@ -257,7 +302,8 @@ impl EngineHost {
             let _wait = self.served.wait_for(name, &volume.cache);
             // Nothing was stored before the commit point. Restoring it then could undo a later command.
             if work.has_committed()
-                && let Err(error) = self.apply(&running.place, name, before.clone())
+                && let Err(error) =
+                    self.apply(&running.place, name, self.with_newest(name, before.clone()))
             {
                 tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");
             }

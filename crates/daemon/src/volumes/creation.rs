@@ -6,7 +6,7 @@ use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::ExportSet;
 use forebay_format::Uuid;
 
-use super::setting::share;
+use super::setting::join;
 use super::starting::accept;
 use super::{ANSWER_PATIENCE, Volumes};
 use crate::host_api::{Definition, Existing, fresh_uuid};
@@ -52,10 +52,11 @@ impl Volumes {
         }
         let sharing = self.sharing(&volume);
         self.host.note_positions();
-        let entry = self.remembered(volume.clone());
+        let mut entry = self.remembered(volume.clone());
         // Before clients see it: what they write is there after a crash.
         let kept = self.state.complete(work, |volumes, known| {
-            share(volumes, &sharing, &entry.volume);
+            // Others may have changed them since, and the data path has them from there.
+            join(volumes, &sharing, &mut entry.volume);
             put(volumes, entry);
             known.deleted.remove(&uuid);
             Ok(())
@@ -185,10 +186,11 @@ impl Volumes {
         self.note_failure(&name, None);
         volume.version += 1;
         self.host.note_positions();
-        let entry = self.remembered(volume);
-        let volume = entry.volume.clone();
+        let mut entry = self.remembered(volume);
+        let (volume, sharing) = (entry.volume.clone(), self.sharing(&entry.volume));
         let stored = self.state.complete(work, |volumes, known| {
             accept(copied, &volume, volumes, known);
+            join(volumes, &sharing, &mut entry.volume);
             volume.uuid.map(|uuid| known.deleted.remove(&uuid));
             put(volumes, entry);
             Ok(())
@@ -199,6 +201,7 @@ impl Volumes {
             }
         })?;
         self.tell_created(&volume, true);
+        self.catch_up(&volume, work);
         self.publish(&volume)
     }
 }

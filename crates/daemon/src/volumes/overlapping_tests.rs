@@ -1,5 +1,7 @@
 //! Commands in each other's way: late ones, given up ones, and changes made meanwhile.
 
+use forebay_core::ReplacementKind;
+
 use super::*;
 
 /// Waits until the host has been asked this, and is no longer at it.
@@ -212,4 +214,49 @@ fn a_command_that_may_not_survive_a_power_cut_says_so() {
     crate::replace::failing::set(&dir, false);
     let daemon = daemon.restart();
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
+}
+
+#[test]
+fn what_volumes_of_a_cache_share_comes_into_force_although_the_one_that_is_set_is_stopped() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.create("b", "other").expect("good");
+    daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
+    let set = |text: &str| {
+        let settings = Assignments::parse([text]).expect("good");
+        daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))
+    };
+    let asked = || daemon.host.asked.lock().last().cloned();
+    let policies = || {
+        let volumes = daemon.volumes.state.volumes().into_iter();
+        volumes.map(|entry| entry.volume.settings.policy).collect::<Vec<_>>()
+    };
+    set("idle=7s").expect("good");
+    assert_ne!(asked().as_deref(), Some("share b"), "nothing is shared");
+    set("policy=lru").expect("good");
+    assert_eq!(asked().as_deref(), Some("share b"));
+    assert_eq!(policies(), [ReplacementKind::Lru; 2]);
+    // What cannot be applied is taken back, in the data path too if that has it meanwhile.
+    daemon.fail("share b");
+    set("policy=fifo").expect_err("told to fail");
+    assert_eq!(policies(), [ReplacementKind::Lru; 2]);
+    assert_eq!(daemon.host.asked.lock().iter().filter(|asked| *asked == "share b").count(), 3);
+}
+
+#[test]
+fn a_new_volume_takes_over_what_others_have_changed_while_it_was_created() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    let volumes = daemon.volumes.clone();
+    daemon.on("create b join", move || {
+        let change = |volumes: &mut Vec<Remembered>, _: &mut _| {
+            entry_of(volumes, &name("a"))?.volume.settings.policy = ReplacementKind::Lru;
+            Ok(())
+        };
+        volumes.state.change(&Work::default(), change).expect("writable");
+    });
+    daemon.create("b", "other").expect("good");
+    let volumes = daemon.volumes.state.volumes().into_iter();
+    let policies: Vec<_> = volumes.map(|entry| entry.volume.settings.policy).collect();
+    assert_eq!(policies, [ReplacementKind::Lru; 2]);
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, OperationId, SetRequest, VolumeName};
+use forebay_admin::{ApiError, Assignments, OperationId, SetRequest, VolumeName};
 use forebay_core::Caching;
 
-use super::Volumes;
+use super::{ANSWER_PATIENCE, Volumes};
 use crate::host_api::Definition;
 use crate::preflight;
 use crate::state::{Remembered, entry_of};
@@ -34,28 +34,87 @@ impl Volumes {
                 // Its dirty blocks are written to the origin first.
                 this.check_served(&wanted.name, "pause")?;
             }
-            let sharing = this.sharing(&wanted);
             // Stored first: if the daemon dies in between, the next start applies it.
-            let (old, volume) = this.state.change(work, |volumes, _| {
-                let entry = entry_of(volumes, &wanted.name)?;
-                let old = entry.volume.clone();
-                request.settings.apply(&mut entry.volume.settings)?;
-                entry.volume.version += 1;
-                let volume = entry.volume.clone();
-                share(volumes, &sharing, &volume);
-                Ok((old, volume))
-            })?;
-            if this.is_served(&volume.name) {
-                this.apply(&volume, &old, work)
-                    .inspect_err(|_| this.unset(&volume, &old, &sharing, work))?;
-            }
+            let (old, volume, sharing) = this.store_settings(&wanted, &request.settings, work)?;
+            this.apply_or_share(&volume, &old, &sharing, work)
+                .inspect_err(|_| this.unset(&volume, &old, work))?;
             this.tell_settings(&old, &volume);
             Ok(())
         })
     }
 
+    /// Stores changed settings of a volume. Returns it before and after the change, and the volumes that share some of them.
+    fn store_settings(
+        &self,
+        wanted: &Definition,
+        settings: &Assignments,
+        work: &Work,
+    ) -> Result<(Definition, Definition, Vec<VolumeName>), ApiError> {
+        loop {
+            let known = self.state.names();
+            let sharing = self.sharing(wanted);
+            let stored = self.state.change(work, |volumes, _| {
+                if !volumes.iter().map(|entry| &entry.volume.name).eq(&known) {
+                    // A new one may share them.
+                    return Ok(None);
+                }
+                let entry = entry_of(volumes, &wanted.name)?;
+                let old = entry.volume.clone();
+                settings.apply(&mut entry.volume.settings)?;
+                entry.volume.version += 1;
+                let volume = entry.volume.clone();
+                share(volumes, &sharing, &volume);
+                Ok(Some((old, volume)))
+            })?;
+            if let Some((old, volume)) = stored {
+                return Ok((old, volume, sharing));
+            }
+        }
+    }
+
+    /// Applies stored settings to a served volume, or those that it shares to another volume of its cache that is served.
+    fn apply_or_share(
+        &self,
+        volume: &Definition,
+        old: &Definition,
+        sharing: &[VolumeName],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        if self.is_served(&volume.name) {
+            return self.apply(volume, old, work);
+        }
+        match old.settings.clone().share(&volume.settings) {
+            true => self.share_out(sharing, work),
+            false => Ok(()),
+        }
+    }
+
+    /// Applies the settings that volumes of one cache share to the first of these that is served: they hold for all then.
+    pub(super) fn share_out(
+        &self,
+        sharing: &[VolumeName],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let served = sharing.iter().find(|name| self.is_served(name));
+        let Some(name) = served else { return Ok(()) };
+        self.host.share(name, work)
+    }
+
+    /// Applies shared settings that another command has changed while a volume was started as `started` says: until it was
+    /// served, that command did not apply them to it.
+    pub(super) fn catch_up(&self, started: &Definition, work: &Work) {
+        let newest = self.state.volume(&started.name).map(|entry| entry.volume.settings);
+        if newest.is_ok_and(|newest| started.settings.clone().share(&newest))
+            && let Err(error) = self.host.share(&started.name, &work.beside(ANSWER_PATIENCE))
+        {
+            tracing::warn!(volume = %started.name, "shared settings that were changed meanwhile are not in force: {error}");
+        }
+    }
+
     /// Reverts stored settings that could not be applied. The version stays incremented.
-    fn unset(&self, volume: &Definition, old: &Definition, sharing: &[VolumeName], work: &Work) {
+    fn unset(&self, volume: &Definition, old: &Definition, work: &Work) {
+        // New ones among them have taken over what is taken back.
+        let sharing = &self.sharing(volume);
         self.undo(work, |volumes| {
             let entry = entry_of(volumes, &volume.name)?;
             let present = entry.volume.settings.clone();
@@ -69,6 +128,14 @@ impl Volumes {
             }
             Ok(())
         });
+        if !old.settings.clone().share(&volume.settings) {
+            return;
+        }
+        // A command for another volume may have applied them meanwhile.
+        let all: Vec<_> = sharing.iter().chain([&volume.name]).cloned().collect();
+        if let Err(error) = self.share_out(&all, &work.beside(ANSWER_PATIENCE)) {
+            tracing::warn!(volume = %volume.name, "shared settings that were taken back stay in force until they are changed, or the volumes of the cache are started again: {error}");
+        }
     }
 
     /// Returns the other volumes on the same cache device.
@@ -81,8 +148,15 @@ impl Volumes {
     }
 }
 
+/// Has a volume that is new to the state take over the settings that it shares with others of its cache.
+pub(super) fn join(volumes: &[Remembered], sharing: &[VolumeName], volume: &mut Definition) {
+    if let Some(other) = volumes.iter().find(|other| sharing.contains(&other.volume.name)) {
+        volume.settings.share(&other.volume.settings);
+    }
+}
+
 /// Copies the settings that volumes of one cache share from `volume` to the others.
-pub(super) fn share(volumes: &mut [Remembered], sharing: &[VolumeName], volume: &Definition) {
+fn share(volumes: &mut [Remembered], sharing: &[VolumeName], volume: &Definition) {
     for other in volumes.iter_mut().filter(|other| sharing.contains(&other.volume.name)) {
         other.volume.settings.share(&volume.settings);
     }

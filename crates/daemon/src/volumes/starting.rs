@@ -221,6 +221,7 @@ impl Volumes {
         }
         self.note_failure(name, None);
         self.tell_started(name, force);
+        self.catch_up(&now, work);
         self.publish(&now)
     }
 }
