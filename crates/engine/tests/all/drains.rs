@@ -1,13 +1,16 @@
 //! Drains of volumes whose clients go on writing, and whose origin does not take everything.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op};
+use forebay_device::DeviceOp;
 use forebay_engine::{EngineError, EngineLane, LaneVolume, Settings};
 use forebay_testkit::{Faults, OpKind, faulty, ram};
+use parking_lot::Mutex;
 
 use crate::world::{World, settings};
 
@@ -123,4 +126,47 @@ fn a_volume_is_deleted_although_clients_write_all_the_time() {
         .start(|engine| async move { engine.delete("data", false, |_| Ok(()), || Ok(())).await });
     bench.rewrite_until(|| has_ended(&deleted));
     deleted.take().expect("it has ended").expect("deleted");
+}
+
+#[test]
+fn after_a_doubt_only_what_was_sent_before_it_is_written_again() {
+    let bench = Bench::new();
+    let (last, discarded) = (2048, 8000);
+    (0..last).chain([discarded]).for_each(|block| _ = bench.write(block));
+    let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let (all, clock) = (seen.clone(), bench.world.clock.clone());
+    bench.faults.observe(move |op| {
+        if let (DeviceOp::Write { .. }, Some(range)) = (op, op.range()) {
+            all.lock().push(range.start / BLOCK);
+        }
+        clock.pass(Duration::from_millis(1));
+    });
+    let drained = bench.start(|engine| async move { engine.drain("data", |_| Ok(())).await });
+    while seen.lock().len() < 200 {
+        bench.world.advance(Duration::from_millis(1));
+    }
+    // Nobody knows what a discard that fails has left there, and of what was written until then.
+    let range = discarded * BLOCK..(discarded + 1) * BLOCK;
+    bench.faults.fail_next(OpKind::Discard, range.clone(), 1);
+    bench.faults.fail_next(OpKind::Write, range.clone(), 1);
+    let failed = bench.world.outcome(&bench.target, Op::Discard, range.start, BLOCK, None);
+    assert!(failed.is_err() && !has_ended(&drained));
+    // Those that were under way then count as sent before.
+    let doubt = seen.lock().len() + 128;
+    while !has_ended(&drained) {
+        bench.world.advance(Duration::from_millis(100));
+    }
+    drained.take().expect("it has ended").expect("everything is written at last");
+    let seen = seen.lock();
+    let again: BTreeSet<u64> = {
+        let mut once = BTreeSet::new();
+        seen.iter().copied().filter(|block| !once.insert(*block)).collect()
+    };
+    assert!(!again.is_empty(), "nothing was in doubt");
+    let later: BTreeSet<u64> =
+        seen.iter().skip(doubt).copied().filter(|block| *block != discarded).collect();
+    let sent_before: BTreeSet<u64> = seen.iter().take(doubt).copied().collect();
+    let needless: Vec<_> =
+        again.intersection(&later).filter(|block| !sent_before.contains(block)).collect();
+    assert!(needless.is_empty(), "written again without a doubt: {needless:?}");
 }
