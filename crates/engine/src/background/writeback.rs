@@ -33,6 +33,10 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 const GO_ON_FOR: u32 = 256;
 const GO_ON_UNTIL: Duration = Duration::from_secs(1);
 
+/// The longest pause after a failure while a drain waits: it gives up after a few seconds without progress, and one
+/// failure after many must not look like that.
+const DRAIN_RETRY: Duration = Duration::from_millis(500);
+
 /// How long writes through the cache may wait for their origin sync. A sync empties the disk's
 /// queue, so it should be rare; blocks not yet synced are written again after a crash.
 const THROUGH_SYNC: Duration = Duration::from_secs(1);
@@ -254,7 +258,8 @@ impl Writeback {
             Err(error) => {
                 (self.sweep_failed, self.failed_in_sweep) = (true, true);
                 volume.set_writeback_error(Some(error));
-                pause_for(&self.view, self.retry).await;
+                let most = if volume.drains.any() { DRAIN_RETRY } else { LONGEST_RETRY };
+                pause_for(&self.view, self.retry.min(most)).await;
                 volume.refused.count_anew();
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_core::{BlockSize, Mode, Op};
 use forebay_device::DeviceOp;
 use forebay_engine::{EngineError, EngineLane, LaneVolume, Settings};
-use forebay_testkit::{Faults, OpKind, faulty, ram};
+use forebay_testkit::{ANYWHERE, Faults, OpKind, faulty, ram};
 use parking_lot::Mutex;
 
 use crate::world::{World, settings};
@@ -85,6 +85,33 @@ fn a_drain_gives_up_a_range_that_the_origin_does_not_take_although_clients_write
     bench.rewrite_until(|| has_ended(&drained));
     let error = drained.take().expect("it has ended").expect_err("a block is not written");
     assert!(error.message.contains("cannot be written back"), "{error:?}");
+}
+
+/// Lets time pass until a drain has ended, for 20 seconds at most.
+fn end_of(bench: &Bench) -> Result<(), EngineError> {
+    let drained = bench.start(|engine| async move { engine.drain("data", |_| Ok(())).await });
+    for _ in 0..2000 {
+        if has_ended(&drained) {
+            break;
+        }
+        bench.world.advance(Duration::from_millis(10));
+    }
+    drained.take().expect("it has ended")
+}
+
+#[test]
+fn a_failed_sync_after_many_failures_does_not_end_a_drain() {
+    let bench = Bench::new();
+    bench.faults.fail(&[OpKind::Write]);
+    // Several syncs of the origin, of which the first fails.
+    (0..2000).for_each(|block| _ = bench.write(2 * block));
+    // The pauses between attempts grow to seconds meanwhile.
+    (0..2).for_each(|_| _ = end_of(&bench).expect_err("nothing is written"));
+    bench.faults.heal();
+    let failed = bench.faults.failed();
+    bench.faults.fail_next(OpKind::Sync, ANYWHERE, 1);
+    end_of(&bench).expect("the origin works");
+    assert_eq!(bench.faults.failed(), failed + 1, "a sync has failed");
 }
 
 #[test]
