@@ -362,7 +362,11 @@ impl Volumes {
             let stopped = this.host.stop(&volume, abandon, work);
             if !this.is_served(&name) {
                 this.tell_stopped(&name, force);
-                return stopped.and_then(|()| this.claims.check_free_of(&name));
+                let in_order = stopped.map_err(|mut error| {
+                    error.message = format!("it is stopped, but not in order: {}", error.message);
+                    error
+                });
+                return in_order.and_then(|()| this.claims.check_free_of(&name));
             }
             if stopped.is_err() {
                 this.publish_again(&volume);
