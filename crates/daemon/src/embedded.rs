@@ -15,6 +15,7 @@ use crate::hand_over::Items;
 use crate::host::{self, Opener, Parts, Records};
 use crate::http::{Content, HttpRequest};
 use crate::notify::{Ending, ServiceManager};
+use crate::raw_names::RawNames;
 use crate::signals::{End, StopRequest};
 use crate::state::State;
 use crate::volumes::{Programs, Volumes};
@@ -72,11 +73,7 @@ impl Embedded {
             ending: &ending,
         })?;
         let stop = Arc::<StopRequest>::default();
-        let programs = Programs {
-            hand_overs: environment.hand_overs,
-            end: stop.clone(),
-            ..Programs::default()
-        };
+        let programs = Programs::new(environment.hand_overs, &stop, RawNames::default());
         Ok(Embedded { volumes: Volumes::new(host, state, front_ends, programs), stop })
     }
 

@@ -15,6 +15,7 @@
 //! - [`devices`]: devices as the operator names them, and whether two names share bytes; [`content`]: what they hold
 //! - [`curve`]: cache sizes and their hit ratios
 //! - [`helper`]: steps that another process takes
+//! - [`planted`]: known bugs for the simulator
 //! - `replace`: replaces files of the state directory; `writer`: whose turn that is
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
@@ -64,6 +65,7 @@ mod metrics;
 mod notify;
 mod operations;
 pub mod paths;
+pub mod planted;
 mod preflight;
 mod pressure;
 mod raw_names;
@@ -214,12 +216,7 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     })?;
     front_ends::publish_raw(&front_ends, &options.raw)?;
     identities.bind(&host);
-    let programs = Programs {
-        hand_overs: inherited.hand_overs,
-        end: stop.clone(),
-        raw_names,
-        ..Programs::default()
-    };
+    let programs = Programs::new(inherited.hand_overs, &stop, raw_names);
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
     volumes.events().program_started(inherited.hand_overs);

@@ -9,6 +9,7 @@ use forebay_admin::{ApiError, ErrorKind, Operation, OperationId, OperationState,
 use forebay_threads::{Condvar, Instant, Mutex, MutexGuard};
 
 use super::work::Work;
+use crate::planted::{self, PlantedBug};
 
 /// How often a thread that waits for an operation checks whether the operation is late.
 const LOOKING: Duration = Duration::from_millis(50);
@@ -170,7 +171,9 @@ impl Operations {
             let message = "the daemon is about to hand over to another program; try again";
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
-        let excludes = |entry: &Entry| entry.volume == *volume && !beside.may_begin(entry);
+        let together = planted::has(PlantedBug::TwoAtOnce);
+        let excludes =
+            |entry: &Entry| entry.volume == *volume && !beside.may_begin(entry) && !together;
         if let Some((_, other)) = table.running().find(|(_, entry)| excludes(entry)) {
             return Err(other.busy());
         }
@@ -209,7 +212,8 @@ impl Operations {
                     tracing::warn!(volume = %entry.volume, verb = entry.verb, ?took, "failed: {error}");
                 }
             }
-            entry.ended = Some((took, result));
+            let hidden = planted::has(PlantedBug::CancelledIsDone) && entry.work.is_cancelled();
+            entry.ended = Some((took, if hidden { Ok(()) } else { result }));
         }
         table.forget_oldest();
         self.changed.notify_all();
@@ -265,6 +269,7 @@ impl Operations {
             let other = table.running().map(|(_, entry)| entry).take_while(earlier).find(|entry| {
                 entry.volume == *volume && !(beside.late && entry.work.late().is_some())
             });
+            let other = other.filter(|_| !planted::has(PlantedBug::SupersedesAtOnce));
             let Some(other) = other else { return Ok(()) };
             if other.work.late().is_some() || Instant::now() >= deadline {
                 return Err(other.busy());
@@ -305,7 +310,7 @@ impl Operations {
     pub(crate) fn close(&self) {
         let mut table = self.table();
         table.closed = true;
-        for (_, entry) in table.running() {
+        for (_, entry) in table.running().filter(|_| !planted::has(PlantedBug::EndCancelsNothing)) {
             entry.work.cancel();
         }
     }

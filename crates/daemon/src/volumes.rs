@@ -23,6 +23,7 @@ use super::operations::{Beside, Operations};
 use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
+use crate::planted::{self, PlantedBug};
 use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_threads::{Mutex, MutexGuard};
 
@@ -351,7 +352,7 @@ impl Volumes {
             // Stored first: a daemon that dies in between must not serve it again by itself.
             let stored = this.state.edit(&name, work, |entry| {
                 entry.volume.version += u64::from(entry.started);
-                entry.started = false;
+                entry.started = planted::has(PlantedBug::StopNotStored);
             });
             let Remembered { volume, .. } = stored.inspect_err(|_| this.publish_again(&volume))?;
             this.waiting().remove(&name);
@@ -444,7 +445,7 @@ impl Volumes {
                 .inspect_err(|_| this.publish_again(&volume))?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
                 this.publish_again(&volume);
-                if work.has_committed() {
+                if work.has_committed() && !planted::has(PlantedBug::DeletionForgotten) {
                     // The volume may have been struck from its cache device. A start that finds it there takes this back.
                     return;
                 }
@@ -471,7 +472,10 @@ impl Volumes {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let cancelled = |_| ApiError::new(ErrorKind::Cancelled, "cancelled");
-        let _effect = work.commit().map_err(cancelled)?;
+        let effect = work.commit().map_err(cancelled);
+        if !planted::has(PlantedBug::DeletedBeforeCommit) {
+            effect?;
+        }
         self.state.change(work, |volumes, known| {
             volumes.retain(|entry| entry.volume.name != volume.name);
             known.deleted.extend(volume.uuid);
@@ -512,6 +516,9 @@ impl Volumes {
     /// it.
     fn remove(&self, volume: &Definition, work: &Work) {
         self.note_failure(&volume.name, None);
+        if planted::has(PlantedBug::DeletedStays) {
+            return;
+        }
         if let Err(error) = self.state.remove(&volume.name, work) {
             tracing::error!(volume = %volume.name, "deleted, but cannot be removed from the state: {error}");
         }

@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::planted::{self, PlantedBug};
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_core::Cancelled;
 use forebay_threads::{Instant, Mutex, MutexGuard};
@@ -119,6 +120,7 @@ impl Work {
     pub(crate) fn commit(&self) -> Result<Effect, Cancelled> {
         let mut state = self.state();
         match state.phase {
+            _ if planted::has(PlantedBug::WithdrawnGoesOn) => state.phase = Phase::Committed,
             Phase::Preparing if !state.cancelled => state.phase = Phase::Committed,
             Phase::Preparing | Phase::Withdrawn => return Err(Cancelled),
             Phase::Committed => {}
@@ -141,7 +143,7 @@ impl Work {
     pub(crate) fn withdraw(&self) -> bool {
         let mut state = self.state();
         if state.phase == Phase::Committed {
-            return false;
+            return planted::has(PlantedBug::CommittedIsGivenUp);
         }
         (state.phase, state.cancelled) = (Phase::Withdrawn, true);
         true

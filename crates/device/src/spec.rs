@@ -301,7 +301,16 @@ impl DeviceSpec {
 
     /// Returns whether the size is given, so that a missing file is created.
     pub fn has_size(&self) -> bool {
-        matches!(self.place, Place::Ram { .. } | Place::Path { size: Some(_), .. })
+        self.size().is_some()
+    }
+
+    /// Returns the size in bytes, if it is given.
+    pub fn size(&self) -> Option<u64> {
+        match self.place {
+            Place::Ram { size } => Some(size),
+            Place::Path { size, .. } => size,
+            Place::Remote(_) => None,
+        }
     }
 
     /// Returns the modelled disk, if any.

@@ -63,6 +63,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "admin", "trace", "daemon", "testkit",
         ],
     ),
+    ("sim-control", &["core", "threads", "device", "lane", "engine", "admin", "daemon"]),
     ("sim", &["core", "format", "device", "lane", "policy", "store", "engine", "ram"]),
     ("stress", &["core", "format", "device", "lane", "store", "engine", "ram"]),
     (

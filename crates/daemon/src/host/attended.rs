@@ -9,6 +9,7 @@ use forebay_threads::{Condvar, Instant, Mutex, MutexGuard, sync_channel};
 
 use super::EngineHost;
 use super::lanes::unfinished;
+use crate::planted::{self, PlantedBug};
 use crate::work::Work;
 
 /// How often an operation checks whether to give up.
@@ -68,7 +69,7 @@ impl EngineHost {
             Arc::new(Meeting { stage: Mutex::new(Stage::AtWork), changed: Condvar::new() });
         let (host, own, own_work, own_name) =
             (self.clone(), meeting.clone(), work.clone(), name.clone());
-        let claim = work.claim();
+        let claim = work.claim().filter(|_| !planted::has(PlantedBug::ClaimEndsEarly));
         let spawned = forebay_threads::spawn("attended", move || {
             let result = forebay_threads::catch(|| job(&host, &own_work))
                 .unwrap_or_else(|_| Err(unfinished().into()));
@@ -103,6 +104,10 @@ impl EngineHost {
                     "the command has begun; it is completed or taken back when the device answers: {}",
                     error.message
                 );
+                if planted::has(PlantedBug::LateIsFailed) {
+                    *stage = Stage::Left;
+                    return Err(error.into());
+                }
                 work.is_late(ApiError::new(ErrorKind::UnderWay, message));
             }
             let waited = meeting.changed.wait_timeout(stage, STEP);

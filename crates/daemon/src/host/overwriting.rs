@@ -18,6 +18,7 @@ use super::inspect::{self, Content as Cache};
 use super::volumes::made;
 use crate::content::{self, Content};
 use crate::host_api::{Definition, Existing};
+use crate::planted::{self, PlantedBug};
 use crate::work::{Effect, Work};
 
 /// Bytes at the start that are wiped: behind them there is a mark only where libblkid finds one. Second
@@ -118,7 +119,8 @@ pub(super) fn may_format(
         let here = roots.superblock.cache;
         let own = volumes.iter().filter(|volume| volume.cache_uuid == Some(here));
         let own: Vec<&Definition> = own.collect();
-        if let Some(first) = own.first() {
+        let first = own.first().filter(|_| !planted::has(PlantedBug::ForceOverOwnCaches));
+        if let Some(first) = first {
             let names: Vec<&str> = own.iter().map(|volume| volume.name.as_str()).collect();
             let what = format!(
                 "is the cache device of volume {}, known as {}; name another device, or delete that volume first",
@@ -129,7 +131,7 @@ pub(super) fn may_format(
         }
     }
     if let (Existing::Overwrite, Some(earlier)) = (existing, earlier) {
-        if seen.is_as(earlier) {
+        if seen.is_as(earlier) || planted::has(PlantedBug::ConsentToAnything) {
             return Ok(());
         }
         let what = format!(
@@ -140,6 +142,7 @@ pub(super) fn may_format(
         return Err(seen.error(ErrorKind::DataAtRisk, &what));
     }
     let way = match &seen.cache {
+        _ if planted::has(PlantedBug::UnknownIsBlank) => return Ok(()),
         Cache::Nothing if seen.content.marks.is_empty() && seen.content.blank => return Ok(()),
         Cache::Cache(roots) if seen.content.marks.is_empty() => {
             if roots.volumes.iter().all(|record| is_deleted(record.uuid)) {
@@ -269,7 +272,11 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         let &New { volume, existing, seen: earlier, volumes, work } = new;
         let seen = self.see(device)?;
-        may_format(&seen, earlier, existing, volumes, |uuid| self.caches.known.is_deleted(uuid))?;
+        if !planted::has(PlantedBug::JudgedBeforeTheWait) {
+            may_format(&seen, earlier, existing, volumes, |uuid| {
+                self.caches.known.is_deleted(uuid)
+            })?;
+        }
         self.fits(volume, device)?;
         // Barrier for invariant 32: what was reported as failed formats nothing later.
         let effect = work.commit().map_err(|_| faults::given_up())?;

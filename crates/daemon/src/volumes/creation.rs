@@ -10,6 +10,7 @@ use super::setting::join;
 use super::starting::accept;
 use super::{ANSWER_PATIENCE, Volumes};
 use crate::host_api::{Definition, Existing, fresh_uuid};
+use crate::planted::{self, PlantedBug};
 use crate::preflight;
 use crate::state::{Remembered, put};
 use crate::work::Work;
@@ -40,7 +41,9 @@ impl Volumes {
         // Until the volume is stored, its UUID counts as deleted: if the daemon dies in between,
         // its remains on the cache device are removed.
         self.state.change(work, |_, known| {
-            known.deleted.insert(uuid);
+            if !planted::has(PlantedBug::RemainsAfterCrash) {
+                known.deleted.insert(uuid);
+            }
             Ok(())
         })?;
         if let Err(error) = self.host.create(&volume, existing, &others, work) {

@@ -7,6 +7,7 @@ use forebay_core::Caching;
 
 use super::{ANSWER_PATIENCE, Volumes};
 use crate::host_api::Definition;
+use crate::planted::{self, PlantedBug};
 use crate::preflight;
 use crate::state::{Remembered, entry_of};
 use crate::work::Work;
@@ -113,6 +114,9 @@ impl Volumes {
 
     /// Reverts stored settings that could not be applied. The version stays incremented.
     fn unset(&self, volume: &Definition, old: &Definition, work: &Work) {
+        if planted::has(PlantedBug::FailedSetStays) {
+            return;
+        }
         // New ones among them have taken over what is taken back.
         let sharing = &self.sharing(volume);
         self.undo(work, |volumes| {

@@ -11,6 +11,7 @@ use super::Volumes;
 use crate::devices::is_missing;
 use crate::host_api::{Copied, Count, Definition, StartError};
 use crate::known::Facts;
+use crate::planted::{self, PlantedBug};
 use crate::preflight;
 use crate::signals::StopRequest;
 use crate::state::{Remembered, entry_of, not_found};
@@ -158,7 +159,9 @@ impl Volumes {
         self.waiting().remove(&name);
         match result {
             Ok(copied) => self.started(&volume, copied, how.force, work),
-            Err(StartError::Unknown(_)) if deleting => {
+            Err(StartError::Unknown(_))
+                if deleting && !planted::has(PlantedBug::DeletionNotCompleted) =>
+            {
                 tracing::info!(volume = %name, "its deletion had been completed");
                 self.remove(&volume, work);
                 Err(not_found(&name))
@@ -167,7 +170,7 @@ impl Volumes {
                 let error = ApiError::from(error);
                 self.note_failure(&name, Some(&error));
                 self.tell_start_failed(&name, &error);
-                if !started {
+                if !started && !planted::has(PlantedBug::FailedStartStays) {
                     self.undo(work, |volumes| {
                         entry_of(volumes, &name)?.started = false;
                         Ok(())
@@ -191,6 +194,9 @@ impl Volumes {
         let stored = self.state.complete(work, |volumes, known| {
             accept(copied, &now, volumes, known);
             let entry = entry_of(volumes, name)?;
+            if planted::has(PlantedBug::WholeEntryStored) {
+                entry.volume = volume.clone();
+            }
             (entry.volume.uuid, entry.volume.cache_uuid) = (now.uuid, now.cache_uuid);
             (entry.origin_bytes, entry.deleting) = (origin_bytes, false);
             Ok(())

@@ -1,0 +1,107 @@
+//! Known bugs that the simulator of the control plane must find, to show that its model can fail.
+//!
+//! They are compiled in with the feature `planted-bugs` only. A bug is planted in the whole process.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+macro_rules! planted_bugs {
+    ($($(#[$doc:meta])* $bug:ident = $name:literal,)*) => {
+        /// A known bug.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum PlantedBug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl PlantedBug {
+            /// Every planted bug.
+            pub const ALL: &[PlantedBug] = &[$(PlantedBug::$bug),*];
+
+            /// Returns its name on the command line.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(PlantedBug::$bug => $name,)*
+                }
+            }
+        }
+    };
+}
+
+planted_bugs! {
+    // The commit point.
+    /// Work that was withdrawn goes on when the device answers, and takes effect.
+    WithdrawnGoesOn = "withdrawn-goes-on",
+    /// Work that has committed is reported as failed, and takes effect.
+    CommittedIsGivenUp = "committed-is-given-up",
+    /// A command that is late is reported as failed.
+    LateIsFailed = "late-is-failed",
+    /// A deletion that discards dirty blocks strikes the volume from the state before it commits.
+    DeletedBeforeCommit = "deleted-before-commit",
+
+    // Formatting.
+    /// The content of a cache device is judged before the wait for the origin only.
+    JudgedBeforeTheWait = "judged-before-the-wait",
+    /// Consent covers whatever a device holds by the time it is formatted.
+    ConsentToAnything = "consent-to-anything",
+    /// The caches of other volumes are overwritten with force if their devices have other names now.
+    ForceOverOwnCaches = "force-over-own-caches",
+    /// A device with unknown content counts as blank.
+    UnknownIsBlank = "unknown-is-blank",
+
+    // Claims.
+    /// Operations in progress claim no devices.
+    NoClaims = "no-claims",
+    /// The claim of an operation ends when it is given up.
+    ClaimEndsEarly = "claim-ends-early",
+    /// `stop` says stopped while an earlier operation still uses the devices.
+    StoppedWhileClaimed = "stopped-while-claimed",
+    /// Two operations on one volume run at once.
+    TwoAtOnce = "two-at-once",
+    /// A command does not wait for the one that it supersedes.
+    SupersedesAtOnce = "supersedes-at-once",
+
+    // State.
+    /// Clients see a new volume before the state has it.
+    SeenBeforeStored = "seen-before-stored",
+    /// A new volume does not count as deleted until it is stored.
+    RemainsAfterCrash = "remains-after-crash",
+    /// `stop` does not store that the volume is stopped.
+    StopNotStored = "stop-not-stored",
+    /// A start that fails leaves the volume as started.
+    FailedStartStays = "failed-start-stays",
+    /// Settings that could not be applied stay stored.
+    FailedSetStays = "failed-set-stays",
+    /// A start stores the entry that it read at its beginning.
+    WholeEntryStored = "whole-entry-stored",
+    /// A volume that is deleted is taken back although the deletion goes on.
+    DeletionForgotten = "deletion-forgotten",
+    /// A completed deletion is not recognised after a crash.
+    DeletionNotCompleted = "deletion-not-completed",
+    /// A deleted volume stays in the state.
+    DeletedStays = "deleted-stays",
+    /// A volume that could not be created keeps its name.
+    NameStays = "name-stays",
+
+    // Ends.
+    /// Operations in progress are not cancelled when the daemon ends.
+    EndCancelsNothing = "end-cancels-nothing",
+    /// The end of the daemon does not stop its volumes.
+    EndStopsNothing = "end-stops-nothing",
+    /// The end of the daemon stores its volumes as stopped.
+    EndStoresStopped = "end-stores-stopped",
+    /// A cancelled operation reports success.
+    CancelledIsDone = "cancelled-is-done",
+}
+
+static PLANTED: AtomicU8 = AtomicU8::new(u8::MAX);
+
+/// Plants a bug, or removes it.
+pub fn plant(bug: Option<PlantedBug>) {
+    PLANTED.store(bug.map_or(u8::MAX, |bug| bug as u8), Ordering::SeqCst);
+}
+
+/// Returns whether the bug is planted. Constant `false` without the feature.
+#[inline]
+pub(crate) fn has(bug: PlantedBug) -> bool {
+    cfg!(feature = "planted-bugs") && PLANTED.load(Ordering::SeqCst) == bug as u8
+}

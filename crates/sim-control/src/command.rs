@@ -1,0 +1,192 @@
+//! What operators do, and what they are told.
+
+use std::time::Duration;
+
+use forebay_admin::{ErrorBody, ErrorKind, Operation, OperationId, OperationState};
+use forebay_daemon::embedded::{Answer, Embedded};
+use forebay_threads::{Instant, sleep};
+use serde_json::{Value, json};
+
+use crate::shelf::{REMOTE, Shelf};
+
+/// How often an operator looks at an operation.
+const LOOK: Duration = Duration::from_millis(40);
+
+/// Names of volumes, and their origins. Two of them want the same one.
+pub(crate) const VOLUMES: [(&str, &str); 5] =
+    [("a", "o1"), ("b", "o2"), ("y", "o1"), ("r", REMOTE), ("s", REMOTE)];
+
+/// The cache devices. The last one holds the content of another system.
+pub(crate) const CACHES: [&str; 3] = ["c1", "c2", "foreign"];
+
+/// A verb with its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// On a cache device.
+    Create {
+        cache: usize,
+        force: bool,
+    },
+    Start {
+        force: bool,
+    },
+    Stop,
+    /// The threshold of dirty data, which no other command changes.
+    Set {
+        dirty_high: u64,
+    },
+    /// The mode: writethrough or writeback.
+    Mode {
+        through: bool,
+    },
+    Flush,
+    Drop,
+    Delete {
+        discard: bool,
+    },
+}
+
+impl Verb {
+    /// Every verb, once with each argument that matters.
+    pub(crate) const ALL: [Verb; 12] = [
+        Verb::Create { cache: 0, force: false },
+        Verb::Create { cache: 1, force: false },
+        Verb::Create { cache: 2, force: true },
+        Verb::Start { force: false },
+        Verb::Start { force: true },
+        Verb::Stop,
+        Verb::Set { dirty_high: 77 },
+        Verb::Mode { through: true },
+        Verb::Flush,
+        Verb::Drop,
+        Verb::Delete { discard: false },
+        Verb::Delete { discard: true },
+    ];
+}
+
+/// A command to a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    pub(crate) verb: Verb,
+    /// Index in [`VOLUMES`].
+    pub(crate) volume: usize,
+    /// When the operator presses Ctrl-C, from its beginning.
+    pub(crate) cancel: Option<Duration>,
+}
+
+/// What came of a command, as far as its operator knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    Done,
+    Failed(ErrorKind, String),
+    /// It can no longer be withdrawn, and has not ended.
+    UnderWay,
+    /// The daemon has ended.
+    Unknown,
+}
+
+/// A command with its report.
+#[derive(Clone, Debug)]
+pub(crate) struct Issued {
+    pub(crate) command: Command,
+    /// `None`: it was refused before it became an operation.
+    pub(crate) id: Option<OperationId>,
+    pub(crate) report: Report,
+}
+
+impl Command {
+    fn name(&self) -> &'static str {
+        VOLUMES[self.volume].0
+    }
+
+    fn request(&self, shelf: &Shelf) -> (String, Value) {
+        let (name, origin) = VOLUMES[self.volume];
+        let of = |verb: &str| format!("/v1/volumes/{name}/{verb}");
+        match self.verb {
+            Verb::Create { cache, force } => {
+                let (cache, origin) = (shelf.path(CACHES[cache]), shelf.path(origin));
+                let body = json!({"name": name, "cache": cache, "origin": origin, "force": force});
+                ("/v1/volumes".to_owned(), body)
+            }
+            Verb::Start { force } => (of("start"), json!({ "force": force })),
+            Verb::Stop => (of("stop"), Value::Null),
+            Verb::Set { dirty_high } => {
+                (of("set"), json!({"settings": {"dirty_high": dirty_high}}))
+            }
+            Verb::Mode { through } => {
+                let mode = if through { "writethrough" } else { "writeback" };
+                (of("set"), json!({"settings": {"mode": mode}}))
+            }
+            Verb::Flush => (of("flush"), Value::Null),
+            Verb::Drop => (of("drop"), Value::Null),
+            Verb::Delete { discard } => (of("delete"), json!({ "discard_dirty": discard })),
+        }
+    }
+
+    /// Gives the command, and follows it as the command line does.
+    pub(crate) fn issue(&self, daemon: &Embedded, shelf: &Shelf) -> Issued {
+        let (target, body) = self.request(shelf);
+        let (id, report) = self.follow(daemon, daemon.ask("POST", &target, &body));
+        Issued { command: *self, id, report }
+    }
+
+    fn follow(&self, daemon: &Embedded, answer: Answer) -> (Option<OperationId>, Report) {
+        let begun = Instant::now();
+        let mut operation = match operation_in(answer) {
+            Ok(operation) => operation,
+            Err(report) => return (None, report),
+        };
+        let id = operation.id;
+        let mut cancelled = false;
+        loop {
+            match (operation.state, operation.error) {
+                (OperationState::Done, _) => return (Some(id), Report::Done),
+                (OperationState::Failed, error) => {
+                    let error = error.map(|error| (error.kind, error.message));
+                    let (kind, message) = error.unwrap_or((ErrorKind::Failed, String::new()));
+                    let report = match kind {
+                        ErrorKind::UnderWay => Report::UnderWay,
+                        _ => Report::Failed(kind, message),
+                    };
+                    return (Some(id), report);
+                }
+                (OperationState::Running, Some(_)) => return (Some(id), Report::UnderWay),
+                (OperationState::Running, None) => {}
+            }
+            if !cancelled && self.cancel.is_some_and(|after| begun.elapsed() >= after) {
+                cancelled = true;
+                daemon.ask("POST", &format!("/v1/operations/{id}/cancel"), &Value::Null);
+            }
+            sleep(LOOK);
+            match operation_in(daemon.ask("GET", &format!("/v1/operations/{id}"), &Value::Null)) {
+                Ok(now) => operation = now,
+                Err(_) => return (Some(id), Report::Unknown),
+            }
+        }
+    }
+}
+
+fn operation_in(answer: Answer) -> Result<Operation, Report> {
+    if answer.status < 300
+        && let Ok(operation) = serde_json::from_value(answer.body.clone())
+    {
+        return Ok(operation);
+    }
+    Err(match serde_json::from_value::<ErrorBody>(answer.body) {
+        Ok(ErrorBody { error }) if error.kind == ErrorKind::UnderWay => Report::UnderWay,
+        Ok(ErrorBody { error }) => Report::Failed(error.kind, error.message),
+        Err(error) => Report::Failed(ErrorKind::Failed, error.to_string()),
+    })
+}
+
+impl std::fmt::Display for Issued {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Issued { command, id, report } = self;
+        let id = id.map_or("-".to_owned(), |id| id.to_string());
+        write!(f, "#{id} {:?} {}", command.verb, command.name())?;
+        if let Some(after) = command.cancel {
+            write!(f, ", cancelled after {after:?}")?;
+        }
+        write!(f, ": {report:?}")
+    }
+}

@@ -1,0 +1,214 @@
+//! `forebay-sim-control`: the simulator of the control plane.
+//!
+//! Commands of several operators, cancelled ones too, run beside clients, hanging and failing disks, ends, hand-overs and
+//! kills of the daemon. The daemon's code is the real one, on threads of which one runs at a time in an order that the seed
+//! decides; disks and time are simulated. In the end each command has to have done what its operator was told.
+//!
+//! - [`media`], [`disk`], [`shelf`]: disks, as they are, as the daemon has them open, and by their names
+//! - [`clients`]: clients of volumes
+//! - [`command`]: what operators do, and are told
+//! - [`script`]: what happens in a world
+//! - [`model`]: what has to be true then
+//! - [`world`]: one world
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "the program measures real time")]
+
+mod clients;
+mod command;
+mod disk;
+mod media;
+mod model;
+mod script;
+mod shelf;
+mod world;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use forebay_daemon::planted::{self, PlantedBug};
+use forebay_threads::{Plan, Simulation};
+use parking_lot::Mutex;
+
+use script::{Enumerated, Script};
+use world::{Notes, World};
+
+/// Puts commands in each other's way, and judges what they did by what they reported.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "forebay-sim-control", version)]
+struct Args {
+    /// Run this one seed
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "start", "seconds"])]
+    seed: Option<u64>,
+
+    /// Number of seeds to run (default 100, or no limit if --seconds is given)
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
+
+    /// The first seed
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    start: u64,
+
+    /// Start no new seed after this many seconds
+    #[arg(long, value_name = "T")]
+    seconds: Option<u64>,
+
+    /// Start no new seed after this many failures
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    max_failures: usize,
+
+    /// Threads; each runs whole seeds
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
+
+    /// Run enumerated scripts instead of random ones; a seed is the number of a script
+    #[arg(long, value_name = "WHAT")]
+    all: Option<Enumerated>,
+
+    /// Plant each known bug in turn, and look for a seed that fails; --seconds limits the search for each
+    #[arg(long, conflicts_with = "seed")]
+    planted: bool,
+
+    /// Plant this bug
+    #[arg(long, value_name = "BUG")]
+    plant: Option<String>,
+
+    /// Print every event (with --seed)
+    #[arg(long, requires = "seed")]
+    trace: bool,
+}
+
+/// What came of a seed.
+struct Ran {
+    notes: Notes,
+    steps: u64,
+    time: Duration,
+}
+
+fn run(enumerated: Option<Enumerated>, seed: u64) -> Ran {
+    let script = match enumerated {
+        Some(what) => Script::enumerated(what, seed),
+        None => Script::random(seed),
+    };
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    let dir = dir.expect("a directory for the world");
+    let notes = Arc::new(Mutex::new(Notes::default()));
+    let (own_notes, path) = (notes.clone(), dir.path().to_owned());
+    let plan = Plan::seed(seed).every_lock(false);
+    let outcome = Simulation::run(plan, move || World::new(path, script, own_notes).run());
+    let mut notes = std::mem::take(&mut *notes.lock());
+    notes.wrong.extend(outcome.failures.iter().map(ToString::to_string));
+    Ran { notes, steps: outcome.steps, time: outcome.time }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(name) = &args.plant {
+        let Some(bug) = PlantedBug::ALL.iter().find(|bug| bug.name() == name) else {
+            println!("there is no bug '{name}'");
+            return ExitCode::from(2);
+        };
+        planted::plant(Some(*bug));
+    }
+    if let Some(seed) = args.seed {
+        let ran = run(args.all, seed);
+        for event in ran.notes.events.iter().filter(|_| args.trace || !ran.notes.wrong.is_empty()) {
+            println!("{event}");
+        }
+        ran.notes.wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
+        println!("{} steps, {:?} of virtual time", ran.steps, ran.time);
+        return ExitCode::from(u8::from(!ran.notes.wrong.is_empty()));
+    }
+    if args.planted {
+        return hunt(&args);
+    }
+    let most = match args.all {
+        Some(what) => args.seeds.unwrap_or(what.count().saturating_sub(args.start)),
+        None => args.seeds.unwrap_or(if args.seconds.is_some() { u64::MAX } else { 100 }),
+    };
+    let summary = many(&args, most, args.max_failures);
+    for (seed, wrong) in &summary.failed {
+        println!("seed {seed} failed:");
+        wrong.iter().for_each(|wrong| println!("    {wrong}"));
+    }
+    println!("{:<24} {:>12}", "seeds", summary.seeds);
+    println!("{:<24} {:>12}", "commands", summary.commands);
+    println!("{:<24} {:>12}", "requests of clients", summary.requests);
+    println!("{:<24} {:>12}", "steps of threads", summary.steps);
+    println!("{:<24} {:>12}", "failures", summary.failed.len());
+    println!("{:<24} {:>12.1}", "seconds", summary.time.as_secs_f64());
+    ExitCode::from(u8::from(!summary.failed.is_empty()))
+}
+
+#[derive(Default)]
+struct Summary {
+    next: u64,
+    seeds: u64,
+    commands: u64,
+    requests: u64,
+    steps: u64,
+    failed: Vec<(u64, Vec<String>)>,
+    time: Duration,
+}
+
+/// Runs seeds on several threads.
+fn many(args: &Args, most: u64, max_failures: usize) -> Summary {
+    let (begun, summary) = (Instant::now(), Mutex::new(Summary::default()));
+    let work = || {
+        loop {
+            let seed = {
+                let mut summary = summary.lock();
+                let is_over = args.seconds.is_some_and(|most| begun.elapsed().as_secs() >= most);
+                if is_over || summary.next == most || summary.failed.len() >= max_failures {
+                    return;
+                }
+                summary.next += 1;
+                args.start + summary.next - 1
+            };
+            // Enumerated scripts show what random ones seldom come to.
+            let (all, seed) = match args.planted && seed % 2 == 1 {
+                true => {
+                    (Some(Enumerated::Pairs), seed.wrapping_mul(7919) % Enumerated::Pairs.count())
+                }
+                false => (args.all, seed),
+            };
+            let Ran { notes, steps, .. } = run(all, seed);
+            let mut summary = summary.lock();
+            summary.seeds += 1;
+            summary.commands += notes.commands;
+            summary.requests += notes.requests;
+            summary.steps += steps;
+            if !notes.wrong.is_empty() {
+                summary.failed.push((seed, notes.wrong));
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..args.jobs.max(1)).for_each(|_| drop(scope.spawn(work))));
+    let mut summary = summary.into_inner();
+    summary.time = begun.elapsed();
+    summary
+}
+
+/// Looks for each planted bug.
+fn hunt(args: &Args) -> ExitCode {
+    let mut missed = 0;
+    for bug in PlantedBug::ALL {
+        planted::plant(Some(*bug));
+        let summary = many(args, u64::MAX, 1);
+        planted::plant(None);
+        let (seconds, seeds) = (summary.time.as_secs_f64(), summary.seeds);
+        match summary.failed.first() {
+            Some((seed, wrong)) => {
+                let first = wrong.first().map_or("", |wrong| wrong);
+                println!("{:<26} {seconds:>7.1} s {seeds:>6} seeds, {seed}: {first}", bug.name());
+            }
+            None => {
+                missed += 1;
+                println!("{:<26} {seconds:>7.1} s {seeds:>6} seeds, NOT FOUND", bug.name());
+            }
+        }
+    }
+    println!("{} planted, {missed} not found", PlantedBug::ALL.len());
+    ExitCode::from(u8::from(missed > 0))
+}

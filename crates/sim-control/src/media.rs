@@ -1,0 +1,310 @@
+//! The content of simulated disks, which outlives daemons, and what is wrong with them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::Nanos;
+use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf, IoData};
+use forebay_threads::Instant;
+use parking_lot::{Mutex, MutexGuard};
+
+/// Granularity of the content, in bytes.
+const PAGE: u64 = 4096;
+
+/// How soon a command looks at the cache device that it may overwrite.
+const FIRST_LOOK: Duration = Duration::from_millis(100);
+
+type Page = Box<[u8]>;
+
+/// What operations on a disk do at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Health {
+    /// They succeed.
+    #[default]
+    Good,
+    /// They do not end until this changes; nor does opening the disk.
+    Hangs,
+    /// Writes and syncs fail.
+    FailsWrites,
+    /// All fail.
+    Fails,
+}
+
+/// An operation with its data, apart from the buffers of its caller.
+#[derive(Clone, Debug)]
+pub(crate) enum Action {
+    Read,
+    Write(u64, Vec<u8>),
+    Zero(u64, u64),
+    Sync,
+}
+
+impl Action {
+    /// Separates an operation into this and the buffer that its caller gets back.
+    pub(crate) fn of(op: DeviceOp) -> (Self, u64, Option<IoBuf>) {
+        match op {
+            DeviceOp::Read { offset, buf } => (Action::Read, offset, Some(buf)),
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                (Action::Write(offset, buf.to_vec()), offset, Some(buf))
+            }
+            DeviceOp::Write { offset, data: IoData::Log(log, range) }
+            | DeviceOp::DurableWrite { offset, log, range } => {
+                let bytes = log.get(range).unwrap_or_default().to_vec();
+                (Action::Write(offset, bytes), offset, None)
+            }
+            DeviceOp::Sync => (Action::Sync, 0, None),
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                (Action::Zero(offset, len), offset, None)
+            }
+        }
+    }
+
+    fn changes(&self) -> bool {
+        matches!(self, Action::Write(..) | Action::Zero(..))
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    size: u64,
+    pages: BTreeMap<u64, Page>,
+    health: Health,
+    /// Whether the content belongs to something else, which only a command with consent may overwrite.
+    guarded: bool,
+    /// How often it has been replaced by other systems.
+    version: u64,
+    /// Commands in progress that may overwrite it: the versions that their operators knew, and when they were given.
+    consents: Vec<(u64, Instant)>,
+    /// Users that have claimed it, of this process.
+    claims: u32,
+    /// How many processes have been killed.
+    process: u64,
+    /// Operations that have not ended although their callers do not wait for them any more.
+    late: Vec<Action>,
+    complaints: Vec<String>,
+}
+
+/// A disk, as long as the world exists.
+#[derive(Debug)]
+pub(crate) struct Media {
+    /// How operators call it.
+    pub(crate) name: String,
+    /// Its number, by which it is told from others.
+    pub(crate) number: u64,
+    state: Mutex<State>,
+}
+
+impl Media {
+    pub(crate) fn new(name: &str, number: u64, size: u64) -> Arc<Self> {
+        let state = Mutex::new(State { size, ..State::default() });
+        Arc::new(Media { name: name.to_owned(), number, state })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.state().size
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        self.state().health
+    }
+
+    /// Changes the health. Operations that had hung and that nothing waits for any more take effect.
+    pub(crate) fn set_health(&self, health: Health) {
+        let mut state = self.state();
+        state.health = health;
+        if health == Health::Good {
+            for action in std::mem::take(&mut state.late) {
+                self.apply(&mut state, &action);
+            }
+        }
+    }
+
+    /// Claims it, or says that it is claimed.
+    pub(crate) fn claim(self: &Arc<Self>) -> Option<Arc<Claim>> {
+        let mut state = self.state();
+        if state.claims > 0 {
+            return None;
+        }
+        state.claims += 1;
+        Some(Arc::new(Claim(self.clone(), state.process)))
+    }
+
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.state().claims > 0
+    }
+
+    /// Replaces the content by that of another system, as its tools do if nothing has claimed it. It may be overwritten
+    /// only with consent to what it is then. Returns whether it was replaced.
+    pub(crate) fn make_foreign(&self, byte: u8) -> bool {
+        let mut state = self.state();
+        // Nobody takes the cache of a volume for blank.
+        let is_cache = !state.guarded && !state.pages.is_empty();
+        if state.claims > 0 || is_cache || state.health != Health::Good {
+            return false;
+        }
+        state.pages.clear();
+        for page in 0..64 {
+            state.pages.insert(page, vec![byte; PAGE as usize].into());
+        }
+        state.guarded = true;
+        state.version += 1;
+        // A command that has just been given has not looked at the disk yet: its consent is to what it finds.
+        let version = state.version;
+        for (known, given) in &mut state.consents {
+            if given.elapsed() < FIRST_LOOK {
+                *known = version;
+            }
+        }
+        true
+    }
+
+    /// Allows a command in progress to overwrite it.
+    pub(crate) fn consent(&self) {
+        let mut state = self.state();
+        let version = state.version;
+        state.consents.push((version, Instant::now()));
+    }
+
+    /// Ends that: the command has ended. `overwritten`: what it held is of no interest any more.
+    pub(crate) fn end_consent(&self, overwritten: bool) {
+        let mut state = self.state();
+        state.consents.pop();
+        state.guarded &= !overwritten;
+    }
+
+    /// Takes effect; `Err`: it fails.
+    pub(crate) fn run(
+        &self,
+        action: &Action,
+        offset: u64,
+        buf: Option<&mut IoBuf>,
+    ) -> Result<(), DeviceErrorKind> {
+        let mut state = self.state();
+        let is_sync = matches!(action, Action::Sync);
+        let fails = match state.health {
+            Health::Good | Health::Hangs => false,
+            Health::FailsWrites => is_sync || action.changes(),
+            Health::Fails => true,
+        };
+        if fails {
+            return Err(DeviceErrorKind::Io);
+        }
+        match (action, buf) {
+            (Action::Read, Some(buf)) => state.read(offset, buf),
+            _ => self.apply(&mut state, action),
+        }
+        Ok(())
+    }
+
+    fn apply(&self, state: &mut State, action: &Action) {
+        let consented =
+            !state.guarded || state.consents.iter().any(|(known, _)| *known == state.version);
+        if action.changes() && !consented {
+            state.complaints.push(format!(
+                "{}: content of another system was overwritten without consent",
+                self.name
+            ));
+            state.guarded = false;
+        }
+        match action {
+            Action::Write(offset, bytes) => state.write(*offset, bytes),
+            Action::Zero(offset, len) => state.write(*offset, &vec![0; *len as usize]),
+            Action::Read | Action::Sync => {}
+        }
+    }
+
+    /// Notes an operation that has not ended when its caller went away: it takes effect when the disk answers.
+    pub(crate) fn is_late(&self, action: Action) {
+        let mut state = self.state();
+        match state.health {
+            Health::Hangs => state.late.push(action),
+            Health::Good => self.apply(&mut state, &action),
+            Health::FailsWrites | Health::Fails => {}
+        }
+    }
+
+    /// The process has been killed: what has not reached the disk may reach it or not.
+    pub(crate) fn crash(&self, rng: &mut fastrand::Rng) {
+        let mut state = self.state();
+        for action in std::mem::take(&mut state.late) {
+            if rng.bool() {
+                self.apply(&mut state, &action);
+            }
+        }
+        state.process += 1;
+        state.claims = 0;
+        // A command that was cut off may have begun to overwrite it.
+        state.guarded &= std::mem::take(&mut state.consents).is_empty();
+    }
+
+    pub(crate) fn take_complaints(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().complaints)
+    }
+
+    /// Reads past all faults.
+    pub(crate) fn peek(&self, offset: u64, into: &mut [u8]) {
+        self.state().read(offset, into);
+    }
+}
+
+impl State {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let (page, skip) = (at / PAGE, (at % PAGE) as usize);
+            let len = (into.len() - done).min(PAGE as usize - skip);
+            let part = &mut into[done..done + len];
+            match self.pages.get(&page) {
+                Some(bytes) => part.copy_from_slice(&bytes[skip..skip + len]),
+                None => part.fill(0),
+            }
+            done += len;
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let (page, skip) = (at / PAGE, (at % PAGE) as usize);
+            let len = (bytes.len() - done).min(PAGE as usize - skip);
+            let part = &bytes[done..done + len];
+            if part.iter().all(|byte| *byte == 0) && !self.pages.contains_key(&page) {
+                done += len;
+                continue;
+            }
+            let own = self.pages.entry(page).or_insert_with(|| vec![0; PAGE as usize].into());
+            own[skip..skip + len].copy_from_slice(part);
+            done += len;
+        }
+    }
+}
+
+/// Keeps other users of a disk out.
+#[derive(Debug)]
+pub(crate) struct Claim(Arc<Media>, u64);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        // The claims of a killed process ended with it.
+        if state.process == self.1 {
+            state.claims -= 1;
+        }
+    }
+}
+
+/// How long an operation takes.
+pub(crate) fn latency(number: u64, offset: u64) -> Nanos {
+    // Different disks and places take different times, the same in each run.
+    let mixed = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ offset)
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        >> 40;
+    Nanos(50_000 + mixed % 400_000)
+}

@@ -1,0 +1,232 @@
+//! What has to be true of the volumes, from what operators and clients were told.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::command::{CACHES, Issued, Report, VOLUMES, Verb};
+use crate::shelf::{REMOTE, Shelf};
+
+/// What a volume may be like, as its operators know it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Volume {
+    pub(crate) started: bool,
+    pub(crate) dirty_high: u64,
+    pub(crate) through: bool,
+    /// Index in [`CACHES`].
+    pub(crate) cache: usize,
+}
+
+/// How the report of a stop begins that has happened, although it failed.
+const NOT_IN_ORDER: &str = "it is stopped, but not in order";
+
+/// The default of `dirty_high`.
+const DIRTY_HIGH: u64 = 50;
+
+/// A block of an origin, as clients see it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Block {
+    /// What a read may return.
+    pub(crate) allowed: BTreeSet<u64>,
+    /// What it may return after a crash.
+    crashed: BTreeSet<u64>,
+    /// Whatever was ever written.
+    all: BTreeSet<u64>,
+}
+
+/// Blocks of an origin that clients use.
+pub(crate) const BLOCKS: usize = 5;
+
+/// The model of a world.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    /// The possible states of each volume; `None`: it does not exist.
+    pub(crate) volumes: [BTreeSet<Option<Volume>>; VOLUMES.len()],
+    /// The blocks of the origins, in the order of [`origin_of`].
+    pub(crate) blocks: [[Block; BLOCKS]; ORIGINS.len()],
+    /// Commands in progress that may discard dirty blocks, by origin.
+    discarding: [u32; ORIGINS.len()],
+    /// The last value that a client has written.
+    values: u64,
+}
+
+/// The origins.
+pub(crate) const ORIGINS: [&str; 3] = ["o1", "o2", REMOTE];
+
+/// Index of the origin of a volume in [`Model::blocks`].
+pub(crate) fn origin_of(volume: usize) -> usize {
+    ORIGINS.iter().position(|origin| *origin == VOLUMES[volume].1).unwrap_or(0)
+}
+
+impl Model {
+    pub(crate) fn new() -> Self {
+        let block = || {
+            let zero = BTreeSet::from([0]);
+            Block { allowed: zero.clone(), crashed: zero.clone(), all: zero }
+        };
+        let blocks = || std::array::from_fn(|_| block());
+        Model {
+            volumes: std::array::from_fn(|_| BTreeSet::from([None])),
+            blocks: std::array::from_fn(|_| blocks()),
+            discarding: [0; ORIGINS.len()],
+            values: 0,
+        }
+    }
+
+    /// Takes commands into account that have ended, in the order in which they began. `failing`: devices failed, and not
+    /// only hung.
+    pub(crate) fn apply(&mut self, mut issued: Vec<Issued>, failing: bool) {
+        // One that was cut off before its number was known is the last one of its volume.
+        issued.sort_by_key(|issued| issued.id.map_or(u64::MAX, |id| id.0));
+        for issued in issued {
+            self.apply_one(&issued, failing);
+        }
+    }
+
+    fn apply_one(&mut self, issued: &Issued, failing: bool) {
+        let (verb, volume) = (issued.command.verb, issued.command.volume);
+        // A stop that is not clean is one all the same.
+        let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. });
+        let (happens, does_not) = match &issued.report {
+            Report::Done => (true, false),
+            Report::Failed(..) if issued.id.is_none() => (false, true),
+            Report::Failed(_, why) if why.starts_with(NOT_IN_ORDER) => (true, false),
+            Report::Failed(..) => (open, true),
+            Report::UnderWay | Report::Unknown => (true, true),
+        };
+        let before = std::mem::take(&mut self.volumes[volume]);
+        for state in before {
+            if happens {
+                self.volumes[volume].insert(effect(verb, &state));
+            }
+            if does_not {
+                self.volumes[volume].insert(state);
+            }
+        }
+    }
+
+    /// Compares the model with what a daemon at rest says, and learns what was open.
+    pub(crate) fn check(&mut self, list: &Value, shelf: &Shelf) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let listed = list["volumes"].as_array().cloned().unwrap_or_default();
+        for (index, (name, _)) in VOLUMES.iter().enumerate() {
+            let found = listed.iter().find(|volume| volume["name"] == *name);
+            let found = found.map(|volume| Volume {
+                started: volume["state"] != "stopped",
+                dirty_high: volume["settings"]["dirty_high"].as_u64().unwrap_or(0),
+                through: volume["settings"]["mode"] == "writethrough",
+                cache: CACHES
+                    .iter()
+                    .position(|cache| volume["cache"]["path"] == shelf.path(cache).as_str())
+                    .unwrap_or(usize::MAX),
+            });
+            if !self.volumes[index].contains(&found) {
+                let possible: Vec<_> = self.volumes[index].iter().collect();
+                wrong
+                    .push(format!("volume {name} is {found:?}, and should be one of {possible:?}"));
+            }
+            self.volumes[index] = BTreeSet::from([found]);
+        }
+        for origin in ORIGINS {
+            let users =
+                listed.iter().filter(|it| it["origin"]["path"] == shelf.path(origin).as_str());
+            if users.count() > 1 {
+                wrong.push(format!("two volumes have the origin {origin}"));
+            }
+        }
+        wrong
+    }
+
+    /// A command that may discard dirty blocks begins or ends: the origin may have any version.
+    pub(crate) fn discard(&mut self, volume: usize, begins: bool) {
+        let origin = origin_of(volume);
+        self.blocks[origin].iter_mut().for_each(Block::forget);
+        self.discarding[origin] =
+            if begins { self.discarding[origin] + 1 } else { self.discarding[origin] - 1 };
+    }
+
+    /// A client has begun to write to a block. Returns the value, which no other write has.
+    pub(crate) fn begin(&mut self, origin: usize, block: usize) -> u64 {
+        self.values += 1;
+        let value = self.values;
+        let block = &mut self.blocks[origin][block];
+        block.allowed.insert(value);
+        block.crashed.insert(value);
+        block.all.insert(value);
+        value
+    }
+
+    /// The write was acknowledged; `durable`: for good.
+    pub(crate) fn acknowledge(&mut self, origin: usize, block: usize, value: u64, durable: bool) {
+        if self.discarding[origin] > 0 {
+            return;
+        }
+        let block = &mut self.blocks[origin][block];
+        block.allowed = BTreeSet::from([value]);
+        if durable {
+            block.settle();
+        }
+    }
+
+    /// The write has not happened.
+    pub(crate) fn take_back(&mut self, origin: usize, block: usize, value: u64) {
+        let block = &mut self.blocks[origin][block];
+        block.allowed.remove(&value);
+        block.crashed.remove(&value);
+        block.all.remove(&value);
+    }
+
+    /// A flush of a volume on this origin was acknowledged.
+    pub(crate) fn flushed(&mut self, origin: usize) {
+        if self.discarding[origin] == 0 {
+            self.blocks[origin].iter_mut().for_each(Block::settle);
+        }
+    }
+
+    /// The daemon was killed.
+    pub(crate) fn crash(&mut self) {
+        for block in self.blocks.iter_mut().flatten() {
+            block.allowed.append(&mut block.crashed);
+            block.crashed.clone_from(&block.allowed);
+        }
+        for origin in 0..self.discarding.len() {
+            if std::mem::take(&mut self.discarding[origin]) > 0 {
+                self.blocks[origin].iter_mut().for_each(Block::forget);
+            }
+        }
+    }
+
+    /// Everything that was acknowledged is durable.
+    pub(crate) fn settle(&mut self) {
+        self.blocks.iter_mut().flatten().for_each(Block::settle);
+    }
+}
+
+impl Block {
+    /// What was acknowledged survives a crash.
+    fn settle(&mut self) {
+        self.crashed.clone_from(&self.allowed);
+    }
+
+    /// The cache's blocks were discarded: the origin may have any version.
+    fn forget(&mut self) {
+        self.allowed.clone_from(&self.all);
+        self.crashed.clone_from(&self.all);
+    }
+}
+
+fn effect(verb: Verb, state: &Option<Volume>) -> Option<Volume> {
+    let mut next = state.clone();
+    match (verb, &mut next) {
+        (Verb::Create { cache, .. }, None) => {
+            return Some(Volume { started: true, dirty_high: DIRTY_HIGH, through: false, cache });
+        }
+        (Verb::Delete { .. }, _) => return None,
+        (Verb::Start { .. }, Some(volume)) => volume.started = true,
+        (Verb::Stop, Some(volume)) => volume.started = false,
+        (Verb::Set { dirty_high }, Some(volume)) => volume.dirty_high = dirty_high,
+        (Verb::Mode { through }, Some(volume)) => volume.through = through,
+        _ => {}
+    }
+    next
+}

@@ -1,0 +1,283 @@
+//! What happens in a world: lives of daemons, commands, trouble with disks, and ends.
+
+use std::time::Duration;
+
+use crate::command::{Command, VOLUMES, Verb};
+use crate::media::Health;
+use crate::shelf::REMOTE;
+
+/// How a life of the daemon ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// On SIGTERM, once all commands have ended.
+    Rest,
+    /// On SIGTERM, so long after its beginning.
+    Stop(Duration),
+    /// It is killed.
+    Kill(Duration),
+    /// Another program goes on, once all commands have ended.
+    HandOver,
+}
+
+/// Something that happens to a disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trouble {
+    /// Since the change before it.
+    pub(crate) after: Duration,
+    /// Index in [`DISKS`].
+    pub(crate) disk: usize,
+    pub(crate) change: Change,
+}
+
+/// What happens to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Health(Health),
+    /// Another system takes it for itself, if nothing has claimed it.
+    Taken,
+}
+
+/// The disks of a world.
+pub(crate) const DISKS: [&str; 6] = ["o1", "o2", "c1", "c2", "foreign", REMOTE];
+
+/// One life of a daemon.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    /// The commands of operators, each of whom gives one after the other, with pauses before them.
+    pub(crate) operators: Vec<Vec<(Duration, Command)>>,
+    pub(crate) trouble: Vec<Trouble>,
+    pub(crate) end: End,
+}
+
+/// A world.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) seed: u64,
+    /// Commands that are given before the lives begin, one after the other, with nothing in their way.
+    pub(crate) before: Vec<Command>,
+    pub(crate) lives: Vec<Life>,
+    /// Whether clients read and write.
+    pub(crate) clients: bool,
+}
+
+fn millis(rng: &mut fastrand::Rng, most: u64) -> Duration {
+    // Short times are as likely as long ones.
+    let most = most.max(2).ilog2();
+    let most = 2u64 << rng.u32(0..=most);
+    Duration::from_millis(rng.u64(0..most))
+}
+
+fn random_command(rng: &mut fastrand::Rng) -> Command {
+    let verb = match rng.u32(0..14) {
+        0..=2 => Verb::Create { cache: rng.usize(0..2), force: rng.u32(0..4) == 0 },
+        3 => Verb::Create { cache: 2, force: rng.bool() },
+        4 | 5 => Verb::Start { force: rng.u32(0..3) == 0 },
+        6 | 7 => Verb::Stop,
+        8 => Verb::Set { dirty_high: rng.u64(60..90) },
+        9 => Verb::Mode { through: rng.bool() },
+        10 => Verb::Flush,
+        11 => Verb::Drop,
+        12 => Verb::Delete { discard: false },
+        _ => Verb::Delete { discard: true },
+    };
+    let cancel = (rng.u32(0..4) == 0).then(|| millis(rng, 4000));
+    Command { verb, volume: rng.usize(0..VOLUMES.len()), cancel }
+}
+
+fn random_life(rng: &mut fastrand::Rng, failing: bool) -> Life {
+    let operators = (0..rng.usize(1..=3))
+        .map(|_| {
+            let commands = (0..rng.usize(1..=4)).map(|_| (millis(rng, 2000), random_command(rng)));
+            commands.collect()
+        })
+        .collect();
+    let mut trouble = Vec::new();
+    for _ in 0..rng.usize(0..3) {
+        let disk = rng.usize(0..DISKS.len());
+        let health = match rng.u32(0..4) {
+            0 if failing => Health::FailsWrites,
+            1 if failing => Health::Fails,
+            _ => Health::Hangs,
+        };
+        trouble.push(Trouble { after: millis(rng, 3000), disk, change: Change::Health(health) });
+        let most = if rng.bool() { 3000 } else { 60_000 };
+        let lasts = millis(rng, most);
+        trouble.push(Trouble { after: lasts, disk, change: Change::Health(Health::Good) });
+    }
+    if rng.u32(0..3) == 0 {
+        let (after, disk) = (millis(rng, 3000), rng.usize(3..5));
+        let place = rng.usize(0..=trouble.len());
+        trouble.insert(place, Trouble { after, disk, change: Change::Taken });
+    }
+    let end = match rng.u32(0..6) {
+        0 | 1 => End::Rest,
+        2 => End::HandOver,
+        3 => End::Stop(millis(rng, 8000)),
+        _ => End::Kill(millis(rng, 8000)),
+    };
+    Life { operators, trouble, end }
+}
+
+/// What comes in the way of the commands of an enumerated script.
+#[derive(Clone, Copy, Debug)]
+enum Obstacle {
+    None,
+    /// The first one is cancelled after so long.
+    Cancel(u64),
+    /// A disk hangs, for less or more time than commands wait.
+    Hang(usize, u64),
+    /// The daemon is killed, ended, or replaced so long after the first command began.
+    Kill(u64),
+    Stop(u64),
+    HandOver,
+    /// The spare disks are taken by another system while an origin on another machine hangs.
+    Taken,
+}
+
+const OBSTACLES: [Obstacle; 14] = [
+    Obstacle::None,
+    Obstacle::Cancel(0),
+    Obstacle::Cancel(3),
+    Obstacle::Hang(0, 2),
+    Obstacle::Hang(0, 45),
+    Obstacle::Hang(2, 2),
+    Obstacle::Hang(2, 45),
+    Obstacle::Kill(2),
+    Obstacle::Kill(15),
+    Obstacle::Kill(40),
+    Obstacle::Stop(5),
+    Obstacle::HandOver,
+    Obstacle::Taken,
+    Obstacle::Hang(5, 45),
+];
+
+/// The volume of the second command: that of the first, one on the same cache device, one that wants the same origin, and
+/// those with an origin on another machine.
+const OTHERS: [usize; 5] = [0, 1, 2, 3, 4];
+
+/// Scripts that are enumerated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Enumerated {
+    /// Each two commands, with each relation of their volumes, begun together and one after the other, on a served and on
+    /// a stopped volume, with each obstacle
+    Pairs,
+    /// Each three commands, likewise, with one obstacle each
+    Triples,
+    /// Each command, with a kill of the daemon at each of many moments
+    Kills,
+}
+
+impl Enumerated {
+    /// The number of scripts.
+    pub(crate) fn count(self) -> u64 {
+        let verbs = Verb::ALL.len() as u64;
+        match self {
+            Enumerated::Pairs => verbs * verbs * OTHERS.len() as u64 * 4 * OBSTACLES.len() as u64,
+            Enumerated::Triples => verbs * verbs * verbs * OTHERS.len() as u64 * 2,
+            Enumerated::Kills => verbs * 2 * KILLS,
+        }
+    }
+}
+
+/// The moments of [`Enumerated::Kills`], and how far they are apart.
+const KILLS: u64 = 300;
+const APART: Duration = Duration::from_micros(250);
+
+impl Script {
+    /// Returns the script of a number. The order of threads comes from the number too.
+    pub(crate) fn enumerated(what: Enumerated, number: u64) -> Self {
+        let mut rest = number;
+        let mut take = |most: usize| {
+            let taken = (rest % most as u64) as usize;
+            rest /= most as u64;
+            taken
+        };
+        let all = Verb::ALL.len();
+        let verbs: Vec<Verb> = match what {
+            Enumerated::Pairs => vec![Verb::ALL[take(all)], Verb::ALL[take(all)]],
+            Enumerated::Triples => (0..3).map(|_| Verb::ALL[take(all)]).collect(),
+            Enumerated::Kills => vec![Verb::ALL[take(all)]],
+        };
+        let is_stopped = take(2) == 1;
+        let other = if verbs.len() > 1 { OTHERS[take(OTHERS.len())] } else { 0 };
+        let (together, obstacle) = match what {
+            Enumerated::Pairs => (take(2) == 1, OBSTACLES[take(OBSTACLES.len())]),
+            Enumerated::Triples => (true, OBSTACLES[number as usize % OBSTACLES.len()]),
+            Enumerated::Kills => (true, Obstacle::None),
+        };
+        let plain = |verb, volume| Command { verb, volume, cancel: None };
+        let mut before = vec![plain(Verb::Create { cache: 0, force: false }, 0)];
+        before.push(plain(Verb::Create { cache: 0, force: false }, 1));
+        if is_stopped {
+            before.push(plain(Verb::Stop, 0));
+        }
+        let second = Duration::from_millis(if together { 0 } else { 8 });
+        let mut operators = Vec::new();
+        for (place, verb) in verbs.into_iter().enumerate() {
+            let volume = if place == 1 { other } else { 0 };
+            let mut command = plain(verb, volume);
+            if let (Obstacle::Cancel(after), 0) = (obstacle, place) {
+                command.cancel = Some(Duration::from_millis(after));
+            }
+            operators.push(vec![(second * place as u32, command)]);
+        }
+        let trouble = match obstacle {
+            Obstacle::Hang(disk, seconds) => vec![
+                Trouble { after: Duration::ZERO, disk, change: Change::Health(Health::Hangs) },
+                Trouble {
+                    after: Duration::from_secs(seconds),
+                    disk,
+                    change: Change::Health(Health::Good),
+                },
+            ],
+            Obstacle::Taken => vec![
+                Trouble { after: Duration::ZERO, disk: 5, change: Change::Health(Health::Hangs) },
+                Trouble { after: Duration::from_secs(1), disk: 3, change: Change::Taken },
+                Trouble { after: Duration::ZERO, disk: 4, change: Change::Taken },
+                Trouble {
+                    after: Duration::from_secs(1),
+                    disk: 5,
+                    change: Change::Health(Health::Good),
+                },
+            ],
+            _ => Vec::new(),
+        };
+        let end = match (what, obstacle) {
+            (Enumerated::Kills, _) => End::Kill(APART * (take(KILLS as usize) as u32)),
+            (_, Obstacle::Kill(after)) => End::Kill(Duration::from_millis(after)),
+            (_, Obstacle::Stop(after)) => End::Stop(Duration::from_millis(after)),
+            (_, Obstacle::HandOver) => End::HandOver,
+            _ => End::Rest,
+        };
+        let lives = vec![Life { operators, trouble, end }];
+        Script { seed: number, before, lives, clients: true }
+    }
+
+    /// Returns the script of a seed.
+    pub(crate) fn random(seed: u64) -> Self {
+        let rng = &mut fastrand::Rng::with_seed(seed);
+        let failing = rng.u32(0..3) == 0;
+        let create = |volume, cache| Command {
+            verb: Verb::Create { cache, force: false },
+            volume,
+            cancel: None,
+        };
+        let mut before = Vec::new();
+        if rng.u32(0..4) > 0 {
+            before.push(create(0, 0));
+        }
+        if rng.bool() {
+            before.push(create(1, rng.usize(0..2)));
+        }
+        let lives = (0..rng.usize(1..=3)).map(|_| random_life(rng, failing)).collect();
+        Script { seed, before, lives, clients: rng.u32(0..4) > 0 }
+    }
+
+    /// Whether a disk fails, and does not only hang.
+    pub(crate) fn fails(&self) -> bool {
+        let mut all = self.lives.iter().flat_map(|life| &life.trouble);
+        all.any(|trouble| {
+            matches!(trouble.change, Change::Health(Health::Fails | Health::FailsWrites))
+        })
+    }
+}

@@ -1,0 +1,582 @@
+//! One world: disks, a state directory, and one daemon after the other, with operators and clients.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_admin::operation::OperationList;
+use forebay_admin::{ErrorKind, OperationState};
+use forebay_core::{Op, Survives};
+use forebay_daemon::embedded::{Embedded, Environment};
+use forebay_engine::FrontEnd;
+use forebay_threads::{Instant, JoinHandle, Simulation, sleep, spawn};
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::clients::{Clients, Failed, clients};
+use crate::command::{CACHES, Command, Issued, Report, VOLUMES, Verb};
+use crate::media::Health;
+use crate::model::{BLOCKS, Model, ORIGINS, origin_of};
+use crate::script::{Change, DISKS, End, Life, Script};
+use crate::shelf::{REMOTE, Shelf};
+
+/// Size of the origins, in bytes.
+const ORIGIN: u64 = 16 << 20;
+/// Size of the cache devices.
+const CACHE: u64 = 64 << 20;
+/// Size of a block.
+const BLOCK: u64 = 4096;
+/// Distance of the blocks that clients use.
+const STEP: u64 = 3 << 20;
+/// How long operations may go on with healthy devices.
+const ENDING: Duration = Duration::from_secs(600);
+
+/// Violations and events of a world.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    pub(crate) wrong: Vec<String>,
+    pub(crate) events: Vec<String>,
+    pub(crate) commands: u64,
+    pub(crate) requests: u64,
+}
+
+/// See the module.
+pub(crate) struct World {
+    dir: PathBuf,
+    shelf: Arc<Shelf>,
+    model: Arc<Mutex<Model>>,
+    notes: Arc<Mutex<Notes>>,
+    script: Script,
+    rng: fastrand::Rng,
+    hand_overs: u64,
+}
+
+/// A daemon with those who use it.
+struct Running {
+    daemon: Arc<Embedded>,
+    clients: Arc<Clients>,
+    issued: Arc<Mutex<Vec<Issued>>>,
+    ending: Arc<AtomicBool>,
+    operators: Vec<JoinHandle<()>>,
+    /// Clients, and whatever troubles the disks.
+    others: Vec<JoinHandle<()>>,
+}
+
+impl World {
+    /// Makes a world in an empty directory.
+    pub(crate) fn new(dir: PathBuf, script: Script, notes: Arc<Mutex<Notes>>) -> Self {
+        let devices = dir.join("devices");
+        let _ = std::fs::create_dir_all(&devices);
+        let shelf = Shelf::new(&devices, ORIGIN);
+        for (name, size) in DISKS.into_iter().zip([ORIGIN, ORIGIN, CACHE, CACHE, CACHE]) {
+            shelf.add(name, size);
+        }
+        shelf.named("foreign").expect("added").make_foreign(0xa7);
+        let rng = fastrand::Rng::with_seed(script.seed ^ 0x5eed);
+        let model = Arc::new(Mutex::new(Model::new()));
+        World { dir, shelf, model, notes, script, rng, hand_overs: 0 }
+    }
+
+    fn wrong(&self, what: impl Into<String>) {
+        self.notes.lock().wrong.push(what.into());
+    }
+
+    fn event(&self, what: impl std::fmt::Display) {
+        note(&self.notes, what);
+    }
+
+    /// Lives through the script.
+    pub(crate) fn run(mut self) {
+        let script = self.script.clone();
+        let mut lock = None;
+        for (number, life) in script.lives.iter().enumerate() {
+            let Some(running) = self.begin(lock.take()) else { return };
+            if number == 0 {
+                for command in &script.before {
+                    self.give(&running, *command);
+                }
+            }
+            let running = self.disturb(running, life);
+            lock = self.end(running, life);
+            if !self.notes.lock().wrong.is_empty() {
+                return;
+            }
+        }
+        self.last(lock);
+    }
+
+    fn begin(&mut self, lock: Option<std::os::fd::OwnedFd>) -> Option<Running> {
+        let clients = clients();
+        let front_end: Arc<dyn FrontEnd> = clients.clone();
+        let opened = Embedded::open(Environment {
+            state_dir: self.dir.join("state"),
+            state_lock: lock,
+            hand_overs: self.hand_overs,
+            front_ends: vec![front_end],
+            opener: self.shelf.clone(),
+            lanes: 2,
+            memory_limit: 1 << 30,
+        });
+        match opened.and_then(|daemon| daemon.restore().map(|()| daemon)) {
+            Ok(daemon) => Some(Running {
+                daemon: Arc::new(daemon),
+                clients,
+                issued: Arc::default(),
+                ending: Arc::default(),
+                operators: Vec::new(),
+                others: Vec::new(),
+            }),
+            Err(error) => {
+                self.wrong(format!("the daemon does not start: {error}"));
+                None
+            }
+        }
+    }
+
+    fn give(&self, running: &Running, command: Command) -> Report {
+        give(&running.daemon, &self.shelf, &self.model, (&running.issued, &self.notes), command)
+    }
+
+    /// Starts operators, clients and trouble.
+    fn disturb(&self, mut running: Running, life: &Life) -> Running {
+        for commands in &life.operators {
+            let (daemon, shelf, model) =
+                (running.daemon.clone(), self.shelf.clone(), self.model.clone());
+            let (issued, notes, commands) =
+                (running.issued.clone(), self.notes.clone(), commands.clone());
+            let ending = running.ending.clone();
+            let operator = spawn("operator", move || {
+                for (pause, command) in commands {
+                    sleep(pause);
+                    if !ending.load(Ordering::SeqCst) {
+                        give(&daemon, &shelf, &model, (&issued, &notes), command);
+                    }
+                }
+            });
+            running.operators.extend(operator);
+        }
+        let (shelf, notes, trouble) =
+            (self.shelf.clone(), self.notes.clone(), life.trouble.clone());
+        let ending = running.ending.clone();
+        let troubled = spawn("trouble", move || {
+            for change in trouble {
+                sleep(change.after);
+                if !ending.load(Ordering::SeqCst) {
+                    let name = DISKS[change.disk];
+                    let media = shelf.named(name).expect("added");
+                    match change.change {
+                        Change::Health(health) => {
+                            note(&notes, format_args!("{name}: {health:?}"));
+                            media.set_health(health);
+                        }
+                        Change::Taken if media.make_foreign(0xb8) => {
+                            note(&notes, format_args!("{name}: taken by another system"));
+                        }
+                        Change::Taken => {}
+                    }
+                }
+            }
+        });
+        running.others.extend(troubled);
+        if self.script.clients {
+            for origin in 0..ORIGINS.len() {
+                let client = Client {
+                    clients: running.clients.clone(),
+                    model: self.model.clone(),
+                    notes: self.notes.clone(),
+                    ending: running.ending.clone(),
+                    origin,
+                    rng: fastrand::Rng::with_seed(self.script.seed ^ (origin as u64 + 77)),
+                };
+                running.others.extend(spawn("client", move || client.run()));
+            }
+        }
+        running
+    }
+
+    fn heal(&self) {
+        let remote = self.shelf.named(REMOTE);
+        self.shelf.all().iter().chain(&remote).for_each(|media| media.set_health(Health::Good));
+    }
+
+    /// Waits until all is at rest, and compares the daemon with the model.
+    fn rest(&self, running: &mut Running) {
+        let begun = Instant::now();
+        // Operators come to their ends by themselves, or devices that hang answer again at last.
+        while running.operators.iter().any(|it| !it.is_finished()) && begun.elapsed() < ENDING {
+            sleep(Duration::from_millis(200));
+        }
+        running.ending.store(true, Ordering::SeqCst);
+        self.heal();
+        for thread in running.operators.drain(..).chain(running.others.drain(..)) {
+            let _ = thread.join();
+        }
+        self.heal();
+        while let Some(operation) = self.in_progress(running) {
+            if begun.elapsed() > 2 * ENDING {
+                self.wrong(format!("does not end although all devices are well: {operation}"));
+                return;
+            }
+            sleep(Duration::from_millis(100));
+        }
+        self.learn(running);
+        let list = running.daemon.ask("GET", "/v1/reports", &Value::Null).body;
+        let wrong = self.model.lock().check(&list, &self.shelf);
+        self.notes.lock().wrong.extend(wrong);
+        self.check_claims(&list);
+        self.complaints();
+    }
+
+    fn in_progress(&self, running: &Running) -> Option<String> {
+        let answer = running.daemon.ask("GET", "/v1/operations", &Value::Null);
+        let list: OperationList = serde_json::from_value(answer.body).ok()?;
+        let first = list.operations.iter().find(|it| it.state == OperationState::Running)?;
+        Some(format!("{} of {}: {:?}", first.verb, first.volume, first.error))
+    }
+
+    /// Takes the reports of all commands into account, with what became of those that were under way.
+    fn learn(&self, running: &Running) {
+        let answer = running.daemon.ask("GET", "/v1/operations", &Value::Null);
+        let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
+        let mut issued = std::mem::take(&mut *running.issued.lock());
+        for issued in &mut issued {
+            if issued.report != Report::UnderWay {
+                continue;
+            }
+            if let Some(ended) = list.operations.iter().find(|it| Some(it.id) == issued.id) {
+                issued.report = match &ended.error {
+                    None => Report::Done,
+                    // It is done, but something else that was given up goes on.
+                    Some(error) if error.kind == ErrorKind::UnderWay => Report::Done,
+                    Some(error) => Report::Failed(error.kind, error.message.clone()),
+                };
+                self.event(format_args!("in the end: {issued}"));
+            }
+            end_consent(&self.shelf, &self.model, issued);
+        }
+        self.model.lock().apply(issued, self.script.fails());
+    }
+
+    /// At rest the devices of served volumes are claimed, and no others.
+    fn check_claims(&self, list: &Value) {
+        let mut wanted = Vec::new();
+        for volume in list["volumes"].as_array().into_iter().flatten() {
+            if volume["state"] != "stopped" && volume["state"] != "failed" {
+                wanted.extend([volume["origin"]["path"].clone(), volume["cache"]["path"].clone()]);
+            }
+        }
+        for media in self.shelf.all() {
+            let (is, should) =
+                (media.is_claimed(), wanted.contains(&Value::from(media.name.as_str())));
+            if is != should {
+                let name = &media.name;
+                self.wrong(format!("{name} is claimed: {is}, and should be: {should}"));
+            }
+        }
+    }
+
+    fn complaints(&self) {
+        for media in self.shelf.all() {
+            self.notes.lock().wrong.extend(media.take_complaints());
+        }
+    }
+
+    /// Ends a life. Returns what the next program inherits.
+    fn end(&mut self, mut running: Running, life: &Life) -> Option<std::os::fd::OwnedFd> {
+        match life.end {
+            End::Rest => {
+                self.rest(&mut running);
+                self.stop(running);
+            }
+            End::Stop(after) => {
+                sleep(after);
+                running.ending.store(true, Ordering::SeqCst);
+                self.stop(running);
+            }
+            End::HandOver => {
+                self.rest(&mut running);
+                return self.hand_over(running);
+            }
+            End::Kill(after) => {
+                sleep(after);
+                self.kill(running);
+            }
+        }
+        None
+    }
+
+    fn stop(&mut self, running: Running) {
+        let ended = running.daemon.shut_down();
+        self.event(format_args!("stopped: {ended:?}"));
+        let clean = ended.is_ok();
+        if let Err(error) = &ended
+            && !self.script.fails()
+            && self.shelf.all().iter().all(|media| media.health() == Health::Good)
+            && !self.notes.lock().events.iter().any(|event| event.contains("Hangs"))
+        {
+            self.wrong(format!("did not stop cleanly: {error}"));
+        }
+        for media in self.shelf.all().iter().filter(|media| clean && media.is_claimed()) {
+            self.wrong(format!("{} is still in use after an orderly end", media.name));
+        }
+        // What the process still does ends with it.
+        self.cut_off(running, clean);
+    }
+
+    fn hand_over(&mut self, running: Running) -> Option<std::os::fd::OwnedFd> {
+        match running.daemon.hand_over() {
+            Ok((_, lock)) => {
+                self.event("handed over");
+                self.hand_overs += 1;
+                self.cut_off(running, true);
+                Some(lock)
+            }
+            Err(error) => {
+                self.event(format_args!("not handed over: {error}"));
+                self.stop(running);
+                None
+            }
+        }
+    }
+
+    fn kill(&mut self, running: Running) {
+        self.event("killed");
+        self.cut_off(running, false);
+    }
+
+    fn cut_off(&mut self, running: Running, clean: bool) {
+        Simulation::current().expect("in a simulation").crash();
+        let Running { daemon, clients, issued, operators, others, .. } = running;
+        drop((operators, others, clients));
+        if Arc::strong_count(&daemon) > 1 {
+            self.wrong("a thread of the killed process lives on");
+        }
+        drop(daemon);
+        let issued = std::mem::take(&mut *issued.lock());
+        let mut model = self.model.lock();
+        model.apply(issued, self.script.fails());
+        if clean {
+            model.settle();
+        }
+        model.crash();
+        drop(model);
+        for media in self.shelf.all() {
+            media.crash(&mut self.rng);
+        }
+        self.complaints();
+    }
+
+    /// After everything: all volumes can be started, and what clients were told is there.
+    fn last(&mut self, lock: Option<std::os::fd::OwnedFd>) {
+        self.heal();
+        let Some(mut running) = self.begin(lock) else { return };
+        self.rest(&mut running);
+        for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
+            let known = self.model.lock().volumes[volume].clone();
+            let Some(Some(found)) = known.first().cloned() else { continue };
+            if !found.started {
+                let start = Command { verb: Verb::Start { force: false }, volume, cancel: None };
+                if let Report::Failed(kind, message) = self.give(&running, start) {
+                    self.wrong(format!("{name} cannot be started in the end: {kind:?} {message}"));
+                }
+            }
+            self.read_all(&running, volume);
+            let flush = Command { verb: Verb::Flush, volume, cancel: None };
+            if self.give(&running, flush) != Report::Done {
+                self.wrong(format!("{name} cannot be flushed in the end"));
+            }
+            self.look_at_origin(volume);
+        }
+        self.rest(&mut running);
+        self.stop(running);
+    }
+
+    fn read_all(&self, running: &Running, volume: usize) {
+        for block in 0..BLOCKS {
+            let at = (Op::Read, block as u64 * STEP, BLOCK);
+            let read = running.clients.ask(VOLUMES[volume].0, at, None, Survives::Nothing);
+            match read {
+                Ok(Some(data)) => self.compare(volume, block, &data, "read"),
+                other => self.wrong(format!("{} block {block}: {other:?}", VOLUMES[volume].0)),
+            }
+        }
+    }
+
+    fn look_at_origin(&self, volume: usize) {
+        let origin = self.shelf.named(VOLUMES[volume].1).expect("added");
+        for block in 0..BLOCKS {
+            let mut data = vec![0; 8];
+            origin.peek(block as u64 * STEP, &mut data);
+            self.compare(volume, block, &data, "found on the origin");
+        }
+    }
+
+    fn compare(&self, volume: usize, block: usize, data: &[u8], what: &str) {
+        let value = value_of(data);
+        let allowed = self.model.lock().blocks[origin_of(volume)][block].allowed.clone();
+        if !allowed.contains(&value) {
+            let name = VOLUMES[volume].0;
+            self.wrong(format!("{name} block {block}: {value} was {what}, allowed is {allowed:?}"));
+        }
+    }
+}
+
+fn value_of(data: &[u8]) -> u64 {
+    data.first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes)
+}
+
+fn note(notes: &Mutex<Notes>, what: impl std::fmt::Display) {
+    let now = Simulation::current().map_or(0, |it| it.clock().now().0 / 1_000_000);
+    notes.lock().events.push(format!("{now:>8} ms  {what}"));
+}
+
+/// Ends the consent of a command that has ended later than its operator was told.
+fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) {
+    let has_ended = matches!(issued.report, Report::Done | Report::Failed(..));
+    if !has_ended {
+        return;
+    }
+    match issued.command.verb {
+        Verb::Create { cache, force: true } => {
+            let media = shelf.named(CACHES[cache]).expect("added");
+            media.end_consent(issued.report == Report::Done);
+        }
+        Verb::Delete { discard: true } => model.lock().discard(issued.command.volume, false),
+        _ => {}
+    }
+}
+
+fn give(
+    daemon: &Embedded,
+    shelf: &Shelf,
+    model: &Mutex<Model>,
+    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
+    command: Command,
+) -> Report {
+    // If the daemon is killed meanwhile, this is all that its operator knows.
+    let place = {
+        let mut issued = issued.lock();
+        issued.push(Issued { command, id: None, report: Report::Unknown });
+        issued.len() - 1
+    };
+    // Consent lasts until the operator is told that nothing has come of it.
+    match command.verb {
+        Verb::Create { cache, force: true } => shelf.named(CACHES[cache]).expect("added").consent(),
+        Verb::Delete { discard: true } => model.lock().discard(command.volume, true),
+        _ => {}
+    }
+    let ended = command.issue(daemon, shelf);
+    end_consent(shelf, model, &ended);
+    note(notes, &ended);
+    notes.lock().commands += 1;
+    let report = ended.report.clone();
+    if command.verb == Verb::Stop && report == Report::Done {
+        check_let_go(daemon, shelf, (issued, notes), (command, place));
+    }
+    if let Some(own) = issued.lock().get_mut(place) {
+        *own = ended;
+    }
+    report
+}
+
+/// A volume that has stopped uses its origin no longer, unless another command has come.
+fn check_let_go(
+    daemon: &Embedded,
+    shelf: &Shelf,
+    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
+    (command, place): (Command, usize),
+) {
+    let (name, origin) = VOLUMES[command.volume];
+    let media = shelf.named(origin).expect("added");
+    let begun = Instant::now();
+    while media.is_claimed() {
+        let others = issued.lock();
+        let is_other = |it: &Issued| origin_of(it.command.volume) == origin_of(command.volume);
+        let others = others.iter().enumerate().any(|(at, it)| {
+            at != place && is_other(it) && (at > place || it.report == Report::Unknown)
+        });
+        let report = daemon.ask("GET", &format!("/v1/reports/{name}"), &Value::Null).body;
+        if others || report["state"] != "stopped" {
+            return;
+        }
+        if begun.elapsed() > Duration::from_secs(3) {
+            let wrong = format!("{name} was reported as stopped, and {origin} is in use");
+            notes.lock().wrong.push(wrong);
+            return;
+        }
+        sleep(Duration::from_millis(50));
+    }
+}
+
+struct Client {
+    clients: Arc<Clients>,
+    model: Arc<Mutex<Model>>,
+    notes: Arc<Mutex<Notes>>,
+    ending: Arc<AtomicBool>,
+    origin: usize,
+    rng: fastrand::Rng,
+}
+
+impl Client {
+    fn run(mut self) {
+        while !self.ending.load(Ordering::SeqCst) {
+            for (volume, (name, _)) in VOLUMES.iter().enumerate() {
+                if origin_of(volume) == self.origin && self.ask(name) != Some(Failed::NotServed) {
+                    break;
+                }
+            }
+            sleep(Duration::from_millis(self.rng.u64(1..400)));
+        }
+    }
+
+    /// Sends one request. Returns why it came to nothing.
+    fn ask(&mut self, name: &str) -> Option<Failed> {
+        let block = self.rng.usize(0..BLOCKS);
+        let offset = block as u64 * STEP;
+        self.notes.lock().requests += 1;
+        match self.rng.u32(0..6) {
+            0 => {
+                let flushed = self.clients.ask(name, (Op::Flush, 0, 0), None, Survives::Nothing);
+                if flushed.is_ok() {
+                    self.model.lock().flushed(self.origin);
+                }
+                flushed.err()
+            }
+            1 | 2 => {
+                let read =
+                    self.clients.ask(name, (Op::Read, offset, BLOCK), None, Survives::Nothing);
+                match read {
+                    Ok(data) => {
+                        let value = value_of(&data.unwrap_or_default());
+                        let allowed = self.model.lock().blocks[self.origin][block].allowed.clone();
+                        if !allowed.contains(&value) {
+                            let wrong = format!(
+                                "{name} block {block}: {value} was read, allowed is {allowed:?}"
+                            );
+                            self.notes.lock().wrong.push(wrong);
+                        }
+                        None
+                    }
+                    Err(error) => Some(error),
+                }
+            }
+            kind => self.write(name, block, kind == 3),
+        }
+    }
+
+    fn write(&mut self, name: &str, block: usize, durable: bool) -> Option<Failed> {
+        let value = self.model.lock().begin(self.origin, block);
+        let data = value.to_le_bytes().repeat(BLOCK as usize / 8);
+        let survives = if durable { Survives::PowerLoss } else { Survives::Nothing };
+        let at = (Op::Write, block as u64 * STEP, BLOCK);
+        let written = self.clients.ask(name, at, Some(&data), survives);
+        let mut model = self.model.lock();
+        match written {
+            Ok(_) => model.acknowledge(self.origin, block, value, durable),
+            Err(Failed::NotServed) => model.take_back(self.origin, block, value),
+            Err(Failed::Error(_) | Failed::Cut) => {}
+        }
+        written.err()
+    }
+}

@@ -1,0 +1,22 @@
+//! Some random worlds, and some of the enumerated ones.
+
+use std::process::Command;
+
+fn run(arguments: &[&str]) {
+    let program = env!("CARGO_BIN_EXE_forebay-sim-control");
+    let ran = Command::new(program).args(arguments).output().expect("it was built");
+    let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{arguments:?}:\n{text}");
+}
+
+#[test]
+fn random_worlds_keep_their_promises() {
+    run(&["--start", "1000", "--seeds", "60"]);
+}
+
+#[test]
+fn commands_with_obstacles_do_what_they_reported() {
+    for (what, start) in [("pairs", "4100"), ("triples", "2300"), ("kills", "900")] {
+        run(&["--all", what, "--start", start, "--seeds", "30"]);
+    }
+}
