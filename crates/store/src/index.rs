@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use forebay_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_core::{BlockSize, SectorMask, SegmentId, Slot};
-use forebay_lane::{MemoryBudget, OverLimit};
+use forebay_lane::{MemoryBudget, OverLimit, yield_now};
 
 use crate::error::StoreError;
 use crate::hazard::{HazardId, HazardSlots};
@@ -164,6 +164,9 @@ pub struct Index {
     fill_numbers: AtomicU64,
 }
 
+/// Shards that are made before other tasks of the lane get their turn.
+const MADE_AT_ONCE: u32 = 256;
+
 impl Index {
     /// Makes an empty index without a limit on masks.
     pub fn new(geometry: Geometry, shards: u32) -> Self {
@@ -178,7 +181,27 @@ impl Index {
         memory: &Arc<MemoryBudget>,
     ) -> Self {
         let masks = || Masks::new(memory, block.sectors(), shards);
-        let shards = (0..shards).map(|_| Shard::new(&geometry, masks())).collect();
+        Self::of(geometry, (0..shards).map(|_| Shard::new(&geometry, masks())).collect())
+    }
+
+    /// As [`Index::within`]. Other tasks of the lane get their turn meanwhile: each shard asks the system for its memory.
+    pub(crate) async fn in_turns(
+        geometry: Geometry,
+        shards: u32,
+        block: BlockSize,
+        memory: &Arc<MemoryBudget>,
+    ) -> Self {
+        let mut all = Vec::with_capacity(shards as usize);
+        for number in 1..=shards {
+            all.push(Shard::new(&geometry, Masks::new(memory, block.sectors(), shards)));
+            if number.is_multiple_of(MADE_AT_ONCE) {
+                yield_now().await;
+            }
+        }
+        Self::of(geometry, all.into())
+    }
+
+    fn of(geometry: Geometry, shards: Box<[Shard]>) -> Self {
         Index {
             geometry,
             address_bits: AtomicU32::new(geometry.address_bits()),

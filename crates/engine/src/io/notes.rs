@@ -20,6 +20,9 @@ use crate::state::volume::VolumeState;
 /// The most ranges in the note of a volume that stops.
 const MOST_RANGES: usize = 1 << 14;
 
+/// The most dirty blocks whose ranges are looked for then: a list of more would take longer than the rest of the stop.
+const MOST_BLOCKS: u64 = 1 << 20;
+
 /// Blocks that are looked up before other tasks of the lane get their turn.
 const LOOK_UPS_AT_ONCE: u64 = 4096;
 
@@ -171,7 +174,19 @@ impl Notes<'_> {
         }
     }
 
-    /// Writes the dirty blocks of a stopping volume to its note: exactly, unless they are in too many ranges.
+    /// Returns the dirty ranges of the volume, unless there are too many of them or of blocks in them.
+    async fn exact_ranges(self) -> Option<Vec<Range<u64>>> {
+        let volume = &self.0.volume;
+        if volume.dirty_blocks() > MOST_BLOCKS {
+            return None;
+        }
+        let blocks = self.all_dirty().await;
+        let ranges = blocks.ranges().take(MOST_RANGES + 1).map(|range| volume.range_of(range));
+        let dirty: Vec<Range<u64>> = ranges.collect();
+        (dirty.len() <= MOST_RANGES).then_some(dirty)
+    }
+
+    /// Writes the dirty blocks of a stopping volume to its note: exactly, unless they are too many or in too many ranges.
     pub(crate) async fn note_the_end(self) {
         let volume = &self.0.volume;
         let Some(ledger) = self.0.cache.ledger() else { return };
@@ -185,14 +200,12 @@ impl Notes<'_> {
             self.write_down_now().await;
             return;
         }
-        let blocks = self.all_dirty().await;
-        let ranges = blocks.ranges().take(MOST_RANGES + 1).map(|range| volume.range_of(range));
-        let dirty: Vec<Range<u64>> = ranges.collect();
-        let note = if dirty.len() > MOST_RANGES {
-            self.region_note()
-        } else {
-            let cache = self.0.cache.store.uuid();
-            Note { cache, distrusted: false, exact: true, dirty }
+        let note = match self.exact_ranges().await {
+            Some(dirty) => {
+                let cache = self.0.cache.store.uuid();
+                Note { cache, distrusted: false, exact: true, dirty }
+            }
+            None => self.region_note(),
         };
         let (lane, late) = (self.0.lane(), &volume.intent.late);
         let written = ledger::write_in_time(lane, &*ledger, &volume.name, note, late);

@@ -17,10 +17,7 @@ use serde::Serialize;
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json};
 use stage::Image;
-use watch::Took;
-
-/// The longest hold of a lane, in milliseconds.
-const HOLD: f64 = 10.0;
+use watch::{HOLD, Took};
 
 /// The longest request of a neighbour, in milliseconds.
 const REQUEST: f64 = 100.0;
@@ -130,7 +127,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if json { print_json(&report) } else { print(&report) }
 }
 
-fn line(row: &Row) -> [String; 10] {
+fn line(row: &Row) -> [String; 11] {
     let ms = |ms: f64| format!("{ms:.1}");
     let took = &row.took;
     [
@@ -139,6 +136,7 @@ fn line(row: &Row) -> [String; 10] {
         format!("{:.2}", took.cpu_ms / 1e3),
         ms(took.turn_ms),
         ms(took.hold_ms),
+        format!("{} of {}", took.long_holds, took.holds),
         row.goal_of_hold.show("<=", 0),
         ms(took.read_ms),
         ms(took.write_ms),
@@ -156,7 +154,7 @@ fn print(report: &Report) -> LabResult<()> {
         format_size(report.log_bytes)
     );
     let mut table = Table::new(
-        "COMMAND | TIME s | CPU s | TURN ms | HOLD ms | GOAL | READ ms | WRITE ms | FLUSH ms | PROCESS GREW",
+        "COMMAND | TIME s | CPU s | TURN ms | HOLD ms | OVER 10 ms | GOAL | READ ms | WRITE ms | FLUSH ms | PROCESS GREW",
     );
     report.rows.iter().for_each(|row| table.row(line(row)));
     print!("{}", table.render());

@@ -380,3 +380,28 @@ fn what_happens_in_a_region_while_it_is_walked_keeps_it_occupied() {
     second.found_nothing();
     assert_eq!(index.vacant_to(0..16), 0, "it had no chance");
 }
+
+#[test]
+fn an_index_of_many_shards_is_made_in_turns() {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use forebay_testkit::LaneWorld;
+
+    let world = LaneWorld::new();
+    let (turns, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    let (counted, end) = (turns.clone(), ended.clone());
+    world.lane.spawn(async move {
+        while !end.get() {
+            counted.set(counted.get() + 1);
+            yield_now().await;
+        }
+    });
+    let index = world.block_on(async {
+        let geometry = Geometry::new(1 << 20, 1024, 24, 20).expect("it fits");
+        Index::in_turns(geometry, 1024, BlockSize::DEFAULT, &Arc::default()).await
+    });
+    ended.set(true);
+    assert_eq!(index.shard_count(), 1024);
+    assert!(turns.get() >= 4, "{}", turns.get());
+}

@@ -181,7 +181,7 @@ impl<'a> Opening<'a> {
         &mut self,
         chunks: Chunks,
     ) -> Result<Result<Replayed, &'static str>, StoreError> {
-        let (index, mut replay) = self.empty();
+        let (index, mut replay) = self.empty().await;
         let clean = self.report.clean;
         let mut image =
             image::load_later(&self.source(), chunks, clean, &index, &mut replay).await?;
@@ -246,7 +246,7 @@ impl<'a> Opening<'a> {
     /// Phases 2 and 3: loads the checkpoint into a new index. If the checkpoint cannot be used, the
     /// index is rebuilt from the log.
     async fn load(&mut self, checkpoint: Checkpoint) -> Result<Loaded, StoreError> {
-        let (mut index, mut replay) = self.empty();
+        let (mut index, mut replay) = self.empty().await;
         let from = self.source();
         let loaded = match checkpoint {
             Ok(source) => image::load(&from, source, self.report.clean, &index, &mut replay).await,
@@ -256,7 +256,7 @@ impl<'a> Opening<'a> {
             Ok(image) => image,
             Err(StoreError::Memory(over)) => return Err(refused(&self.device, over)),
             Err(error) => {
-                (index, replay) = self.empty();
+                (index, replay) = self.empty().await;
                 let image = image::rebuild(&from, &mut replay, error).await?;
                 self.report.clean = false;
                 image
@@ -286,9 +286,9 @@ impl<'a> Opening<'a> {
     }
 
     /// Returns an empty index and the replay for it.
-    fn empty(&self) -> (Index, Replay) {
+    async fn empty(&self) -> (Index, Replay) {
         let (geometry, memory) = (&self.superblock.geometry, &self.options.memory);
-        let index = Index::within(self.table, self.shards, geometry.block, memory);
+        let index = Index::in_turns(self.table, self.shards, geometry.block, memory).await;
         let table = (*index.geometry(), index.shard_count());
         let (cache, spaces) = (self.superblock.cache, &self.spaces);
         (index, Replay::new(geometry.clone(), cache, spaces, table, memory))

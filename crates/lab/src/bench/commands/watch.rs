@@ -17,6 +17,9 @@ use crate::rig::{LocalLane, request};
 const ROUNDS: usize = 16;
 const ROUNDS_FOR: Duration = Duration::from_micros(500);
 
+/// The longest hold of a lane that is wanted, in milliseconds.
+pub(super) const HOLD: f64 = 10.0;
+
 /// Time from one request of a client to the next.
 const EVERY: Duration = Duration::from_millis(1);
 
@@ -32,6 +35,9 @@ pub(super) struct Took {
     pub(super) turn_ms: f64,
     /// Longest CPU time between two looks at the clients: up to 16 turns.
     pub(super) hold_ms: f64,
+    /// Holds of more than 10 ms, of all of them.
+    pub(super) long_holds: u64,
+    pub(super) holds: u64,
     /// Longest request of the clients, from the time at which it was due.
     pub(super) read_ms: f64,
     pub(super) write_ms: f64,
@@ -222,6 +228,8 @@ impl WatchedLane {
                 }
             }
             took.hold_ms = took.hold_ms.max(ms(at - began));
+            took.holds += u64::from(ran);
+            took.long_holds += u64::from(ms(at - began) > HOLD);
             for client in &mut self.clients {
                 client.look(&mut took)?;
             }
