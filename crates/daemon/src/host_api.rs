@@ -248,12 +248,14 @@ impl Condition {
 ///
 /// A method with a [`Work`] may take long. It runs on a thread of its own, reports progress there,
 /// and gives up soon after [`Work::is_cancelled`], or when a device has not answered for
-/// [`Work::patience`]. In the first case it fails with [`forebay_admin::ErrorKind::Cancelled`] and
-/// the volume stays usable; in the second with an error that names the device. The part that still
-/// waits for the device is undone or completed when the device answers; until then [`Host::report`]
-/// knows the volume. The daemon never runs two such methods for the same volume at once, and none
-/// waits for the devices of another volume. A method that fails has had no lasting effect, unless
-/// stated otherwise.
+/// [`Work::patience`]. Before [`Work::commit`] it is withdrawn then: it fails with
+/// [`forebay_admin::ErrorKind::Cancelled`] or an error that names the device, and the part that still
+/// waits ends without an effect when the device answers. After that point it is late, and ends as
+/// the device lets it. Until either end [`Host::report`] knows the volume.
+///
+/// The daemon never runs two such methods for the same volume at once, except that the deletion of a
+/// volume with its dirty blocks goes on beside a late one. None waits for the devices of another
+/// volume. A method that fails has had no lasting effect, unless stated otherwise.
 pub(crate) trait Host: Send + Sync {
     /// Returns the number of lanes.
     fn lanes(&self) -> u32;
