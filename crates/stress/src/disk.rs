@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -59,6 +60,24 @@ struct Medium {
     next: u64,
 }
 
+impl Unsynced {
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.data.len()
+    }
+}
+
+impl Medium {
+    /// Forgets what is older than durable writes, given by their numbers, and overlaps one: no power cut brings it back.
+    fn forget_older(&mut self, durable: &[(u64, Range<usize>)]) {
+        self.unsynced.retain(|old| {
+            let own = old.range();
+            !durable.iter().any(|(number, range)| {
+                old.number < *number && own.start < range.end && range.start < own.end
+            })
+        });
+    }
+}
+
 /// See the module.
 pub(crate) struct Disk {
     name: String,
@@ -89,11 +108,7 @@ impl Disk {
     }
 
     /// Visits the parts of a range, each with the offset within its part.
-    fn parts(
-        offset: usize,
-        len: usize,
-        mut visit: impl FnMut(usize, usize, std::ops::Range<usize>),
-    ) {
+    fn parts(offset: usize, len: usize, mut visit: impl FnMut(usize, usize, Range<usize>)) {
         let mut done = 0;
         while done < len {
             let at = offset + done;
@@ -120,7 +135,9 @@ impl Disk {
         });
         let medium = &mut *self.medium.lock();
         if durably {
-            medium.image[offset..offset + data.len()].copy_from_slice(data);
+            let range = offset..offset + data.len();
+            medium.image[range.clone()].copy_from_slice(data);
+            medium.forget_older(&[(medium.next, range)]);
             return;
         }
         let number = medium.next;
@@ -132,15 +149,16 @@ impl Disk {
     fn sync(&self, begun: u64) {
         let _powered = self.power.read();
         let medium = &mut *self.medium.lock();
-        let (image, given_up) = (&mut medium.image, medium.given_up);
+        let (image, given_up, mut durable) = (&mut medium.image, medium.given_up, Vec::new());
         medium.unsynced.retain(|write| {
             let stays = write.number >= begun || write.number < given_up;
             if !stays {
-                let end = write.offset + write.data.len();
-                image[write.offset..end].copy_from_slice(&write.data);
+                image[write.range()].copy_from_slice(&write.data);
+                durable.push((write.number, write.range()));
             }
             stays
         });
+        medium.forget_older(&durable);
     }
 
     /// As a system does whose sync fails: it reports that once, and forgets what it had to write.
@@ -234,7 +252,7 @@ impl Queue {
             }
             return DeviceDone { result: Err(error), buf: op.into_buf() };
         }
-        let of_log = |log: &forebay_device::LogBuffer, range: std::ops::Range<usize>| {
+        let of_log = |log: &forebay_device::LogBuffer, range: Range<usize>| {
             log.get(range).map(<[u8]>::to_vec).unwrap_or_default()
         };
         let done = |buf| DeviceDone { result: Ok(()), buf };
