@@ -63,7 +63,7 @@ impl<'a> SpanWriter<'a> {
         let early = if unlocked { self.look_up_span(span) } else { Vec::new() };
         if unlocked {
             // Gives the race of the planted bug time to happen.
-            self.0.lane().sleep(Duration::from_millis(1)).await;
+            self.0.lane().sleep(Duration::from_millis(20)).await;
         }
         let is_dirty = |pinned: &Pinned<'_>| pinned.found.entry.dirty;
         let edge = |number| volume.block_range(OriginBlock(number));
