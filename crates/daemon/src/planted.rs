@@ -4,30 +4,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-macro_rules! planted_bugs {
-    ($($(#[$doc:meta])* $bug:ident = $name:literal,)*) => {
-        /// A known bug.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u8)]
-        pub enum PlantedBug {
-            $($(#[$doc])* $bug,)*
-        }
-
-        impl PlantedBug {
-            /// Every planted bug.
-            pub const ALL: &[PlantedBug] = &[$(PlantedBug::$bug),*];
-
-            /// Returns its name on the command line.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(PlantedBug::$bug => $name,)*
-                }
-            }
-        }
-    };
-}
-
-planted_bugs! {
+forebay_store::planted_bugs! {
     // The commit point.
     /// Work that was withdrawn goes on when the device answers, and takes effect.
     WithdrawnGoesOn = "withdrawn-goes-on",

@@ -5,6 +5,8 @@
 
 use std::cell::Cell;
 
+/// Declares `PlantedBug`: known bugs with their documentation and the names that select them on a command line.
+#[macro_export]
 macro_rules! planted_bugs {
     ($($(#[$doc:meta])* $bug:ident = $name:literal,)*) => {
         /// A known bug.
