@@ -35,7 +35,7 @@ pub trait FrontEnd: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the URIs of a volume, one for each address at which clients find it if `nbd` is its setting.
+    /// Returns the URIs of a volume with this setting `nbd`, one for each address that its clients may use.
     fn describe(&self, _volume: &str, _nbd: NbdReach) -> Vec<String> {
         Vec::new()
     }

@@ -1,4 +1,4 @@
-//! The content of simulated disks, which outlives daemons, and what is wrong with them.
+//! Simulated disks: their content, which outlives daemons, their health, and their claims.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use parking_lot::{Mutex, MutexGuard};
 /// Granularity of the content, in bytes.
 const PAGE: u64 = 4096;
 
-/// How soon a command looks at the cache device that it may overwrite.
+/// Time within which a command has looked at the cache device that it may overwrite.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
 
 type Page = Box<[u8]>;
 
-/// What operations on a disk do at the moment.
+/// How operations on a disk end at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Health {
     /// They succeed.
     #[default]
     Good,
-    /// They do not end until this changes; nor does opening the disk.
+    /// They wait until the health changes; so does opening the disk.
     Hangs,
     /// Writes and syncs fail.
     FailsWrites,
@@ -142,7 +142,7 @@ impl Media {
     /// only with consent to what it is then. Returns whether it was replaced.
     pub(crate) fn make_foreign(&self, byte: u8) -> bool {
         let mut state = self.state();
-        // Nobody takes the cache of a volume for blank.
+        // Other systems do not overwrite the cache of a volume.
         let is_cache = !state.guarded && !state.pages.is_empty();
         if state.claims > 0 || is_cache || state.health != Health::Good {
             return false;
@@ -218,7 +218,7 @@ impl Media {
         }
     }
 
-    /// Notes an operation that has not ended when its caller went away: it takes effect when the disk answers.
+    /// Takes over an operation whose caller has gone: it takes effect when the disk answers.
     pub(crate) fn is_late(&self, action: Action) {
         let mut state = self.state();
         match state.health {

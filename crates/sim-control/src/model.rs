@@ -17,7 +17,7 @@ pub(crate) struct Volume {
     pub(crate) cache: usize,
 }
 
-/// How the report of a stop begins that has happened, although it failed.
+/// Prefix of the error of a stop that failed and yet left the volume stopped.
 const NOT_IN_ORDER: &str = "it is stopped, but not in order";
 
 /// The default of `dirty_high`.
@@ -73,10 +73,10 @@ impl Model {
         }
     }
 
-    /// Takes commands into account that have ended, in the order in which they began. `failing`: devices failed, and not
-    /// only hung.
+    /// Applies the reports of commands, in the order in which they began. `failing`: devices returned errors, and did
+    /// not only hang.
     pub(crate) fn apply(&mut self, mut issued: Vec<Issued>, failing: bool) {
-        // One that was cut off before its number was known is the last one of its volume.
+        // A command that was cut off before its number was known is the last one of its volume.
         issued.sort_by_key(|issued| issued.id.map_or(u64::MAX, |id| id.0));
         for issued in issued {
             self.apply_one(&issued, failing);
@@ -85,7 +85,7 @@ impl Model {
 
     fn apply_one(&mut self, issued: &Issued, failing: bool) {
         let (verb, volume) = (issued.command.verb, issued.command.volume);
-        // A stop that is not clean is one all the same.
+        // A stop or start that failed because of an I/O error may have happened.
         let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. });
         let (happens, does_not) = match &issued.report {
             Report::Done => (true, false),
@@ -105,7 +105,7 @@ impl Model {
         }
     }
 
-    /// Compares the model with what a daemon at rest says, and learns what was open.
+    /// Compares the model with the report of an idle daemon, and drops the possibilities that did not come true.
     pub(crate) fn check(&mut self, list: &Value, shelf: &Shelf) -> Vec<String> {
         let mut wrong = Vec::new();
         let listed = list["volumes"].as_array().cloned().unwrap_or_default();
@@ -137,7 +137,8 @@ impl Model {
         wrong
     }
 
-    /// A command that may discard dirty blocks begins or ends: the origin may have any version.
+    /// Marks the begin or the end of a command that may discard dirty blocks. From then on the origin may hold any
+    /// version of its blocks.
     pub(crate) fn discard(&mut self, volume: usize, begins: bool) {
         let origin = origin_of(volume);
         self.blocks[origin].iter_mut().for_each(Block::forget);

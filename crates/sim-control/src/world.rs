@@ -235,7 +235,7 @@ impl World {
         Some(format!("{} of {}: {:?}", first.verb, first.volume, first.error))
     }
 
-    /// Takes the reports of all commands into account, with what became of those that were under way.
+    /// Applies the reports of all commands; those that were under way have ended by now.
     fn learn(&self, running: &Running) {
         let answer = running.daemon.ask("GET", "/v1/operations", &Value::Null);
         let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
@@ -247,7 +247,7 @@ impl World {
             if let Some(ended) = list.operations.iter().find(|it| Some(it.id) == issued.id) {
                 issued.report = match &ended.error {
                     None => Report::Done,
-                    // It is done, but something else that was given up goes on.
+                    // It is done; an earlier command that was given up still uses a device.
                     Some(error) if error.kind == ErrorKind::UnderWay => Report::Done,
                     Some(error) => Report::Failed(error.kind, error.message.clone()),
                 };
@@ -258,7 +258,7 @@ impl World {
         self.model.lock().apply(issued, self.script.fails());
     }
 
-    /// At rest the devices of served volumes are claimed, and no others.
+    /// When the daemon is idle, the devices of served volumes are claimed and no others.
     fn check_claims(&self, list: &Value) {
         let mut wanted = Vec::new();
         for volume in list["volumes"].as_array().into_iter().flatten() {
@@ -320,7 +320,7 @@ impl World {
         for media in self.shelf.all().iter().filter(|media| clean && media.is_claimed()) {
             self.wrong(format!("{} is still in use after an orderly end", media.name));
         }
-        // What the process still does ends with it.
+        // Threads that still run end with the process.
         self.cut_off(running, clean);
     }
 
@@ -367,7 +367,7 @@ impl World {
         self.complaints();
     }
 
-    /// After everything: all volumes can be started, and what clients were told is there.
+    /// At the end: every volume starts, and reads and the origin return the acknowledged data.
     fn last(&mut self, lock: Option<std::os::fd::OwnedFd>) {
         self.heal();
         let Some(mut running) = self.begin(lock) else { return };

@@ -34,7 +34,7 @@ pub enum Failure {
     Deadlock(Vec<Waiting>),
     /// The steps or the time of the [`Plan`](crate::Plan) are used up.
     Endless(Vec<Waiting>),
-    /// After the end or a crash these threads did not end: they wait for each other, or in a loop.
+    /// These threads did not end after the end of the run or a crash: they wait for each other, or loop.
     Left(Vec<Waiting>),
     /// A thread waits for something that is not simulated. It is left behind, with all others.
     Stuck(Waiting),

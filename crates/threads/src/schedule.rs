@@ -38,8 +38,8 @@ impl Decisions {
         self.0.is_empty()
     }
 
-    /// Returns the beginning of the next run in the order of all runs that interrupt a thread at most `most` times. `None`: this
-    /// was the last one.
+    /// Returns the first decisions of the next run in the enumeration of runs with at most `most` preemptions; `None`
+    /// after the last one.
     fn next(&self, most: usize) -> Option<Decisions> {
         let mut preemptions = self.0.iter().filter(|decision| decision.preempts()).count();
         for (index, decision) in self.0.iter().enumerate().rev() {
@@ -93,11 +93,11 @@ enum Source {
 #[derive(Clone, Debug)]
 pub struct Plan {
     source: Source,
-    /// Whether another thread may go on before each lock, and not only before those that are held. Otherwise a run has fewer
-    /// steps, and fewer orders.
+    /// Whether every lock is a yield point, not only a contended one. Without this a run has fewer steps and fewer
+    /// interleavings.
     pub every_lock: bool,
-    /// Whether time may pass while threads could go on, so that a limit of time ends although nothing waited for it in vain. Such
-    /// is a machine that is too slow.
+    /// Whether virtual time may advance while threads are ready, so that timeouts expire early, as on a machine that is
+    /// too slow.
     pub early: bool,
     /// The number of steps after which a run counts as endless.
     pub most_steps: u64,
@@ -111,12 +111,14 @@ impl Plan {
         Plan { source, every_lock: true, early: false, most_steps: 10_000_000, most_time }
     }
 
-    /// Chooses at random. The seed also draws how: often or seldom, evenly or by priorities that seldom change.
+    /// Chooses at random. The seed also selects the strategy: preemption at every step or seldom, by uniform choice or
+    /// by priorities that change seldom.
     pub fn seed(seed: u64) -> Self {
         Plan::new(Source::Seed(seed))
     }
 
-    /// Decides as another run did, and interrupts no thread after the last of `decisions`. The other fields have to be the same.
+    /// Repeats the decisions of another run, and preempts no thread after the last of them. The other fields must be
+    /// the same.
     pub fn repeat(decisions: Decisions) -> Self {
         Plan::new(Source::Given(decisions))
     }
@@ -160,7 +162,7 @@ impl From<u64> for Plan {
     }
 }
 
-/// All runs that interrupt a thread at most so many times, one after the other.
+/// Enumerates all runs with a bounded number of preemptions.
 #[derive(Debug)]
 pub struct Enumeration {
     next: Option<Decisions>,
@@ -168,7 +170,7 @@ pub struct Enumeration {
 }
 
 impl Enumeration {
-    /// Begins with the run that interrupts no thread. `most`: interruptions in one run.
+    /// Begins with the run without preemptions. `most`: the most preemptions in one run.
     pub fn new(most: usize) -> Self {
         Enumeration { next: Some(Decisions::default()), most }
     }
@@ -184,14 +186,14 @@ impl Enumeration {
     }
 }
 
-/// What becomes of the running thread at a decision.
+/// State of the running thread at a decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Running {
     /// It waits or has ended.
     Waits,
-    /// It would go on: the first of the threads.
+    /// It is ready, and comes first among the threads.
     Stays,
-    /// It lets others go first: the last of the threads.
+    /// It has yielded, and comes last among the threads.
     Yields,
 }
 
@@ -200,7 +202,7 @@ pub(crate) struct Choice<'a> {
     /// The threads that could go on.
     pub(crate) threads: &'a [usize],
     pub(crate) running: Running,
-    /// Whether time could pass instead; this is the last possibility.
+    /// Whether virtual time may advance instead; this is the last possibility.
     pub(crate) time: bool,
 }
 

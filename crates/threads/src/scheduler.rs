@@ -15,10 +15,11 @@ use crate::failure::{Failure, Waiting};
 use crate::schedule::{Choice, Chooser, Plan, Running};
 use crate::unwind;
 
-/// Turns that a thread gets after a crash. One that has not ended by then waits for something in vain, and gets no more.
+/// Steps that a thread may take to unwind after a crash. A thread that needs more is stuck; it is not run again, and
+/// the run reports it.
 const LAST_TURNS: u32 = 100_000;
 
-/// A thread that has let others go first as often as this, without a wait, waits for others without saying so.
+/// Yields without a wait in between after which a thread counts as spinning.
 const SPINS: u32 = 8;
 
 /// What a thread waits for. Addresses are compared, and nothing else, so they may differ between runs.
@@ -32,7 +33,7 @@ pub(crate) enum Key {
     End(usize),
     /// Time.
     Time,
-    /// The end of all threads that have to end.
+    /// All threads that are being ended have ended.
     Crash,
 }
 
@@ -41,7 +42,7 @@ pub(crate) enum Key {
 pub(crate) enum Woken {
     Notified,
     TimedOut,
-    /// It has to end, and must not wait any more.
+    /// It is being ended and must not wait.
     Crashed,
 }
 
@@ -53,7 +54,7 @@ enum Standing {
         deadline: Option<Nanos>,
     },
     Ended,
-    /// It cannot be brought to its end.
+    /// It did not end after a crash.
     Lost,
 }
 
@@ -62,11 +63,11 @@ struct Thread {
     standing: Standing,
     /// Where it called this crate last.
     at: &'static Location<'static>,
-    /// Turns that are left to it; absent if it need not end.
+    /// Steps that are left to unwind; absent while the thread runs normally.
     last_turns: Option<u32>,
-    /// The time that waits would have taken which it skipped because it has to end.
+    /// Virtual time of the waits that it skipped while it was being ended.
     skipped: Duration,
-    /// How often it let others go first since it waited, or time passed.
+    /// Yields since it last waited or virtual time last advanced.
     spins: u32,
     turn: Arc<Condvar>,
 }
@@ -84,7 +85,7 @@ impl Thread {
         matches!(self.standing, Standing::Ended | Standing::Lost)
     }
 
-    /// Whether it has to end and has not.
+    /// Whether it is being ended and still runs.
     fn is_ending(&self) -> bool {
         self.last_turns.is_some() && !self.is_gone()
     }
@@ -99,7 +100,7 @@ pub(crate) struct State {
     pub(crate) steps: u64,
     trace: DefaultHasher,
     pub(crate) failures: Vec<Failure>,
-    /// Whether the run is over, and everything has to end.
+    /// Whether the run is over and every thread is being ended.
     over: bool,
     pub(crate) finished: bool,
     pub(crate) handles: Vec<std::thread::JoinHandle<()>>,
@@ -142,7 +143,7 @@ impl State {
         self.threads.iter().filter_map(describe).collect()
     }
 
-    /// Returns the decisions, a number that stands for the order of everything, and the time.
+    /// Returns the decisions, the hash of the trace, and the virtual time.
     pub(crate) fn end(&self) -> (crate::Decisions, u64, Duration) {
         (self.chooser.made().clone(), self.trace.finish(), self.now.since(Nanos(0)))
     }
@@ -183,7 +184,7 @@ impl State {
         }
     }
 
-    /// Has every thread end, but `spared`.
+    /// Begins to end every thread except `spared`.
     fn doom(&mut self, spared: Option<usize>) {
         for id in 0..self.threads.len() {
             let thread = &mut self.threads[id];
@@ -202,7 +203,7 @@ impl State {
         self.doom(None);
     }
 
-    /// Returns the ready threads of which `is` is true, in turns from `after` on.
+    /// Returns the ready threads that satisfy `is`, in round-robin order behind `after`.
     fn ready(&self, after: Option<usize>, is: impl Fn(&Thread) -> bool) -> Vec<usize> {
         let (len, after) = (self.threads.len(), after.unwrap_or(0));
         let turns = (1..=len).map(|step| (after + step) % len);
@@ -239,7 +240,7 @@ impl Core {
                 running: None,
                 now: Nanos(0),
                 chooser: plan.chooser(),
-                // Not of the plan's seed: a run that is repeated by its decisions has to draw the same.
+                // Not seeded by the plan: a run that is repeated from its decisions must draw the same numbers.
                 draws: fastrand::Rng::with_seed(0),
                 steps: 0,
                 trace: DefaultHasher::new(),
@@ -257,7 +258,7 @@ impl Core {
         }
     }
 
-    /// Adds a thread, which is ready. If its parent has to end, so has it. `start`: starts it.
+    /// Adds a ready thread and calls `start` for it. The child of a thread that is being ended is ended too.
     pub(crate) fn add(
         self: &Arc<Self>,
         name: &str,
@@ -322,7 +323,7 @@ impl Core {
 
     fn next(&self, state: &mut State, me: Option<usize>, running: Running) -> Option<usize> {
         loop {
-            // Those that have to end go first, in turns: there is nothing to decide about them.
+            // Threads that are being ended run first, round-robin: their order is no decision.
             for id in state.ready(me, |thread| thread.last_turns == Some(0)) {
                 state.threads[id].standing = Standing::Lost;
             }
@@ -331,7 +332,7 @@ impl Core {
             }
             state.wake_all(Key::Crash);
             let mut ready = state.ready(me, |_| true);
-            // Time passes for threads that look for something again and again.
+            // All ready threads spin, so virtual time advances to the next deadline.
             if ready.iter().all(|&id| state.threads[id].spins >= SPINS)
                 && let Some(deadline) = state.next_deadline()
             {
@@ -369,7 +370,7 @@ impl Core {
         }
     }
 
-    /// Has those go on that wait for the end of another thread. Returns whether there are any.
+    /// Wakes the threads that wait for another thread to end. Returns whether there are any.
     fn give_up_joining(&self, state: &mut State) -> bool {
         let joins =
             |thread: &Thread| matches!(thread.standing, Standing::Waits { key: Key::End(_), .. });
@@ -409,7 +410,7 @@ impl Here {
         self.core.now().since(Nanos(0)) + skipped
     }
 
-    /// Whether this thread has to end.
+    /// Whether this thread is being ended.
     pub(crate) fn is_ending(&self) -> bool {
         self.core.state.lock().threads[self.me].is_ending()
     }
@@ -455,7 +456,7 @@ impl Here {
         }
     }
 
-    /// Lets other threads go on, and returns when it is this one's turn again. Unwinds if it has to end.
+    /// Hands over to the next thread, and returns when this one is chosen again. Unwinds if this one is being ended.
     fn pause(&self, standing: Standing, running: Running, at: &'static Location<'static>) -> Woken {
         let mut state = self.core.state.lock();
         (self.me, at.file(), at.line()).hash(&mut state.trace);
@@ -510,7 +511,7 @@ impl Here {
         self.pause(Standing::Waits { key, deadline }, Running::Waits, at)
     }
 
-    /// Has every other thread end, and waits for it.
+    /// Ends every other thread and waits until they have ended.
     pub(crate) fn crash(&self, at: &'static Location<'static>) {
         self.core.state.lock().doom(Some(self.me));
         self.wait(Key::Crash, None, at);

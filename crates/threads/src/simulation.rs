@@ -1,4 +1,4 @@
-//! Running code in a simulation, and what came of it.
+//! Running code in a simulation, and the outcome.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::schedule::{Decisions, Plan};
 use crate::scheduler::{Core, Here};
 use crate::thread;
 
-/// Real time after which a thread that does not come to its next step waits for something that is not simulated.
+/// Real time without a step after which a thread counts as blocked by something that is not simulated.
 const STUCK: Duration = Duration::from_secs(60);
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome<T> {
     /// The result of the first thread; absent if it did not return.
     pub result: Option<T>,
-    /// Empty: nothing went wrong.
+    /// All failures; empty if the run was good.
     pub failures: Vec<Failure>,
-    /// With these it can be [repeated](Plan::repeat).
+    /// The decisions that [repeat](Plan::repeat) the run.
     pub decisions: Decisions,
-    /// Stands for the order of all steps and their times: equal runs have the same.
+    /// Hash of the order of all steps and their times; equal runs have equal hashes.
     pub trace: u64,
     /// The number of steps.
     pub steps: u64,
@@ -51,10 +51,10 @@ impl<T> Outcome<T> {
 pub struct Simulation(Here);
 
 impl Simulation {
-    /// Runs `first` as the first thread of a simulation. With its end all other threads end, as the threads of a process do, but
-    /// in order: each of them unwinds at its next step. Returns when all of them have ended.
+    /// Runs `first` as the first thread of a simulation. When it returns, every other thread unwinds at its next step,
+    /// one after the other, as all threads of a process end with `main`. Returns when all have ended.
     ///
-    /// Anything that makes a thread wait and does not come from this crate stops all others as well.
+    /// A thread that blocks on anything outside this crate blocks the whole simulation.
     #[track_caller]
     pub fn run<T: Send + 'static>(
         plan: impl Into<Plan>,
@@ -114,22 +114,22 @@ impl Simulation {
         self.0.core.clone()
     }
 
-    /// Returns a number that looks random, and that no other call in this run returns. A run with the same order of threads draws
-    /// the same numbers.
+    /// Returns a pseudo-random number that is unique within the run. Runs with the same order of threads draw the same
+    /// numbers.
     pub fn draw(&self) -> u128 {
         self.0.core.state.lock().draw()
     }
 
-    /// Has all other threads end as the threads of a killed process do, except that they unwind: each at its next step, one after
-    /// the other. While a thread unwinds, its waits return at once as if their time had passed. Returns when they have ended; one
-    /// that waits for a lock of the calling thread ends later.
+    /// Ends all other threads as a kill of the process would, except that each unwinds at its next step, one after the
+    /// other. While a thread unwinds, its waits return at once as timed out. Returns when they have ended; a thread
+    /// that waits for a lock of the caller ends once that is released.
     #[track_caller]
     pub fn crash(&self) {
         self.0.crash(Location::caller());
     }
 
-    /// Returns whether the calling thread is being ended by a crash or by the end of the simulation. Code that runs because of it
-    /// stands for nothing that a killed process does.
+    /// Returns whether the calling thread is being ended by a crash or by the end of the simulation. Effects of its
+    /// destructors must be suppressed then: a killed process runs none.
     pub fn is_ending(&self) -> bool {
         self.0.is_ending()
     }

@@ -54,7 +54,7 @@ impl<T> Mutex<T> {
         self.0.into_inner()
     }
 
-    /// Returns the content, which the caller has for itself.
+    /// Returns the content; the exclusive reference proves that it is not locked.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
@@ -120,7 +120,7 @@ impl Drop for Release {
     }
 }
 
-/// Something that threads wait for, beside a lock of `parking_lot`. Those of a simulation hold such a lock only between two steps.
+/// An event below a `parking_lot` lock. Simulated threads hold such a lock only between two yield points.
 #[derive(Default)]
 pub(crate) struct Event(parking_lot::Condvar);
 

@@ -109,8 +109,8 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Lets other threads go first: for a thread that waits for others without saying for which. In a simulation time passes while all
-/// threads do nothing else.
+/// Yields to other threads, for loops that poll. In a simulation virtual time advances while all ready threads only
+/// poll.
 #[track_caller]
 pub fn yield_now() {
     match Here::get() {
@@ -119,7 +119,7 @@ pub fn yield_now() {
     }
 }
 
-/// Lets a simulation have another thread go on here. Has no effect outside of one.
+/// A yield point: a simulation may switch to another thread here. No effect outside of a simulation.
 #[track_caller]
 pub fn step() {
     if let Some(here) = Here::get() {
@@ -164,7 +164,7 @@ impl Parker {
 pub struct Unparker(Arc<Permit>);
 
 impl Unparker {
-    /// Ends it. In a simulation the caller goes on, so it may hold any lock.
+    /// Ends it. Not a yield point in a simulation, so the caller may hold any lock.
     pub fn unpark(&self) {
         *self.0.given.lock() = true;
         self.0.event.notify_all();

@@ -249,7 +249,7 @@ fn scenario(commands: &[Command], seed: u64) {
     check_quiet(&daemon, &commands, &reports.lock());
 }
 
-/// Checks that nothing is left of the commands but the state.
+/// Checks that no operation runs, and that exactly the volumes that the state has as started are served.
 fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
     assert!(daemon.volumes.operations().wait_all(Duration::ZERO), "an operation is left");
     let stored = daemon.volumes.state.volumes();
