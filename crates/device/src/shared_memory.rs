@@ -38,6 +38,30 @@ pub struct Outside {
 )]
 struct NotInMemory(u64);
 
+/// Bytes of address space that all of these may take together. A file without content can be as large as the address space,
+/// of which the rest of the program needs a part: without one, an allocation ends it.
+const ROOM: u64 = 1 << 46;
+
+/// How much of that is taken.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// A part of it, given back on drop.
+#[derive(Debug)]
+struct Room(u64);
+
+impl Room {
+    fn take(bytes: u64) -> Option<Self> {
+        let add = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= ROOM);
+        TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok().map(|_| Room(bytes))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
 /// A part of a file, mapped for reading and writing.
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -48,6 +72,7 @@ pub struct SharedMemory {
     lead: usize,
     len: usize,
     guard: Option<Guarded>,
+    _room: Room,
 }
 
 // SAFETY: this owns its mapping. Its bytes are accessed through raw pointers and atomics only, as
@@ -87,6 +112,9 @@ impl SharedMemory {
         if isize::try_from(mapped).is_err() {
             return Err(invalid("the memory is larger than the address space"));
         }
+        let Some(room) = Room::take(mapped as u64) else {
+            return Err(invalid("there is no room for it in the address space"));
+        };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let start = offset - lead as u64;
         // SAFETY: the kernel chooses the place, so no existing mapping is touched.
@@ -96,7 +124,7 @@ impl SharedMemory {
         let Some(mapping) = NonNull::new(address.cast()) else {
             return Err(io::Error::from(io::ErrorKind::OutOfMemory));
         };
-        let mut memory = SharedMemory { mapping, mapped, lead, len, guard: None };
+        let mut memory = SharedMemory { mapping, mapped, lead, len, guard: None, _room: room };
         memory.guard = Some(Guarded::new(mapping, mapped)?);
         Ok(memory)
     }
@@ -277,6 +305,17 @@ mod tests {
         assert!(SharedMemory::map(&reader, 0, 1).is_err());
         let null = std::fs::File::open("/dev/zero").expect("there");
         assert!(SharedMemory::map(&null, 0, 4096).is_err());
+    }
+
+    #[test]
+    fn sparse_files_leave_room_in_the_address_space() {
+        const BYTES: u64 = 1 << 44;
+        let map = || SharedMemory::map(file(BYTES), 0, BYTES);
+        let mut all: Vec<_> = (0..3).map(|_| map().expect("there is room")).collect();
+        all.extend(map());
+        assert!(map().is_err(), "five times 16 TiB");
+        all.clear();
+        map().expect("there is room again");
     }
 
     #[test]

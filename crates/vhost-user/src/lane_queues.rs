@@ -135,7 +135,7 @@ impl LaneQueues {
         self.queues.borrow_mut().insert(key, queue.clone());
         let watched: Rc<dyn Watched> = queue.clone();
         self.lane.watch(&watched);
-        self.lane.spawn(queue::run(queue));
+        self.lane.spawn(queue::run(queue, self.lane.clone()));
         Ok(())
     }
 }

@@ -10,6 +10,19 @@ use forebay_device::{Outside, SharedMemory};
 /// Most regions of one client.
 pub const REGIONS_MAX: usize = 32;
 
+/// A client may share this many times the memory and swap space of the machine. A guest has no more; a sparse file may
+/// claim any size, and the daemon would have a mapping of it.
+const OVERCOMMIT: u64 = 4;
+
+/// Returns the most bytes that one client may share.
+fn most() -> u64 {
+    let found = rustix::system::sysinfo();
+    // Their types depend on the architecture.
+    #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
+    let (ram, swap) = (found.totalram as u64, found.totalswap as u64);
+    ram.saturating_add(swap).saturating_mul(u64::from(found.mem_unit)).saturating_mul(OVERCOMMIT)
+}
+
 /// A physical address of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddress(pub u64);
@@ -43,6 +56,11 @@ pub enum RegionError {
     /// There are too many.
     #[error("there are more than {REGIONS_MAX} regions of memory")]
     TooMany,
+    /// The client shares more than the machine has.
+    #[error(
+        "the regions of memory have more than {0} bytes, four times the memory and swap space of this machine"
+    )]
+    TooMuch(u64),
     /// There is no such region.
     #[error("there is no such region of memory to remove")]
     Unknown,
@@ -95,6 +113,12 @@ impl GuestMemory {
         };
         if !self.regions.iter().all(apart) {
             return Err(RegionError::Overlap);
+        }
+        let shared = self.regions.iter().map(|region| region.place.size);
+        let shared = shared.fold(size, u64::saturating_add);
+        let most = most();
+        if shared > most {
+            return Err(RegionError::TooMuch(most));
         }
         let memory = SharedMemory::map(file, file_offset, size)?;
         let index = self.regions.partition_point(|region| region.place.guest < guest);

@@ -5,6 +5,7 @@ import ctypes.util
 import os
 import random
 import struct
+import time
 
 from harness import *
 from harness.vhost_user import *
@@ -320,6 +321,54 @@ def a_stop_answers_what_is_in_progress(box):
     load.verify()
 
 
+def deaf(path):
+    """A client that lets the notifications to it block, with a request that was answered."""
+    driver = Driver(path)
+    queue = driver.queues[0]
+    call = os.eventfd(0, os.EFD_CLOEXEC)
+    os.eventfd_write(call, (1 << 64) - 2)
+    driver.order(SET_VRING_CALL, struct.pack("=Q", 0), [call])
+    queue.collect()
+    queue.submit(IN, 0, length=4096)
+    queue.notify()
+    while not queue.collect():
+        time.sleep(0.01)
+    return driver
+
+
+@test
+def a_client_that_takes_no_notification_takes_nothing_with_it(box):
+    daemon, path, _ = served(box)
+
+    def is_served():
+        driver = Driver(path)
+        driver.write(0, b"\x07" * 4096)
+        check_equal(driver.read(0, 4096), b"\x07" * 4096, "what the next client reads")
+        driver.close()
+
+    driver = deaf(path)
+    check_equal(driver.stop(driver.queues[0]), 1, "the index of the next request")
+    driver.close()
+    is_served()
+    deaf(path).close()
+    is_served()
+    driver = deaf(path)
+    daemon.cli("stop", "v", expect=3)
+    driver.close()
+    wait_for(lambda: not daemon.show("v")["clients"], "the client has left")
+    daemon.cli("stop", "v")
+    daemon.cli("start", "v")
+    is_served()
+    driver = deaf(path)
+    daemon.cli("stop", "--force", "v")
+    daemon.cli("start", "v")
+    is_served()
+    driver = deaf(path)
+    check_equal(daemon.terminate()[0], 0, "the exit code")
+    daemon.start()
+    is_served()
+
+
 class Neighbour:
     """A guest that behaves, beside one that does not."""
 
@@ -406,6 +455,8 @@ def broken_messages_cost_their_own_connection(box):
     neighbour = Neighbour(box)
     null = os.open("/dev/null", os.O_RDWR)
     many = [null] * 20
+    sparse = os.memfd_create("sparse")
+    os.ftruncate(sparse, 1 << 46)
 
     def message(code, payload=b"", files=()):
         return lambda driver: driver.send(code, payload, files)
@@ -433,6 +484,9 @@ def broken_messages_cost_their_own_connection(box):
         "a region over another": lambda driver: driver.send(
             ADD_MEM_REG, bytes(8) + struct.pack("=QQQQ", GUEST + 4096, 4096, 0, 0), [driver.file]
         ),
+        "more memory than the machine has": lambda driver: driver.send(
+            ADD_MEM_REG, bytes(8) + struct.pack("=QQQQ", 1 << 47, 1 << 46, 1 << 47, 0), [sparse]
+        ),
         "a record of too many queues": message(GET_INFLIGHT_FD, struct.pack("=QQHH4x", 0, 0, 65535, 64)),
         "a change of the capacity": message(SET_CONFIG, struct.pack("=IIIQ", 0, 8, 0, 1)),
         "a configuration space that is too long": message(GET_CONFIG, struct.pack("=III", 1 << 31, 1 << 31, 0)),
@@ -453,6 +507,7 @@ def broken_messages_cost_their_own_connection(box):
 
         broken(neighbour, f"noise {seed}", noise)
     os.close(null)
+    os.close(sparse)
 
 
 @test

@@ -1,6 +1,8 @@
 //! A queue of a guest in memory, against a volume that answers when the test says so.
 
 use std::cell::OnceCell;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use forebay_core::{ManualClock, Op};
 use forebay_engine::{Extent, Request};
@@ -69,6 +71,8 @@ impl BlockService for Keeping {
 struct Bench {
     guest: Guest,
     lane: Rc<Lane>,
+    ring: Rc<Ring>,
+    clock: Arc<ManualClock>,
     queue: Rc<Queue>,
     volume: Rc<Keeping>,
     budget: Arc<MemoryBudget>,
@@ -117,23 +121,35 @@ impl Bench {
             features: QueueFeatures { event_index: false, indirect: true },
             base: 0,
             flushes: true,
-            kick: event(),
+            // Each read takes one notification.
+            kick: Arc::new(
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).expect("an eventfd"),
+            ),
             call: None,
             memory: Arc::new(guest.memory.clone()),
             tracker: outlives.then(|| tracker(&record)),
         };
         let (volume, ring) = (Rc::new(Keeping::default()), Ring::new().expect("a ring"));
         let queue = Queue::open(start, volume.clone(), &ring, &budget).expect("valid");
-        let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
-        lane.spawn(run(queue.clone()));
+        let clock = Arc::new(ManualClock::default());
+        let lane = Lane::new(LaneId(0), clock.clone(), || ());
+        lane.spawn(run(queue.clone(), lane.clone()));
         let base = Rc::default();
-        let bench = Bench { guest, lane, queue, volume, budget, record, data, base };
+        let bench = Bench { guest, lane, ring, clock, queue, volume, budget, record, data, base };
         bench.run();
         bench
     }
 
     fn run(&self) {
         while self.lane.run_ready() {}
+    }
+
+    /// Has the kernel go on with what the queue waits for, in steps, until `over`.
+    fn wait_until(&self, over: impl Fn() -> bool) {
+        while !over() {
+            self.ring.wait(Some(Duration::from_millis(10)));
+            self.run();
+        }
     }
 
     /// Offers a read of one sector into `parts` buffers.
@@ -315,4 +331,63 @@ fn many_requests_of_a_record_are_executed_again_before_new_ones() {
     assert_eq!(bench.stopped(), Some(Some(20)));
     let expected: Vec<(u16, u32)> = (0..20).map(|slot| (slot * 3, 1)).collect();
     assert_eq!(bench.guest.collect(), expected);
+}
+
+/// Returns the counter of an eventfd.
+fn counter(event: &OwnedFd) -> u64 {
+    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", event.as_raw_fd()));
+    let about = about.expect("mounted");
+    let count = about.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
+    u64::from_str_radix(count.expect("an eventfd").trim(), 16).expect("a number")
+}
+
+#[test]
+fn an_eventfd_that_blocks_holds_up_neither_the_next_one_nor_the_end() {
+    let bench = Bench::new(false);
+    let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
+    let (full, other) = (event(), event());
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).expect("it was empty");
+    let set_call = |call: &Arc<OwnedFd>| {
+        bench.queue.set_call(Some(call.clone()));
+        bench.run();
+        bench.ring.drive();
+    };
+    set_call(&full);
+    set_call(&other);
+    bench.wait_until(|| counter(&other) == 1);
+    set_call(&full);
+    bench.stop();
+    for _ in 0..10 {
+        bench.ring.wait(Some(Duration::from_millis(5)));
+        bench.run();
+    }
+    assert_eq!(bench.stopped(), None, "the kernel gets time for a notification");
+    bench.clock.pass(Duration::from_secs(1));
+    bench.run();
+    assert_eq!(bench.stopped(), Some(Some(0)));
+    // The write is given up, and not left behind.
+    bench.queue.set_call(None);
+    bench.wait_until(|| Arc::strong_count(&full) == 1);
+    assert_eq!(counter(&full), u64::MAX - 1);
+}
+
+#[test]
+fn a_client_that_notifies_for_nothing_is_slowed_until_it_has_a_request() {
+    const MANY: u64 = 1 << 40;
+    let mut bench = Bench::new(false);
+    rustix::io::write(&bench.queue.kick, &MANY.to_ne_bytes()).expect("it is empty");
+    let taken = || MANY - counter(&bench.queue.kick);
+    bench.wait_until(|| taken() > 16);
+    for _ in 0..20 {
+        bench.ring.wait(Some(Duration::from_millis(1)));
+        bench.run();
+    }
+    let slowed = taken();
+    assert!(slowed < 20, "{slowed} notifications in no time");
+    bench.clock.pass(Duration::from_millis(10));
+    bench.run();
+    bench.wait_until(|| taken() > slowed);
+    assert_eq!(taken(), slowed + 1);
+    bench.offer(0, IN, 4096);
+    assert_eq!(bench.waiting(), 1, "a request is served meanwhile");
 }

@@ -6,12 +6,14 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use forebay_core::{Op, Survives};
 use forebay_device::IoBuf;
 use forebay_device::ring::{RingOp, RingRun};
 use forebay_engine::{Coming, CompletionSink, Request};
-use forebay_lane::yield_now;
+use forebay_lane::sleep::Sleep;
+use forebay_lane::{Lane, either, yield_now};
 
 use super::{Broken, InFlight, Phase, Queue, SMALL, status};
 use crate::chain::Head;
@@ -22,6 +24,14 @@ use crate::virtqueue::QueueError;
 const BATCH: usize = 16;
 /// Batches after which other tasks of the lane get their turn.
 const BATCHES: usize = 4;
+
+/// Notifications without a request between them after which the next ones wait.
+const IDLE_KICKS: u32 = 16;
+/// How long they wait. A client can notify at no cost to itself, and each notification wakes the lane.
+const KICK_PAUSE: Duration = Duration::from_millis(10);
+/// How long the last notification of a guest may take. The kernel has a thread write it, and needs no longer unless the
+/// client lets it block.
+const CALL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// How the task goes on.
 enum Next {
@@ -35,6 +45,7 @@ enum Next {
 
 struct Worker {
     queue: Rc<Queue>,
+    lane: Rc<Lane>,
     sink: Rc<dyn CompletionSink>,
     /// Requests that were taken and not executed yet.
     taken: VecDeque<BlockRequest>,
@@ -42,6 +53,10 @@ struct Worker {
     kick: Option<RingRun>,
     /// The kernel does not wait for notifications by itself: wait until there is one first.
     polls: bool,
+    /// Notifications since the last request that was taken.
+    idle_kicks: u32,
+    /// The end of the pause before the next notification is taken.
+    pause: Option<Sleep>,
     /// Notifies the guest.
     call: Option<RingRun>,
     /// More was published since.
@@ -62,14 +77,17 @@ impl Drop for Panics {
 }
 
 /// Serves a queue until it is stopped or broken.
-pub(crate) async fn run(queue: Rc<Queue>) {
+pub(crate) async fn run(queue: Rc<Queue>, lane: Rc<Lane>) {
     let panics = Panics(queue.clone());
     let mut worker = Worker {
         sink: queue.clone(),
         queue: queue.clone(),
+        lane,
         taken: VecDeque::new(),
         kick: None,
         polls: false,
+        idle_kicks: 0,
+        pause: None,
         call: None,
         call_again: false,
     };
@@ -99,7 +117,10 @@ impl Worker {
         loop {
             match self.advance()? {
                 Next::Again => yield_now().await,
-                Next::Wait if self.is_done() => return Ok(()),
+                Next::Wait if self.is_done() => {
+                    self.end_call().await;
+                    return Ok(());
+                }
                 Next::Wait => self.wait(std::future::pending()).await?,
                 Next::Memory => {
                     let budget = self.queue.own.budget.clone();
@@ -117,14 +138,28 @@ impl Worker {
     /// Whether a stopped queue has answered everything.
     fn is_done(&self) -> bool {
         let stopping = self.queue.phase.get() == Phase::Stopping;
-        let idle = self.queue.in_flight.get() == 0 && self.taken.is_empty();
-        stopping && idle && self.call.is_none() && !self.call_again
+        stopping && self.queue.in_flight.get() == 0 && self.taken.is_empty()
+    }
+
+    /// Lets the last notification of the guest end. It waits as long as the counter of the eventfd is full, which is up to
+    /// the client: it is given up then, because a full counter has notified the guest already.
+    async fn end_call(&mut self) {
+        let late = self.lane.sleep(CALL_PATIENCE);
+        let ended = poll_fn(|context| {
+            self.poll_call(context);
+            if self.call.is_none() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        either(ended, late).await;
+        // Dropping it cancels the write.
+        self.call = None;
     }
 
     /// Takes and executes requests, and publishes answers, without waiting.
     fn advance(&mut self) -> Result<Next, Broken> {
         let queue = self.queue.clone();
         if queue.notify.take() {
+            // The write to the former eventfd may wait for ever.
+            self.call = None;
             self.call_again = true;
             self.start_call();
         }
@@ -205,6 +240,7 @@ impl Worker {
         let request = BlockRequest::parse(head, buffers, &memory)
             .map_err(|error| Broken::Request(queue.index.0, head.0, error))?;
         self.taken.push_back(request);
+        self.idle_kicks = 0;
         Ok(())
     }
 
@@ -389,6 +425,12 @@ impl Worker {
     /// Returns whether the guest has sent a notification.
     fn poll_kick(&mut self, context: &mut Context<'_>) -> Result<bool, Broken> {
         let broken = |error| Broken::Event(self.queue.index.0, error);
+        if let Some(pause) = &mut self.pause {
+            if Pin::new(pause).poll(context).is_pending() {
+                return Ok(false);
+            }
+            self.pause = None;
+        }
         loop {
             let fd = || self.queue.kick.clone();
             let run = self.kick.get_or_insert_with(|| {
@@ -402,7 +444,12 @@ impl Worker {
             self.kick = None;
             match done.result {
                 Ok(_) if std::mem::take(&mut self.polls) => {}
-                Ok(8) => return Ok(true),
+                Ok(8) => {
+                    self.idle_kicks = self.idle_kicks.saturating_add(1);
+                    let often = self.idle_kicks > IDLE_KICKS;
+                    self.pause = often.then(|| self.lane.sleep(KICK_PAUSE));
+                    return Ok(true);
+                }
                 Ok(_) => {
                     let cause = "the descriptor of a queue's notifications is no eventfd";
                     return Err(broken(io::Error::new(io::ErrorKind::InvalidData, cause)));
