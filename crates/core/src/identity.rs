@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Longest text of one part, in bytes.
 pub const MAX_IDENTITY_TEXT: usize = 255;
 /// The most parts of one identity.
@@ -88,8 +90,23 @@ pub fn identity_part_name(code: u8) -> &'static str {
 }
 
 /// The parts that are known of a device, by code; at least one. See the module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<(u8, String)>", into = "Vec<(u8, String)>")]
 pub struct Identity(BTreeMap<u8, String>);
+
+impl TryFrom<Vec<(u8, String)>> for Identity {
+    type Error = &'static str;
+
+    fn try_from(parts: Vec<(u8, String)>) -> Result<Self, Self::Error> {
+        Identity::from_parts(parts).ok_or("these are no parts of an identity")
+    }
+}
+
+impl From<Identity> for Vec<(u8, String)> {
+    fn from(identity: Identity) -> Self {
+        identity.0.into_iter().collect()
+    }
+}
 
 /// The first part in which two identities differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,6 +182,17 @@ impl Identity {
         })
     }
 
+    /// Returns the identity to remember of a device that is in use from now on, and had the identity `before`: with the
+    /// parts of that which are unknown now, unless it is another device.
+    pub fn renew(before: Option<&Identity>, now: Option<Identity>) -> Option<Identity> {
+        match (before, now) {
+            (Some(before), Some(now)) if before.difference(&now).is_none() => {
+                Some(now.completed_by(before))
+            }
+            (before, now) => now.or_else(|| before.cloned()),
+        }
+    }
+
     /// Adds the parts of `before` that are unknown now, up to [`MAX_IDENTITY_PARTS`].
     #[must_use]
     pub fn completed_by(mut self, before: &Identity) -> Self {
@@ -223,6 +251,12 @@ mod tests {
         let now = identity(&[(Serial, "B2")]).completed_by(&before);
         assert_eq!(now, identity(&[(Wwid, "naa.5"), (Serial, "B2")]));
         assert_eq!(now.to_string(), "WWID naa.5, serial number B2");
+        let part = |serial| identity(&[(Serial, serial)]);
+        let renew = |now| Identity::renew(Some(&before), now);
+        assert_eq!(renew(Some(part("A1"))), Some(before.clone()));
+        assert_eq!(renew(Some(part("B2"))), Some(part("B2")), "another device");
+        assert_eq!(renew(None), Some(before.clone()));
+        assert_eq!(Identity::renew(None, Some(part("A1"))), Some(part("A1")));
     }
 
     #[test]

@@ -220,6 +220,7 @@ mod tests {
             version: 0,
             uuid: Some(Uuid::from_u128(uuid)),
             cache_uuid: None,
+            origin_identity: None,
             stored_as: None,
         }
     }

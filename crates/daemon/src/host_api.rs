@@ -47,6 +47,9 @@ pub struct Definition {
     /// Identifies its cache; absent likewise.
     #[serde(default)]
     pub cache_uuid: Option<Uuid>,
+    /// By which its origin is recognised; absent if a cache device stores that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_identity: Option<forebay_core::Identity>,
     /// The name that the cache device has for it, while it is adopted under another one.
     #[serde(skip)]
     pub stored_as: Option<VolumeName>,
@@ -413,6 +416,11 @@ pub(crate) trait Host: Send + Sync {
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
     fn identity(&self, name: &VolumeName) -> Option<Identity>;
+
+    /// Returns the identity of the origin of a served volume whose cache is in RAM. Quick.
+    fn origin_identity(&self, _name: &VolumeName) -> Option<forebay_core::Identity> {
+        None
+    }
 
     /// Returns what tells a volume from others of its name, for those who go on for it: front ends, after a hand-over
     /// or a restart. `None` if it is not served. Quick.

@@ -61,6 +61,7 @@ pub fn definition(request: &CreateRequest) -> Result<Definition, ApiError> {
         version: 0,
         uuid: None,
         cache_uuid: None,
+        origin_identity: None,
         stored_as: request.stored_as.clone(),
     })
 }

@@ -507,6 +507,7 @@ mod tests {
             version: 1,
             uuid: None,
             cache_uuid: None,
+            origin_identity: None,
             stored_as: None,
         };
         Remembered { volume, started, origin_bytes: 4096, deleting: false, behind: false }

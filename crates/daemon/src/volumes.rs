@@ -12,7 +12,7 @@ use forebay_admin::{
     ApiError, CreateRequest, DeleteRequest, DropRequest, ErrorKind, OperationId, StartRequest,
     StopRequest, VolumeName, VolumeReport, VolumeState,
 };
-use forebay_core::ExportSet;
+use forebay_core::{ExportSet, Identity};
 use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
@@ -253,6 +253,8 @@ impl Volumes {
         if let Some(identity) = self.host.identity(&volume.name) {
             (volume.uuid, volume.cache_uuid) = (Some(identity.volume), Some(identity.cache));
         }
+        let origin = self.host.origin_identity(&volume.name);
+        volume.origin_identity = Identity::renew(volume.origin_identity.as_ref(), origin);
         let origin_bytes = self.size_of(&volume.name);
         Remembered::served(volume, origin_bytes)
     }

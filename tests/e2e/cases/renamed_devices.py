@@ -60,4 +60,44 @@ def a_link_to_another_disk_is_noticed_even_if_both_are_blank(box):
         daemon.cli("delete", name)
 
 
+@test
+def an_origin_that_was_exchanged_is_noticed_without_a_cache_device(box):
+    """A client of a volume who may write to the directory of its origin must not choose which file root opens."""
+    for number, arguments in enumerate((("--ram", "4M"), ("--cache", "ram:64M"))):
+        name = f"v{number}"
+        origin, secret = box.file(f"origin{number}", 16 * MIB), box.file(f"secret{number}", 32 * MIB, b"secret" * 100)
+        daemon = box.daemon(name=name)
+        daemon.cli("create", name, "--origin", origin, *arguments)
+        daemon.cli("stop", name)
+        kept, before = box.path(f"kept{number}"), digest(secret)
+
+        def exchange():
+            os.rename(origin, kept)
+            os.symlink(secret, origin)
+
+        def back():
+            os.unlink(origin)
+            os.rename(kept, origin)
+
+        exchange()
+        done = daemon.cli("start", name, expect=3)
+        check("is not the one that" in done.stderr and "--force" in done.stderr, done.stderr)
+        back()
+        daemon.cli("start", name)
+        check_equal(daemon.terminate()[0], 0, "the exit code")
+        exchange()
+        daemon.start()
+        check_equal(daemon.show(name)["state"], "failed", "the state after a start of the daemon")
+        check_equal(digest(secret), before, "the other file")
+        # The operator says that it is meant; from then on it is the one.
+        daemon.cli("start", "--force", name)
+        check_equal(bytes(connect(daemon.uri(name)).pread(512, 0))[:6], b"secret", "the content")
+        daemon.restart()
+        check_equal(daemon.show(name)["state"], "running", "the state with the new one")
+        daemon.cli("stop", name)
+        back()
+        daemon.cli("start", name, expect=3)
+        daemon.cli("delete", name)
+
+
 main()

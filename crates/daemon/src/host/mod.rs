@@ -394,6 +394,10 @@ impl Host for Arc<EngineHost> {
         self.served.get(name).ok()?.identity()
     }
 
+    fn origin_identity(&self, name: &VolumeName) -> Option<forebay_core::Identity> {
+        self.served.get(name).ok()?.origin_identity()
+    }
+
     fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
         self.served.told_apart(name)
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use forebay_admin::origin_check::OriginFound;
 use forebay_admin::{ApiError, ErrorKind, EventKind, Unit};
 use forebay_device::{Access, Device, DeviceSpec, IoBuf, OpenErrorKind, RemoteName};
-use forebay_engine::{Cache, Ledger, Naming, OnVerify, Volume, check_sectors, settings_of};
+use forebay_engine::{
+    Cache, Ledger, Naming, OnVerify, Verdict, Volume, check_sectors, settings_of,
+};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::Roots;
 use forebay_threads::{Instant, Receiver};
@@ -64,6 +66,7 @@ impl EngineHost {
         };
         let copied = self.using(&place, || {
             if place.volatile {
+                check_identity(volume, &*origin, how.force)?;
                 self.bring_up_in_ram(volume, how, &spec, origin, &place)?;
                 return Ok(Copied::Current);
             }
@@ -522,6 +525,20 @@ impl EngineHost {
             }
         }
     }
+}
+
+/// Refuses an origin that is not the one that a volume without a cache device had, unless by force. A link, or a name that
+/// the system gives to another disk, may lead the daemon to a file that its clients must not read.
+fn check_identity(volume: &Definition, origin: &dyn Device, force: bool) -> Result<(), ApiError> {
+    let now = origin.identity();
+    let difference = || volume.origin_identity.as_ref()?.difference(now.as_ref()?);
+    let Some(difference) = difference() else { return Ok(()) };
+    if force {
+        tracing::warn!(volume = %volume.name, "another origin is accepted because of --force: its {difference}");
+        return Ok(());
+    }
+    let other = Verdict::Other(difference);
+    other.allow(volume.name.as_str(), &volume.origin, 0).map_err(faults::engine)
 }
 
 /// Opens the device named in `field`, which was there before. A server that is not reached has the time that its requests

@@ -70,6 +70,13 @@ impl Running {
         let cache = self.store().uuid();
         (!self.place.volatile).then_some(Identity { volume: record.uuid, cache })
     }
+
+    /// Returns the identity of its origin if its cache is in RAM.
+    pub(super) fn origin_identity(&self) -> Option<forebay_core::Identity> {
+        let records = self.store().volumes();
+        let record = records.into_iter().find(|record| record.id == self.volume.id)?;
+        record.identity.filter(|_| self.place.volatile)
+    }
 }
 
 struct Entry {

@@ -57,6 +57,7 @@ mod tests {
             version: 0,
             uuid: None,
             cache_uuid: None,
+            origin_identity: None,
             stored_as: None,
         };
         served.show(&name);

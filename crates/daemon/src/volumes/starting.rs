@@ -198,6 +198,7 @@ impl Volumes {
                 entry.volume = volume.clone();
             }
             (entry.volume.uuid, entry.volume.cache_uuid) = (now.uuid, now.cache_uuid);
+            entry.volume.origin_identity.clone_from(&now.origin_identity);
             (entry.origin_bytes, entry.deleting) = (origin_bytes, false);
             Ok(())
         });
