@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use forebay_core::{Identity, IdentityPart};
-use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, StatxFlags};
+
+use crate::loop_device;
 
 /// Type of filesystems in user space, which may renumber their files at any time.
 const FUSE: u64 = 0x6573_5546;
@@ -33,7 +35,9 @@ pub(crate) fn identity(fd: impl AsFd) -> Option<Identity> {
             format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let places =
             Places { devices: Path::new("/sys/dev/block"), manager: Path::new("/run/udev/data") };
-        return Identity::new(block_parts(&places, &number));
+        let is_behind =
+            |file: &Stat| loop_device::backing(fd).is_ok_and(|it| it == (file.st_dev, file.st_ino));
+        return Identity::new(block_parts(&places, &number, is_behind));
     }
     Identity::new(file_parts(fd))
 }
@@ -78,8 +82,13 @@ fn filesystem_uuid(fd: BorrowedFd<'_>) -> Option<String> {
     known.then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Returns the parts of the block device with this number, `MAJOR:MINOR`.
-fn block_parts(places: &Places<'_>, number: &str) -> Vec<(IdentityPart, String)> {
+/// Returns the parts of the block device with this number, `MAJOR:MINOR`. `is_behind`: whether it is a loop device on the
+/// file with these attributes.
+fn block_parts(
+    places: &Places<'_>,
+    number: &str,
+    is_behind: impl Fn(&Stat) -> bool,
+) -> Vec<(IdentityPart, String)> {
     let mut parts = Vec::new();
     // A link to the device's own directory; a partition's is inside that of its disk.
     let Ok(own) = fs::canonicalize(places.devices.join(number)) else { return parts };
@@ -99,10 +108,13 @@ fn block_parts(places: &Places<'_>, number: &str) -> Vec<(IdentityPart, String)>
         add(IdentityPart::PartitionUuid, uuid.map(|uuid| uuid.to_lowercase()));
         add(IdentityPart::Start, text(&own.join("start")));
     }
-    // A loop device is identified by the file behind it.
+    // A loop device is identified by the file behind it. Another file may have its path by now, here or in the mount
+    // namespace where it was attached.
     if let Some(file) = text(&disk.join("loop/backing_file")) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        if let Ok(fd) = rustix::fs::open(PathBuf::from(file), flags, rustix::fs::Mode::empty()) {
+        if let Ok(fd) = rustix::fs::open(PathBuf::from(file), flags, rustix::fs::Mode::empty())
+            && rustix::fs::fstat(&fd).is_ok_and(|found| is_behind(&found))
+        {
             parts.extend(file_parts(fd.as_fd()));
         }
         let offset = text(&disk.join("loop/offset")).filter(|offset| offset != "0");
@@ -140,6 +152,11 @@ mod tests {
     /// Returns the identity on a system with these files below its device directories, where 8:1 is
     /// `sda/sda1`.
     fn parts(number: &str, files: &[(&str, &str)]) -> Option<Identity> {
+        parts_over(number, files, true)
+    }
+
+    /// As `parts`; the file whose path a loop device has is or is not the one behind it.
+    fn parts_over(number: &str, files: &[(&str, &str)], is_behind: bool) -> Option<Identity> {
         let folder = tempfile::tempdir().expect("folder");
         let (devices, manager) = (folder.path().join("devices"), folder.path().join("manager"));
         let links = folder.path().join("links");
@@ -151,7 +168,8 @@ mod tests {
         for (name, content) in files {
             write(&folder.path().join(name), content);
         }
-        Identity::new(block_parts(&Places { devices: &links, manager: &manager }, number))
+        let places = Places { devices: &links, manager: &manager };
+        Identity::new(block_parts(&places, number, |_| is_behind))
     }
 
     #[test]
@@ -201,6 +219,7 @@ mod tests {
         let backing = at("b").display().to_string();
         let files = [("devices/loop0/loop/backing_file", backing.as_str())];
         assert_eq!(parts("7:0", &files).expect("known"), first);
+        assert_eq!(parts_over("7:0", &files, false), None, "another file has the path");
         let files = [files[0], ("devices/loop0/loop/offset", "512\n")];
         let shifted = parts("7:0", &files).expect("known").to_string();
         assert_eq!(shifted.split(", ").filter(|part| *part == "start 512").count(), 1);

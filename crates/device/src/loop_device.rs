@@ -1,10 +1,9 @@
 //! Loop devices of the kernel: block devices on top of a file.
 
-use std::ffi::{OsString, c_void};
+use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -179,16 +178,6 @@ pub fn attach(
         }
     }
     Err(Errno::BUSY.into())
-}
-
-/// Returns the path that the file of a loop device had when it was attached; it may be cut.
-///
-/// # Errors
-/// It has no file, or may not be used.
-pub fn name(number: LoopNumber) -> io::Result<PathBuf> {
-    let info = status(open(number, false)?.as_fd())?;
-    let name: Vec<u8> = info.file_name.into_iter().take_while(|byte| *byte != 0).collect();
-    Ok(PathBuf::from(OsString::from_vec(name)))
 }
 
 /// Returns the number of the filesystem that has the file of a loop device, or of a partition of

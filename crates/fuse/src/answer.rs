@@ -16,8 +16,9 @@ pub const MAX_TRANSFER: u32 = 256 << 10;
 const PAGE: u32 = 4096;
 /// Most requests in flight that the kernel sends without a thread that waits for each.
 const MAX_BACKGROUND: u16 = 256;
-/// Seconds for which the kernel may remember attributes, which do not change.
-const REMEMBERED: u64 = 24 * 3600;
+/// Seconds for which the kernel may remember attributes, which do not change: for ever. While no daemon answers, a program
+/// that asks for them would wait, as `losetup` does, and the next daemon.
+const REMEMBERED: u64 = u32::MAX as u64;
 
 /// The volume behind the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

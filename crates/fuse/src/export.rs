@@ -87,8 +87,11 @@ impl Export {
     ) -> Result<Self, ExportError> {
         let connection = open_connection().map_err(|error| refused("/dev/fuse", error))?;
         let file = dir.join(volume);
-        tools.marks.begin(volume).map_err(|error| failed("the state directory", error))?;
         let mounted = mount_file(&connection, file.clone())?;
+        let mount = mounts().into_iter().rfind(|mount| mount.point == file);
+        let file_system = mount.map_or_else(String::new, |mount| mount.device);
+        let noted = tools.marks.begin(volume, &file_system);
+        noted.map_err(|error| failed("the state directory", error))?;
         let (facts, ended) = serve(volume, vec![connection], tools, io_uring)?;
         let attached = attach(&file, &facts, tools.marks.names());
         let mark = match attached {

@@ -55,7 +55,7 @@ impl FuseFrontEnd {
     /// which `store` has kept the connections; then it removes others in `dir` that a killed daemon has left.
     /// Requests share `memory`. With `io_uring` they come through the lanes' rings where the kernel allows that,
     /// which is faster; such devices end with the program. Notes about devices are in `notes`; in `names` is a link
-    /// for each device, with the name of its volume, for udev.
+    /// for each device, with the name of its volume and the device's mark, for udev.
     pub fn claim(
         dir: &Path,
         (notes, names): (&Path, &Path),
@@ -64,7 +64,7 @@ impl FuseFrontEnd {
         (store, identify): (Option<Arc<dyn DescriptorStore>>, Identify),
         io_uring: bool,
     ) -> Self {
-        let marks = Marks::new(notes, names);
+        let marks = Marks::new(notes, names, dir);
         let Inherited { lock, exports: left, useless } = Inherited::new(dir, items, &marks);
         let handed_over = lock.is_some();
         let front_end = FuseFrontEnd {

@@ -115,19 +115,28 @@ fn attach(file: &Path, sector: u32, read_only: bool, names: &Path) -> io::Result
         .custom_flags(OFlags::DIRECT.bits().cast_signed())
         .open(file)?;
     let options = LoopOptions { sector, read_only, name: file };
-    let volume = file.file_name().unwrap_or_default();
-    // udev learns the name before it sees the device.
-    let before = |number| name(names, number, Path::new(volume));
+    let volume = file.file_name().unwrap_or_default().to_string_lossy();
+    let device = rustix::fs::fstat(&opened)?.st_dev;
+    let file_system = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    // udev learns the name before it sees the device. Without the link it does not know the device by the name of the
+    // volume.
+    let before = |number| drop(name(names, number, &volume, &file_system));
     loop_device::attach(&opened, options, before, |number| unname(names, number))
 }
 
-/// Notes whose device this is. No other user can write there.
-pub(crate) fn name(names: &Path, number: LoopNumber, volume: &Path) {
+/// Notes whose device this is, and by which it is known: the file system of its file, like `0:43`, or its sequence number.
+/// No other user can write there.
+pub(crate) fn name(names: &Path, number: LoopNumber, volume: &str, known: &str) -> io::Result<()> {
     let link = name_of(names, number);
     let _ = std::fs::create_dir(names);
     let _ = std::fs::remove_file(&link);
-    // Without it udev does not know the device by the name of the volume.
-    let _ = std::os::unix::fs::symlink(volume, link);
+    std::os::unix::fs::symlink(format!("{volume} {known}"), link)
+}
+
+/// Returns the volume in that note.
+pub(crate) fn named(names: &Path, number: LoopNumber) -> Option<String> {
+    let noted = std::fs::read_link(name_of(names, number)).ok()?;
+    noted.to_str()?.split(' ').next().map(str::to_owned)
 }
 
 /// Removes that note.
@@ -138,7 +147,7 @@ pub(crate) fn unname(names: &Path, number: LoopNumber) {
 }
 
 /// Returns where it is.
-pub(crate) fn name_of(names: &Path, number: LoopNumber) -> PathBuf {
+fn name_of(names: &Path, number: LoopNumber) -> PathBuf {
     names.join(format!("loop{}", number.0))
 }
 

@@ -166,13 +166,18 @@ mod tests {
 
     #[test]
     fn exports_read_back_if_they_are_whole() {
+        let number = LoopNumber(0);
+        if number.sequence().is_none() {
+            // There are no loop devices, or the kernel gives out no numbers.
+            return;
+        }
         let dir = Path::new("/run/forebay/export");
         let link = Path::new("/dev/forebay/v");
         let items = vec![
             connection("v", descriptor()),
             connection("v", descriptor()),
-            export("v", LoopNumber(3), Some(link)),
-            export("no-connection", LoopNumber(4), None),
+            export("v", number, Some(link)),
+            export("no-connection", number, None),
             connection("no-export", descriptor()),
             directory(dir, descriptor()),
             HandedOver { label: vec!["of-tomorrow".into()], ..HandedOver::default() },
@@ -181,16 +186,19 @@ mod tests {
         let [v, other, none] = [Some("v"), Some("no-connection"), None];
         assert_eq!(volumes, [v, v, v, other, Some("no-export"), none, none]);
         let notes = tempfile::tempdir().expect("a directory");
-        let marks = Marks::new(&notes.path().join("notes"), &notes.path().join("names"));
+        let marks = Marks::new(&notes.path().join("notes"), &notes.path().join("names"), dir);
+        for volume in ["v", "no-connection"] {
+            marks.made(volume, Mark::of(number));
+        }
         let inherited = Inherited::new(dir, items, &marks);
         assert!(inherited.lock.is_some());
         let names: Vec<_> = inherited.exports.keys().map(String::as_str).collect();
         assert_eq!(names, ["v"]);
         let left = &inherited.exports["v"];
-        assert_eq!((left.mark.number, left.link.as_deref()), (LoopNumber(3), Some(link)));
+        assert_eq!((left.mark.number, left.link.as_deref()), (number, Some(link)));
         assert_eq!(left.connections.len(), 2);
         // Without the lock another daemon may use the directory.
-        let items = vec![connection("v", descriptor()), export("v", LoopNumber(3), None)];
+        let items = vec![connection("v", descriptor()), export("v", number, None)];
         assert!(Inherited::new(dir, items, &marks).exports.is_empty());
     }
 }

@@ -109,12 +109,10 @@ mod tests {
     use forebay_device::loop_device::LoopNumber;
 
     use super::*;
-    use crate::marks::Marks;
+    use crate::marks::Mark;
 
     #[test]
     fn a_file_is_served_again_for_its_own_volume_only() {
-        let notes = tempfile::tempdir().expect("a directory");
-        let marks = Marks::new(&notes.path().join("notes"), &notes.path().join("names"));
         for (lasts, kept) in [(true, false), (false, false), (false, true)] {
             let identify = move |volume: &str| {
                 (volume == "v").then(|| Identity { text: "of v".to_owned(), lasts })
@@ -122,7 +120,7 @@ mod tests {
             let keeping = Keeping::new(None, Box::new(identify));
             let revives = |volume: &str, identity: Option<&str>| {
                 let left = LeftExport {
-                    mark: marks.recognise("v", LoopNumber(3)).expect("no note says otherwise"),
+                    mark: Mark::of(LoopNumber(3)),
                     link: None,
                     connections: vec![
                         std::fs::File::open("/dev/null").expect("there is one").into(),

@@ -1,11 +1,13 @@
 //! By which the loop device of a volume is known. Its number says nothing, because another program gets it as soon as
 //! the device is detached; nor does the path of its file, which other mount namespaces have too. The kernel gives
-//! out a sequence number with each file of a loop device, once: a note in the state directory has it. A link in a
-//! private directory names the volume for udev, and is made before the device has the file.
+//! out a sequence number with each file of a loop device, once: a note in the state directory has it. Until the number is
+//! known, and where the kernel gives out none, the note has the file system that the file is the root of: nobody else
+//! has a file on that. A link in a private directory says the same to udev, and is made before the device has the file.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use forebay_device::loop_device::LoopNumber;
+use forebay_device::loop_device::{self, LoopNumber};
 use forebay_export::{Note, Notes};
 
 use crate::helper;
@@ -41,14 +43,18 @@ pub(crate) struct Marks {
     notes: Notes,
     /// The directory of the links for udev.
     names: PathBuf,
-    /// The former daemon was of a version that wrote no notes.
-    begins: bool,
+    /// The directory of the files.
+    dir: PathBuf,
+    /// The kernel counts anew after each boot.
+    boot: String,
 }
 
 impl Marks {
-    /// Keeps notes in one directory, and links in another.
-    pub(crate) fn new(notes: &Path, names: &Path) -> Self {
-        Marks { notes: Notes::new(notes), names: names.to_owned(), begins: !notes.exists() }
+    /// Keeps notes in one directory, and links in another, about the devices of files in `dir`.
+    pub(crate) fn new(notes: &Path, names: &Path, dir: &Path) -> Self {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = boot.trim().to_owned();
+        Marks { notes: Notes::new(notes), names: names.to_owned(), dir: dir.to_owned(), boot }
     }
 
     /// Returns the directory of the links.
@@ -56,43 +62,65 @@ impl Marks {
         &self.names
     }
 
-    /// A device for a volume is about to be made.
+    /// A device for a volume is about to be made, on the root of this file system.
     ///
     /// # Errors
     /// That of the system.
-    pub(crate) fn begin(&self, volume: &str) -> std::io::Result<()> {
-        self.write(volume, MAKING)
+    pub(crate) fn begin(&self, volume: &str, file_system: &str) -> std::io::Result<()> {
+        self.write(volume, MAKING, file_system)
     }
 
     /// It was made.
     pub(crate) fn made(&self, volume: &str, mark: Mark) {
-        // The note that is there serves as well, but for a device that is detached and attached by others.
-        if let Err(error) = self.write(volume, mark.sequence.unwrap_or(UNNUMBERED)) {
+        let noted = match mark.sequence {
+            Some(sequence) => {
+                let link = helper::name(&self.names, mark.number, volume, &sequence.to_string());
+                self.write(volume, sequence, &self.boot).and(link)
+            }
+            None => loop_device::file_system(mark.number).and_then(|(file_system, _)| {
+                let link = helper::name(&self.names, mark.number, volume, &file_system);
+                self.write(volume, UNNUMBERED, &file_system).and(link)
+            }),
+        };
+        // The notes that are there serve as well, but for a device that is detached and attached by others.
+        if let Err(error) = noted {
             tracing::warn!(volume, %error, "the note about its device cannot be written");
         }
-        helper::name(&self.names, mark.number, Path::new(volume));
     }
 
     /// It is there no more.
     pub(crate) fn forget(&self, volume: &str, number: LoopNumber) {
-        if std::fs::read_link(helper::name_of(&self.names, number)).is_ok_and(|it| it == *volume) {
+        if helper::named(&self.names, number).is_some_and(|it| it == volume) {
             helper::unname(&self.names, number);
         }
         self.notes.remove(volume);
     }
 
-    /// Returns the mark of a loop device that has the path of a volume's file, if it is the volume's.
-    pub(crate) fn recognise(&self, volume: &str, number: LoopNumber) -> Option<Mark> {
-        let mark = Mark::of(number);
-        let is_own = match self.notes.read(volume) {
-            Some(note) => note.mark == MAKING || note.mark == mark.sequence.unwrap_or(UNNUMBERED),
-            None => self.begins,
-        };
-        is_own.then_some(mark)
+    /// Returns the volumes that may have devices.
+    pub(crate) fn volumes(&self) -> Vec<String> {
+        self.notes.volumes()
     }
 
-    fn write(&self, volume: &str, mark: u64) -> std::io::Result<()> {
-        self.notes.write(volume, &Note { mark, identity: String::new(), half: false })
+    /// Returns the mark of a loop device if it is that of a volume. Asks the file system of a device only if nothing else
+    /// tells: one of another program may not answer, and that of a killed daemon does not.
+    pub(crate) fn recognise(&self, volume: &str, number: LoopNumber) -> Option<Mark> {
+        let note = self.notes.read(volume)?;
+        let mark = Mark::of(number);
+        let is_on = || loop_device::file_system(number).ok().map(|(file_system, _)| file_system);
+        let known = match (note.mark, mark.sequence) {
+            (MAKING, _) | (UNNUMBERED, None) => is_on()?,
+            (noted, Some(sequence)) if noted == sequence => self.boot.clone(),
+            _ => return None,
+        };
+        (note.identity == self.here(&known)).then_some(mark)
+    }
+
+    fn here(&self, known: &str) -> String {
+        format!("{known} {}", self.dir.display())
+    }
+
+    fn write(&self, volume: &str, mark: u64, known: &str) -> std::io::Result<()> {
+        self.notes.write(volume, &Note { mark, identity: self.here(known), half: false })
     }
 }
 
@@ -101,25 +129,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_with_the_path_of_a_volume_is_the_volumes_only_with_its_sequence_number() {
+    fn a_device_is_a_volumes_only_with_the_sequence_number_of_this_boot() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
-        // No machine has that many, so it has no sequence number.
-        let number = LoopNumber(1_000_000);
-        let marks = Marks::new(&at("notes"), &at("names"));
-        assert!(marks.recognise("v", number).is_some(), "a former version wrote no notes");
-        marks.begin("v").expect("writable");
-        let marks = Marks::new(&at("notes"), &at("names"));
-        assert!(marks.recognise("v", number).is_some(), "killed while it was made");
-        assert!(marks.recognise("w", number).is_none(), "no volume of this daemon");
-        marks.made("v", Mark { number, sequence: Some(7) });
-        assert!(marks.recognise("v", number).is_none(), "attached again by another program");
-        assert_eq!(std::fs::read_link(at("names/loop1000000")).expect("a link"), Path::new("v"));
-        marks.made("v", Mark { number, sequence: None });
-        assert_eq!(marks.recognise("v", number), Some(Mark { number, sequence: None }));
-        marks.forget("w", number);
-        assert!(at("names/loop1000000").is_symlink());
-        marks.forget("v", number);
-        assert!(!at("names").exists() && marks.recognise("v", number).is_none());
+        let marks = |dir: &str| Marks::new(&at("notes"), &at("names"), Path::new(dir));
+        let (own, number) = (marks("/run/a"), LoopNumber(0));
+        let Some(sequence) = number.sequence() else { return };
+        assert_eq!(own.recognise("v", number), None, "no note says so");
+        own.begin("v", "0:1000000").expect("writable");
+        assert_eq!(own.recognise("v", number), None, "it is not on that file system");
+        let mark = |sequence| Mark { number, sequence: Some(sequence) };
+        own.made("v", mark(sequence));
+        assert_eq!(own.recognise("v", number), Some(mark(sequence)));
+        assert_eq!(own.recognise("w", number), None, "no volume of this daemon");
+        assert_eq!(marks("/run/b").recognise("v", number), None, "a file elsewhere");
+        let next_boot = Marks { boot: "another".to_owned(), ..marks("/run/a") };
+        assert_eq!(next_boot.recognise("v", number), None, "the kernel counts anew");
+        own.made("v", mark(sequence + 1));
+        assert_eq!(own.recognise("v", number), None, "attached again by another program");
+        let link = fs::read_link(at("names/loop0")).expect("a link");
+        assert_eq!(link, Path::new(&format!("v {}", sequence + 1)));
+        own.forget("w", number);
+        assert!(at("names/loop0").is_symlink());
+        own.forget("v", number);
+        assert!(!at("names").exists() && own.recognise("v", number).is_none());
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const FS_TYPE: &str = "fuse.forebay";
 
 /// Cleans a directory of files that no daemon uses any more: all that are not `kept`.
 pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
-    // The devices first: they are recognised by the paths of their files.
+    // The devices first: their users read from the files.
     for (Mark { number, sequence }, file) in attached(dir, marks) {
         if kept(&file) {
             continue;
@@ -51,22 +51,19 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
     }
 }
 
-/// Returns the loop devices of volumes on top of files in `dir`. The kernel does not know the path of a file any more
-/// whose mount namespace is gone, as that of a service is; but it knows the path of earlier.
+/// Returns the loop devices of volumes, with their files in `dir`. The kernel does not know the path of a file any more
+/// whose mount namespace is gone, as that of a service is, and others may have that path: the notes alone decide.
 pub(crate) fn attached(dir: &Path, marks: &Marks) -> Vec<(Mark, PathBuf)> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
         name.strip_prefix("loop")?.parse().ok().map(LoopNumber)
     });
-    let with_file = numbers.filter_map(|number| {
-        let file = fs::read_to_string(number.sysfs().join("loop/backing_file")).ok()?;
-        let paths = [Some(PathBuf::from(file.trim_end())), loop_device::name(number).ok()];
-        let here = |path: &PathBuf| path.parent() == Some(dir);
-        let file = paths.into_iter().flatten().find(here)?;
-        // A path is not enough: others may have it in a mount namespace of theirs.
-        let mark = marks.recognise(file.file_name()?.to_str()?, number)?;
-        Some((mark, file))
+    let with_file = numbers.filter(|number| number.sysfs().join("loop/backing_file").exists());
+    let volumes = marks.volumes();
+    let known = with_file.filter_map(|number| {
+        let found = |volume: &String| Some((marks.recognise(volume, number)?, dir.join(volume)));
+        volumes.iter().find_map(found)
     });
-    with_file.collect()
+    known.collect()
 }

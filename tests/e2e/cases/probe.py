@@ -52,6 +52,35 @@ def cache_devices_and_origins_are_recognised_and_not_written_to(box):
     check_equal(probe(box, origin, daemon.state), {"FOREBAY_ORIGIN": "v"}, "a flushed origin")
 
 
+MARKS = """
+set -e
+mount -t tmpfs none /run
+mkdir -p /run/forebay/export /run/forebay/fuse
+truncate -s 8M /run/forebay/export/victim
+loop=$(losetup -f --show /run/forebay/export/victim)
+trap 'losetup -d $loop' EXIT
+own=$(mountpoint -d /run) number=$(cat /sys/block/${loop#/dev/}/diskseq)
+for note in "" victim "victim 0:1" "victim $((number + 1))" "other $number" "victim $own" "victim $number"; do
+    rm -f /run/forebay/fuse/*
+    [ -z "$note" ] || ln -s "$note" /run/forebay/fuse/${loop#/dev/}
+    "$FOREBAY" probe --udev --state-dir /run/none $loop || exit
+    echo end
+done
+"""
+
+
+@test
+def a_loop_device_is_a_volumes_only_if_its_note_has_its_mark(box):
+    need("unshare", "losetup", "mountpoint")
+    if os.geteuid() != 0 or not os.path.exists("/dev/loop-control"):
+        skip("loop devices take root")
+    # The path is that of a volume, as any user can make it in a mount namespace; notes are in a directory of root.
+    done = box.run("unshare", "-m", "bash", "-c", MARKS, expect=None)
+    check_equal(done.returncode, 0, f"the exit code ({done.stderr})")
+    said = [answer.strip() for answer in done.stdout.split("end\n")]
+    check_equal(said, [""] * 5 + ["FOREBAY_VOLUME=victim"] * 2 + [""], "the properties by note")
+
+
 @test
 def what_cannot_be_read_is_nothing(box):
     state = box.path("state")

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::text::one_line;
 use forebay_device::blkid;
+use forebay_device::loop_device::{self, LoopNumber};
 use forebay_format::superblock::{COPY_A, COPY_B, MAGIC};
 use forebay_format::{PAGE, Superblock};
 
@@ -74,18 +75,23 @@ fn volume_of(device: &Path) -> Option<VolumeName> {
     let about = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let file = fs::read_to_string(about.join("loop/backing_file")).ok()?;
     let name = fs::canonicalize(&about).ok()?;
-    exported(file.trim_end_matches('\n'), name.file_name()?.to_str()?, |link| {
-        fs::read_link(link).ok()
-    })
+    let name = name.file_name()?.to_str()?;
+    let number = LoopNumber(name.strip_prefix("loop")?.parse().ok()?);
+    let is_known = |mark: &str| match mark.parse::<u64>() {
+        Ok(sequence) => number.sequence() == Some(sequence),
+        Err(_) => loop_device::file_system(number).is_ok_and(|(found, _)| found == mark),
+    };
+    exported(file.trim_end_matches('\n'), name, |link| fs::read_link(link).ok(), is_known)
 }
 
 /// Returns the volume that a file below a daemon's directory for exports belongs to, if the daemon has noted that in
-/// its private directory under the name of the device: another mount namespace has a file of that path as well. The
-/// daemon of the initramfs has a tree of its own.
+/// its private directory under the name of the device, with a mark that the device has: another mount namespace has a file
+/// of that path as well, and another device may have the name by now. The daemon of the initramfs has a tree of its own.
 fn exported(
     file: &str,
     device: &str,
     read_link: impl Fn(&Path) -> Option<PathBuf>,
+    is_known: impl Fn(&str) -> bool,
 ) -> Option<VolumeName> {
     let (tree, own) = match file.strip_prefix("/run/initramfs/forebay") {
         Some(own) => ("/run/initramfs/forebay", own),
@@ -93,7 +99,8 @@ fn exported(
     };
     let volume: VolumeName = own.strip_prefix("/run/forebay/export/")?.parse().ok()?;
     let noted = read_link(Path::new(&format!("{tree}/run/forebay/fuse/{device}")))?;
-    (noted == Path::new(volume.as_str())).then_some(volume)
+    let (name, mark) = noted.to_str()?.split_once(' ')?;
+    (name == volume.as_str() && is_known(mark)).then_some(volume)
 }
 
 /// Says what a device holds.
@@ -183,16 +190,23 @@ mod tests {
     #[test]
     fn only_files_of_exports_are_volumes() {
         let noted = |link: &Path| match link.to_str() {
-            Some("/run/forebay/fuse/loop3") => Some("a.b-c".into()),
-            Some("/run/initramfs/forebay/run/forebay/fuse/loop3") => Some("r".into()),
+            Some("/run/forebay/fuse/loop3") => Some("a.b-c 7".into()),
+            Some("/run/forebay/fuse/loop5") => Some("a.b-c 6".into()),
+            Some("/run/forebay/fuse/loop6") => Some("a.b-c".into()),
+            Some("/run/initramfs/forebay/run/forebay/fuse/loop3") => Some("r 7".into()),
             _ => None,
         };
-        let of = |file, device| exported(file, device, noted).map(|name| name.to_string());
+        let is_known = |mark: &str| mark == "7";
+        let of =
+            |file, device| exported(file, device, noted, is_known).map(|name| name.to_string());
         let name = |file| of(file, "loop3");
         assert_eq!(name("/run/forebay/export/a.b-c"), Some("a.b-c".to_owned()));
         assert_eq!(name("/run/initramfs/forebay/run/forebay/export/r"), Some("r".to_owned()));
         // The same path in another mount namespace, on another device.
         assert_eq!(of("/run/forebay/export/a.b-c", "loop4"), None);
+        // Another device has got the name of one that was noted, or the note has no mark.
+        assert_eq!(of("/run/forebay/export/a.b-c", "loop5"), None);
+        assert_eq!(of("/run/forebay/export/a.b-c", "loop6"), None);
         assert_eq!(name("/run/forebay/export/r"), None);
         for other in [
             "/run/forebay/export/",
