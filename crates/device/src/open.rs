@@ -2,6 +2,7 @@
 
 mod description;
 mod image_lock;
+mod links;
 mod other_loops;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use self::links::Way;
 use crate::block_ioctl;
 use crate::write_protection::write_protection;
 
@@ -137,6 +139,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
     if opener.is_block(&after)? != block {
         return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
     }
+    opener.check_way(path, &after)?;
     opener.lock(&fd, block)?;
     if access.is_claim()
         && let Some(other) = other_loops::claimed(&fd, &after, block, path)
@@ -218,6 +221,24 @@ impl Opener<'_> {
         Err(self.error(OpenErrorKind::WrongType, cause))
     }
 
+    /// Refuses a file or directory to which a link of another user leads.
+    fn check_way(&self, path: &Path, file: &Stat) -> Result<(), OpenError> {
+        let way = links::way(path, file).map_err(|errno| self.failed(errno))?;
+        match way {
+            Way::Good => Ok(()),
+            Way::Elsewhere => {
+                Err(self.error(OpenErrorKind::Io, "it was replaced while it was opened"))
+            }
+            Way::Foreign(link, owner) => {
+                let cause = format!(
+                    "the link '{}' on its path belongs to user {owner}, who could lead it to any file; name the file to which it leads",
+                    link.display()
+                );
+                Err(self.error(OpenErrorKind::Denied, cause))
+            }
+        }
+    }
+
     fn check_wanted(&self, size: u64) -> Result<(), OpenError> {
         if size == 0 || !size.is_multiple_of(4096) || i64::try_from(size).is_err() {
             let cause = format!("a size of {size} bytes is not a positive multiple of 4096");
@@ -239,6 +260,11 @@ impl Opener<'_> {
 
     /// Creates a sparse file of `size` bytes if there is none.
     fn create(&self, size: u64) -> Result<(), OpenError> {
+        if let Some(dir) = self.path.parent().filter(|dir| !dir.as_os_str().is_empty())
+            && let Ok(found) = rustix::fs::stat(dir)
+        {
+            self.check_way(dir, &found)?;
+        }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let fd = match rustix::fs::open(self.path, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => fd,

@@ -42,6 +42,49 @@ fn only_files_and_block_devices_are_opened() {
 }
 
 #[test]
+fn links_of_users_lead_to_their_own_files_only() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let at = |name: &str| folder.path().join(name);
+    let owned = |name: &str, user| {
+        std::os::unix::fs::lchown(at(name), Some(user), Some(user)).expect("root may");
+    };
+    std::fs::create_dir_all(at("dir/below")).expect("folder");
+    std::fs::write(at("dir/file"), [0; 4096]).expect("file");
+    symlink("../file", at("dir/below/up")).expect("link");
+    symlink(at("dir"), at("way")).expect("link");
+    for (file, link, user, expected) in [
+        (0, "dir/below/up", 0, Ok(4096)),
+        (0, "dir/below/up", 1234, Err(OpenErrorKind::Denied)),
+        (1234, "dir/below/up", 1234, Ok(4096)),
+        (1235, "dir/below/up", 1234, Err(OpenErrorKind::Denied)),
+        (0, "way", 1234, Err(OpenErrorKind::Denied)),
+        (1234, "way", 0, Ok(4096)),
+    ] {
+        owned("dir/file", file);
+        ["dir/below/up", "way"]
+            .iter()
+            .for_each(|name| owned(name, if *name == link { user } else { 0 }));
+        let path = if link == "way" { at("way/file") } else { at("way/below/../below/up") };
+        let found = kind(&path, Access::Exclusive, None);
+        assert_eq!(found, expected, "a file of {file} by the link {link} of {user}");
+    }
+    owned("way", 1234);
+    assert_eq!(kind(&at("way/new"), Access::Exclusive, Some(4096)), Err(OpenErrorKind::Denied));
+    assert!(!at("dir/new").exists());
+    let other = std::fs::File::open(at("dir")).expect("there");
+    let other = rustix::fs::fstat(&other).expect("open");
+    assert_eq!(links::way(&at("dir/file"), &other), Ok(links::Way::Elsewhere));
+    // A link of the kernel to an open file, whose text is no path.
+    let file = std::fs::File::open(at("dir/file")).expect("there");
+    std::fs::remove_file(at("dir/file")).expect("ours");
+    let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    assert_eq!(kind(Path::new(&link), Access::Shared, None), Ok(4096));
+}
+
+#[test]
 fn files_are_created_once_and_their_size_is_checked() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("new");
