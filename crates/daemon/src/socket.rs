@@ -3,14 +3,15 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind as Io};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_export::unix_socket::{ListenError, UnixSocket};
+use forebay_export::unix_socket::{ListenError, UnixSocket, knock};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::afterlife::outlasting;
 use super::hand_over::LeftSocket;
@@ -40,9 +41,9 @@ pub(crate) fn lock_file(path: &Path, in_use: &str) -> Result<File, ApiError> {
         .map_err(|error| io_error("cannot open", path, &error))?;
     // A process that the owner was starting when it died has its descriptors for a moment.
     let lock = || flock(&file, FlockOperation::NonBlockingLockExclusive);
-    match outlasting(lock, |errno| *errno == rustix::io::Errno::WOULDBLOCK) {
+    match outlasting(lock, |errno| *errno == Errno::WOULDBLOCK) {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ApiError::new(ErrorKind::Refused, in_use)),
+        Err(Errno::WOULDBLOCK) => Err(ApiError::new(ErrorKind::Refused, in_use)),
         Err(errno) => Err(io_error("cannot lock", path, &errno.into())),
     }
 }
@@ -87,15 +88,13 @@ impl ClaimedSocket {
     pub(crate) fn claim(field: &str, path: &Path, mode: u32) -> Result<Self, ApiError> {
         Self::probe(field, path)?;
         let lock = lock_file(&lock_path(path), &in_use(field, path).message)?;
-        let socket = UnixSocket::bind(path).map_err(|error| match error {
+        let socket = UnixSocket::bind_with(path, Some(mode)).map_err(|error| match error {
             ListenError::InUse(_) => in_use(field, path),
             ListenError::System { cause, .. } => {
                 io_error("cannot listen at", path, &cause).about(field)
             }
             error => ApiError::new(ErrorKind::Refused, format!("{field}: {error}")).about(field),
         })?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))
-            .map_err(|error| io_error("cannot set the permissions of", path, &error))?;
         Ok(ClaimedSocket { socket, lock: Mutex::new(Arc::new(lock.into())) })
     }
 
@@ -170,24 +169,25 @@ fn in_use(field: &str, path: &Path) -> ApiError {
     ApiError::new(ErrorKind::Refused, message).about(field)
 }
 
-/// Whether a process accepts connections at `path`.
+/// Whether a process accepts connections at `path`. Does not wait for one that does not.
 fn answers(path: &Path) -> Result<bool, ApiError> {
-    match UnixStream::connect(path) {
-        Ok(_) => Ok(true),
-        Err(error) if matches!(error.kind(), Io::ConnectionRefused | Io::NotFound) => Ok(false),
+    match knock(path) {
+        Ok(()) => Ok(true),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(false),
         // A full backlog, or a socket of another type: a process is there.
-        Err(error)
-            if error.kind() == Io::WouldBlock
-                || error.raw_os_error() == Some(rustix::io::Errno::PROTOTYPE.raw_os_error()) =>
-        {
-            Ok(true)
+        Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(true),
+        Err(errno) => {
+            let error = errno.into();
+            Err(io_error("cannot find out whether a process listens at", path, &error))
         }
-        Err(error) => Err(io_error("cannot find out whether a process listens at", path, &error)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
     use forebay_testkit::TempDir;
 
@@ -228,6 +228,21 @@ mod tests {
         }
         assert_eq!(fs::read(at("file")).expect("readable"), b"data");
         assert!(!at("file.lock").exists() && !at("foreign.lock").exists());
+    }
+
+    #[test]
+    fn a_process_that_accepts_nobody_is_not_waited_for() {
+        let dir = TempDir::new("socket-full");
+        let path = dir.path().join("s");
+        let address = rustix::net::SocketAddrUnix::new(&path).expect("short");
+        let stream = rustix::net::SocketType::STREAM;
+        let family = rustix::net::AddressFamily::UNIX;
+        let deaf = rustix::net::socket(family, stream, None).expect("descriptors");
+        rustix::net::bind(&deaf, &address).expect("free");
+        rustix::net::listen(&deaf, 0).expect("bound");
+        let waiting = UnixStream::connect(&path).expect("there is room for one");
+        assert_eq!(claim(&path).map(drop), Err(ErrorKind::Refused));
+        drop(waiting);
     }
 
     #[test]

@@ -6,18 +6,21 @@
 
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags, fchmod, open};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, listen, shutdown,
     socket_with,
 };
+
+/// Clients that wait to be accepted, at most.
+const BACKLOG: i32 = 4096;
 
 /// Longest path of a unix socket, in bytes.
 pub const PATH_MAX: usize = 107;
@@ -97,14 +100,25 @@ impl Permissions {
         Permissions { mode: found.mode() & 0o7777, owner: found.uid(), group: found.gid() }
     }
 
-    /// Gives a new file these. The mode comes last: it does not apply to another owner meanwhile.
-    fn give(self, path: &Path) -> io::Result<()> {
-        let now = Permissions::of(&fs::symlink_metadata(path)?);
-        if (now.owner, now.group) != (self.owner, self.group) {
-            std::os::unix::fs::lchown(path, Some(self.owner), Some(self.group))?;
+    /// Gives a new file these. The mode comes last: it does not apply to another owner meanwhile. The path is followed once,
+    /// and through no link: the owner of its directory may have put another file there. `made`: what has to be there.
+    fn give(self, path: &Path, made: Option<Identity>) -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = open(path, flags, Mode::empty())?;
+        let now = fs::metadata(itself(&file))?;
+        if made.is_some_and(|made| made != (now.dev(), now.ino())) {
+            return Err(io::ErrorKind::NotFound.into());
         }
-        fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
+        if (now.uid(), now.gid()) != (self.owner, self.group) {
+            chown(itself(&file), Some(self.owner), Some(self.group))?;
+        }
+        fs::set_permissions(itself(&file), fs::Permissions::from_mode(self.mode))
     }
+}
+
+/// Returns a path that leads to an opened file, wherever that is now.
+fn itself(file: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 impl UnixSocket {
@@ -113,7 +127,16 @@ impl UnixSocket {
     /// # Errors
     /// See [`ListenError`]; nothing has changed then.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
-        let (fd, made) = bind(path)?;
+        UnixSocket::bind_with(path, None)
+    }
+
+    /// As [`UnixSocket::bind`], with a mode like `0o600`, which is that of the path from the beginning. The mask of the
+    /// process applies.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_with(path: &Path, mode: Option<u32>) -> Result<Self, ListenError> {
+        let (fd, made) = bind(path, mode)?;
         Ok(UnixSocket::of(path, fd, made))
     }
 
@@ -201,13 +224,13 @@ impl UnixSocket {
             && !dir.exists()
         {
             fs::DirBuilder::new().mode(0o700).create(dir).map_err(system)?;
-            permissions.give(dir).map_err(system)?;
+            permissions.give(dir, None).map_err(system)?;
         }
         before()?;
-        let (fd, made) = bind(&self.path)?;
+        let (fd, made) = bind(&self.path, None)?;
         let made = made.ok_or_else(|| system(io::ErrorKind::NotFound.into()))?;
         if let Some(permissions) = look.socket
-            && let Err(error) = permissions.give(&self.path)
+            && let Err(error) = permissions.give(&self.path, Some(made))
         {
             let _ = fs::remove_file(&self.path);
             return Err(system(error));
@@ -251,7 +274,7 @@ fn identity(found: &Metadata) -> Identity {
     (found.dev(), found.ino())
 }
 
-fn bind(path: &Path) -> Result<(Arc<OwnedFd>, Option<Identity>), ListenError> {
+fn bind(path: &Path, mode: Option<u32>) -> Result<(Arc<OwnedFd>, Option<Identity>), ListenError> {
     if path.as_os_str().len() > PATH_MAX {
         return Err(ListenError::PathTooLong(path.into()));
     }
@@ -277,13 +300,28 @@ fn bind(path: &Path) -> Result<(Arc<OwnedFd>, Option<Identity>), ListenError> {
             }
         }
     }
-    let listener = UnixListener::bind(path).map_err(system)?;
+    let fd = listen_at(path, mode).map_err(|errno| system(errno.into()))?;
     let made = fs::symlink_metadata(path).ok().as_ref().map(identity);
-    Ok((Arc::new(listener.into()), made))
+    Ok((Arc::new(fd), made))
 }
 
-/// Connects without waiting.
-fn knock(path: &Path) -> Result<(), Errno> {
+fn listen_at(path: &Path, mode: Option<u32>) -> Result<OwnedFd, Errno> {
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    if let Some(mode) = mode {
+        // The path gets it from the socket. A change by path afterwards could meet another file.
+        fchmod(&fd, Mode::from_raw_mode(mode))?;
+    }
+    rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+    listen(&fd, BACKLOG)?;
+    Ok(fd)
+}
+
+/// Connects without waiting, to find out whether a process listens at a path: [`Errno::AGAIN`] says that its queue is full,
+/// [`Errno::PROTOTYPE`] that the socket has another type.
+///
+/// # Errors
+/// That of the system; [`Errno::CONNREFUSED`] if no process does.
+pub fn knock(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)
@@ -291,7 +329,7 @@ fn knock(path: &Path) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
@@ -321,6 +359,27 @@ mod tests {
         UnixListener::from(former.try_clone().expect("descriptors")).accept().expect_err("closed");
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn permissions_are_those_of_the_socket_alone() {
+        let dir = tempfile::tempdir().expect("directory");
+        let at = |name: &str| dir.path().join(name);
+        let mode = |name: &str| fs::metadata(at(name)).expect("there").mode() & 0o777;
+        let socket = UnixSocket::bind_with(&at("s"), Some(0o600)).expect("free");
+        assert_eq!(mode("s"), 0o600);
+        fs::write(at("secret"), "").expect("writable");
+        fs::set_permissions(at("secret"), fs::Permissions::from_mode(0o400)).expect("ours");
+        std::os::unix::fs::symlink(at("secret"), at("link")).expect("writable");
+        let open =
+            Permissions { mode: 0o666, ..Permissions::of(&fs::metadata(at("s")).expect("there")) };
+        // The owner of the directory was faster.
+        for name in ["link", "secret"] {
+            open.give(&at(name), socket.identity()).expect_err("not the socket");
+        }
+        assert_eq!((mode("secret"), mode("s")), (0o400, 0o600));
+        open.give(&at("s"), socket.identity()).expect("ours");
+        assert_eq!(mode("s"), 0o666);
     }
 
     #[test]
