@@ -30,6 +30,7 @@ use clap::Parser;
 use forebay_daemon::planted::{self, PlantedBug};
 use forebay_threads::{Plan, Simulation};
 use parking_lot::Mutex;
+use tracing_subscriber::EnvFilter;
 
 use script::{Enumerated, Script};
 use world::{Notes, World};
@@ -74,7 +75,7 @@ struct Args {
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
 
-    /// Print every event (with --seed)
+    /// Print every event and the daemon's log, as they come (with --seed)
     #[arg(long, requires = "seed")]
     trace: bool,
 }
@@ -112,8 +113,16 @@ fn main() -> ExitCode {
         planted::plant(Some(*bug));
     }
     if let Some(seed) = args.seed {
+        if args.trace {
+            // Events have the virtual time themselves; RUST_LOG says how much of the log is shown.
+            tracing_subscriber::fmt()
+                .with_env_filter(EnvFilter::from_default_env())
+                .without_time()
+                .with_ansi(false)
+                .init();
+        }
         let ran = run(args.all, seed);
-        for event in ran.notes.events.iter().filter(|_| args.trace || !ran.notes.wrong.is_empty()) {
+        for event in ran.notes.events.iter().filter(|_| !args.trace) {
             println!("{event}");
         }
         ran.notes.wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));

@@ -131,6 +131,7 @@ impl Media {
             return None;
         }
         state.claims += 1;
+        tracing::debug!(disk = self.name, process = state.process, "claimed");
         Some(Arc::new(Claim(self.clone(), state.process)))
     }
 
@@ -295,6 +296,7 @@ impl Drop for Claim {
         let mut state = self.0.state();
         // The claims of a killed process ended with it.
         if state.process == self.1 {
+            tracing::debug!(disk = self.0.name, "given back");
             state.claims -= 1;
         }
     }

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::clients::{Clients, Failed, clients};
 use crate::command::{CACHES, Command, Issued, Report, VOLUMES, Verb};
-use crate::media::Health;
+use crate::media::{Health, Media};
 use crate::model::{BLOCKS, Model, ORIGINS, origin_of};
 use crate::script::{Change, DISKS, End, Life, Script};
 use crate::shelf::{REMOTE, Shelf};
@@ -31,6 +31,9 @@ const BLOCK: u64 = 4096;
 const STEP: u64 = 3 << 20;
 /// How long operations may go on with healthy devices.
 const ENDING: Duration = Duration::from_secs(600);
+
+/// How long a cache may take to close once all devices are healthy.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// Violations and events of a world.
 #[derive(Clone, Debug, Default)]
@@ -258,7 +261,8 @@ impl World {
         self.model.lock().apply(issued, self.script.fails());
     }
 
-    /// When the daemon is idle, the devices of served volumes are claimed and no others.
+    /// When the daemon is idle, the devices of served volumes are claimed and no others. A cache that waited for the
+    /// origin of a stopped volume closes a moment after that has answered.
     fn check_claims(&self, list: &Value) {
         let mut wanted = Vec::new();
         for volume in list["volumes"].as_array().into_iter().flatten() {
@@ -266,12 +270,17 @@ impl World {
                 wanted.extend([volume["origin"]["path"].clone(), volume["cache"]["path"].clone()]);
             }
         }
+        let should = |media: &Media| wanted.contains(&Value::from(media.name.as_str()));
+        let begun = Instant::now();
+        while self.shelf.all().iter().any(|media| media.is_claimed() != should(media))
+            && begun.elapsed() < CLOSING
+        {
+            sleep(Duration::from_millis(50));
+        }
         for media in self.shelf.all() {
-            let (is, should) =
-                (media.is_claimed(), wanted.contains(&Value::from(media.name.as_str())));
-            if is != should {
-                let name = &media.name;
-                self.wrong(format!("{name} is claimed: {is}, and should be: {should}"));
+            let is = media.is_claimed();
+            if is != should(&media) {
+                self.wrong(format!("{} is claimed: {is}, and should not be so", media.name));
             }
         }
     }
@@ -374,12 +383,11 @@ impl World {
         self.rest(&mut running);
         for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
             let known = self.model.lock().volumes[volume].clone();
-            let Some(Some(found)) = known.first().cloned() else { continue };
-            if !found.started {
-                let start = Command { verb: Verb::Start { force: false }, volume, cancel: None };
-                if let Report::Failed(kind, message) = self.give(&running, start) {
-                    self.wrong(format!("{name} cannot be started in the end: {kind:?} {message}"));
-                }
+            if !matches!(known.first(), Some(Some(_))) {
+                continue;
+            }
+            if !self.is_served(&running, volume) {
+                continue;
             }
             self.read_all(&running, volume);
             let flush = Command { verb: Verb::Flush, volume, cancel: None };
@@ -390,6 +398,35 @@ impl World {
         }
         self.rest(&mut running);
         self.stop(running);
+    }
+
+    /// Whether a volume is served in the end. Where a cache device failed, its dirty blocks may be lost, which the
+    /// operator has to accept: the origin's older data is right then.
+    fn is_served(&self, running: &Running, volume: usize) -> bool {
+        let name = VOLUMES[volume].0;
+        let state = || {
+            let path = format!("/v1/reports/{name}");
+            running.daemon.ask("GET", &path, &Value::Null).body["state"].clone()
+        };
+        let is_served = |state: &Value| *state != "stopped" && *state != "failed";
+        if is_served(&state()) {
+            return true;
+        }
+        let start = |force| {
+            let start = Command { verb: Verb::Start { force }, volume, cancel: None };
+            self.give(running, start)
+        };
+        let mut started = start(false);
+        if matches!(started, Report::Failed(ErrorKind::DataAtRisk, _)) && self.script.fails() {
+            self.model.lock().discard(volume, true);
+            started = start(true);
+            self.model.lock().discard(volume, false);
+        }
+        if started != Report::Done || !is_served(&state()) {
+            self.wrong(format!("{name} is {} in the end, and its start: {started:?}", state()));
+            return false;
+        }
+        true
     }
 
     fn read_all(&self, running: &Running, volume: usize) {
@@ -428,7 +465,9 @@ fn value_of(data: &[u8]) -> u64 {
 
 fn note(notes: &Mutex<Notes>, what: impl std::fmt::Display) {
     let now = Simulation::current().map_or(0, |it| it.clock().now().0 / 1_000_000);
-    notes.lock().events.push(format!("{now:>8} ms  {what}"));
+    let event = format!("{now:>8} ms  {what}");
+    tracing::info!("{event}");
+    notes.lock().events.push(event);
 }
 
 /// Ends the consent of a command that has ended later than its operator was told.
@@ -491,9 +530,8 @@ fn check_let_go(
     let media = shelf.named(origin).expect("added");
     let begun = Instant::now();
     while media.is_claimed() {
-        let others = issued.lock();
         let is_other = |it: &Issued| origin_of(it.command.volume) == origin_of(command.volume);
-        let others = others.iter().enumerate().any(|(at, it)| {
+        let others = issued.lock().iter().enumerate().any(|(at, it)| {
             at != place && is_other(it) && (at > place || it.report == Report::Unknown)
         });
         let report = daemon.ask("GET", &format!("/v1/reports/{name}"), &Value::Null).body;
