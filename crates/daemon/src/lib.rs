@@ -40,6 +40,7 @@ pub mod curve;
 pub mod devices;
 pub mod embedded;
 mod events;
+pub mod faults;
 mod front_ends;
 #[expect(
     clippy::disallowed_methods,

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::faults;
+
 /// Why a file was not replaced durably.
 #[derive(Debug)]
 pub(crate) enum ReplaceError {
@@ -53,36 +55,14 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
 }
 
 fn sync(dir: &Path) -> io::Result<()> {
-    #[cfg(test)]
-    if failing::has(dir) {
-        return Err(io::Error::other("told to fail"));
-    }
+    faults::check(dir, faults::Step::Sync)?;
     File::open(dir)?.sync_all()
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |dir| faults::check(dir, faults::Step::Write))?;
     let mut file =
         OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
-}
-
-/// Directories whose syncs fail, in tests.
-#[cfg(test)]
-pub(crate) mod failing {
-    use std::path::{Path, PathBuf};
-    use std::sync::Mutex;
-
-    static FAILING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-    /// Has the syncs of a directory fail, or no longer.
-    pub(crate) fn set(dir: &Path, fails: bool) {
-        let mut failing = FAILING.lock().expect("not poisoned");
-        failing.retain(|failing| failing != dir);
-        failing.extend(fails.then(|| dir.to_owned()));
-    }
-
-    pub(super) fn has(dir: &Path) -> bool {
-        FAILING.lock().expect("not poisoned").iter().any(|failing| failing == dir)
-    }
 }

@@ -493,7 +493,7 @@ mod tests {
     use forebay_admin::Settings;
 
     use super::*;
-    use crate::replace::failing;
+    use crate::faults::{self, Fault};
     use forebay_testkit::TempDir;
 
     fn entry(name: &str, started: bool) -> Remembered {
@@ -539,14 +539,14 @@ mod tests {
         let (name, work): (VolumeName, _) = ("a".parse().expect("valid"), Work::default());
         state.put(entry("a", true)).expect("writable");
         state.settle(&work).expect("durable");
-        failing::set(dir.path(), true);
+        faults::set(dir.path(), Some(Fault::NotSynced));
         state.edit(&name, &work, |entry| entry.started = false).expect("the new file is there");
         let told = state.settle(&work).expect_err("not durable");
         assert!(told.message.contains("a power cut may undo it"), "{told}");
         let stored = read(&dir.path().join("state.json")).expect("own file");
         assert_eq!(stored.volumes, state.volumes(), "memory and disk are the same");
         assert!(!state.volume(&name).expect("there").started);
-        failing::set(dir.path(), false);
+        faults::set(dir.path(), None);
         state.settle(&work).expect("written again");
     }
 

@@ -16,8 +16,11 @@ const LOOK: Duration = Duration::from_millis(40);
 pub(crate) const VOLUMES: [(&str, &str); 5] =
     [("a", "o1"), ("b", "o2"), ("y", "o1"), ("r", REMOTE), ("s", REMOTE)];
 
-/// The cache devices. The last one holds the content of another system.
-pub(crate) const CACHES: [&str; 3] = ["c1", "c2", "foreign"];
+/// The cache devices. "foreign" holds the content of another system; [`MOVED`] is the first one under another name.
+pub(crate) const CACHES: [&str; 4] = ["c1", "c2", "foreign", "moved"];
+
+/// Index in [`CACHES`] of the other name of the first one.
+pub(crate) const MOVED: usize = 3;
 
 /// A verb with its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,22 @@ pub(crate) enum Report {
     UnderWay,
     /// The daemon has ended.
     Unknown,
+}
+
+/// Prefixes of the errors of commands that failed and yet have taken effect: a stop that lost something, and a change that
+/// may not be durable.
+const IN_EFFECT: [&str; 2] =
+    ["it is stopped, but not in order", "it is in force, but a power cut may undo it"];
+
+impl Report {
+    /// Whether the operator was told that the command has taken effect.
+    pub(crate) fn took_effect(&self) -> bool {
+        match self {
+            Report::Done => true,
+            Report::Failed(_, why) => IN_EFFECT.iter().any(|prefix| why.starts_with(prefix)),
+            Report::UnderWay | Report::Unknown => false,
+        }
+    }
 }
 
 /// A command with its report.

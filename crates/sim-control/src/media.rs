@@ -1,6 +1,7 @@
 //! Simulated disks: their content, which outlives daemons, their health, and their claims.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,12 @@ pub(crate) enum Health {
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     Read,
-    Write(u64, Vec<u8>),
+    /// Bytes at an offset; durable when it ends, or after the next sync.
+    Write {
+        offset: u64,
+        bytes: Vec<u8>,
+        durable: bool,
+    },
     Zero(u64, u64),
     Sync,
 }
@@ -46,12 +52,15 @@ impl Action {
         match op {
             DeviceOp::Read { offset, buf } => (Action::Read, offset, Some(buf)),
             DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
-                (Action::Write(offset, buf.to_vec()), offset, Some(buf))
+                (Action::write(offset, buf.to_vec()), offset, Some(buf))
             }
-            DeviceOp::Write { offset, data: IoData::Log(log, range) }
-            | DeviceOp::DurableWrite { offset, log, range } => {
+            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
                 let bytes = log.get(range).unwrap_or_default().to_vec();
-                (Action::Write(offset, bytes), offset, None)
+                (Action::write(offset, bytes), offset, None)
+            }
+            DeviceOp::DurableWrite { offset, log, range } => {
+                let bytes = log.get(range).unwrap_or_default().to_vec();
+                (Action::Write { offset, bytes, durable: true }, offset, None)
             }
             DeviceOp::Sync => (Action::Sync, 0, None),
             DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
@@ -60,8 +69,12 @@ impl Action {
         }
     }
 
+    fn write(offset: u64, bytes: Vec<u8>) -> Self {
+        Action::Write { offset, bytes, durable: false }
+    }
+
     fn changes(&self) -> bool {
-        matches!(self, Action::Write(..) | Action::Zero(..))
+        matches!(self, Action::Write { .. } | Action::Zero(..))
     }
 }
 
@@ -69,6 +82,8 @@ impl Action {
 struct State {
     size: u64,
     pages: BTreeMap<u64, Page>,
+    /// What a power cut may bring back: pages as they were when they were last durable; `None`: of zeroes.
+    before: BTreeMap<u64, Option<Page>>,
     health: Health,
     /// Whether the content belongs to something else, which only a command with consent may overwrite.
     guarded: bool,
@@ -152,6 +167,7 @@ impl Media {
         for page in 0..64 {
             state.pages.insert(page, vec![byte; PAGE as usize].into());
         }
+        state.before.clear();
         state.guarded = true;
         state.version += 1;
         // A command that has just been given has not looked at the disk yet: its consent is to what it finds.
@@ -213,9 +229,19 @@ impl Media {
             state.guarded = false;
         }
         match action {
-            Action::Write(offset, bytes) => state.write(*offset, bytes),
-            Action::Zero(offset, len) => state.write(*offset, &vec![0; *len as usize]),
-            Action::Read | Action::Sync => {}
+            Action::Write { offset, bytes, durable } => {
+                let pages = state.remember(*offset, bytes.len() as u64);
+                state.write(*offset, bytes);
+                if *durable {
+                    state.before.retain(|page, _| !pages.contains(page));
+                }
+            }
+            Action::Zero(offset, len) => {
+                state.remember(*offset, *len);
+                state.write(*offset, &vec![0; *len as usize]);
+            }
+            Action::Sync => state.before.clear(),
+            Action::Read => {}
         }
     }
 
@@ -229,12 +255,22 @@ impl Media {
         }
     }
 
-    /// The process has been killed: what has not reached the disk may reach it or not.
-    pub(crate) fn crash(&self, rng: &mut fastrand::Rng) {
+    /// The process has been killed: what has not reached the disk may reach it or not. `power_cut`: so may what is not
+    /// durable on it.
+    pub(crate) fn crash(&self, rng: &mut fastrand::Rng, power_cut: bool) {
         let mut state = self.state();
         for action in std::mem::take(&mut state.late) {
             if rng.bool() {
                 self.apply(&mut state, &action);
+            }
+        }
+        let volatile = if power_cut { std::mem::take(&mut state.before) } else { BTreeMap::new() };
+        for (page, before) in volatile {
+            if rng.bool() {
+                match before {
+                    Some(bytes) => state.pages.insert(page, bytes),
+                    None => state.pages.remove(&page),
+                };
             }
         }
         state.process += 1;
@@ -267,6 +303,17 @@ impl State {
             }
             done += len;
         }
+    }
+
+    /// Keeps the pages of a range as they are durable. Returns the numbers of those that lie in it whole.
+    fn remember(&mut self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset + len;
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            if !self.before.contains_key(&page) {
+                self.before.insert(page, self.pages.get(&page).cloned());
+            }
+        }
+        offset.div_ceil(PAGE)..end / PAGE
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {

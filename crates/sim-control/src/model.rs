@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::command::{CACHES, Issued, Report, VOLUMES, Verb};
+use crate::command::{CACHES, Issued, MOVED, Report, VOLUMES, Verb};
 use crate::shelf::{REMOTE, Shelf};
 
 /// What a volume may be like, as its operators know it.
@@ -16,9 +16,6 @@ pub(crate) struct Volume {
     /// Index in [`CACHES`].
     pub(crate) cache: usize,
 }
-
-/// Prefix of the error of a stop that failed and yet left the volume stopped.
-const NOT_IN_ORDER: &str = "it is stopped, but not in order";
 
 /// The default of `dirty_high`.
 const DIRTY_HIGH: u64 = 50;
@@ -88,11 +85,10 @@ impl Model {
         // A stop or start that failed because of an I/O error may have happened.
         let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. });
         let (happens, does_not) = match &issued.report {
-            Report::Done => (true, false),
             Report::Failed(..) if issued.id.is_none() => (false, true),
-            Report::Failed(_, why) if why.starts_with(NOT_IN_ORDER) => (true, false),
+            report if report.took_effect() => (true, false),
             Report::Failed(..) => (open, true),
-            Report::UnderWay | Report::Unknown => (true, true),
+            Report::Done | Report::UnderWay | Report::Unknown => (true, true),
         };
         let before = std::mem::take(&mut self.volumes[volume]);
         for state in before {
@@ -126,6 +122,13 @@ impl Model {
                     .push(format!("volume {name} is {found:?}, and should be one of {possible:?}"));
             }
             self.volumes[index] = BTreeSet::from([found]);
+        }
+        let has = |cache| {
+            let mut caches = self.volumes.iter().flatten().flatten().map(|volume| volume.cache);
+            caches.any(|other| other == cache)
+        };
+        if has(0) && has(MOVED) {
+            wrong.push("two caches are on one device, under its two names".to_owned());
         }
         for origin in ORIGINS {
             let users =

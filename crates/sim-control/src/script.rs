@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::command::{Command, VOLUMES, Verb};
+use forebay_daemon::faults::Fault;
+
+use crate::command::{CACHES, Command, MOVED, VOLUMES, Verb};
 use crate::media::Health;
 use crate::shelf::REMOTE;
 
@@ -15,6 +17,8 @@ pub(crate) enum End {
     Stop(Duration),
     /// It is killed.
     Kill(Duration),
+    /// The power fails.
+    PowerCut(Duration),
     /// Another program goes on, once all commands have ended.
     HandOver,
 }
@@ -35,6 +39,8 @@ pub(crate) enum Change {
     Health(Health),
     /// Another system takes it for itself, if nothing has claimed it.
     Taken,
+    /// The state directory has a fault, or none any more.
+    State(Option<Fault>),
 }
 
 /// The disks of a world.
@@ -46,6 +52,8 @@ pub(crate) struct Life {
     /// The commands of operators, each of whom gives one after the other, with pauses before them.
     pub(crate) operators: Vec<Vec<(Duration, Command)>>,
     pub(crate) trouble: Vec<Trouble>,
+    /// Whether the first cache device has another name during this life.
+    pub(crate) renamed: bool,
     pub(crate) end: End,
 }
 
@@ -68,7 +76,7 @@ fn millis(rng: &mut fastrand::Rng, most: u64) -> Duration {
 }
 
 fn random_command(rng: &mut fastrand::Rng) -> Command {
-    let verb = match rng.u32(0..14) {
+    let verb = match rng.u32(0..15) {
         0..=2 => Verb::Create { cache: rng.usize(0..2), force: rng.u32(0..4) == 0 },
         3 => Verb::Create { cache: 2, force: rng.bool() },
         4 | 5 => Verb::Start { force: rng.u32(0..3) == 0 },
@@ -78,6 +86,7 @@ fn random_command(rng: &mut fastrand::Rng) -> Command {
         10 => Verb::Flush,
         11 => Verb::Drop,
         12 => Verb::Delete { discard: false },
+        13 => Verb::Create { cache: MOVED, force: rng.bool() },
         _ => Verb::Delete { discard: true },
     };
     let cancel = (rng.u32(0..4) == 0).then(|| millis(rng, 4000));
@@ -109,13 +118,25 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool) -> Life {
         let place = rng.usize(0..=trouble.len());
         trouble.insert(place, Trouble { after, disk, change: Change::Taken });
     }
-    let end = match rng.u32(0..6) {
+    if rng.u32(0..6) == 0 {
+        let fault = [Fault::Hangs, Fault::Full, Fault::NotSynced][rng.usize(0..3)];
+        let place = rng.usize(0..=trouble.len());
+        let most = if rng.bool() { 3000 } else { 60_000 };
+        let state = |after, fault| Trouble { after, disk: 0, change: Change::State(fault) };
+        trouble.insert(place, state(millis(rng, most), None));
+        trouble.insert(place, state(millis(rng, 3000), Some(fault)));
+    }
+    let renamed = rng.u32(0..6) == 0;
+    let end = match rng.u32(0..7) {
+        // It has to be known afterwards which volumes use the other name.
+        _ if renamed => End::Rest,
         0 | 1 => End::Rest,
         2 => End::HandOver,
         3 => End::Stop(millis(rng, 8000)),
+        4 => End::PowerCut(millis(rng, 8000)),
         _ => End::Kill(millis(rng, 8000)),
     };
-    Life { operators, trouble, end }
+    Life { operators, trouble, renamed, end }
 }
 
 /// What comes in the way of the commands of an enumerated script.
@@ -249,7 +270,7 @@ impl Script {
             (_, Obstacle::HandOver) => End::HandOver,
             _ => End::Rest,
         };
-        let lives = vec![Life { operators, trouble, end }];
+        let lives = vec![Life { operators, trouble, renamed: false, end }];
         Script { seed: number, before, lives, clients: true }
     }
 
@@ -271,6 +292,14 @@ impl Script {
         }
         let lives = (0..rng.usize(1..=3)).map(|_| random_life(rng, failing)).collect();
         Script { seed, before, lives, clients: rng.u32(0..4) > 0 }
+    }
+
+    /// Whether a cache device fails or hangs.
+    pub(crate) fn troubles_caches(&self) -> bool {
+        let mut all = self.lives.iter().flat_map(|life| &life.trouble);
+        all.any(|trouble| {
+            CACHES.contains(&DISKS[trouble.disk]) && matches!(trouble.change, Change::Health(_))
+        })
     }
 
     /// Whether a disk fails, and does not only hang.

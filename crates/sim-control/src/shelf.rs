@@ -58,12 +58,26 @@ impl Shelf {
         self.dir.join(name).display().to_string()
     }
 
-    /// Returns the disk of this name, if its file is there.
+    /// Returns the disk that was added with this name.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Media>> {
         if name == REMOTE {
             return Some(self.remote.clone());
         }
-        self.of(&self.dir.join(name), None).ok()
+        let path = self.path(name);
+        self.all().into_iter().find(|media| media.name == path)
+    }
+
+    /// Gives a disk another name.
+    ///
+    /// # Panics
+    /// The file that stands for it cannot be renamed.
+    pub(crate) fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.dir.join(from), self.dir.join(to)).expect("a writable directory");
+    }
+
+    /// Returns the disk that a path leads to.
+    pub(crate) fn at(&self, path: &str) -> Option<Arc<Media>> {
+        self.of(Path::new(path), None).ok()
     }
 
     /// Returns all disks of this machine.

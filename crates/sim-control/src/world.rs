@@ -9,15 +9,16 @@ use forebay_admin::operation::OperationList;
 use forebay_admin::{ErrorKind, OperationState};
 use forebay_core::{Op, Survives};
 use forebay_daemon::embedded::{Embedded, Environment};
+use forebay_daemon::faults;
 use forebay_engine::FrontEnd;
 use forebay_threads::{Instant, JoinHandle, Simulation, sleep, spawn};
 use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::clients::{Clients, Failed, clients};
-use crate::command::{CACHES, Command, Issued, Report, VOLUMES, Verb};
+use crate::command::{CACHES, Command, Issued, MOVED, Report, VOLUMES, Verb};
 use crate::media::{Health, Media};
-use crate::model::{BLOCKS, Model, ORIGINS, origin_of};
+use crate::model::{BLOCKS, Model, ORIGINS, Volume, origin_of};
 use crate::script::{Change, DISKS, End, Life, Script};
 use crate::shelf::{REMOTE, Shelf};
 
@@ -53,6 +54,18 @@ pub(crate) struct World {
     script: Script,
     rng: fastrand::Rng,
     hand_overs: u64,
+    /// Whether the first cache device has its other name.
+    renamed: bool,
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// It has ended in order, or handed over.
+    Orderly,
+    Killed,
+    /// With the machine.
+    Power,
 }
 
 /// A daemon with those who use it.
@@ -78,7 +91,7 @@ impl World {
         shelf.named("foreign").expect("added").make_foreign(0xa7);
         let rng = fastrand::Rng::with_seed(script.seed ^ 0x5eed);
         let model = Arc::new(Mutex::new(Model::new()));
-        World { dir, shelf, model, notes, script, rng, hand_overs: 0 }
+        World { dir, shelf, model, notes, script, rng, hand_overs: 0, renamed: false }
     }
 
     fn wrong(&self, what: impl Into<String>) {
@@ -94,6 +107,7 @@ impl World {
         let script = self.script.clone();
         let mut lock = None;
         for (number, life) in script.lives.iter().enumerate() {
+            self.name_disks(life.renamed);
             let Some(running) = self.begin(lock.take()) else { return };
             if number == 0 {
                 for command in &script.before {
@@ -110,10 +124,12 @@ impl World {
     }
 
     fn begin(&mut self, lock: Option<std::os::fd::OwnedFd>) -> Option<Running> {
+        // A daemon does not start while its state directory does not answer.
+        faults::set(&self.state_dir(), None);
         let clients = clients();
         let front_end: Arc<dyn FrontEnd> = clients.clone();
         let opened = Embedded::open(Environment {
-            state_dir: self.dir.join("state"),
+            state_dir: self.state_dir(),
             state_lock: lock,
             hand_overs: self.hand_overs,
             front_ends: vec![front_end],
@@ -161,6 +177,7 @@ impl World {
         }
         let (shelf, notes, trouble) =
             (self.shelf.clone(), self.notes.clone(), life.trouble.clone());
+        let state_dir = self.state_dir();
         let ending = running.ending.clone();
         let troubled = spawn("trouble", move || {
             for change in trouble {
@@ -177,6 +194,10 @@ impl World {
                             note(&notes, format_args!("{name}: taken by another system"));
                         }
                         Change::Taken => {}
+                        Change::State(fault) => {
+                            note(&notes, format_args!("state directory: {fault:?}"));
+                            faults::set(&state_dir, fault);
+                        }
                     }
                 }
             }
@@ -198,7 +219,29 @@ impl World {
         running
     }
 
+    fn state_dir(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    /// Gives the first cache device its other name, or its own again. A volume that was created on it under the other
+    /// name has no use for its own.
+    fn name_disks(&mut self, renamed: bool) {
+        let is = |volume: &Option<Volume>| volume.as_ref().is_some_and(|it| it.cache == MOVED);
+        let keeps = self.model.lock().volumes.iter().flatten().any(is);
+        if renamed && !self.renamed {
+            self.shelf.rename(CACHES[0], CACHES[MOVED]);
+            self.event("c1 is called moved");
+        } else if self.renamed && !renamed && !keeps {
+            self.shelf.rename(CACHES[MOVED], CACHES[0]);
+            self.event("c1 has its own name");
+        } else {
+            return;
+        }
+        self.renamed = renamed;
+    }
+
     fn heal(&self) {
+        faults::set(&self.state_dir(), None);
         let remote = self.shelf.named(REMOTE);
         self.shelf.all().iter().chain(&remote).for_each(|media| media.set_health(Health::Good));
     }
@@ -267,10 +310,11 @@ impl World {
         let mut wanted = Vec::new();
         for volume in list["volumes"].as_array().into_iter().flatten() {
             if volume["state"] != "stopped" && volume["state"] != "failed" {
-                wanted.extend([volume["origin"]["path"].clone(), volume["cache"]["path"].clone()]);
+                let paths = [&volume["origin"]["path"], &volume["cache"]["path"]];
+                wanted.extend(paths.iter().filter_map(|path| self.shelf.at(path.as_str()?)));
             }
         }
-        let should = |media: &Media| wanted.contains(&Value::from(media.name.as_str()));
+        let should = |media: &Arc<Media>| wanted.iter().any(|wanted| Arc::ptr_eq(wanted, media));
         let begun = Instant::now();
         while self.shelf.all().iter().any(|media| media.is_claimed() != should(media))
             && begun.elapsed() < CLOSING
@@ -309,7 +353,13 @@ impl World {
             }
             End::Kill(after) => {
                 sleep(after);
-                self.kill(running);
+                self.event("killed");
+                self.cut_off(running, Cut::Killed);
+            }
+            End::PowerCut(after) => {
+                sleep(after);
+                self.event("the power fails");
+                self.cut_off(running, Cut::Power);
             }
         }
         None
@@ -330,7 +380,7 @@ impl World {
             self.wrong(format!("{} is still in use after an orderly end", media.name));
         }
         // Threads that still run end with the process.
-        self.cut_off(running, clean);
+        self.cut_off(running, if clean { Cut::Orderly } else { Cut::Killed });
     }
 
     fn hand_over(&mut self, running: Running) -> Option<std::os::fd::OwnedFd> {
@@ -338,7 +388,7 @@ impl World {
             Ok((_, lock)) => {
                 self.event("handed over");
                 self.hand_overs += 1;
-                self.cut_off(running, true);
+                self.cut_off(running, Cut::Orderly);
                 Some(lock)
             }
             Err(error) => {
@@ -349,12 +399,7 @@ impl World {
         }
     }
 
-    fn kill(&mut self, running: Running) {
-        self.event("killed");
-        self.cut_off(running, false);
-    }
-
-    fn cut_off(&mut self, running: Running, clean: bool) {
+    fn cut_off(&mut self, running: Running, cut: Cut) {
         Simulation::current().expect("in a simulation").crash();
         let Running { daemon, clients, issued, operators, others, .. } = running;
         drop((operators, others, clients));
@@ -365,13 +410,13 @@ impl World {
         let issued = std::mem::take(&mut *issued.lock());
         let mut model = self.model.lock();
         model.apply(issued, self.script.fails());
-        if clean {
+        if cut == Cut::Orderly {
             model.settle();
         }
         model.crash();
         drop(model);
         for media in self.shelf.all() {
-            media.crash(&mut self.rng);
+            media.crash(&mut self.rng, cut == Cut::Power);
         }
         self.complaints();
     }
@@ -379,6 +424,7 @@ impl World {
     /// At the end: every volume starts, and reads and the origin return the acknowledged data.
     fn last(&mut self, lock: Option<std::os::fd::OwnedFd>) {
         self.heal();
+        self.name_disks(false);
         let Some(mut running) = self.begin(lock) else { return };
         self.rest(&mut running);
         for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
@@ -400,8 +446,8 @@ impl World {
         self.stop(running);
     }
 
-    /// Whether a volume is served in the end. Where a cache device failed, its dirty blocks may be lost, which the
-    /// operator has to accept: the origin's older data is right then.
+    /// Whether a volume is served in the end. Where a cache device failed or did not answer, its dirty blocks may be
+    /// lost, which the operator has to accept: the origin's older data is right then.
     fn is_served(&self, running: &Running, volume: usize) -> bool {
         let name = VOLUMES[volume].0;
         let state = || {
@@ -417,7 +463,9 @@ impl World {
             self.give(running, start)
         };
         let mut started = start(false);
-        if matches!(started, Report::Failed(ErrorKind::DataAtRisk, _)) && self.script.fails() {
+        if matches!(started, Report::Failed(ErrorKind::DataAtRisk, _))
+            && self.script.troubles_caches()
+        {
             self.model.lock().discard(volume, true);
             started = start(true);
             self.model.lock().discard(volume, false);
@@ -478,8 +526,9 @@ fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) {
     }
     match issued.command.verb {
         Verb::Create { cache, force: true } => {
-            let media = shelf.named(CACHES[cache]).expect("added");
-            media.end_consent(issued.report == Report::Done);
+            if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
+                media.end_consent(issued.report.took_effect());
+            }
         }
         Verb::Delete { discard: true } => model.lock().discard(issued.command.volume, false),
         _ => {}
@@ -501,7 +550,11 @@ fn give(
     };
     // Consent lasts until the operator is told that nothing has come of it.
     match command.verb {
-        Verb::Create { cache, force: true } => shelf.named(CACHES[cache]).expect("added").consent(),
+        Verb::Create { cache, force: true } => {
+            if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
+                media.consent();
+            }
+        }
         Verb::Delete { discard: true } => model.lock().discard(command.volume, true),
         _ => {}
     }

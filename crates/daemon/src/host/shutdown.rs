@@ -270,7 +270,7 @@ impl EngineHost {
 
     /// Closes all caches concurrently. Returns whether everything went in order. A cache with a volume that
     /// did not stop, whose origin something still waits for, or that an operation which was given up may yet
-    /// change, is left open: all acknowledged writes are durable on it, and the next start recovers it.
+    /// change, is left open: flushed writes are durable on it, and the next start recovers it.
     fn close_all(self: &Arc<Self>, ended: &mut Ended) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
@@ -344,7 +344,7 @@ impl EngineHost {
 
 fn left_behind(volume: &Definition) -> ApiError {
     ApiError::failed(format!(
-        "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is abandoned, and all acknowledged writes are on the cache device",
+        "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is abandoned: flushed writes are safe, later ones may be lost",
         volume.name,
         volume.origin,
         volume.cache,

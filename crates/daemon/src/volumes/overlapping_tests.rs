@@ -207,11 +207,11 @@ fn a_command_that_may_not_survive_a_power_cut_says_so() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     let dir = daemon.dir.path().join("state");
-    crate::replace::failing::set(&dir, true);
+    crate::faults::set(&dir, Some(crate::faults::Fault::NotSynced));
     let stop = daemon.end(daemon.volumes.stop(&name("a"), Stopping::default()));
     assert!(stop.expect_err("not durable").message.contains("a power cut may undo it"));
     assert_eq!(daemon.state("a"), VolumeState::Stopped, "memory, disk and clients agree");
-    crate::replace::failing::set(&dir, false);
+    crate::faults::set(&dir, None);
     let daemon = daemon.restart();
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
 }
