@@ -474,15 +474,16 @@ impl Volumes {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let cancelled = |_| ApiError::new(ErrorKind::Cancelled, "cancelled");
-        let effect = work.commit().map_err(cancelled);
+        let committed = work.commit().map(drop).map_err(cancelled);
         if !planted::has(PlantedBug::DeletedBeforeCommit) {
-            effect?;
+            committed.clone()?;
         }
         self.state.change(work, |volumes, known| {
             volumes.retain(|entry| entry.volume.name != volume.name);
             known.deleted.extend(volume.uuid);
             Ok(())
         })?;
+        committed?;
         self.waiting().remove(&volume.name);
         self.note_failure(&volume.name, None);
         self.tell_deleted(&volume.name, true);

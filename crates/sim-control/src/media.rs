@@ -131,6 +131,10 @@ impl Media {
     /// Changes the health. Operations that had hung and that nothing waits for any more take effect.
     pub(crate) fn set_health(&self, health: Health) {
         let mut state = self.state();
+        if state.health == Health::Hangs {
+            // Commands that were given meanwhile look at it only now.
+            state.consents.iter_mut().for_each(|(_, given)| *given = Instant::now());
+        }
         state.health = health;
         if health == Health::Good {
             for action in std::mem::take(&mut state.late) {

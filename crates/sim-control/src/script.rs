@@ -52,6 +52,8 @@ pub(crate) struct Life {
     /// The commands of operators, each of whom gives one after the other, with pauses before them.
     pub(crate) operators: Vec<Vec<(Duration, Command)>>,
     pub(crate) trouble: Vec<Trouble>,
+    /// Index in [`DISKS`] of one that hangs already when the daemon starts.
+    pub(crate) hung: Option<usize>,
     /// Whether the first cache device has another name during this life.
     pub(crate) renamed: bool,
     pub(crate) end: End,
@@ -75,7 +77,11 @@ fn millis(rng: &mut fastrand::Rng, most: u64) -> Duration {
     Duration::from_millis(rng.u64(0..most))
 }
 
-fn random_command(rng: &mut fastrand::Rng) -> Command {
+/// The volumes that the commands of most worlds are about: those of one origin, or a single one, whose commands get in
+/// each other's way more often.
+const RIVALS: [&[usize]; 4] = [&[0, 2], &[3, 4], &[0], &[3]];
+
+fn random_command(rng: &mut fastrand::Rng, volumes: &[usize]) -> Command {
     let verb = match rng.u32(0..15) {
         0..=2 => Verb::Create { cache: rng.usize(0..2), force: rng.u32(0..4) == 0 },
         3 => Verb::Create { cache: 2, force: rng.bool() },
@@ -90,13 +96,14 @@ fn random_command(rng: &mut fastrand::Rng) -> Command {
         _ => Verb::Delete { discard: true },
     };
     let cancel = (rng.u32(0..4) == 0).then(|| millis(rng, 4000));
-    Command { verb, volume: rng.usize(0..VOLUMES.len()), cancel }
+    Command { verb, volume: volumes[rng.usize(0..volumes.len())], cancel }
 }
 
-fn random_life(rng: &mut fastrand::Rng, failing: bool) -> Life {
+fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Life {
     let operators = (0..rng.usize(1..=3))
         .map(|_| {
-            let commands = (0..rng.usize(1..=4)).map(|_| (millis(rng, 2000), random_command(rng)));
+            let commands =
+                (0..rng.usize(1..=4)).map(|_| (millis(rng, 2000), random_command(rng, volumes)));
             commands.collect()
         })
         .collect();
@@ -126,6 +133,11 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool) -> Life {
         trouble.insert(place, state(millis(rng, most), None));
         trouble.insert(place, state(millis(rng, 3000), Some(fault)));
     }
+    let hung = (rng.u32(0..6) == 0).then(|| rng.usize(0..DISKS.len()));
+    if let Some(disk) = hung {
+        let heals = Change::Health(Health::Good);
+        trouble.insert(0, Trouble { after: millis(rng, 60_000), disk, change: heals });
+    }
     let renamed = rng.u32(0..6) == 0;
     let end = match rng.u32(0..7) {
         // It has to be known afterwards which volumes use the other name.
@@ -136,7 +148,7 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool) -> Life {
         4 => End::PowerCut(millis(rng, 8000)),
         _ => End::Kill(millis(rng, 8000)),
     };
-    Life { operators, trouble, renamed, end }
+    Life { operators, trouble, hung, renamed, end }
 }
 
 /// What comes in the way of the commands of an enumerated script.
@@ -147,15 +159,19 @@ enum Obstacle {
     Cancel(u64),
     /// A disk hangs, for less or more time than commands wait.
     Hang(usize, u64),
+    /// A disk hangs from so many milliseconds on, and the command of this place is cancelled meanwhile.
+    HangAndCancel(usize, u64, usize),
     /// The daemon is killed, ended, or replaced so long after the first command began.
     Kill(u64),
     Stop(u64),
     HandOver,
+    /// The state directory hangs from so many microseconds on, and the daemon is killed.
+    StateHangs(u64),
     /// The spare disks are taken by another system while an origin on another machine hangs.
     Taken,
 }
 
-const OBSTACLES: [Obstacle; 14] = [
+const OBSTACLES: [Obstacle; 21] = [
     Obstacle::None,
     Obstacle::Cancel(0),
     Obstacle::Cancel(3),
@@ -170,11 +186,33 @@ const OBSTACLES: [Obstacle; 14] = [
     Obstacle::HandOver,
     Obstacle::Taken,
     Obstacle::Hang(5, 45),
+    Obstacle::HangAndCancel(2, 0, 0),
+    // A creation has begun to format by then.
+    Obstacle::HangAndCancel(2, 36, 0),
+    Obstacle::HangAndCancel(2, 0, 1),
+    Obstacle::HangAndCancel(5, 0, 0),
+    Obstacle::StateHangs(1500),
+    Obstacle::StateHangs(2500),
+    Obstacle::StateHangs(20_000),
 ];
 
-/// The volume of the second command: that of the first, one on the same cache device, one that wants the same origin, and
-/// those with an origin on another machine.
-const OTHERS: [usize; 5] = [0, 1, 2, 3, 4];
+/// What the first command finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    Served,
+    Stopped,
+    /// There is no such volume. Its origin is on another machine, where no claim of a device keeps a second one away.
+    Absent,
+}
+
+const BEFORE: [Before; 3] = [Before::Served, Before::Stopped, Before::Absent];
+
+/// The volume of the second command, by the place of the first one's: that one, one on the same cache device, one that
+/// wants the same origin, and two others.
+const OTHERS: [[usize; 5]; 2] = [[0, 1, 2, 3, 4], [3, 1, 4, 0, 2]];
+
+/// How long a cancelled command waits for a device that hangs before the next one is given.
+const GIVEN_UP: Duration = Duration::from_secs(2);
 
 /// Scripts that are enumerated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -188,14 +226,23 @@ pub(crate) enum Enumerated {
     Kills,
 }
 
+fn hang(disk: usize, after: u64, seconds: u64) -> Vec<Trouble> {
+    let change = |after, health| Trouble { after, disk, change: Change::Health(health) };
+    vec![
+        change(Duration::from_millis(after), Health::Hangs),
+        change(Duration::from_secs(seconds), Health::Good),
+    ]
+}
+
 impl Enumerated {
     /// The number of scripts.
     pub(crate) fn count(self) -> u64 {
         let verbs = Verb::ALL.len() as u64;
+        let relations = (BEFORE.len() * OTHERS[0].len()) as u64;
         match self {
-            Enumerated::Pairs => verbs * verbs * OTHERS.len() as u64 * 4 * OBSTACLES.len() as u64,
-            Enumerated::Triples => verbs * verbs * verbs * OTHERS.len() as u64 * 2,
-            Enumerated::Kills => verbs * 2 * KILLS,
+            Enumerated::Pairs => verbs * verbs * relations * 2 * OBSTACLES.len() as u64,
+            Enumerated::Triples => verbs * verbs * verbs * relations,
+            Enumerated::Kills => verbs * BEFORE.len() as u64 * KILLS,
         }
     }
 }
@@ -219,38 +266,47 @@ impl Script {
             Enumerated::Triples => (0..3).map(|_| Verb::ALL[take(all)]).collect(),
             Enumerated::Kills => vec![Verb::ALL[take(all)]],
         };
-        let is_stopped = take(2) == 1;
-        let other = if verbs.len() > 1 { OTHERS[take(OTHERS.len())] } else { 0 };
+        let before = BEFORE[take(BEFORE.len())];
+        let others = OTHERS[usize::from(before == Before::Absent)];
+        let first = others[0];
+        let other = if verbs.len() > 1 { others[take(others.len())] } else { first };
         let (together, obstacle) = match what {
             Enumerated::Pairs => (take(2) == 1, OBSTACLES[take(OBSTACLES.len())]),
             Enumerated::Triples => (true, OBSTACLES[number as usize % OBSTACLES.len()]),
             Enumerated::Kills => (true, Obstacle::None),
         };
         let plain = |verb, volume| Command { verb, volume, cancel: None };
-        let mut before = vec![plain(Verb::Create { cache: 0, force: false }, 0)];
-        before.push(plain(Verb::Create { cache: 0, force: false }, 1));
-        if is_stopped {
-            before.push(plain(Verb::Stop, 0));
-        }
-        let second = Duration::from_millis(if together { 0 } else { 8 });
+        let create = |volume| plain(Verb::Create { cache: 0, force: false }, volume);
+        let before = match before {
+            Before::Served => vec![create(0), create(1)],
+            Before::Stopped => vec![create(0), create(1), plain(Verb::Stop, 0)],
+            Before::Absent => vec![create(1)],
+        };
+        let second = match obstacle {
+            _ if together => Duration::ZERO,
+            Obstacle::HangAndCancel(..) => GIVEN_UP,
+            _ => Duration::from_millis(8),
+        };
         let mut operators = Vec::new();
         for (place, verb) in verbs.into_iter().enumerate() {
-            let volume = if place == 1 { other } else { 0 };
-            let mut command = plain(verb, volume);
-            if let (Obstacle::Cancel(after), 0) = (obstacle, place) {
-                command.cancel = Some(Duration::from_millis(after));
-            }
+            let mut command = plain(verb, if place == 1 { other } else { first });
+            command.cancel = match obstacle {
+                Obstacle::Cancel(after) if place == 0 => Some(Duration::from_millis(after)),
+                Obstacle::HangAndCancel(_, _, cancelled) if place == cancelled => {
+                    Some(GIVEN_UP / 6)
+                }
+                _ => None,
+            };
             operators.push(vec![(second * place as u32, command)]);
         }
         let trouble = match obstacle {
-            Obstacle::Hang(disk, seconds) => vec![
-                Trouble { after: Duration::ZERO, disk, change: Change::Health(Health::Hangs) },
-                Trouble {
-                    after: Duration::from_secs(seconds),
-                    disk,
-                    change: Change::Health(Health::Good),
-                },
-            ],
+            Obstacle::Hang(disk, seconds) => hang(disk, 0, seconds),
+            Obstacle::HangAndCancel(disk, after, _) => hang(disk, after, 20),
+            Obstacle::StateHangs(after) => vec![Trouble {
+                after: Duration::from_micros(after),
+                disk: 0,
+                change: Change::State(Some(Fault::Hangs)),
+            }],
             Obstacle::Taken => vec![
                 Trouble { after: Duration::ZERO, disk: 5, change: Change::Health(Health::Hangs) },
                 Trouble { after: Duration::from_secs(1), disk: 3, change: Change::Taken },
@@ -266,11 +322,12 @@ impl Script {
         let end = match (what, obstacle) {
             (Enumerated::Kills, _) => End::Kill(APART * (take(KILLS as usize) as u32)),
             (_, Obstacle::Kill(after)) => End::Kill(Duration::from_millis(after)),
+            (_, Obstacle::StateHangs(_)) => End::Kill(GIVEN_UP / 2),
             (_, Obstacle::Stop(after)) => End::Stop(Duration::from_millis(after)),
             (_, Obstacle::HandOver) => End::HandOver,
             _ => End::Rest,
         };
-        let lives = vec![Life { operators, trouble, renamed: false, end }];
+        let lives = vec![Life { operators, trouble, hung: None, renamed: false, end }];
         Script { seed: number, before, lives, clients: true }
     }
 
@@ -290,7 +347,9 @@ impl Script {
         if rng.bool() {
             before.push(create(1, rng.usize(0..2)));
         }
-        let lives = (0..rng.usize(1..=3)).map(|_| random_life(rng, failing)).collect();
+        let all: Vec<usize> = (0..VOLUMES.len()).collect();
+        let volumes = RIVALS.get(rng.usize(0..6)).copied().unwrap_or(&all);
+        let lives = (0..rng.usize(1..=3)).map(|_| random_life(rng, failing, volumes)).collect();
         Script { seed, before, lives, clients: rng.u32(0..4) > 0 }
     }
 

@@ -1,5 +1,6 @@
 //! One world: disks, a state directory, and one daemon after the other, with operators and clients.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +12,15 @@ use forebay_core::{Op, Survives};
 use forebay_daemon::embedded::{Embedded, Environment};
 use forebay_daemon::faults;
 use forebay_engine::FrontEnd;
-use forebay_threads::{Instant, JoinHandle, Simulation, sleep, spawn};
-use parking_lot::Mutex;
+use forebay_threads::{Instant, JoinHandle, Mutex, Simulation, sleep, spawn};
 use serde_json::Value;
 
-use crate::clients::{Clients, Failed, clients};
+use crate::client::{BLOCK, Client, STEP, value_of};
+use crate::clients::{Clients, clients};
 use crate::command::{CACHES, Command, Issued, MOVED, Report, VOLUMES, Verb};
 use crate::media::{Health, Media};
 use crate::model::{BLOCKS, Model, ORIGINS, Volume, origin_of};
+use crate::operators::{crowd, end_consent, give};
 use crate::script::{Change, DISKS, End, Life, Script};
 use crate::shelf::{REMOTE, Shelf};
 
@@ -26,13 +28,13 @@ use crate::shelf::{REMOTE, Shelf};
 const ORIGIN: u64 = 16 << 20;
 /// Size of the cache devices.
 const CACHE: u64 = 64 << 20;
-/// Size of a block.
-const BLOCK: u64 = 4096;
-/// Distance of the blocks that clients use.
-const STEP: u64 = 3 << 20;
 /// How long operations may go on with healthy devices.
 const ENDING: Duration = Duration::from_secs(600);
 
+/// How long the daemon may take to stop, whatever the devices do.
+const STOPPING: Duration = Duration::from_secs(80);
+/// How often the operations in progress are looked at.
+const OBSERVING: Duration = Duration::from_millis(70);
 /// How long a cache may take to close once all devices are healthy.
 const CLOSING: Duration = Duration::from_secs(3);
 
@@ -108,6 +110,10 @@ impl World {
         let mut lock = None;
         for (number, life) in script.lives.iter().enumerate() {
             self.name_disks(life.renamed);
+            if let Some(disk) = life.hung {
+                self.event(format_args!("{} hangs", DISKS[disk]));
+                self.shelf.named(DISKS[disk]).expect("added").set_health(Health::Hangs);
+            }
             let Some(running) = self.begin(lock.take()) else { return };
             if number == 0 {
                 for command in &script.before {
@@ -203,6 +209,16 @@ impl World {
             }
         });
         running.others.extend(troubled);
+        let (daemon, notes, ending) =
+            (running.daemon.clone(), self.notes.clone(), running.ending.clone());
+        let observer = spawn("observer", move || {
+            while !ending.load(Ordering::SeqCst) {
+                let wrong = crowd(&daemon);
+                notes.lock().wrong.extend(wrong);
+                sleep(OBSERVING);
+            }
+        });
+        running.others.extend(observer);
         if self.script.clients {
             for origin in 0..ORIGINS.len() {
                 let client = Client {
@@ -366,7 +382,11 @@ impl World {
     }
 
     fn stop(&mut self, running: Running) {
+        let begun = Instant::now();
         let ended = running.daemon.shut_down();
+        if begun.elapsed() > STOPPING {
+            self.wrong(format!("the daemon took {:?} to stop", begun.elapsed()));
+        }
         self.event(format_args!("stopped: {ended:?}"));
         let clean = ended.is_ok();
         if let Err(error) = &ended
@@ -443,7 +463,29 @@ impl World {
             self.look_at_origin(volume);
         }
         self.rest(&mut running);
+        self.create_again(&running);
         self.stop(running);
+    }
+
+    /// At the end: an origin without a volume has what was acknowledged too, and gets a volume on each cache that
+    /// others use. Nothing is left there of one that was not created.
+    fn create_again(&self, running: &Running) {
+        for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
+            let volumes = self.model.lock().volumes.clone();
+            let known: Vec<(usize, &Volume)> =
+                volumes.iter().enumerate().filter_map(known).collect();
+            if known.iter().any(|(other, _)| origin_of(*other) == origin_of(volume)) {
+                continue;
+            }
+            self.look_at_origin(volume);
+            let Some(cache) = known.first().map(|(_, other)| other.cache) else { continue };
+            let verb = Verb::Create { cache, force: false };
+            let created = self.give(running, Command { verb, volume, cancel: None });
+            if created != Report::Done {
+                self.wrong(format!("{name} cannot be created in the end: {created:?}"));
+            }
+            self.learn(running);
+        }
     }
 
     /// Whether a volume is served in the end. Where a cache device failed or did not answer, its dirty blocks may be
@@ -507,167 +549,15 @@ impl World {
     }
 }
 
-fn value_of(data: &[u8]) -> u64 {
-    data.first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes)
+/// Returns a volume that certainly exists, with its index.
+fn known((volume, states): (usize, &BTreeSet<Option<Volume>>)) -> Option<(usize, &Volume)> {
+    Some((volume, states.first()?.as_ref()?))
 }
 
-fn note(notes: &Mutex<Notes>, what: impl std::fmt::Display) {
+/// Adds an event, with the virtual time.
+pub(crate) fn note(notes: &Mutex<Notes>, what: impl std::fmt::Display) {
     let now = Simulation::current().map_or(0, |it| it.clock().now().0 / 1_000_000);
     let event = format!("{now:>8} ms  {what}");
     tracing::info!("{event}");
     notes.lock().events.push(event);
-}
-
-/// Ends the consent of a command that has ended later than its operator was told.
-fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) {
-    let has_ended = matches!(issued.report, Report::Done | Report::Failed(..));
-    if !has_ended {
-        return;
-    }
-    match issued.command.verb {
-        Verb::Create { cache, force: true } => {
-            if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
-                media.end_consent(issued.report.took_effect());
-            }
-        }
-        Verb::Delete { discard: true } => model.lock().discard(issued.command.volume, false),
-        _ => {}
-    }
-}
-
-fn give(
-    daemon: &Embedded,
-    shelf: &Shelf,
-    model: &Mutex<Model>,
-    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
-    command: Command,
-) -> Report {
-    // If the daemon is killed meanwhile, this is all that its operator knows.
-    let place = {
-        let mut issued = issued.lock();
-        issued.push(Issued { command, id: None, report: Report::Unknown });
-        issued.len() - 1
-    };
-    // Consent lasts until the operator is told that nothing has come of it.
-    match command.verb {
-        Verb::Create { cache, force: true } => {
-            if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
-                media.consent();
-            }
-        }
-        Verb::Delete { discard: true } => model.lock().discard(command.volume, true),
-        _ => {}
-    }
-    let ended = command.issue(daemon, shelf);
-    end_consent(shelf, model, &ended);
-    note(notes, &ended);
-    notes.lock().commands += 1;
-    let report = ended.report.clone();
-    if command.verb == Verb::Stop && report == Report::Done {
-        check_let_go(daemon, shelf, (issued, notes), (command, place));
-    }
-    if let Some(own) = issued.lock().get_mut(place) {
-        *own = ended;
-    }
-    report
-}
-
-/// A volume that has stopped uses its origin no longer, unless another command has come.
-fn check_let_go(
-    daemon: &Embedded,
-    shelf: &Shelf,
-    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
-    (command, place): (Command, usize),
-) {
-    let (name, origin) = VOLUMES[command.volume];
-    let media = shelf.named(origin).expect("added");
-    let begun = Instant::now();
-    while media.is_claimed() {
-        let is_other = |it: &Issued| origin_of(it.command.volume) == origin_of(command.volume);
-        let others = issued.lock().iter().enumerate().any(|(at, it)| {
-            at != place && is_other(it) && (at > place || it.report == Report::Unknown)
-        });
-        let report = daemon.ask("GET", &format!("/v1/reports/{name}"), &Value::Null).body;
-        if others || report["state"] != "stopped" {
-            return;
-        }
-        if begun.elapsed() > Duration::from_secs(3) {
-            let wrong = format!("{name} was reported as stopped, and {origin} is in use");
-            notes.lock().wrong.push(wrong);
-            return;
-        }
-        sleep(Duration::from_millis(50));
-    }
-}
-
-struct Client {
-    clients: Arc<Clients>,
-    model: Arc<Mutex<Model>>,
-    notes: Arc<Mutex<Notes>>,
-    ending: Arc<AtomicBool>,
-    origin: usize,
-    rng: fastrand::Rng,
-}
-
-impl Client {
-    fn run(mut self) {
-        while !self.ending.load(Ordering::SeqCst) {
-            for (volume, (name, _)) in VOLUMES.iter().enumerate() {
-                if origin_of(volume) == self.origin && self.ask(name) != Some(Failed::NotServed) {
-                    break;
-                }
-            }
-            sleep(Duration::from_millis(self.rng.u64(1..400)));
-        }
-    }
-
-    /// Sends one request. Returns why it came to nothing.
-    fn ask(&mut self, name: &str) -> Option<Failed> {
-        let block = self.rng.usize(0..BLOCKS);
-        let offset = block as u64 * STEP;
-        self.notes.lock().requests += 1;
-        match self.rng.u32(0..6) {
-            0 => {
-                let flushed = self.clients.ask(name, (Op::Flush, 0, 0), None, Survives::Nothing);
-                if flushed.is_ok() {
-                    self.model.lock().flushed(self.origin);
-                }
-                flushed.err()
-            }
-            1 | 2 => {
-                let read =
-                    self.clients.ask(name, (Op::Read, offset, BLOCK), None, Survives::Nothing);
-                match read {
-                    Ok(data) => {
-                        let value = value_of(&data.unwrap_or_default());
-                        let allowed = self.model.lock().blocks[self.origin][block].allowed.clone();
-                        if !allowed.contains(&value) {
-                            let wrong = format!(
-                                "{name} block {block}: {value} was read, allowed is {allowed:?}"
-                            );
-                            self.notes.lock().wrong.push(wrong);
-                        }
-                        None
-                    }
-                    Err(error) => Some(error),
-                }
-            }
-            kind => self.write(name, block, kind == 3),
-        }
-    }
-
-    fn write(&mut self, name: &str, block: usize, durable: bool) -> Option<Failed> {
-        let value = self.model.lock().begin(self.origin, block);
-        let data = value.to_le_bytes().repeat(BLOCK as usize / 8);
-        let survives = if durable { Survives::PowerLoss } else { Survives::Nothing };
-        let at = (Op::Write, block as u64 * STEP, BLOCK);
-        let written = self.clients.ask(name, at, Some(&data), survives);
-        let mut model = self.model.lock();
-        match written {
-            Ok(_) => model.acknowledge(self.origin, block, value, durable),
-            Err(Failed::NotServed) => model.take_back(self.origin, block, value),
-            Err(Failed::Error(_) | Failed::Cut) => {}
-        }
-        written.err()
-    }
 }

@@ -11,12 +11,12 @@ fn run(arguments: &[&str]) {
 
 #[test]
 fn random_worlds_keep_their_promises() {
-    run(&["--start", "1000", "--seeds", "60"]);
+    run(&["--start", "1000", "--seeds", "40"]);
 }
 
 #[test]
 fn commands_with_obstacles_do_what_they_reported() {
     for (what, start) in [("pairs", "4100"), ("triples", "2300"), ("kills", "900")] {
-        run(&["--all", what, "--start", start, "--seeds", "30"]);
+        run(&["--all", what, "--start", start, "--seeds", "20"]);
     }
 }

@@ -1,0 +1,112 @@
+//! What operators do: they give commands, and their consent to what these overwrite.
+
+use std::time::Duration;
+
+use forebay_admin::OperationState;
+use forebay_admin::operation::OperationList;
+use forebay_daemon::embedded::Embedded;
+use forebay_threads::{Instant, Mutex, sleep};
+use serde_json::Value;
+
+use crate::command::{CACHES, Command, Issued, Report, VOLUMES, Verb};
+use crate::model::{Model, origin_of};
+use crate::shelf::Shelf;
+use crate::world::{Notes, note};
+
+/// Returns two operations that run on one volume at once, although the later one does not supersede the other.
+pub(crate) fn crowd(daemon: &Embedded) -> Option<String> {
+    let answer = daemon.ask("GET", "/v1/operations", &Value::Null);
+    let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
+    let running: Vec<_> =
+        list.operations.iter().filter(|it| it.state == OperationState::Running).collect();
+    running.iter().enumerate().find_map(|(at, later)| {
+        let earlier = running[..at].iter().find(|it| it.volume == later.volume)?;
+        let supersedes = ["stop", "delete"].contains(&later.verb.as_str());
+        let said =
+            || format!("'{}' and '{}' of {} run at once", earlier.verb, later.verb, later.volume);
+        (!supersedes).then(said)
+    })
+}
+
+/// Ends the consent of a command that has ended later than its operator was told.
+pub(crate) fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) {
+    let has_ended = matches!(issued.report, Report::Done | Report::Failed(..));
+    if !has_ended {
+        return;
+    }
+    match issued.command.verb {
+        Verb::Create { cache, force: true } => {
+            if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
+                media.end_consent(issued.report.took_effect());
+            }
+        }
+        Verb::Delete { discard: true } => model.lock().discard(issued.command.volume, false),
+        _ => {}
+    }
+}
+
+/// Gives a command, waits for what its operator is told, and applies that to the model.
+pub(crate) fn give(
+    daemon: &Embedded,
+    shelf: &Shelf,
+    model: &Mutex<Model>,
+    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
+    command: Command,
+) -> Report {
+    // If the daemon is killed meanwhile, this is all that its operator knows.
+    let place = {
+        let mut issued = issued.lock();
+        issued.push(Issued { command, id: None, report: Report::Unknown });
+        issued.len() - 1
+    };
+    // Consent lasts until the operator is told that nothing has come of it.
+    match command.verb {
+        Verb::Create { cache, force: true } => {
+            if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
+                media.consent();
+            }
+        }
+        Verb::Delete { discard: true } => model.lock().discard(command.volume, true),
+        _ => {}
+    }
+    let ended = command.issue(daemon, shelf);
+    end_consent(shelf, model, &ended);
+    note(notes, &ended);
+    notes.lock().commands += 1;
+    let report = ended.report.clone();
+    if command.verb == Verb::Stop && report == Report::Done {
+        check_let_go(daemon, shelf, (issued, notes), (command, place));
+    }
+    if let Some(own) = issued.lock().get_mut(place) {
+        *own = ended;
+    }
+    report
+}
+
+/// A volume that has stopped uses its origin no longer, unless another command has come.
+fn check_let_go(
+    daemon: &Embedded,
+    shelf: &Shelf,
+    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
+    (command, place): (Command, usize),
+) {
+    let (name, origin) = VOLUMES[command.volume];
+    let media = shelf.named(origin).expect("added");
+    let begun = Instant::now();
+    while media.is_claimed() {
+        let is_other = |it: &Issued| origin_of(it.command.volume) == origin_of(command.volume);
+        let others = issued.lock().iter().enumerate().any(|(at, it)| {
+            at != place && is_other(it) && (at > place || it.report == Report::Unknown)
+        });
+        let report = daemon.ask("GET", &format!("/v1/reports/{name}"), &Value::Null).body;
+        if others || report["state"] != "stopped" {
+            return;
+        }
+        if begun.elapsed() > Duration::from_secs(3) {
+            let wrong = format!("{name} was reported as stopped, and {origin} is in use");
+            notes.lock().wrong.push(wrong);
+            return;
+        }
+        sleep(Duration::from_millis(50));
+    }
+}
