@@ -125,10 +125,11 @@ impl From<SettingError> for ApiError {
     }
 }
 
-/// Body of an error answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// The body of an error answer.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Refusal")]
 pub struct ErrorBody {
-    /// The error.
+    #[allow(missing_docs)]
     pub error: ApiError,
 }
 

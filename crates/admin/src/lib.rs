@@ -2,6 +2,7 @@
 //!
 //! - [`name`]: names of volumes
 //! - [`profiles`]: settings that imitate other caches
+//! - [`api`]: every request, declared once; [`endpoint`]: what a declaration consists of
 //! - [`request`]: bodies of requests
 //! - [`declared`]: the file that declares all volumes
 //! - [`ranges`]: ranges of a volume that are pinned, evicted or read ahead
@@ -15,9 +16,12 @@
 #![forbid(unsafe_code)]
 
 pub mod activity;
+#[expect(missing_docs, reason = "each has a summary, for programs too")]
+pub mod api;
 pub mod curve;
 pub mod declared;
 mod displaced;
+pub mod endpoint;
 pub mod error;
 pub mod event;
 pub mod lost;
@@ -46,9 +50,6 @@ pub use request::{
     CreateRequest, DeleteRequest, DropRequest, HandOverRequest, MemoryRequest, SetRequest,
     StartRequest, StopRequest,
 };
-
-/// Version of the API; the first component of every path.
-pub const API_VERSION: &str = "v1";
 
 /// Largest body of a request, in bytes.
 pub const MAX_REQUEST_BODY: usize = 64 << 10;

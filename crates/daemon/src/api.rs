@@ -1,10 +1,8 @@
 //! The admin API.
 //!
-//! - `routes`: its routes, in one table; `route`: how that of a request is found
-//! - `handlers`: what is done on each of them
+//! - `routes`: what is done with each request, in one table; `route`: how the route of a request is found
 //! - `openapi`: their description, which is in `docs/openapi.json` too
 
-mod handlers;
 mod openapi;
 mod route;
 mod routes;
@@ -18,8 +16,8 @@ use super::volumes::Volumes;
 
 /// Answers one request.
 pub(crate) fn answer(volumes: &Arc<Volumes>, request: &HttpRequest) -> HttpAnswer {
-    let answered = match route::find(routes::ROUTES, volumes, request) {
-        Some((route, call)) => (route.run)(&call),
+    let answered = match route::find(&routes::ROUTES, volumes, request) {
+        Some((route, call)) => route.answer(&call),
         None => {
             let message = format!("there is no such path for {} in the admin API", request.method);
             Err(ApiError::new(ErrorKind::NotFound, message))

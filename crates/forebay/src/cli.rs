@@ -1,31 +1,38 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
-mod events;
-mod host;
-mod ranges;
-mod serving;
-mod traces;
-mod values;
-mod watch;
+pub(crate) mod values;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
-use forebay_admin::{ProfileName, VolumeName};
-use forebay_core::{BlockSize, Durability, ExportSet, Mode, ReplacementKind};
-use forebay_settings::duration::parse_duration;
+use forebay_admin::VolumeName;
 
 use crate::exit;
-pub(crate) use events::{EventsArgs, SupportArgs};
-use forebay_daemon::FrontEndOptions;
-use forebay_daemon::RawExport;
-pub(crate) use host::{ApplyArgs, ProbeArgs};
-pub(crate) use ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
-pub(crate) use serving::{DeleteArgs, StartArgs, StopArgs};
-pub(crate) use traces::{AdviseArgs, TraceArgs};
-use values::{Words, block_size, size, timeout};
-pub(crate) use watch::{KEYS, REVERSE, ShowArgs, TopArgs};
+use crate::verbs::{
+    advise::AdviseArgs,
+    apply::ApplyArgs,
+    create::CreateArgs,
+    daemon::DaemonArgs,
+    delete::DeleteArgs,
+    demo::DemoArgs,
+    doctor::DoctorArgs,
+    drop::DropArgs,
+    events::EventsArgs,
+    list::ListArgs,
+    memory::MemoryArgs,
+    probe::ProbeArgs,
+    profiles::ProfilesArgs,
+    ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs},
+    set::SetArgs,
+    show::ShowArgs,
+    start::StartArgs,
+    stop::StopArgs,
+    support::SupportArgs,
+    top::{self, TopArgs},
+    trace::TraceArgs,
+};
+use values::timeout;
 
 /// Exit codes of the process, with their meanings.
 pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
@@ -97,7 +104,7 @@ pub(crate) enum Verb {
     #[command(after_help = forebay_admin::reasons::help_text())]
     Show(ShowArgs),
     /// Watch the volumes: hits, requests, latencies, dirty data and writeback
-    #[command(after_help = watch::keys())]
+    #[command(after_help = top::keys())]
     Top(TopArgs),
     /// Print what happened to volumes, devices and the daemon
     #[command(after_help = forebay_admin::event::help_text())]
@@ -170,234 +177,11 @@ pub(crate) enum Verb {
     },
 }
 
-/// Arguments of `daemon`.
-#[derive(Debug, Args)]
-pub(crate) struct DaemonArgs {
-    /// Directory of the daemon's state [default: /var/lib/forebay for root, $XDG_STATE_HOME/forebay otherwise]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) state_dir: Option<PathBuf>,
-
-    #[command(flatten)]
-    pub(crate) front_ends: FrontEndOptions,
-
-    /// Lanes, the threads that serve requests [default: one per processor, at most 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_hyphen_values = true)]
-    pub(crate) lanes: Option<u32>,
-
-    /// Memory limit of the daemon, everything included; requests that exceed it wait, and a cache
-    /// whose index exceeds it is refused [default: half of the machine's memory, or three quarters
-    /// of the control group's if that is less]
-    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
-    pub(crate) memory_limit: Option<u64>,
-
-    /// Address at which metrics for Prometheus are served over HTTP, and nothing else; they are on the admin socket
-    /// in any case
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) metrics: Option<std::net::SocketAddr>,
-
-    /// Address at which a page for browsers is served over HTTP: it shows what all volumes do, and changes nothing
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) web: Option<std::net::SocketAddr>,
-
-    /// How long to wait for missing devices of volumes at the start, as while a machine boots [default: 0]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) device_wait: Option<std::time::Duration>,
-    /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
-    /// keeps the options that it was started with
-    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw", "check"])]
-    pub(crate) take_over: bool,
-
-    /// Check whether a daemon can start with these options and the state, which another may be using; changes nothing
-    #[arg(long)]
-    pub(crate) check: bool,
-
-    /// Serve a device without a cache, as a baseline for benchmarks; repeatable
-    #[arg(long, value_name = "NAME=DEVICE", hide = true)]
-    pub(crate) export_raw: Vec<RawExport>,
-
-    /// Log level (error, warn, info, debug, trace) or a filter like info,forebay_engine=debug
-    #[arg(
-        long,
-        value_name = "FILTER",
-        env = "RUST_LOG",
-        default_value = "info",
-        hide_env_values = true
-    )]
-    pub(crate) log: String,
-}
-
-/// Arguments of `create`.
-#[derive(Debug, Args)]
-pub(crate) struct CreateArgs {
-    /// Name of the new volume
-    pub(crate) name: VolumeName,
-
-    /// Cache device: a file, a block device, or ram:SIZE; without one give --ram
-    #[arg(short = 's', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
-    pub(crate) cache: Option<String>,
-
-    /// Origin: a file, a block device, nbd://HOST/EXPORT or rbd:POOL/IMAGE
-    #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
-    pub(crate) origin: String,
-
-    /// Start with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
-    /// fancycache (see 'forebay profiles'); other options take precedence
-    #[arg(long, value_name = "PROFILE")]
-    pub(crate) profile: Option<ProfileName>,
-
-    /// How the cache handles reads and writes: writeback (wb), writethrough (wt),
-    /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
-    #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
-    pub(crate) mode: Option<Mode>,
-
-    /// How blocks are chosen for eviction; shared by all volumes of a cache [default: that of the cache's
-    /// other volumes, or else s3-fifo]
-    #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL))]
-    pub(crate) policy: Option<ReplacementKind>,
-
-    /// Block size, the unit of caching: a power of two from 2K to 1M [default: 4K]
-    #[arg(short = 'b', long, value_name = "BYTES", value_parser = block_size, allow_hyphen_values = true)]
-    pub(crate) block_size: Option<BlockSize>,
-
-    /// When a write is acknowledged: strict (on stable media), flush (in RAM until a flush), or deferred
-    /// (in the RAM tier until a flush or for the time of --defer) [default: flush]
-    #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
-    pub(crate) durability: Option<Durability>,
-
-    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone [default: none]
-    #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
-    pub(crate) ram: Option<u64>,
-
-    /// With --durability deferred, the time within which a write is written down from RAM [default: 10s]
-    #[arg(long, value_name = "TIME")]
-    pub(crate) defer: Option<String>,
-
-    /// DANGEROUS, for scratch data only: with --durability deferred, acknowledge flushes at once, so that
-    /// a crash loses what file systems and databases believe to be durable
-    #[arg(long)]
-    pub(crate) ignore_flush: bool,
-
-    /// Write to the origin in the order of flushes, so that it is always in a state that a power cut
-    /// could leave on a disk: if the cache device is lost, the origin is slightly old but consistent
-    #[arg(long)]
-    pub(crate) ordered: bool,
-
-    /// Let clients only read, and never write to the origin: for a write-protected device, or one that has to
-    /// stay as it is. What is read is cached as usual
-    #[arg(long)]
-    pub(crate) read_only: bool,
-
-    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and nbd-kernel (block
-    /// devices of this machine; auto: the first of these that works here), and vhost-user [default: nbd]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) export: Option<ExportSet>,
-
-    /// Value of a setting, as for 'forebay set'; repeatable
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(crate) set: Vec<String>,
-
-    /// Bytes by which blocks are shifted on the origin, for partitions that start at odd sectors:
-    /// a multiple of 512 below the block size
-    #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
-    pub(crate) alignment: u64,
-
-    /// Overwrite the content of the cache device; with --adopt see start --force
-    #[arg(short = 'f', long)]
-    pub(crate) force: bool,
-
-    /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
-    /// after the daemon's state was lost, on another machine, or when a device has a new path
-    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "read_only", "export", "alignment", "set"])]
-    pub(crate) adopt: bool,
-
-    /// Adopt it under this name: it is renamed on the cache device, and becomes a volume of its own, so that a
-    /// copy of a cache and its origin can be used beside the original
-    #[arg(long = "as", value_name = "NAME", requires = "adopt")]
-    pub(crate) new_name: Option<VolumeName>,
-
-    /// Print the volume as JSON instead of its URI
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `list`.
-#[derive(Debug, Args)]
-pub(crate) struct ListArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    /// Print names only, one in a line
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) names: bool,
-
-    /// Only volumes with data that is not on the origin, or of which that is not known
-    #[arg(long)]
-    pub(crate) dirty: bool,
-}
-
-/// Arguments of `doctor`.
-#[derive(Debug, Args)]
-pub(crate) struct DoctorArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `profiles`.
-#[derive(Debug, Args)]
-pub(crate) struct ProfilesArgs {
-    /// The profile [default: all]
-    pub(crate) name: Option<ProfileName>,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `set`.
-#[derive(Debug, Args)]
-pub(crate) struct SetArgs {
-    /// The volume
-    pub(crate) name: VolumeName,
-
-    /// Settings and their new values
-    #[arg(required = true, value_name = "KEY=VALUE")]
-    pub(crate) settings: Vec<String>,
-}
-
 /// Arguments of verbs that take one volume.
 #[derive(Debug, Args)]
 pub(crate) struct NameArgs {
     /// The volume
     pub(crate) name: VolumeName,
-}
-
-/// Arguments of `drop`.
-#[derive(Debug, Args)]
-pub(crate) struct DropArgs {
-    /// The volume
-    pub(crate) name: VolumeName,
-
-    /// From the RAM tier only
-    #[arg(long, conflicts_with = "ssd")]
-    pub(crate) ram: bool,
-
-    /// From the cache device only
-    #[arg(long)]
-    pub(crate) ssd: bool,
-}
-
-/// Arguments of `memory`.
-#[derive(Debug, Args)]
-pub(crate) struct MemoryArgs {
-    /// New limit, until the daemon ends; --memory-limit of 'forebay daemon' is for its next start
-    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
-    pub(crate) limit: Option<u64>,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Arguments of `check`.
@@ -436,18 +220,6 @@ pub(crate) struct DumpArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `demo`.
-#[derive(Debug, Args)]
-pub(crate) struct DemoArgs {
-    /// Directory for its files, which are removed at the end [default: that for temporary files]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) dir: Option<PathBuf>,
-
-    /// Take a third of the time, with less exact numbers
-    #[arg(long)]
-    pub(crate) quick: bool,
-}
-
 /// Parses the command line. Prints help, version and errors itself.
 ///
 /// # Errors
@@ -469,6 +241,8 @@ pub(crate) fn command() -> clap::Command {
 
 #[cfg(test)]
 mod tests {
+    use forebay_core::{Durability, ReplacementKind};
+
     use super::*;
 
     #[test]

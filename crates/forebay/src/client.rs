@@ -7,7 +7,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_admin::{API_VERSION, ApiError, ErrorBody, ErrorKind};
+use forebay_admin::endpoint::{Argument, Endpoint, Nothing};
+use forebay_admin::{ApiError, ErrorBody, ErrorKind};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper::body::Bytes;
@@ -55,53 +56,42 @@ impl Client {
         &self.socket
     }
 
-    /// Sends a GET request.
+    /// Asks for something.
     ///
     /// # Errors
     /// The daemon's error, or why it cannot be reached.
-    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        self.exchange("GET", &versioned(path), &[])
+    pub(crate) fn get<A: Argument, R: DeserializeOwned>(
+        &self,
+        endpoint: &Endpoint<A, Nothing, R>,
+        argument: &A,
+    ) -> Result<R, ApiError> {
+        parse(&self.get_raw(&endpoint.path(argument))?)
     }
 
-    /// Sends a GET request for a path outside the versioned API; returns the answer as it is.
+    /// Sends a request with parameters.
     ///
     /// # Errors
     /// As [`Client::get`].
-    pub(crate) fn text(&self, path: &str) -> Result<String, ApiError> {
-        match self.round_trip("GET", path, &[])? {
-            (200, body) => Ok(String::from_utf8_lossy(&body).into_owned()),
-            (status, body) => Err(error_in(status, &body)),
-        }
+    pub(crate) fn call<A: Argument, Q: Serialize, R: DeserializeOwned>(
+        &self,
+        endpoint: &Endpoint<A, Q, R>,
+        argument: &A,
+        request: &Q,
+    ) -> Result<R, ApiError> {
+        let body = serde_json::to_vec(request);
+        let body = body.map_err(|error| ApiError::failed(error.to_string()))?;
+        let (status, body) =
+            self.round_trip(endpoint.about.method, &endpoint.path(argument), &body)?;
+        parse(&successful(status, body)?)
     }
 
-    /// Sends a POST request.
+    /// Returns the answer at a path as it is.
     ///
     /// # Errors
-    /// The daemon's error, or why it cannot be reached.
-    pub(crate) fn post<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &impl Serialize,
-    ) -> Result<T, ApiError> {
-        let body = serde_json::to_vec(body).map_err(|error| ApiError::failed(error.to_string()))?;
-        self.exchange("POST", &versioned(path), &body)
-    }
-
-    fn exchange<T: DeserializeOwned>(
-        &self,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<T, ApiError> {
-        let (status, body) = self.round_trip(method, path, body)?;
-        if (200..300).contains(&status) {
-            return serde_json::from_slice(&body).map_err(|error| {
-                ApiError::failed(format!(
-                    "cannot parse the daemon's answer ({error}); do client and daemon have the same version?"
-                ))
-            });
-        }
-        Err(error_in(status, &body))
+    /// As [`Client::get`].
+    pub(crate) fn get_raw(&self, path: &str) -> Result<Bytes, ApiError> {
+        let (status, body) = self.round_trip("GET", path, &[])?;
+        successful(status, body)
     }
 
     fn failed(&self, error: &dyn Display) -> ApiError {
@@ -170,8 +160,20 @@ impl Client {
     }
 }
 
-fn versioned(path: &str) -> String {
-    format!("/{API_VERSION}{path}")
+/// Returns the value in the body of an answer.
+///
+/// # Errors
+/// It is another one, as from a daemon of another version.
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| {
+        ApiError::failed(format!(
+            "cannot parse the daemon's answer ({error}); do client and daemon have the same version?"
+        ))
+    })
+}
+
+fn successful(status: u16, body: Bytes) -> Result<Bytes, ApiError> {
+    if (200..300).contains(&status) { Ok(body) } else { Err(error_in(status, &body)) }
 }
 
 /// Returns the error in an answer.
@@ -216,7 +218,7 @@ mod tests {
                 let _ = peer.read(&mut [0; 4096]);
                 let _ = peer.write_all(answer);
             });
-            client.get("/volumes").map_err(|error: ApiError| error.to_string())
+            client.get_raw("/").and_then(|it| parse(&it)).map_err(|error| error.to_string())
         })
     }
 

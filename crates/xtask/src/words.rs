@@ -30,7 +30,7 @@ const KEPT: &[(&str, &str)] = &[
     ("CHANGELOG.md", ""),
     // Names that users know: a path of the admin API, a field of its JSON, and old options.
     ("crates/daemon/src/api.rs", "knob"),
-    ("crates/daemon/src/api/routes.rs", "knob"),
+    ("crates/admin/src/api.rs", "knob"),
     ("crates/daemon/src/web/mod.rs", "knob"),
     ("crates/admin/src/schema.rs", "knob"),
     ("crates/settings/src/help.rs", "knob"),

@@ -2,25 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use forebay_admin::{ApiError, ErrorKind};
+use forebay_admin::endpoint::{About, Answer};
+use forebay_admin::{ErrorBody, ErrorKind};
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::route::{Answer, Body, EVENTS, OPERATION, Route};
+use super::route::Route;
 use crate::events::stream;
 use crate::recording;
 
 /// Where the schemas of types are.
 const SCHEMAS: &str = "#/components/schemas";
-
-/// The body of an error answer.
-#[derive(JsonSchema)]
-#[expect(dead_code, reason = "describes `client::ErrorBody`")]
-struct Refusal {
-    error: ApiError,
-}
 
 /// Types as they are received, and as they are sent: fields with defaults are always sent.
 struct Generators {
@@ -59,11 +53,11 @@ fn without_links(schema: &mut Schema) {
 pub(super) fn document(routes: &[Route]) -> Value {
     let mut generators = Generators::new();
     let mut paths = BTreeMap::<&str, Map<String, Value>>::new();
-    for route in routes {
+    for Route { about: route, .. } in routes {
         let described = describe(route, &mut generators);
         paths.entry(route.path).or_default().insert(route.method.to_lowercase(), described);
     }
-    let refusal = of_json(&generators.sent.subschema_for::<Refusal>());
+    let refusal = of_json(&generators.sent.subschema_for::<ErrorBody>());
     let refusals = refusals().into_iter().map(|(status, names)| {
         let description = format!("Refused: {}.", names.join(", "));
         (status.to_string(), json!({ "description": description, "content": refusal }))
@@ -100,7 +94,7 @@ fn refusals() -> BTreeMap<u16, Vec<String>> {
     kinds
 }
 
-fn describe(route: &Route, generators: &mut Generators) -> Value {
+fn describe(route: &About, generators: &mut Generators) -> Value {
     let mut parameters = Vec::new();
     if let Some(name) = route.argument() {
         let schema = match name {
@@ -117,11 +111,6 @@ fn describe(route: &Route, generators: &mut Generators) -> Value {
             "schema": { "type": "string" },
         })
     }));
-    let body = match route.body {
-        Body::None => None,
-        Body::Optional(schema) => Some((false, schema(&mut generators.received))),
-        Body::Required(schema) => Some((true, schema(&mut generators.received))),
-    };
     let mut described = json!({
         "operationId": name_of(route),
         "summary": route.summary,
@@ -130,28 +119,30 @@ fn describe(route: &Route, generators: &mut Generators) -> Value {
     if !parameters.is_empty() {
         described["parameters"] = parameters.into();
     }
-    if let Some((required, schema)) = body {
-        described["requestBody"] = json!({ "required": required, "content": of_json(&schema) });
+    if let Some((schema, may_be_empty)) = route.body {
+        let content = of_json(&schema(&mut generators.received));
+        described["requestBody"] = json!({ "required": !may_be_empty, "content": content });
     }
     described
 }
 
-fn answers(route: &Route, sent: &mut SchemaGenerator) -> Value {
+fn answers(route: &About, sent: &mut SchemaGenerator) -> Value {
     let mut answers = Map::new();
     let mut add = |status: &str, description: &str, content: Value| {
         let answer = json!({ "description": description, "content": content });
         answers.insert(status.to_owned(), answer);
     };
     let text = json!({ "type": "string" });
+    let mut own = || of_json(&(route.answer_schema)(sent));
     match route.answer {
-        Answer::Json(schema) => add("200", "Done.", of_json(&schema(sent))),
-        Answer::Accepted(schema) => add("202", "It begins.", of_json(&schema(sent))),
+        Answer::Json => add("200", "Done.", own()),
+        Answer::Accepted => add("202", "It begins.", own()),
         Answer::Operation => {
-            add("200", "The operation has ended, well or not.", of_json(&OPERATION(sent)));
-            add("202", "The operation runs.", of_json(&OPERATION(sent)));
+            add("200", "The operation has ended, well or not.", own());
+            add("202", "The operation runs.", own());
         }
         Answer::Events => {
-            let mut content = of_json(&EVENTS(sent));
+            let mut content = own();
             content[stream::MEDIA_TYPE] = json!({ "schema": text });
             add("200", "The events.", content);
         }
@@ -181,7 +172,7 @@ fn of_json(schema: &Schema) -> Value {
 }
 
 /// Returns a name for a route that programs can use.
-fn name_of(route: &Route) -> String {
+fn name_of(route: &About) -> String {
     let path = route.path.trim_start_matches("/v1").trim_end_matches(".json");
     let parts = path.split('/').filter(|part| !part.is_empty() && !part.starts_with('{'));
     let verb = route.method.to_lowercase();
@@ -200,7 +191,7 @@ mod tests {
     #[test]
     fn the_document_is_as_published() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-        let text = serde_json::to_string_pretty(&document(ROUTES)).expect("plain data") + "\n";
+        let text = serde_json::to_string_pretty(&document(&ROUTES)).expect("plain data") + "\n";
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             std::fs::write(file, &text).expect("writable");
         }
@@ -210,9 +201,9 @@ mod tests {
 
     #[test]
     fn every_route_is_described_under_a_name_of_its_own() {
-        let document = document(ROUTES);
+        let document = document(&ROUTES);
         let mut names = BTreeSet::new();
-        for route in ROUTES {
+        for Route { about: route, .. } in &*ROUTES {
             let described = &document["paths"][route.path][route.method.to_lowercase()];
             let name = described["operationId"].as_str().expect("a name").to_owned();
             assert!(names.insert(name.clone()), "{name} comes twice");
@@ -225,16 +216,9 @@ mod tests {
     #[test]
     fn types_are_the_same_in_both_directions() {
         let Generators { mut received, mut sent } = Generators::new();
-        for route in ROUTES {
-            if let Body::Optional(schema) | Body::Required(schema) = route.body {
-                schema(&mut received);
-            }
-            match route.answer {
-                Answer::Json(schema) | Answer::Accepted(schema) => _ = schema(&mut sent),
-                Answer::Operation => _ = OPERATION(&mut sent),
-                Answer::Events => _ = EVENTS(&mut sent),
-                Answer::Metrics | Answer::Trace | Answer::Document => {}
-            }
+        for Route { about: route, .. } in &*ROUTES {
+            route.body.map(|(schema, _)| schema(&mut received));
+            (route.answer_schema)(&mut sent);
         }
         let (received, sent) = (received.take_definitions(true), sent.take_definitions(true));
         for (name, schema) in &received {
@@ -256,7 +240,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = document(ROUTES);
+        let document = document(&ROUTES);
         let mut found = BTreeSet::new();
         references(&document, &mut found);
         assert!(found.len() > 20, "{found:?}");

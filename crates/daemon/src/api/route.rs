@@ -1,144 +1,101 @@
-//! Routes of the admin API: what one consists of, and how that of a request is found.
+//! Routes of the admin API: what is done with the requests of an endpoint, and how the route of one is found.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use forebay_admin::{ApiError, EventList, Operation};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use forebay_admin::endpoint::{About, Answer, Argument, Endpoint};
+use forebay_admin::{ApiError, ErrorKind, Operation, OperationId, OperationState};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::http::{HttpAnswer, HttpRequest};
 use crate::volumes::Volumes;
 
+/// How long the answer to a new operation is delayed, so that it can report the end of a quick one.
+pub(super) const GRACE: Duration = Duration::from_millis(150);
+
 /// The answer of a route.
 pub(super) type Answered = Result<HttpAnswer, ApiError>;
 
-/// Answers the requests on a route.
-pub(super) type Handler = fn(&Call<'_>) -> Answered;
-
 /// A request on its route.
 pub(super) struct Call<'a> {
-    /// Every route.
-    pub(super) routes: &'static [Route],
     pub(super) volumes: &'a Arc<Volumes>,
     pub(super) request: &'a HttpRequest,
     /// What stands for the part of the path in braces; empty without one.
-    pub(super) argument: &'a str,
+    argument: &'a str,
     /// What follows the question mark.
     pub(super) query: Option<&'a str>,
 }
 
-/// Returns the schema of a type, and notes those of its parts.
-pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
-
-/// The schema of a type.
-pub(super) fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<T>()
-}
-
-/// The body of a request.
-#[derive(Clone, Copy)]
-pub(super) enum Body {
-    /// None, or an empty object where the method is POST.
-    None,
-    /// JSON; an empty one stands for an object without fields.
-    Optional(SchemaOf),
-    /// JSON.
-    Required(SchemaOf),
-}
-
-/// The answer to a request that succeeds.
-#[derive(Clone, Copy)]
-pub(super) enum Answer {
-    /// JSON with status 200.
-    Json(SchemaOf),
-    /// JSON with status 202.
-    Accepted(SchemaOf),
-    /// An operation: status 202 while it runs, and 200 once it has succeeded or failed.
-    Operation,
-    /// Events, as JSON or as a stream.
-    Events,
-    /// A trace as text.
-    Trace,
-    /// Metrics as text.
-    Metrics,
-    /// A document whose form is none of ours.
-    Document,
-}
-
-/// A part of a query.
-pub(super) struct Parameter {
-    pub(super) name: &'static str,
-    pub(super) help: &'static str,
-}
-
-/// A route.
+/// An endpoint and what is done with its requests.
 pub(super) struct Route {
-    pub(super) method: &'static str,
-    /// The path; one part may be a name in braces.
-    pub(super) path: &'static str,
-    /// What it does, in a sentence.
-    pub(super) summary: &'static str,
-    pub(super) query: &'static [Parameter],
-    pub(super) body: Body,
-    pub(super) answer: Answer,
-    pub(super) run: Handler,
+    pub(super) about: &'static About,
+    run: Box<dyn Fn(&Call<'_>) -> Answered + Send + Sync>,
 }
-
-pub(super) const fn get(
-    path: &'static str,
-    summary: &'static str,
-    answer: Answer,
-    run: Handler,
-) -> Route {
-    Route { method: "GET", path, summary, query: &[], body: Body::None, answer, run }
-}
-
-pub(super) const fn post(
-    path: &'static str,
-    summary: &'static str,
-    body: Body,
-    answer: Answer,
-    run: Handler,
-) -> Route {
-    Route { method: "POST", path, summary, query: &[], body, answer, run }
-}
-
-/// An operation on a volume.
-pub(super) const fn operate(
-    path: &'static str,
-    summary: &'static str,
-    body: Body,
-    run: Handler,
-) -> Route {
-    post(path, summary, body, Answer::Operation, run)
-}
-
-/// The schema of [`Answer::Operation`].
-pub(super) const OPERATION: SchemaOf = of::<Operation>;
-
-/// The schema of [`Answer::Events`].
-pub(super) const EVENTS: SchemaOf = of::<EventList>;
 
 impl Route {
-    /// Returns the name in braces, if the path has one.
-    pub(super) fn argument(&self) -> Option<&'static str> {
-        let (_, rest) = self.path.split_once('{')?;
-        rest.split_once('}').map(|(name, _)| name)
+    /// Answers a request of this route.
+    pub(super) fn answer(&self, call: &Call<'_>) -> Answered {
+        (self.run)(call)
     }
+}
 
-    /// Returns what stands for the part in braces if a path is on this route; empty without such a part.
-    fn matches<'a>(&self, path: &'a str) -> Option<&'a str> {
-        let mut argument = "";
-        let mut parts = path.split('/');
-        for own in self.path.split('/') {
-            let part = parts.next()?;
-            match own.starts_with('{') {
-                true => argument = part,
-                false if own == part => {}
-                false => return None,
-            }
-        }
-        parts.next().is_none().then_some(argument)
+/// A route whose answer `run` makes.
+pub(super) fn answer<A: Argument, Q: DeserializeOwned, R>(
+    endpoint: &'static Endpoint<A, Q, R>,
+    run: impl Fn(&Call<'_>, A, Q) -> Answered + Send + Sync + 'static,
+) -> Route {
+    let answer = move |call: &Call<'_>| {
+        let argument = A::parse(call.argument)?;
+        run(call, argument, body(endpoint, call.request)?)
+    };
+    Route { about: &endpoint.about, run: Box::new(answer) }
+}
+
+/// A route whose answer is JSON.
+pub(super) fn json<A: Argument, Q: DeserializeOwned, R: Serialize>(
+    endpoint: &'static Endpoint<A, Q, R>,
+    run: impl Fn(&Call<'_>, A, Q) -> Result<R, ApiError> + Send + Sync + 'static,
+) -> Route {
+    let status = if endpoint.about.answer == Answer::Accepted { 202 } else { 200 };
+    answer(endpoint, move |call, argument, request| {
+        run(call, argument, request).map(|answer| HttpAnswer::json(status, &answer))
+    })
+}
+
+/// A route that begins an operation.
+pub(super) fn begin<A: Argument, Q: DeserializeOwned>(
+    endpoint: &'static Endpoint<A, Q, Operation>,
+    run: impl Fn(&Arc<Volumes>, &A, Q) -> Result<OperationId, ApiError> + Send + Sync + 'static,
+) -> Route {
+    answer(endpoint, move |call, argument, request| {
+        state_of(call.volumes, run(call.volumes, &argument, request)?, GRACE)
+    })
+}
+
+/// Answers with the state of an operation once it has ended, or `wait` is over.
+pub(super) fn state_of(volumes: &Volumes, id: OperationId, wait: Duration) -> Answered {
+    let operation = volumes.operations().wait(id, Some(wait)).ok_or_else(|| {
+        ApiError::new(ErrorKind::NotFound, format!("operation {id} is not known (any more)"))
+    })?;
+    let status = if operation.state == OperationState::Running { 202 } else { 200 };
+    Ok(HttpAnswer::json(status, &operation))
+}
+
+fn body<A, Q: DeserializeOwned, R>(
+    endpoint: &Endpoint<A, Q, R>,
+    request: &HttpRequest,
+) -> Result<Q, ApiError> {
+    let unread = request.body.is_empty() || endpoint.about.method == "GET";
+    if let Some(absent) = endpoint.absent.filter(|_| unread) {
+        return Ok(absent());
     }
+    // A JSON list would be read as the fields of an object in the order of their declaration.
+    if request.body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(ApiError::new(ErrorKind::Invalid, "body: send a JSON object"));
+    }
+    serde_json::from_slice(&request.body)
+        .map_err(|error| ApiError::new(ErrorKind::Invalid, format!("body: {error}")))
 }
 
 /// Finds the route of a request: the first that fits.
@@ -152,9 +109,10 @@ pub(super) fn find<'a>(
         None => (&*request.target, None),
     };
     routes.iter().find_map(|route| {
-        let argument = route.matches(path).filter(|_| route.method == request.method)?;
+        let about = route.about;
+        let argument = about.matches(path).filter(|_| about.method == request.method)?;
         // Nothing is asked for that is not there.
-        let understood = query.is_none() || !route.query.is_empty();
-        understood.then_some((route, Call { routes, volumes, request, argument, query }))
+        let understood = query.is_none() || !about.query.is_empty();
+        understood.then_some((route, Call { volumes, request, argument, query }))
     })
 }

@@ -14,10 +14,10 @@ const MOST: Duration = Duration::from_secs(30 * 86400);
 /// Parses one of some words with the type's own parser, which accepts short forms and reports its
 /// own errors; completions offer the words.
 #[derive(Clone, Copy)]
-pub(super) struct Words<T: 'static>(pub(super) &'static [T]);
+pub(crate) struct Words<T: 'static>(pub(crate) &'static [T]);
 
 /// A type whose values have names.
-pub(super) trait Word:
+pub(crate) trait Word:
     Copy + std::str::FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Sync
 {
     /// Returns the name of this value.
@@ -54,20 +54,20 @@ impl<T: Word> TypedValueParser for Words<T> {
 }
 
 /// Parses the share of blocks that are sampled.
-pub(super) fn rate(text: &str) -> Result<f64, String> {
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate));
     rate.ok_or_else(|| "the share must be 0.000001 to 1; 0.01 suits most traces".to_owned())
 }
 
 /// Parses the time between two looks, in seconds.
-pub(super) fn interval(text: &str) -> Result<Duration, String> {
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     let seconds = seconds.ok_or_else(|| "an interval must be 0.1 to 3600 seconds".to_owned())?;
     Ok(Duration::from_secs_f64(seconds))
 }
 
 /// Parses a time in seconds, or one with a unit.
-pub(super) fn timeout(text: &str) -> Result<Duration, String> {
+pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().map(Duration::try_from_secs_f64).and_then(Result::ok);
     let time = seconds.or_else(|| parse_duration(text).ok());
     let time = time.filter(|time| (Duration::from_millis(1)..=MOST).contains(time));
@@ -77,18 +77,18 @@ pub(super) fn timeout(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses the size of a cache.
-pub(super) fn cache_size(text: &str) -> Result<u64, String> {
+pub(crate) fn cache_size(text: &str) -> Result<u64, String> {
     let bytes = size(text)?;
     if bytes < BLOCK { Err("a cache has at least one block, 4K".to_owned()) } else { Ok(bytes) }
 }
 
 /// Parses a number of bytes, with a unit.
-pub(super) fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
 /// Parses the size of a block.
-pub(super) fn block_size(text: &str) -> Result<BlockSize, String> {
+pub(crate) fn block_size(text: &str) -> Result<BlockSize, String> {
     BlockSize::new(size(text)?).ok_or_else(|| {
         "a block must be a power of two from 2K to 1M; 4K suits most volumes".to_owned()
     })

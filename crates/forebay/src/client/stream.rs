@@ -8,7 +8,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
 use super::patience::Asking;
-use super::{Client, MAX_ANSWER, error_in, versioned};
+use super::{Client, MAX_ANSWER, error_in};
 use forebay_daemon::{HEARTBEAT, MEDIA_TYPE};
 
 /// Splits a stream into messages.
@@ -52,7 +52,7 @@ impl Client {
         path: &str,
         mut take: impl FnMut(&str) -> Result<bool, ApiError>,
     ) -> Result<bool, ApiError> {
-        let request = self.request("GET", &versioned(path), MEDIA_TYPE, &[])?;
+        let request = self.request("GET", path, MEDIA_TYPE, &[])?;
         let asking = Asking::new(false);
         self.runtime()?.block_on(async {
             let answer = async {
@@ -97,7 +97,7 @@ impl Client {
         pause: Duration,
         mut take: impl FnMut(&[u8]) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
-        let request = self.request("GET", &versioned(path), "*/*", &[])?;
+        let request = self.request("GET", path, "*/*", &[])?;
         let asking = Asking::new(false);
         self.runtime()?.block_on(async {
             let answer = async {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, Progress, Unit};
+use forebay_admin::endpoint::Nothing;
+use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, Progress, Unit, api};
 use forebay_core::units::format_size;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
@@ -52,10 +53,9 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
             std::thread::sleep(POLL);
             if interrupted.load(Ordering::Relaxed) && !asked {
                 asked = true;
-                let path = format!("/operations/{}/cancel", operation.id);
-                let _: Operation = client.post(&path, &serde_json::json!({})).map_err(goes_on)?;
+                client.call(&api::CANCEL, &operation.id, &Nothing {}).map_err(goes_on)?;
             }
-            operation = client.get(&format!("/operations/{}", operation.id)).map_err(goes_on)?;
+            operation = client.get(&api::OPERATION, &operation.id).map_err(goes_on)?;
         }
         display.end();
     }

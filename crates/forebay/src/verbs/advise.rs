@@ -10,22 +10,66 @@ mod ram;
 mod whatif;
 mod words;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueHint};
 use forebay_admin::curve::{CurveReport, CurveRow, RamRow};
-use forebay_admin::{ApiError, ErrorKind, Progress, Unit, VolumeName};
+use forebay_admin::{ApiError, ErrorKind, Progress, Unit, VolumeName, api};
 use forebay_core::{Op, VolumeId};
 use forebay_policy::curve::{Estimator, Which};
-use forebay_trace::{Alignment, BLOCK, Requests, Suggestion, TraceError};
+use forebay_trace::{Alignment, BLOCK, Format, Requests, Suggestion, TraceError};
 use serde::Serialize;
 
-use crate::cli::AdviseArgs;
-use crate::client::Client;
+use crate::cli::values::{Words, cache_size, rate, size};
+use crate::client::{Client, parse};
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::{json, note, print_text};
 use forebay_daemon::curve::{hits, points, ram_rows, rows};
+
+/// Arguments of `advise`.
+#[derive(Debug, Args)]
+pub(crate) struct AdviseArgs {
+    /// The trace, a file that may be compressed with zstd
+    #[arg(value_hint = ValueHint::FilePath, required_unless_present = "live")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// A volume, instead of a trace: use its requests since it was started
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["trace", "format", "rate", "align"])]
+    pub(crate) live: Option<VolumeName>,
+
+    /// Format of the trace, if the content does not show it: csv, lis, msr, blkparse, iolog, vscsi
+    #[arg(long, value_name = "FORMAT", value_parser = Words(Format::ALL), hide_possible_values = true)]
+    pub(crate) format: Option<Format>,
+
+    /// Share of the blocks to sample, 0.000001 to 1 [default: as many as fit into a few MB, all of
+    /// them in a short trace]
+    #[arg(long, value_name = "SHARE", value_parser = rate, allow_hyphen_values = true)]
+    pub(crate) rate: Option<f64>,
+
+    /// Cache sizes to compare, like 64G,128G [default: powers of two, up to the bytes touched]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
+    pub(crate) sizes: Vec<u64>,
+
+    /// Sizes of a RAM tier to compare, like 1G,4G, in front of the present cache; for a trace in front
+    /// of the recommended one. An estimate for LRU caches of which the smaller has nothing that the
+    /// larger lacks [default: 64M, 256M, 1G and so on, up to the bytes touched]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
+    pub(crate) ram: Vec<u64>,
+
+    /// Bytes to add to every offset, so that requests start on block boundaries
+    #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
+    pub(crate) align: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draw the curve to this file
+    #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
+    pub(crate) plot: Option<PathBuf>,
+}
 
 /// Most blocks in the sample if no rate is given: a short trace is sampled completely, a long one
 /// with about this many blocks.
@@ -91,7 +135,8 @@ fn from_daemon(client: &Client, name: &VolumeName, args: &AdviseArgs) -> Outcome
     });
     let query = parts.collect::<Vec<_>>().join("&");
     let query = if query.is_empty() { query } else { format!("?{query}") };
-    let report: CurveReport = client.get(&format!("/volumes/{name}/curve{query}"))?;
+    let path = api::CURVE.path(name) + &query;
+    let report: CurveReport = parse(&client.get_raw(&path)?)?;
     if let Some(path) = &args.plot {
         draw(name.as_str(), report.reads > 0, &report.curve, path)?;
     }

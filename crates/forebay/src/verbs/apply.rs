@@ -6,16 +6,17 @@
 mod file;
 mod plan;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueHint};
 use forebay_admin::{
-    ApiError, ErrorKind, Operation, StartRequest, StopRequest, VolumeList, VolumeReport,
+    ApiError, ErrorKind, StartRequest, StopRequest, VolumeName, VolumeReport, api,
 };
+use forebay_settings::duration::parse_duration;
 use serde::Serialize;
 
 use super::{operate, set};
-use crate::cli::ApplyArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
@@ -23,6 +24,39 @@ use crate::output::{json, note, print_text, progress};
 use crate::{misaligned, paths, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, is_missing};
 use plan::{Action, Change, Step, Wanted};
+
+/// Arguments of `apply`.
+#[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    /// The file [default: /etc/forebay/forebay.toml for root, $XDG_CONFIG_HOME/forebay/forebay.toml
+    /// otherwise]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print the plan only
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Stop volumes that the file does not declare; nothing is deleted
+    #[arg(long)]
+    pub(crate) prune: bool,
+
+    /// Overwrite the content of the cache device of this volume if it has to be created; repeatable
+    #[arg(short = 'f', long, value_name = "NAME")]
+    pub(crate) force: Vec<VolumeName>,
+
+    /// Adopt volumes that the daemon does not know from their cache devices instead of creating them
+    #[arg(long)]
+    pub(crate) adopt: bool,
+
+    /// How long to wait for missing devices of volumes that have to be created or started [default: 0]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) wait: Option<Duration>,
+
+    /// Print the plan and its results as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// How often missing devices are looked for.
 const POLL: Duration = Duration::from_millis(200);
@@ -64,9 +98,9 @@ pub(super) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
 
 /// Returns the reports of all volumes.
 fn present(client: &Client) -> Result<Vec<VolumeReport>, ApiError> {
-    let list: VolumeList = client.get("/volumes")?;
+    let list = client.get(&api::LIST, &())?;
     let names = list.volumes.into_iter().map(|volume| volume.name);
-    names.map(|name| client.get(&format!("/volumes/{name}"))).collect()
+    names.map(|name| client.get(&api::SHOW, &name)).collect()
 }
 
 /// Whether two names mean the same device, which may be missing at the moment.
@@ -138,7 +172,7 @@ impl Work<'_> {
         let Step { volume, action } = step;
         match action {
             Action::Stop => {
-                operate(self.client, volume, "stop", &StopRequest::default(), "Stopping")
+                operate(self.client, &api::STOP, volume, &StopRequest::default(), "Stopping")
             }
             Action::Set { changes } => {
                 let settings = plan::assignments(changes)?;
@@ -147,7 +181,7 @@ impl Work<'_> {
             Action::Create => self.create(self.wanted_of(step)?),
             Action::Start => {
                 self.wait_for(self.wanted_of(step)?);
-                operate(self.client, volume, "start", &StartRequest::default(), "Starting")
+                operate(self.client, &api::START, volume, &StartRequest::default(), "Starting")
             }
             Action::Keep | Action::Undeclared => Ok(()),
         }
@@ -170,9 +204,9 @@ impl Work<'_> {
             request.settings = forebay_admin::Assignments::default();
             (request.profile, request.block_size, request.alignment) = (None, None, 0);
         }
-        let begun: Operation = self.client.post("/volumes", &request)?;
+        let begun = self.client.call(&api::CREATE, &(), &request)?;
         progress::follow(self.client, begun, &format!("Creating {}", request.name))?;
-        let report: VolumeReport = self.client.get(&format!("/volumes/{}", request.name))?;
+        let report = self.client.get(&api::SHOW, &request.name)?;
         misaligned::warn(&report);
         sparse::warn(&report);
         uevent::announce(&report);

@@ -1,6 +1,6 @@
 //! `forebay pause`, `freeze` and `resume`: short for `set NAME caching=`.
 
-use forebay_admin::{Assignments, SetRequest};
+use forebay_admin::{Assignments, SetRequest, api};
 use forebay_core::Caching;
 
 use super::operate;
@@ -25,5 +25,5 @@ pub(super) fn resume(client: &Client, args: &NameArgs) -> Outcome {
 
 fn set(client: &Client, args: &NameArgs, caching: Caching, doing: &str) -> Outcome {
     let settings = Assignments::parse(&[format!("caching={caching}")])?;
-    operate(client, &args.name, "set", &SetRequest { settings }, doing)
+    operate(client, &api::SET, &args.name, &SetRequest { settings }, doing)
 }

@@ -1,23 +1,120 @@
 //! `forebay create`: creates a volume, serves it, prints its block device or its NBD URI.
 
-use forebay_admin::{ApiError, Assignments, CreateRequest, DaemonReport, Operation, VolumeReport};
-use forebay_core::NbdReach;
+use clap::{Args, ValueHint};
+use forebay_admin::{
+    ApiError, Assignments, CreateRequest, ProfileName, VolumeName, VolumeReport, api,
+};
 use forebay_core::units::format_size;
+use forebay_core::{BlockSize, Durability, ExportSet, Mode, NbdReach, ReplacementKind};
 
-use crate::cli::CreateArgs;
+use crate::cli::values::{Words, block_size, size};
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::{json, note, print_line, progress};
 use crate::{misaligned, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, cache_device};
 
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// Name of the new volume
+    pub(crate) name: VolumeName,
+
+    /// Cache device: a file, a block device, or ram:SIZE; without one give --ram
+    #[arg(short = 's', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
+    pub(crate) cache: Option<String>,
+
+    /// Origin: a file, a block device, nbd://HOST/EXPORT or rbd:POOL/IMAGE
+    #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
+    pub(crate) origin: String,
+
+    /// Start with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
+    /// fancycache (see 'forebay profiles'); other options take precedence
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+
+    /// How the cache handles reads and writes: writeback (wb), writethrough (wt),
+    /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
+    #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
+    pub(crate) mode: Option<Mode>,
+
+    /// How blocks are chosen for eviction; shared by all volumes of a cache [default: that of the cache's
+    /// other volumes, or else s3-fifo]
+    #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL))]
+    pub(crate) policy: Option<ReplacementKind>,
+
+    /// Block size, the unit of caching: a power of two from 2K to 1M [default: 4K]
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = block_size, allow_hyphen_values = true)]
+    pub(crate) block_size: Option<BlockSize>,
+
+    /// When a write is acknowledged: strict (on stable media), flush (in RAM until a flush), or deferred
+    /// (in the RAM tier until a flush or for the time of --defer) [default: flush]
+    #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
+    pub(crate) durability: Option<Durability>,
+
+    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) ram: Option<u64>,
+
+    /// With --durability deferred, the time within which a write is written down from RAM [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) defer: Option<String>,
+
+    /// DANGEROUS, for scratch data only: with --durability deferred, acknowledge flushes at once, so that
+    /// a crash loses what file systems and databases believe to be durable
+    #[arg(long)]
+    pub(crate) ignore_flush: bool,
+
+    /// Write to the origin in the order of flushes, so that it is always in a state that a power cut
+    /// could leave on a disk: if the cache device is lost, the origin is slightly old but consistent
+    #[arg(long)]
+    pub(crate) ordered: bool,
+
+    /// Let clients only read, and never write to the origin: for a write-protected device, or one that has to
+    /// stay as it is. What is read is cached as usual
+    #[arg(long)]
+    pub(crate) read_only: bool,
+
+    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and nbd-kernel (block
+    /// devices of this machine; auto: the first of these that works here), and vhost-user [default: nbd]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) export: Option<ExportSet>,
+
+    /// Value of a setting, as for 'forebay set'; repeatable
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+
+    /// Bytes by which blocks are shifted on the origin, for partitions that start at odd sectors:
+    /// a multiple of 512 below the block size
+    #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
+    pub(crate) alignment: u64,
+
+    /// Overwrite the content of the cache device; with --adopt see start --force
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+
+    /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
+    /// after the daemon's state was lost, on another machine, or when a device has a new path
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "read_only", "export", "alignment", "set"])]
+    pub(crate) adopt: bool,
+
+    /// Adopt it under this name: it is renamed on the cache device, and becomes a volume of its own, so that a
+    /// copy of a cache and its origin can be used beside the original
+    #[arg(long = "as", value_name = "NAME", requires = "adopt")]
+    pub(crate) new_name: Option<VolumeName>,
+
+    /// Print the volume as JSON instead of its URI
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     let (name, as_json) = (args.new_name.clone().unwrap_or(args.name.clone()), args.json);
     let request = request(args)?;
-    let begun: Operation = client.post("/volumes", &request)?;
+    let begun = client.call(&api::CREATE, &(), &request)?;
     progress::follow(client, begun, &format!("Creating {name}"))?;
-    let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+    let report = client.get(&api::SHOW, &name)?;
     let chose_ram = request.settings.iter().any(|(setting, _)| setting == "ram");
     if let Some(profile) = request.profile.filter(|_| !chose_ram && report.settings.ram > 0) {
         let ram = format_size(report.settings.ram);
@@ -45,7 +142,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
 fn tell_reach(client: &Client, report: &VolumeReport) {
     let VolumeReport { name, settings, .. } = report;
     // It is created, whatever the daemon answers. A path has a slash, and a TCP address none.
-    let addresses = client.get::<DaemonReport>("/daemon").map_or(Vec::new(), |daemon| daemon.nbd);
+    let addresses = client.get(&api::DAEMON, &()).map_or(Vec::new(), |daemon| daemon.nbd);
     if settings.nbd != NbdReach::All && addresses.iter().any(|address| !address.contains('/')) {
         note(&format!(
             "clients of NBD by TCP do not find '{name}'; 'forebay set {name} nbd=all' changes that"

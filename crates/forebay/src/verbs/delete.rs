@@ -1,19 +1,40 @@
 //! `forebay delete`: removes a volume from its cache.
 
-use forebay_admin::{DeleteRequest, VolumeList, VolumeName};
+use clap::Args;
+use forebay_admin::{DeleteRequest, VolumeList, VolumeName, api};
 
 use super::operate;
-use crate::cli::DeleteArgs;
 use crate::client::Client;
 use crate::exit::{Outcome, note};
 use forebay_daemon::devices::{DeviceName, NO_CACHE};
 
+/// Arguments of `delete`.
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Discard the dirty blocks instead of writing them to the origin
+    #[arg(long)]
+    pub(crate) discard_dirty: bool,
+
+    /// Delete it although clients are connected or its block device is in use: they get I/O errors, and
+    /// a file system on it loses what it has not written yet
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+
+    /// Wipe the cache device afterwards, for another use: it shows no mark of Forebay any more. Refused if it
+    /// holds other volumes
+    #[arg(long)]
+    pub(crate) wipe: bool,
+}
+
 /// Removes a volume.
 pub(super) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
-    let before: Option<VolumeList> = client.get("/volumes").ok();
+    let before = client.get(&api::LIST, &()).ok();
     let DeleteArgs { discard_dirty, wipe, force, .. } = *args;
     let request = DeleteRequest { discard_dirty, wipe, force };
-    operate(client, &args.name, "delete", &request, "Deleting")?;
+    operate(client, &api::DELETE, &args.name, &request, "Deleting")?;
     if let Some(cache) = before.as_ref().and_then(|list| left_empty(list, &args.name)) {
         note(&after(&cache, args.wipe));
     }

@@ -14,11 +14,12 @@ mod filesystem;
 mod workspace;
 mod writer;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::{Args, ValueHint};
 use forebay_admin::ApiError;
 
-use crate::cli::DemoArgs;
 use crate::exit::Outcome;
 use crate::output::print_text;
 use crate::output::volume::grouped;
@@ -27,6 +28,18 @@ use daemon::Daemon;
 use filesystem::Image;
 use workspace::Workspace;
 use writer::Writer;
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Directory for its files, which are removed at the end [default: that for temporary files]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
+
+    /// Take a third of the time, with less exact numbers
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
 
 const MIB: u64 = 1 << 20;
 /// Size of the modelled disk.

@@ -8,10 +8,10 @@ mod host;
 
 use std::time::Duration;
 
-use forebay_admin::{ErrorKind, VolumeList};
+use clap::Args;
+use forebay_admin::{ErrorKind, VolumeList, api};
 use serde::Serialize;
 
-use crate::cli::DoctorArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
@@ -19,6 +19,14 @@ use crate::output::{json, print_text};
 use crate::process::{self, Process};
 use crate::sparse::{self, Shortage};
 use host::Host;
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// How long the daemon may take to answer before its process is looked at.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -107,9 +115,9 @@ enum Daemon {
 impl Daemon {
     fn look(client: &Client) -> Self {
         let socket = client.socket();
-        match client.silently(PATIENCE).get::<forebay_admin::DaemonReport>("/daemon") {
+        match client.silently(PATIENCE).get(&api::DAEMON, &()) {
             Ok(report) => {
-                let list = client.silently(PATIENCE).get::<VolumeList>("/volumes").ok();
+                let list = client.silently(PATIENCE).get(&api::LIST, &()).ok();
                 let shortages = list.map(|VolumeList { volumes }| {
                     let each = volumes.iter().flat_map(|it| [&*it.cache, &*it.origin]);
                     sparse::shortages(&each.collect::<Vec<_>>())

@@ -1,14 +1,29 @@
 //! `forebay drop`: discards what is cached of a volume.
 
-use forebay_admin::DropRequest;
+use clap::Args;
+use forebay_admin::{DropRequest, VolumeName, api};
 
 use super::operate;
-use crate::cli::DropArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
+
+/// Arguments of `drop`.
+#[derive(Debug, Args)]
+pub(crate) struct DropArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// From the RAM tier only
+    #[arg(long, conflicts_with = "ssd")]
+    pub(crate) ram: bool,
+
+    /// From the cache device only
+    #[arg(long)]
+    pub(crate) ssd: bool,
+}
 
 /// Discards clean cached blocks.
 pub(super) fn run(client: &Client, args: &DropArgs) -> Outcome {
     let tiers = DropRequest { ram: args.ram, ssd: args.ssd };
-    operate(client, &args.name, "drop", &tiers, "Dropping the cache of")
+    operate(client, &api::DROP, &args.name, &tiers, "Dropping the cache of")
 }

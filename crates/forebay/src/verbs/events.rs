@@ -2,22 +2,53 @@
 
 use std::time::Duration;
 
-use forebay_admin::{ApiError, Event, EventId, EventList, Severity};
+use clap::Args;
+use forebay_admin::{ApiError, Event, EventId, EventKind, EventList, Severity, VolumeName, api};
 use form_urlencoded::Serializer;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::cli::EventsArgs;
-use crate::client::Client;
+use crate::cli::values::Words;
+use crate::client::{Client, parse};
 use crate::exit::Outcome;
 use crate::output::print_more;
+use forebay_daemon::events_since;
+
+/// Arguments of `events`.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Only those about this volume
+    pub(crate) name: Option<VolumeName>,
+
+    /// Print further events as they happen, also of the next daemon
+    #[arg(short = 'f', long)]
+    pub(crate) follow: bool,
+
+    /// Only since then: how long ago, like 30m or 2h, or a time like 2026-01-31T15:04:05Z
+    #[arg(long, value_name = "TIME", value_parser = events_since)]
+    pub(crate) since: Option<OffsetDateTime>,
+
+    /// Only of these kinds, separated by commas, like degraded,recovered
+    #[arg(long = "kind", value_name = "KIND", value_delimiter = ',')]
+    #[arg(value_parser = Words(EventKind::ALL), hide_possible_values = true)]
+    pub(crate) kinds: Vec<EventKind>,
+
+    /// Only so many, the newest ones
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+
+    /// Print JSON, one event per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// How long to wait for a daemon that has ended.
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Prints events, and goes on until it is interrupted if it has to follow them.
 pub(super) fn run(client: &Client, args: &EventsArgs) -> Outcome {
-    let list: EventList = client.get(&format!("/events?{}", query(args, None)))?;
+    let path = |after| format!("{}?{}", api::EVENTS.path(&()), query(args, after));
+    let list: EventList = parse(&client.get_raw(&path(None))?)?;
     let mut last = EventId(0);
     for event in &list.events {
         if !print(event, args.json)? {
@@ -27,8 +58,7 @@ pub(super) fn run(client: &Client, args: &EventsArgs) -> Outcome {
     }
     let mut goes_on = args.follow;
     while goes_on {
-        let path = format!("/events?{}", query(args, Some(last)));
-        goes_on = client.follow(&path, |data| {
+        goes_on = client.follow(&path(Some(last)), |data| {
             // Kinds that a later daemon has added are left out.
             let Ok(event) = serde_json::from_str::<Event>(data) else { return Ok(true) };
             last = event.id;

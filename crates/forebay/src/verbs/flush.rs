@@ -1,11 +1,14 @@
 //! `forebay flush`: writes all dirty blocks of a volume to its origin.
 
-use super::{nothing, operate};
+use forebay_admin::api;
+use forebay_admin::endpoint::Nothing;
+
+use super::operate;
 use crate::cli::NameArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 
 /// Writes all dirty blocks of a volume to its origin.
 pub(super) fn run(client: &Client, args: &NameArgs) -> Outcome {
-    operate(client, &args.name, "flush", &nothing(), "Flushing")
+    operate(client, &api::FLUSH, &args.name, &Nothing {}, "Flushing")
 }

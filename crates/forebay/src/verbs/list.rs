@@ -1,18 +1,34 @@
 //! `forebay list`: lists the volumes, one per line.
 
-use forebay_admin::VolumeList;
+use clap::Args;
+use forebay_admin::{VolumeList, api};
 use forebay_core::units::format_size;
 
-use crate::cli::ListArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::volume::mode;
 use crate::output::{json, print_text};
 
+/// Arguments of `list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print names only, one in a line
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) names: bool,
+
+    /// Only volumes with data that is not on the origin, or of which that is not known
+    #[arg(long)]
+    pub(crate) dirty: bool,
+}
+
 /// Lists the volumes.
 pub(super) fn run(client: &Client, args: &ListArgs) -> Outcome {
-    let mut list: VolumeList = client.get("/volumes")?;
+    let mut list = client.get(&api::LIST, &())?;
     if args.dirty {
         list.volumes.retain(|volume| !volume.known || volume.dirty > 0 || volume.deferred > 0);
     }

@@ -12,10 +12,11 @@ use clap_mangen::Man;
 use forebay_admin::{ApiError, SETTINGS};
 use forebay_core::why::Why;
 
-use crate::cli::{self, KEYS, REVERSE};
+use crate::cli;
 use crate::exit::Outcome;
 use crate::output::print_bytes;
 use crate::paths::io_error;
+use crate::verbs::top::{KEYS, REVERSE};
 
 /// Prints the main page, or writes all pages into a directory.
 pub(super) fn run(dir: Option<&Path>) -> Outcome {

@@ -1,20 +1,33 @@
 //! `forebay memory`: shows the daemon's memory, or changes its limit.
 
-use forebay_admin::MemoryRequest;
+use clap::Args;
 use forebay_admin::report::DaemonMemory;
+use forebay_admin::{MemoryRequest, api};
 use forebay_core::units::format_size;
 
-use crate::cli::MemoryArgs;
+use crate::cli::values::size;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
 
+/// Arguments of `memory`.
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// New limit, until the daemon ends; --memory-limit of 'forebay daemon' is for its next start
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) limit: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Shows the memory, after a change of the limit if one is asked for.
 pub(super) fn run(client: &Client, args: &MemoryArgs) -> Outcome {
-    let memory: DaemonMemory = match args.limit {
-        Some(limit_bytes) => client.post("/memory", &MemoryRequest { limit_bytes })?,
-        None => client.get("/memory")?,
+    let memory = match args.limit {
+        Some(limit_bytes) => client.call(&api::SET_MEMORY, &(), &MemoryRequest { limit_bytes })?,
+        None => client.get(&api::MEMORY, &())?,
     };
     if args.json { json::print(&memory) } else { print_text(&render(&memory)) }
 }

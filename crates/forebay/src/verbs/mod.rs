@@ -1,37 +1,38 @@
 //! One file per verb; those that set `caching` share one.
 
-mod advise;
-mod apply;
+pub(crate) mod advise;
+pub(crate) mod apply;
 mod block_device;
 mod caching;
 mod check;
 mod completions;
-mod create;
-mod daemon;
-mod delete;
-mod demo;
-mod doctor;
-mod drop;
+pub(crate) mod create;
+pub(crate) mod daemon;
+pub(crate) mod delete;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod drop;
 mod dump;
-mod events;
+pub(crate) mod events;
 mod flush;
-mod list;
+pub(crate) mod list;
 mod man;
-mod memory;
+pub(crate) mod memory;
 mod offline;
-mod probe;
-mod profiles;
-mod ranges;
-mod set;
-mod show;
-mod start;
-mod stop;
-mod support;
+pub(crate) mod probe;
+pub(crate) mod profiles;
+pub(crate) mod ranges;
+pub(crate) mod set;
+pub(crate) mod show;
+pub(crate) mod start;
+pub(crate) mod stop;
+pub(crate) mod support;
 mod take_over;
-mod top;
-mod trace;
+pub(crate) mod top;
+pub(crate) mod trace;
 
-use forebay_admin::{Operation, VolumeName};
+use forebay_admin::VolumeName;
+use forebay_admin::api::Operate;
 
 use crate::cli::{Cli, Verb};
 use crate::client::Client;
@@ -89,18 +90,13 @@ pub(crate) fn run(cli: Cli) -> Outcome {
 }
 
 /// Starts an operation on a volume and follows it to its end.
-fn operate(
+fn operate<Q: serde::Serialize>(
     client: &Client,
+    endpoint: &Operate<Q>,
     name: &VolumeName,
-    verb: &str,
-    body: &impl serde::Serialize,
+    request: &Q,
     doing: &str,
 ) -> Outcome {
-    let begun: Operation = client.post(&format!("/volumes/{name}/{verb}"), body)?;
+    let begun = client.call(endpoint, name, request)?;
     progress::follow(client, begun, &format!("{doing} {name}"))
-}
-
-/// Returns the body of a request without parameters.
-fn nothing() -> serde_json::Value {
-    serde_json::json!({})
 }

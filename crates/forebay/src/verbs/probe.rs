@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::text::one_line;
 use forebay_device::blkid;
@@ -16,13 +17,32 @@ use forebay_device::loop_device::{self, LoopNumber};
 use forebay_format::superblock::{COPY_A, COPY_B, MAGIC};
 use forebay_format::{PAGE, Superblock};
 
-use crate::cli::ProbeArgs;
 use crate::exit::Outcome;
 use crate::output::print_text;
 use crate::paths;
 use forebay_daemon::content::Content;
 use forebay_daemon::devices::{DeviceName, Place};
 use forebay_daemon::{may_be_dirty, peek_state};
+
+/// Arguments of `probe`.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// The device
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(crate) device: PathBuf,
+
+    /// For a rule of udev: print nothing if it is nothing, and never fail
+    #[arg(long)]
+    pub(crate) udev: bool,
+
+    /// Print what it holds instead, as create judges it: blank, content of other systems, or of an unknown kind
+    #[arg(long, conflicts_with = "udev")]
+    pub(crate) content: bool,
+
+    /// Directory of the daemon's state, which names origins [default: as 'forebay daemon']
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+}
 
 /// What was found: names of properties for udev, and their values.
 type Properties = Vec<(&'static str, String)>;

@@ -1,11 +1,22 @@
 //! `forebay profiles`: prints the settings of the profiles, with their sources. Uses no daemon.
 
-use forebay_admin::{PROFILES, Profile};
+use clap::Args;
+use forebay_admin::{PROFILES, Profile, ProfileName};
 use serde::Serialize;
 
-use crate::cli::ProfilesArgs;
 use crate::exit::Outcome;
 use crate::output::{json, print_text};
+
+/// Arguments of `profiles`.
+#[derive(Debug, Args)]
+pub(crate) struct ProfilesArgs {
+    /// The profile [default: all]
+    pub(crate) name: Option<ProfileName>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 #[derive(Serialize)]
 struct List<'a> {

@@ -6,17 +6,71 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use forebay_admin::{ApiError, ByteRange, PinReport, RangesRequest, VolumeName, VolumeReport};
+use clap::{Args, ValueHint};
+use forebay_admin::api::{self, Operate};
+use forebay_admin::{ApiError, ByteRange, PinReport, RangesRequest, VolumeName};
 use forebay_core::parse_size;
 use forebay_core::units::format_size;
 use forebay_device::file_extents;
 use rustix::fs::{major, minor};
 
 use super::operate;
-use crate::cli::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs};
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::{json, print_text};
+
+/// The help of arguments that name parts of a volume.
+const PLACES: &str = "OFFSET+LENGTH of the volume, as 1G+512M, or a file on its device";
+
+/// Arguments of `prefetch`.
+#[derive(Debug, Args)]
+pub(crate) struct PrefetchArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    #[arg(value_name = "RANGE|FILE", help = PLACES, value_hint = ValueHint::FilePath)]
+    pub(crate) places: Vec<String>,
+}
+
+/// Arguments of `pin`.
+#[derive(Debug, Args)]
+pub(crate) struct PinArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    #[arg(value_name = "RANGE|FILE", help = PLACES, value_hint = ValueHint::FilePath)]
+    pub(crate) places: Vec<String>,
+
+    /// Print what is pinned as JSON
+    #[arg(long, conflicts_with = "places")]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `unpin`.
+#[derive(Debug, Args)]
+pub(crate) struct UnpinArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    #[arg(value_name = "RANGE|FILE", help = PLACES, value_hint = ValueHint::FilePath)]
+    #[arg(required_unless_present = "all")]
+    pub(crate) places: Vec<String>,
+
+    /// Unpin everything
+    #[arg(long, conflicts_with = "places")]
+    pub(crate) all: bool,
+}
+
+/// Arguments of `evict`.
+#[derive(Debug, Args)]
+pub(crate) struct EvictArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    #[arg(value_name = "RANGE|FILE", help = PLACES, value_hint = ValueHint::FilePath)]
+    #[arg(required = true)]
+    pub(crate) places: Vec<String>,
+}
 
 /// Ranges in one request: its body stays below the limit of the admin API.
 const AT_ONCE: usize = 1000;
@@ -24,34 +78,46 @@ const AT_ONCE: usize = 1000;
 /// Pins ranges or, without any, prints those that are pinned.
 pub(super) fn pin(client: &Client, args: &PinArgs) -> Outcome {
     if !args.places.is_empty() {
-        return each(client, &args.name, "pin", &args.places, "Pinning in");
+        return each(client, &api::PIN, &args.name, &args.places, "Pinning in");
     }
-    let report: PinReport = client.get(&format!("/volumes/{}/pins", args.name))?;
+    let report = client.get(&api::PINS, &args.name)?;
     if args.json { json::print(&report) } else { print_text(&render(&report)) }
 }
 
 /// Unpins ranges, or all.
 pub(super) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
     if args.all {
-        return operate(client, &args.name, "unpin", &RangesRequest::default(), "Unpinning in");
+        return operate(client, &api::UNPIN, &args.name, &RangesRequest::default(), "Unpinning in");
     }
-    each(client, &args.name, "unpin", &args.places, "Unpinning in")
+    each(client, &api::UNPIN, &args.name, &args.places, "Unpinning in")
 }
 
 /// Discards clean blocks of ranges.
 pub(super) fn evict(client: &Client, args: &EvictArgs) -> Outcome {
-    each(client, &args.name, "evict", &args.places, "Evicting from")
+    each(client, &api::EVICT, &args.name, &args.places, "Evicting from")
 }
 
 /// Loads ranges into the cache or, without any, what the RAM tier held when the volume was last stopped.
 pub(super) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
     if args.places.is_empty() {
-        return operate(client, &args.name, "prefetch", &RangesRequest::default(), "Prefetching");
+        return operate(
+            client,
+            &api::PREFETCH,
+            &args.name,
+            &RangesRequest::default(),
+            "Prefetching",
+        );
     }
-    each(client, &args.name, "prefetch", &args.places, "Prefetching")
+    each(client, &api::PREFETCH, &args.name, &args.places, "Prefetching")
 }
 
-fn each(client: &Client, name: &VolumeName, verb: &str, places: &[String], doing: &str) -> Outcome {
+fn each(
+    client: &Client,
+    endpoint: &Operate<RangesRequest>,
+    name: &VolumeName,
+    places: &[String],
+    doing: &str,
+) -> Outcome {
     let mut ranges = Vec::new();
     for place in places {
         match range(place) {
@@ -60,7 +126,7 @@ fn each(client: &Client, name: &VolumeName, verb: &str, places: &[String], doing
         }
     }
     for ranges in ranges.chunks(AT_ONCE) {
-        operate(client, name, verb, &RangesRequest { ranges: ranges.to_vec() }, doing)?;
+        operate(client, endpoint, name, &RangesRequest { ranges: ranges.to_vec() }, doing)?;
     }
     Ok(())
 }
@@ -79,7 +145,7 @@ fn of_file(client: &Client, name: &VolumeName, path: &Path) -> Result<Vec<ByteRa
     if !found.is_file() {
         return Err(said("neither a file nor a range like 1G+512M".to_owned()));
     }
-    let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+    let report = client.get(&api::SHOW, name)?;
     let device = report.export.device.ok_or_else(|| {
         said(format!(
             "volume '{name}' is no block device of this machine; name a range like 1G+512M"

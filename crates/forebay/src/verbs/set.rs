@@ -1,13 +1,24 @@
 //! `forebay set`: changes settings of a volume.
 
-use forebay_admin::{Assignments, SetRequest, VolumeName, VolumeReport};
+use clap::Args;
+use forebay_admin::{Assignments, SetRequest, VolumeName, api};
 
 use super::operate;
-use crate::cli::SetArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::note;
 use crate::output::volume::waits_for_start;
+
+/// Arguments of `set`.
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Settings and their new values
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+}
 
 /// Changes settings.
 pub(super) fn run(client: &Client, args: &SetArgs) -> Outcome {
@@ -17,9 +28,9 @@ pub(super) fn run(client: &Client, args: &SetArgs) -> Outcome {
 /// Changes settings of a volume, and says which take effect only when it is started again.
 pub(super) fn change(client: &Client, name: &VolumeName, settings: Assignments) -> Outcome {
     let concerns_ram = settings.iter().any(|(setting, _)| ["ram", "ram_block"].contains(&setting));
-    operate(client, name, "set", &SetRequest { settings }, "Changing")?;
+    operate(client, &api::SET, name, &SetRequest { settings }, "Changing")?;
     if concerns_ram {
-        let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+        let report = client.get(&api::SHOW, name)?;
         if let Some(setting) = waits_for_start(&report) {
             note(&format!(
                 "{setting} takes effect when the volume is started again: 'forebay stop {name}', 'forebay start {name}'"

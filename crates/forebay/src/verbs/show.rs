@@ -3,20 +3,42 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use forebay_admin::lost::LostReport;
-use forebay_admin::{ApiError, VolumeReport};
+use clap::Args;
+use forebay_admin::api::{self, Get};
+use forebay_admin::{ApiError, VolumeName, VolumeReport};
 use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
-use crate::cli::ShowArgs;
+use crate::cli::values::interval;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Page, Times};
 use crate::output::{json, lost, print_more, print_text, volume};
 use crate::sparse;
+
+/// Arguments of `show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Print only the byte ranges that are newer on the cache device than on the origin, if the cache
+    /// device has failed or is gone
+    #[arg(long)]
+    pub(crate) lost: bool,
+
+    /// Show it again and again, every 2 or so many seconds: in place on a terminal, elsewhere one after the
+    /// other with an empty line between
+    #[arg(long, value_name = "SECONDS", value_parser = interval, num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    pub(crate) watch: Option<Duration>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// How often a volume that is watched has its blocks counted: lanes may have to wait for a count.
 const COUNT: Duration = Duration::from_secs(60);
@@ -26,7 +48,7 @@ const ANSWERING: Duration = Duration::from_secs(5);
 
 /// Prints a volume.
 pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
-    let first = text(client, args, "volumes")?;
+    let first = text(client, args, &api::SHOW)?;
     let Some(every) = args.watch else { return print_text(&first) };
     let (name, lost, json) = (args.name.clone(), args.lost, args.json);
     let on_screen = screen::is_usable() && !json;
@@ -39,7 +61,7 @@ pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
         if fresh {
             counted = Instant::now();
         }
-        text(&client, &args, if fresh { "volumes" } else { "reports" })
+        text(&client, &args, if fresh { &api::SHOW } else { &api::REPORT })
     };
     if on_screen {
         let mut page = Watched { text: first, first: 0, error: None, every };
@@ -48,14 +70,18 @@ pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
     print_blocks(first, every, next)
 }
 
-/// Returns what is printed. `reports` have the blocks as last counted.
-fn text(client: &Client, args: &ShowArgs, from: &str) -> Result<String, ApiError> {
+/// Returns what is printed. [`api::REPORT`] has the blocks as last counted.
+fn text(
+    client: &Client,
+    args: &ShowArgs,
+    from: &Get<VolumeName, VolumeReport>,
+) -> Result<String, ApiError> {
     let name = &args.name;
     if args.lost {
-        let report: LostReport = client.get(&format!("/volumes/{name}/lost"))?;
+        let report = client.get(&api::LOST, name)?;
         return if args.json { json::text(&report) } else { Ok(lost::render(&report)) };
     }
-    let report: VolumeReport = client.get(&format!("/{from}/{name}"))?;
+    let report = client.get(from, name)?;
     if args.json {
         return json::text(&report);
     }

@@ -1,21 +1,43 @@
 //! `forebay start`: serves a stopped volume again.
 
+use clap::Args;
 use forebay_admin::origin_check::OriginFound;
-use forebay_admin::{StartRequest, VolumeReport};
+use forebay_admin::{StartRequest, VolumeName, api};
 
 use super::operate;
-use crate::cli::StartArgs;
 use crate::client::Client;
 use crate::exit::{Outcome, note};
 use crate::output::print_line;
+
+/// Arguments of `start`.
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Start although the cache has lost records, or its origin was changed elsewhere: dirty blocks
+    /// of the cache take precedence over the origin
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+
+    /// Compare every clean block of the cache with the origin first, and drop those that differ
+    ///
+    /// A start notices that the origin was written elsewhere by what its system tells of writes, by
+    /// samples, by the starts of partitions and filesystems, and by some of the blocks that were
+    /// cached last. A change of a few sectors on a device whose system tells nothing, such as an
+    /// export of an NBD server or a disk after a restart of the machine, may escape that. This does
+    /// not let it escape, and reads as much of the origin as the cache holds.
+    #[arg(long)]
+    pub(crate) verify: bool,
+}
 
 /// Serves a stopped volume again.
 pub(super) fn run(client: &Client, args: &StartArgs) -> Outcome {
     let name = &args.name;
     let request = StartRequest { force: args.force, verify: args.verify };
     let doing = if args.verify { "Verifying" } else { "Starting" };
-    operate(client, name, "start", &request, doing)?;
-    let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+    operate(client, &api::START, name, &request, doing)?;
+    let report = client.get(&api::SHOW, name)?;
     let Some(check) = report.origin.check else { return Ok(()) };
     if args.verify {
         print_line(&format!(

@@ -1,14 +1,31 @@
 //! `forebay stop`: stops serving a volume.
 
-use forebay_admin::StopRequest;
+use clap::Args;
+use forebay_admin::{StopRequest, VolumeName, api};
 
 use super::operate;
-use crate::cli::StopArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
+
+/// Arguments of `stop`.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Stop it although clients are connected or its block device is in use: they get I/O errors, and
+    /// a file system on it loses what it has not written yet
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+
+    /// Stop it although the path of its origin or cache device leads elsewhere: the content of a
+    /// file that was removed or replaced is lost
+    #[arg(long)]
+    pub(crate) abandon: bool,
+}
 
 /// Stops serving a volume.
 pub(super) fn run(client: &Client, args: &StopArgs) -> Outcome {
     let request = StopRequest { force: args.force, abandon: args.abandon };
-    operate(client, &args.name, "stop", &request, "Stopping")
+    operate(client, &api::STOP, &args.name, &request, "Stopping")
 }

@@ -10,15 +10,27 @@ mod redact;
 
 use std::path::PathBuf;
 
+use clap::{Args, ValueHint};
 use forebay_admin::ApiError;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-use crate::cli::SupportArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::print_text;
 use redact::Redactor;
+
+/// Arguments of `support`.
+#[derive(Debug, Args)]
+pub(crate) struct SupportArgs {
+    /// The archive, a new file [default: forebay-support-TIME.tar.gz in the working directory]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Directory of the daemon's state [default: that of the running daemon, or else as 'forebay daemon']
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+}
 
 /// How the archive says what was replaced.
 const REPLACED: &str = "\

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, DaemonReport, ErrorKind, HandOverRequest};
+use forebay_admin::{ApiError, ErrorKind, HandOverRequest, api};
 
 use crate::client::Client;
 use crate::exit::Outcome;
@@ -18,9 +18,9 @@ const STEP: Duration = Duration::from_millis(50);
 pub(super) fn run(client: &Client) -> Outcome {
     let program = std::env::current_exe()
         .map_err(|error| ApiError::failed(format!("cannot tell where this program is: {error}")))?;
-    let before: DaemonReport = client.get("/daemon")?;
+    let before = client.get(&api::DAEMON, &())?;
     let request = HandOverRequest { program: program.clone() };
-    let mut last = match client.post::<DaemonReport>("/daemon/hand-over", &request) {
+    let mut last = match client.call(&api::HAND_OVER, &(), &request) {
         Ok(_) => None,
         // The answer may be lost with the program that would have given it.
         Err(error) if matches!(error.kind, ErrorKind::Failed | ErrorKind::NoAnswer) => Some(error),
@@ -29,7 +29,7 @@ pub(super) fn run(client: &Client) -> Outcome {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         std::thread::sleep(STEP);
-        match client.get::<DaemonReport>("/daemon") {
+        match client.get(&api::DAEMON, &()) {
             Ok(now) if now.hand_overs > before.hand_overs && now.ready => {
                 if !now.program.is_empty() && Path::new(&now.program) != program {
                     return Err(ApiError::failed(format!(

@@ -2,14 +2,32 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_admin::ApiError;
+use clap::{Args, ValueHint};
+use forebay_admin::{ApiError, VolumeName, api};
 
-use crate::cli::TraceArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::note;
+use forebay_daemon::MOST_SECONDS;
+
+/// Arguments of `trace`.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// How long to record, 1 to 86400 seconds
+    #[arg(long, value_name = "N", default_value_t = 60, allow_hyphen_values = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_SECONDS))]
+    pub(crate) seconds: u64,
+
+    /// The file, which is overwritten, in the format csv [default: standard output]
+    #[arg(short = 'o', long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+}
 
 /// The beginning of the last line.
 const LAST: &str = "# requests=";
@@ -20,7 +38,7 @@ const TAIL: usize = 256;
 /// Records for as long as asked. What was received stays in the file, however this ends.
 pub(super) fn run(client: &Client, args: &TraceArgs) -> Outcome {
     let TraceArgs { name, seconds, output } = args;
-    let path = format!("/volumes/{name}/trace?seconds={seconds}");
+    let path = format!("{}?seconds={seconds}", api::TRACE.path(name));
     let mut target: Option<Box<dyn Write>> = None;
     let mut tail = Vec::new();
     client.download(&path, Duration::from_secs(*seconds), |bytes| {

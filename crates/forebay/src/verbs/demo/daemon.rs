@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, DaemonReport, VolumeReport, VolumeState};
+use forebay_admin::{ApiError, VolumeReport, VolumeState, api};
 
 use super::workspace::{Running, Workspace, this_program};
 use crate::client::Client;
@@ -34,7 +34,7 @@ impl<'a> Daemon<'a> {
         let running = workspace.start("daemon", &mut command)?;
         let client = Client::new(Some(socket), None)?;
         let mut daemon = Daemon { workspace, running, client };
-        daemon.wait(|daemon| daemon.client.get::<DaemonReport>("/daemon").is_ok())?;
+        daemon.wait(|daemon| daemon.client.get(&api::DAEMON, &()).is_ok())?;
         Ok(daemon)
     }
 
@@ -74,7 +74,7 @@ impl<'a> Daemon<'a> {
 
     /// Returns the report of a volume.
     pub(super) fn show(&self, name: &str) -> Result<VolumeReport, ApiError> {
-        self.client.get(&format!("/volumes/{name}"))
+        self.client.get(&api::SHOW, &name.parse()?)
     }
 
     /// Runs a verb against the daemon.

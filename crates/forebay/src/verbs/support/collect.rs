@@ -6,12 +6,11 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use forebay_admin::report::{DaemonMemory, LogReport};
-use forebay_admin::{ApiError, DaemonReport, VolumeList};
+use forebay_admin::{ApiError, api};
 use serde_json::Value;
 
 use super::redact::Redactor;
-use crate::client::Client;
+use crate::client::{Client, parse};
 use crate::output::json;
 use crate::paths;
 use crate::verbs::{doctor, dump};
@@ -74,7 +73,7 @@ pub(super) fn everything(
     all.add("version.txt", Ok::<_, ApiError>(format!("forebay {}\n", env!("CARGO_PKG_VERSION"))));
     all.add("doctor.json", json::text(&doctor::findings(client)));
     host(&mut all);
-    let daemon = client.silently(PATIENCE).get::<DaemonReport>("/daemon");
+    let daemon = client.silently(PATIENCE).get(&api::DAEMON, &());
     let state_dir = match (&daemon, state_dir) {
         (_, Some(dir)) => dir,
         (Ok(daemon), None) => PathBuf::from(&daemon.state_dir),
@@ -125,12 +124,17 @@ fn host(all: &mut Collection) {
 
 fn from_daemon(all: &mut Collection, client: &Client) {
     let client = &client.silently(PATIENCE);
-    all.add("memory.json", client.get::<DaemonMemory>("/memory").and_then(|it| json::text(&it)));
-    all.add("operations.json", client.get::<Value>("/operations").and_then(|it| json::text(&it)));
-    all.add("metrics.txt", client.text("/metrics"));
-    let log = client.get::<LogReport>("/log");
+    // With what a later daemon has added.
+    let as_it_is = |path: &str| parse::<Value>(&client.get_raw(path)?);
+    all.add("memory.json", client.get(&api::MEMORY, &()).and_then(|it| json::text(&it)));
+    all.add("operations.json", as_it_is(&api::OPERATIONS.path(&())).and_then(|it| json::text(&it)));
+    all.add(
+        "metrics.txt",
+        client.get_raw(&api::METRICS.path(&())).map(|it| String::from_utf8_lossy(&it).into_owned()),
+    );
+    let log = client.get(&api::LOG, &());
     all.add("log.txt", log.map(|log| log.lines.join("\n") + "\n"));
-    let list = client.get::<Value>("/events");
+    let list = as_it_is(&api::EVENTS.path(&()));
     all.add(
         "events.jsonl",
         list.map(|list| {
@@ -138,15 +142,19 @@ fn from_daemon(all: &mut Collection, client: &Client) {
             events.iter().map(|event| format!("{event}\n")).collect::<String>()
         }),
     );
-    match client.get::<VolumeList>("/volumes") {
+    match client.get(&api::LIST, &()) {
         Err(error) => all.missing.push(format!("volumes: {error}")),
         Ok(list) => {
             for volume in list.volumes {
-                for (part, file) in [("", ""), ("/lost", ".lost"), ("/pins", ".pins")] {
-                    let path = format!("/volumes/{}{part}", volume.name);
-                    let report = client.get::<Value>(&path).and_then(|report| json::text(&report));
+                let name = &volume.name;
+                for (path, file) in [
+                    (api::SHOW.path(name), ""),
+                    (api::LOST.path(name), ".lost"),
+                    (api::PINS.path(name), ".pins"),
+                ] {
+                    let report = as_it_is(&path).and_then(|report| json::text(&report));
                     // A volume that is not served has no pins.
-                    if report.is_ok() || part.is_empty() {
+                    if report.is_ok() || file.is_empty() {
                         all.add(format!("volumes/{}{file}.json", volume.name), report);
                     }
                 }

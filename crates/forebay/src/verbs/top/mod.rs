@@ -22,20 +22,71 @@ mod tests;
 mod theme;
 mod view;
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
-use forebay_admin::{ApiError, ErrorKind, ReportList, VolumeName};
+use clap::Args;
+use forebay_admin::activity::{Activity, Interval, Looks};
+use forebay_admin::{ApiError, ErrorKind, VolumeName, api};
 
-use crate::cli::TopArgs;
+use crate::cli::values::interval;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Times};
 use crate::output::table::{Column, Table};
 use crate::output::{note, print_more, print_text};
-use forebay_admin::activity::{Activity, Interval, Looks};
 use model::{Look, Model};
 use numbers::{bytes, count, megabytes, percent, time};
 use theme::Theme;
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The volume [default: all]
+    pub(crate) name: Option<VolumeName>,
+
+    /// Time between two looks
+    #[arg(long, value_name = "SECONDS", value_parser = interval, default_value = "1", allow_hyphen_values = true)]
+    pub(crate) interval: Duration,
+
+    /// Print one table, of one interval, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// Print a JSON object in a line for each interval; with --once, one
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Use no colours; so does a NO_COLOR in the environment that is not empty
+    #[arg(long)]
+    pub(crate) no_color: bool,
+}
+
+/// Every key of `top` with its effect, as in help.
+pub(crate) const KEYS: [(&str, &str); 8] = [
+    ("q, Ctrl-C", "quit"),
+    ("?", "show the keys"),
+    ("Up, Down, PgUp, PgDn, Home, End", "select a volume"),
+    ("Enter", "details of the volume: latencies over time, misses, devices"),
+    ("Esc", "back to all volumes"),
+    ("Tab", "in the details: latencies of reads, writes, flushes or discards"),
+    ("c, n, h, i", "sort by creation, name, hit ratio, IOPS"),
+    ("b, l, d, w", "sort by MB/s, 99th percentile of latencies, dirty data, writeback"),
+];
+
+/// The last line about the keys.
+pub(crate) const REVERSE: &str = "A sort key reverses the order if it is pressed again.";
+
+/// Returns the keys as text for `--help`.
+pub(crate) fn keys() -> String {
+    let width = KEYS.iter().map(|(key, _)| key.len()).max().unwrap_or_default();
+    let mut text = String::from("Keys:\n");
+    for (key, effect) in KEYS {
+        let _ = writeln!(text, "  {key:width$}  {effect}");
+    }
+    text.push_str(REVERSE);
+    text
+}
 
 /// The first interval on the screen, for those who wait for something to look at.
 const FIRST: Duration = Duration::from_millis(250);
@@ -44,7 +95,7 @@ const FIRST: Duration = Duration::from_millis(250);
 pub(super) fn run(client: &Client, args: &TopArgs) -> Outcome {
     if let Some(name) = &args.name {
         // A name that does not exist is an error now; later it may come back.
-        let _: forebay_admin::VolumeReport = client.get(&format!("/reports/{name}"))?;
+        client.get(&api::REPORT, name)?;
     }
     match (args.once, args.json) {
         (false, false) => on_screen(client, args),
@@ -103,7 +154,7 @@ fn as_json(client: &Client, args: &TopArgs) -> Outcome {
 }
 
 fn look(client: &Client) -> Look {
-    let answer: Result<ReportList, ApiError> = client.get("/reports");
+    let answer = client.get(&api::REPORTS, &());
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     Look { at: Instant::now(), time: time.unwrap_or_default().as_secs_f64(), answer }
 }

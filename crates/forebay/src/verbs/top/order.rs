@@ -77,7 +77,7 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::KEYS;
+    use crate::verbs::top::KEYS;
 
     use super::*;
 

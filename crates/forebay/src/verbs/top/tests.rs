@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_admin::report::{LatencyReport, ServedBy};
-use forebay_admin::{Settings, VolumeReport, VolumeState};
+use forebay_admin::{ReportList, Settings, VolumeReport, VolumeState};
 use forebay_core::LatencyCounts;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;

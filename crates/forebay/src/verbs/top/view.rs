@@ -11,7 +11,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 use super::model::Model;
 use super::numbers::count;
 use super::theme::Theme;
-use crate::cli::{KEYS, REVERSE};
+use super::{KEYS, REVERSE};
 use crate::output::volume::time;
 use forebay_admin::activity::{Activity, Interval};
 
