@@ -139,7 +139,7 @@ pub(crate) enum Existing {
     /// The cache belongs to other volumes of this daemon, and the new one joins them. It is an
     /// error if there is no cache.
     Join,
-    /// A blank device and an empty cache are used; anything else is [`forebay_admin::ErrorKind::DataAtRisk`].
+    /// A blank device and an empty cache are used; anything else is [`ErrorKind::DataAtRisk`].
     Spare,
     /// The device is overwritten, whatever it holds when the command is given; if that has changed when the
     /// device is written to, as with [`Existing::Spare`].
@@ -247,19 +247,60 @@ impl Condition {
     }
 }
 
-/// The data path, as the daemon sees it.
+/// A change of what a served volume has cached. None of it ever has to be taken back, so it has no commit point: it
+/// ends between two blocks when its work is cancelled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// Writes all currently dirty blocks to the origin, and makes them durable there.
+    Flush,
+    /// Discards clean blocks from these tiers; what only a tier has stays.
+    Drop(DropRequest),
+    /// Loads the blocks into the RAM tier that it held at the last orderly stop, as far as there is room. Gives way to
+    /// clients. [`ErrorKind::Refused`] if there is no tier that takes them, or no list of blocks.
+    Prefetch,
+    /// Fills blocks that are absent; without ranges, the pinned ones. Gives way to clients.
+    Fill(Vec<ByteRange>),
+    /// Pins blocks, and fills those that are absent. [`ErrorKind::Refused`] if too much would be pinned; the pins are
+    /// then as they were.
+    Pin(Vec<ByteRange>),
+    /// Pins blocks no longer; without ranges, all.
+    Unpin(Vec<ByteRange>),
+    /// Discards clean blocks from the cache.
+    Evict(Vec<ByteRange>),
+}
+
+impl Task {
+    /// Returns the verb that operators know it by.
+    pub(crate) fn verb(&self) -> &'static str {
+        match self {
+            Task::Flush => "flush",
+            Task::Drop(_) => "drop",
+            Task::Prefetch | Task::Fill(_) => "prefetch",
+            Task::Pin(_) => "pin",
+            Task::Unpin(_) => "unpin",
+            Task::Evict(_) => "evict",
+        }
+    }
+}
+
+/// The data path, as the daemon sees it. `host` implements each part where its code is.
 ///
 /// A method with a [`Work`] may take long. It runs on a thread of its own, reports progress there,
 /// and gives up soon after [`Work::is_cancelled`], or when a device has not answered for
 /// [`Work::patience`]. Before [`Work::commit`] it is withdrawn then: it fails with
-/// [`forebay_admin::ErrorKind::Cancelled`] or an error that names the device, and the part that still
+/// [`ErrorKind::Cancelled`] or an error that names the device, and the part that still
 /// waits ends without an effect when the device answers. After that point it is late, and ends as
-/// the device lets it. Until either end [`Host::report`] knows the volume.
+/// the device lets it. Until either end [`Reports::report`] knows the volume.
 ///
 /// The daemon never runs two such methods for the same volume at once, except that the deletion of a
 /// volume with its dirty blocks goes on beside a late one. None waits for the devices of another
 /// volume. A method that fails has had no lasting effect, unless stated otherwise.
-pub(crate) trait Host: Send + Sync {
+pub(crate) trait Host: Reports + Making + Serving + Contents + Closing {}
+
+impl<T: Reports + Making + Serving + Contents + Closing> Host for T {}
+
+/// What can be seen of the data path. Nothing of it has an effect on data.
+pub(crate) trait Reports: Send + Sync {
     /// Returns the number of lanes.
     fn lanes(&self) -> u32;
 
@@ -271,138 +312,6 @@ pub(crate) trait Host: Send + Sync {
 
     /// Returns the daemon's memory.
     fn memory(&self) -> &Arc<MemoryBudget>;
-
-    /// Formats the cache device, or joins its cache, according to `existing`, and serves the
-    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their devices
-    /// are called now.
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        volumes: &[Definition],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError>;
-
-    /// Serves the volume of this name that the cache device holds, or renames the one that is stored under another
-    /// name, and copies its block size, alignment, version and settings into the definition. For `force` see [`Host::start`].
-    fn adopt(
-        &self,
-        volume: &mut Definition,
-        force: bool,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError>;
-
-    /// Recovers the cache device and serves the volume with the settings in its definition. With
-    /// `force` it continues although the log has lost records, or the origin was changed while the
-    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared with
-    /// the origin first. Without [`Work::patience`] it waits for devices without limit.
-    fn start(
-        &self,
-        volume: &Definition,
-        how: StartRequest,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError>;
-
-    /// Has clients find a volume that was created, adopted or started, until its end.
-    fn show(&self, _name: &VolumeName) {}
-
-    /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
-    /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays
-    /// served if that fails. Any other error means that the volume is no longer served, but did not
-    /// stop cleanly.
-    ///
-    /// A cache device to which its path does not lead any more counts as RAM. With such an origin the volume is
-    /// not stopped, as its content may be lost then, unless `abandon`, with which neither matters.
-    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
-
-    /// Checks that the path of a served volume's origin leads to it.
-    ///
-    /// # Errors
-    /// [`forebay_admin::ErrorKind::DataAtRisk`] if not: it says what happened and what to do.
-    fn check_origin_path(&self, _name: &VolumeName, _work: &Arc<Work>) -> Result<(), ApiError> {
-        Ok(())
-    }
-
-    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns soon.
-    fn look_at_paths(&self) {}
-
-    /// Applies the settings that a served volume shares with others of its cache, as the state has them, to all of these.
-    ///
-    /// # Errors
-    /// It is not served, or the cache device fails.
-    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
-
-    /// Applies the settings in the definition to a served volume. Leaving writeback first writes
-    /// all dirty blocks to the origin; requests are served meanwhile.
-    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
-
-    /// Writes all currently dirty blocks to the origin, and makes them durable there.
-    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
-
-    /// Discards the clean blocks of a served volume from these tiers; what only a tier has stays.
-    fn drop_clean(
-        &self,
-        volume: &Definition,
-        tiers: DropRequest,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError>;
-
-    /// Loads the blocks into the RAM tier of a served volume that it held at the last orderly stop, as
-    /// far as there is room. Gives way to clients.
-    ///
-    /// # Errors
-    /// [`forebay_admin::ErrorKind::Refused`] if there is no tier that takes them, or no list of blocks.
-    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
-
-    /// Pins blocks of a served volume, or no longer; without ranges, unpins all. Then fills those that are
-    /// pinned and absent.
-    ///
-    /// # Errors
-    /// [`forebay_admin::ErrorKind::Refused`] if too much would be pinned; the pins are then as they were.
-    fn pin(
-        &self,
-        volume: &Definition,
-        ranges: &[ByteRange],
-        pinned: bool,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError>;
-
-    /// Returns whether anything is pinned of a volume, served or not.
-    fn has_pins(&self, volume: &Definition) -> bool;
-
-    /// Returns what is pinned of a served volume. Looks up each pinned block.
-    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError>;
-
-    /// Fills blocks of a served volume that are absent; without ranges, the pinned ones. Gives way to
-    /// clients.
-    fn fill(
-        &self,
-        volume: &Definition,
-        ranges: &[ByteRange],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError>;
-
-    /// Discards clean blocks of a served volume from its cache.
-    fn evict(
-        &self,
-        volume: &Definition,
-        ranges: &[ByteRange],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError>;
-
-    /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
-    /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with
-    /// which a failed or missing cache device is not an error.
-    fn delete(
-        &self,
-        volume: &Definition,
-        discard_dirty: bool,
-        work: &Arc<Work>,
-    ) -> Result<Remains, ApiError>;
-
-    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of Forebay
-    /// afterwards, nor of anything else.
-    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 
     /// Returns the report of a volume that is served, being started, or still waiting for a device,
     /// without the daemon's memory; `None` otherwise. Quick: no I/O.
@@ -438,7 +347,7 @@ pub(crate) trait Host: Send + Sync {
     /// have had for the requests of a served volume. Quick.
     ///
     /// # Errors
-    /// [`forebay_admin::ErrorKind::Refused`] if it is not served.
+    /// [`ErrorKind::Refused`] if it is not served.
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
 
     /// Brings the curves and the shadow caches of all volumes up to date, so that lanes need not.
@@ -447,7 +356,7 @@ pub(crate) trait Host: Send + Sync {
     /// Begins to record the requests of a served volume's clients.
     ///
     /// # Errors
-    /// [`forebay_admin::ErrorKind::Refused`] if it is not served, [`forebay_admin::ErrorKind::Busy`] if it is
+    /// [`ErrorKind::Refused`] if it is not served, [`ErrorKind::Busy`] if it is
     /// recorded already.
     fn record(&self, name: &VolumeName) -> Result<Recording, ApiError>;
 
@@ -455,16 +364,115 @@ pub(crate) trait Host: Send + Sync {
     /// gone. Quick.
     fn lost(&self, name: &VolumeName) -> LostReport;
 
-    /// Shuts down: front ends first, then every volume as by [`Host::stop`]. Bounded in time. An
+    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns soon.
+    fn look_at_paths(&self) {}
+}
+
+/// Volumes that enter a cache device, and cache devices that no volume needs any more.
+pub(crate) trait Making {
+    /// Formats the cache device, or joins its cache, according to `existing`, and serves the
+    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their devices
+    /// are called now.
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        volumes: &[Definition],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Serves the volume of this name that the cache device holds, or renames the one that is stored under another
+    /// name, and copies its block size, alignment, version and settings into the definition. For `force` see [`Serving::start`].
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError>;
+
+    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of Forebay
+    /// afterwards, nor of anything else.
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+}
+
+/// Volumes from their start to their end.
+pub(crate) trait Serving {
+    /// Recovers the cache device and serves the volume with the settings in its definition. With
+    /// `force` it continues although the log has lost records, or the origin was changed while the
+    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared with
+    /// the origin first. Without [`Work::patience`] it waits for devices without limit.
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError>;
+
+    /// Has clients find a volume that was created, adopted or started, until its end.
+    fn show(&self, _name: &VolumeName) {}
+
+    /// Checks that the path of a served volume's origin leads to it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DataAtRisk`] if not: it says what happened and what to do.
+    fn check_origin_path(&self, _name: &VolumeName, _work: &Arc<Work>) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Applies the settings that a served volume shares with others of its cache, as the state has them, to all of these.
+    ///
+    /// # Errors
+    /// It is not served, or the cache device fails.
+    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Applies the settings in the definition to a served volume. Leaving writeback first writes
+    /// all dirty blocks to the origin; requests are served meanwhile.
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
+    /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays
+    /// served if that fails. Any other error means that the volume is no longer served, but did not
+    /// stop cleanly.
+    ///
+    /// A cache device to which its path does not lead any more counts as RAM. With such an origin the volume is
+    /// not stopped, as its content may be lost then, unless `abandon`, with which neither matters.
+    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
+    /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with
+    /// which a failed or missing cache device is not an error.
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError>;
+}
+
+/// What is cached.
+pub(crate) trait Contents {
+    /// Runs a task.
+    fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
+    /// Returns whether anything is pinned of a volume, served or not.
+    fn has_pins(&self, volume: &Definition) -> bool;
+
+    /// Returns what is pinned of a served volume. Looks up each pinned block.
+    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError>;
+}
+
+/// The end of the daemon.
+pub(crate) trait Closing {
+    /// Shuts down: front ends first, then every volume as by [`Serving::stop`]. Bounded in time. An
     /// error means that something did not stop cleanly.
     fn shut_down(&self) -> Result<(), ApiError>;
 
-    /// Prepares [`Host::hand_over`] while clients are served: has no writes deferred any more, and writes down
+    /// Prepares [`Closing::hand_over`] while clients are served: has no writes deferred any more, and writes down
     /// what is in RAM alone, so that a device that does not take it is noticed while nothing is lost; then calls
     /// `begin`. Gives up soon after `goes_on` says no. After an error writes are deferred as before.
     ///
     /// # Errors
-    /// [`forebay_admin::ErrorKind::Busy`]: something cannot be written down, or an operation that was given up
+    /// [`ErrorKind::Busy`]: something cannot be written down, or an operation that was given up
     /// still waits for a device; the error of `begin`.
     fn prepare_hand_over(
         &self,
@@ -472,7 +480,7 @@ pub(crate) trait Host: Send + Sync {
         begin: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), ApiError>;
 
-    /// As [`Host::shut_down`], but the front ends keep their clients connected; returns what another program
+    /// As [`Closing::shut_down`], but the front ends keep their clients connected; returns what another program
     /// needs to go on with them, without the clients of volumes that did not stop in order. `None`: `goes_on`
     /// said no once everything was closed. Clients are disconnected then, and the front ends are not released.
     fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>);

@@ -25,7 +25,8 @@ use forebay_threads::Mutex;
 
 use super::hand_over::Items;
 use super::host_api::{
-    Condition, Copied, Count, Definition, Existing, Host, Identity, Remains, StartError,
+    Closing, Condition, Contents, Copied, Count, Definition, Existing, Identity, Making, Remains,
+    Reports, Serving, StartError, Task,
 };
 use super::work::Work;
 use crate::curve::{Sizes, ram_row};
@@ -252,7 +253,7 @@ impl FakeHost {
     }
 }
 
-impl Host for FakeHost {
+impl Reports for FakeHost {
     fn lanes(&self) -> u32 {
         1
     }
@@ -263,165 +264,6 @@ impl Host for FakeHost {
 
     fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
-    }
-
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        _volumes: &[Definition],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let how = match existing {
-            Existing::Spare => "",
-            Existing::Join => " join",
-            Existing::Overwrite => " force",
-        };
-        self.ask("create", &volume.name, how, work)?;
-        self.serve(volume);
-        Ok(())
-    }
-
-    fn adopt(
-        &self,
-        volume: &mut Definition,
-        _force: bool,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError> {
-        self.ask("adopt", &volume.name, "", work)?;
-        volume.block_size = 8192;
-        volume.version = 5;
-        self.serve(volume);
-        Ok(Copied::Current)
-    }
-
-    fn start(
-        &self,
-        volume: &Definition,
-        how: StartRequest,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError> {
-        let with = if how.force { " force" } else { "" };
-        self.ask("start", &volume.name, with, work)?;
-        let mut failing = self.failing.lock();
-        let has = |failing: &[String], way: &str| {
-            let what = format!("{way} start {}", volume.name);
-            failing.iter().position(|failing| *failing == what)
-        };
-        if let Some(place) = has(&failing, "unknown") {
-            failing.remove(place);
-            return Err(StartError::Unknown(ApiError::new(ErrorKind::DataAtRisk, "unknown")));
-        }
-        let copied = match has(&failing, "older") {
-            None => Copied::Current,
-            Some(_) if !how.force => {
-                return Err(ApiError::new(ErrorKind::DataAtRisk, "older").into());
-            }
-            Some(place) => {
-                failing.remove(place);
-                Copied::Older(FAKE_CACHE)
-            }
-        };
-        drop(failing);
-        self.serve(volume);
-        Ok(copied)
-    }
-
-    fn show(&self, name: &VolumeName) {
-        if let Some(hook) = &*self.hook.lock() {
-            hook(&format!("show {name}"));
-        }
-    }
-
-    fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
-        if self.fails(&format!("refuse stop {}", volume.name)) {
-            return Err(ApiError::new(ErrorKind::DataAtRisk, "it stays served"));
-        }
-        self.running.lock().remove(&volume.name);
-        self.ask("stop", &volume.name, "", work)
-    }
-
-    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.ask("share", name, "", work)
-    }
-
-    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.ask("set", &volume.name, "", work)?;
-        if let Some(running) = self.running.lock().get_mut(&volume.name) {
-            running.clone_from(volume);
-        }
-        Ok(())
-    }
-
-    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.ask("flush", name, "", work)
-    }
-
-    fn delete(
-        &self,
-        volume: &Definition,
-        discard_dirty: bool,
-        work: &Arc<Work>,
-    ) -> Result<Remains, ApiError> {
-        let how = if discard_dirty { " discard" } else { "" };
-        let asked = self.ask("delete", &volume.name, how, work);
-        if asked.is_ok() || discard_dirty {
-            self.running.lock().remove(&volume.name);
-        }
-        asked.map(|()| Remains::None)
-    }
-
-    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.ask("wipe", &volume.name, "", work)
-    }
-
-    fn drop_clean(
-        &self,
-        volume: &Definition,
-        DropRequest { ram, ssd }: DropRequest,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let how = format!("{}{}", if ram { " ram" } else { "" }, if ssd { " ssd" } else { "" });
-        self.ask("drop", &volume.name, &how, work)
-    }
-
-    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.ask("prefetch", &volume.name, "", work)
-    }
-
-    fn pin(
-        &self,
-        volume: &Definition,
-        _: &[ByteRange],
-        pinned: bool,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.ask(if pinned { "pin" } else { "unpin" }, &volume.name, "", work)
-    }
-
-    fn has_pins(&self, _: &Definition) -> bool {
-        false
-    }
-
-    fn pins(&self, _: &VolumeName) -> Result<PinReport, ApiError> {
-        Ok(PinReport::default())
-    }
-
-    fn fill(&self, volume: &Definition, _: &[ByteRange], work: &Arc<Work>) -> Result<(), ApiError> {
-        self.ask("fill", &volume.name, "", work)
-    }
-
-    fn evict(
-        &self,
-        volume: &Definition,
-        _: &[ByteRange],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.ask("evict", &volume.name, "", work)
-    }
-
-    fn condition(&self, name: &VolumeName) -> Option<Condition> {
-        self.report(name, Count::Known).map(|report| Condition::of(report.state))
     }
 
     fn report(&self, name: &VolumeName, _: Count) -> Option<VolumeReport> {
@@ -436,6 +278,10 @@ impl Host for FakeHost {
         let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, volume.settings);
         report.origin.size = FAKE_SIZE;
         Some(report)
+    }
+
+    fn condition(&self, name: &VolumeName) -> Option<Condition> {
+        self.report(name, Count::Known).map(|report| Condition::of(report.state))
     }
 
     fn identity(&self, name: &VolumeName) -> Option<Identity> {
@@ -481,7 +327,139 @@ impl Host for FakeHost {
     fn record(&self, _: &VolumeName) -> Result<Recording, ApiError> {
         Err(ApiError::new(ErrorKind::Refused, "not served"))
     }
+}
 
+impl Making for FakeHost {
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        _volumes: &[Definition],
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let how = match existing {
+            Existing::Spare => "",
+            Existing::Join => " join",
+            Existing::Overwrite => " force",
+        };
+        self.ask("create", &volume.name, how, work)?;
+        self.serve(volume);
+        Ok(())
+    }
+
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        _force: bool,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        self.ask("adopt", &volume.name, "", work)?;
+        volume.block_size = 8192;
+        volume.version = 5;
+        self.serve(volume);
+        Ok(Copied::Current)
+    }
+
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("wipe", &volume.name, "", work)
+    }
+}
+
+impl Serving for FakeHost {
+    fn start(
+        &self,
+        volume: &Definition,
+        how: StartRequest,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        let with = if how.force { " force" } else { "" };
+        self.ask("start", &volume.name, with, work)?;
+        let mut failing = self.failing.lock();
+        let has = |failing: &[String], way: &str| {
+            let what = format!("{way} start {}", volume.name);
+            failing.iter().position(|failing| *failing == what)
+        };
+        if let Some(place) = has(&failing, "unknown") {
+            failing.remove(place);
+            return Err(StartError::Unknown(ApiError::new(ErrorKind::DataAtRisk, "unknown")));
+        }
+        let copied = match has(&failing, "older") {
+            None => Copied::Current,
+            Some(_) if !how.force => {
+                return Err(ApiError::new(ErrorKind::DataAtRisk, "older").into());
+            }
+            Some(place) => {
+                failing.remove(place);
+                Copied::Older(FAKE_CACHE)
+            }
+        };
+        drop(failing);
+        self.serve(volume);
+        Ok(copied)
+    }
+
+    fn show(&self, name: &VolumeName) {
+        if let Some(hook) = &*self.hook.lock() {
+            hook(&format!("show {name}"));
+        }
+    }
+
+    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("share", name, "", work)
+    }
+
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("set", &volume.name, "", work)?;
+        if let Some(running) = self.running.lock().get_mut(&volume.name) {
+            running.clone_from(volume);
+        }
+        Ok(())
+    }
+
+    fn stop(&self, volume: &Definition, _abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
+        if self.fails(&format!("refuse stop {}", volume.name)) {
+            return Err(ApiError::new(ErrorKind::DataAtRisk, "it stays served"));
+        }
+        let asked = self.ask("stop", &volume.name, "", work);
+        self.running.lock().remove(&volume.name);
+        asked
+    }
+
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let how = if discard_dirty { " discard" } else { "" };
+        let asked = self.ask("delete", &volume.name, how, work);
+        if asked.is_ok() || discard_dirty {
+            self.running.lock().remove(&volume.name);
+        }
+        asked.map(|()| Remains::None)
+    }
+}
+
+impl Contents for FakeHost {
+    fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        let how = match task {
+            Task::Drop(DropRequest { ram: true, .. }) => " ram",
+            Task::Drop(DropRequest { ssd: true, .. }) => " ssd",
+            _ => "",
+        };
+        self.ask(task.verb(), &volume.name, how, work)
+    }
+
+    fn has_pins(&self, _: &Definition) -> bool {
+        false
+    }
+
+    fn pins(&self, _: &VolumeName) -> Result<PinReport, ApiError> {
+        Ok(PinReport::default())
+    }
+}
+
+impl Closing for FakeHost {
     fn shut_down(&self) -> Result<(), ApiError> {
         self.answer("shut down".to_owned())
     }

@@ -9,8 +9,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, DeleteRequest, DropRequest, ErrorKind, OperationId, StartRequest,
-    StopRequest, VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, DeleteRequest, ErrorKind, OperationId, StartRequest, StopRequest,
+    VolumeName, VolumeReport, VolumeState,
 };
 use forebay_core::{ExportSet, Identity};
 use forebay_engine::FrontEnd;
@@ -125,7 +125,7 @@ impl Volumes {
         }
     }
 
-    /// Waits until every lane has answered. See [`Host::pulse`].
+    /// Waits until every lane has answered. See [`Reports::pulse`](super::host_api::Reports::pulse).
     ///
     /// # Errors
     /// A lane has not within `patience`.
@@ -306,31 +306,6 @@ impl Volumes {
         }
     }
 
-    /// Writes dirty blocks to the origin.
-    ///
-    /// # Errors
-    /// There is no such volume, it is busy, or it is not served.
-    pub(crate) fn flush(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
-        self.operate("flush", name, |this, entry, work| {
-            this.check_served(&entry.volume.name, "flush")?;
-            this.host.flush(&entry.volume.name, work)
-        })
-    }
-
-    /// Discards clean cached blocks.
-    ///
-    /// # Errors
-    /// There is no such volume, or it is busy.
-    pub(crate) fn drop_clean(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        tiers: DropRequest,
-    ) -> Result<OperationId, ApiError> {
-        self.operate("drop", name, move |this, entry, work| {
-            this.host.drop_clean(&entry.volume, tiers, work)
-        })
-    }
-
     /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
     /// start in progress is cancelled. With `force` its clients and the users of its block device are cut off. With
     /// `abandon` it is stopped although the path of a device leads elsewhere.
@@ -395,7 +370,7 @@ impl Volumes {
         Err(ApiError::new(ErrorKind::Refused, message))
     }
 
-    /// Serves a volume; a served volume stays served. For `force` see [`Host::start`].
+    /// Serves a volume; a served volume stays served. For `force` see [`Serving::start`](super::host_api::Serving::start).
     ///
     /// # Errors
     /// There is no such volume, or it is busy.
@@ -447,7 +422,7 @@ impl Volumes {
                 .inspect_err(|_| this.publish_again(&volume))?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
                 this.publish_again(&volume);
-                if work.has_committed() && !planted::has(PlantedBug::DeletionForgotten) {
+                if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
                     // The volume may have been struck from its cache device. A start that finds it there takes this back.
                     return;
                 }

@@ -128,9 +128,9 @@ impl Work {
         Ok(Effect(()))
     }
 
-    /// Whether the commit point has been passed.
-    pub(crate) fn has_committed(&self) -> bool {
-        self.state().phase == Phase::Committed
+    /// Returns what the commit gave, if that point has been passed.
+    pub(crate) fn committed(&self) -> Option<Effect> {
+        (self.state().phase == Phase::Committed).then_some(Effect(()))
     }
 
     /// Returns work on the same devices whose failure is none of this one's: it may be given up, and go on.

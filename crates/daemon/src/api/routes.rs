@@ -6,14 +6,14 @@ use std::time::Duration;
 use forebay_admin::operation::OperationList;
 use forebay_admin::profiles::ProfileList;
 use forebay_admin::{ApiError, EventId, EventList, PROFILES, ReportList, VolumeList, VolumeReport};
-use forebay_admin::{HandOverRequest, MemoryRequest, api};
+use forebay_admin::{HandOverRequest, MemoryRequest, RangesRequest, api};
 use forebay_core::parse_size;
 
 use super::openapi;
 use super::route::{Answered, Call, GRACE, Route, answer, begin, json, state_of};
 use crate::curve::Sizes;
 use crate::events::{query::Query, stream};
-use crate::host_api::Count;
+use crate::host_api::{Count, Task};
 use crate::http::HttpAnswer;
 use crate::metrics::{self, text::Format};
 use crate::recording::MOST_SECONDS;
@@ -60,12 +60,14 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
         json(&api::LOST, |call, name, _| call.volumes.lost(&name)),
         json(&api::PINS, |call, name, _| call.volumes.pins(&name)),
         begin(&api::SET, Volumes::set),
-        begin(&api::FLUSH, |volumes, name, _| volumes.flush(name)),
-        begin(&api::DROP, Volumes::drop_clean),
-        begin(&api::PREFETCH, Volumes::prefetch),
-        begin(&api::PIN, Volumes::pin),
-        begin(&api::UNPIN, Volumes::unpin),
-        begin(&api::EVICT, Volumes::evict),
+        begin(&api::FLUSH, |volumes, name, _| volumes.run(name, Task::Flush)),
+        begin(&api::DROP, |volumes, name, tiers| volumes.run(name, Task::Drop(tiers))),
+        begin(&api::PREFETCH, |volumes, name, ranges| volumes.run(name, Task::prefetch(ranges))),
+        begin(&api::PIN, |volumes, name, ranges| volumes.run(name, Task::pin(ranges)?)),
+        begin(&api::UNPIN, |volumes, name, RangesRequest { ranges }| {
+            volumes.run(name, Task::Unpin(ranges))
+        }),
+        begin(&api::EVICT, |volumes, name, ranges| volumes.run(name, Task::evict(ranges)?)),
         begin(&api::STOP, Volumes::stop),
         begin(&api::START, Volumes::start),
         begin(&api::DELETE, Volumes::delete),

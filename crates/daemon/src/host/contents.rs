@@ -3,13 +3,13 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, DropRequest, ErrorKind, VolumeName};
+use forebay_admin::{ApiError, DropRequest, ErrorKind, PinReport, VolumeName};
 use forebay_core::{Caching, RamStrategy};
 use forebay_ram::prefetch::prefetch;
 
 use super::{EngineHost, faults};
 use crate::devices::NO_CACHE;
-use crate::host_api::Definition;
+use crate::host_api::{Contents, Definition, Task};
 use crate::work::Work;
 
 fn refused(message: String) -> ApiError {
@@ -22,19 +22,33 @@ fn no_tier(name: &VolumeName) -> ApiError {
     ))
 }
 
-impl EngineHost {
-    /// See [`crate::host_api::Host::drop_clean`].
-    pub(super) fn drop_from(
-        self: &Arc<Self>,
-        volume: &Definition,
-        tiers: DropRequest,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
+impl Contents for Arc<EngineHost> {
+    fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         let own = volume.clone();
-        let run = move |host: &Arc<Self>, work: &Arc<Work>| host.drop_now(&own, tiers, work);
-        self.attended(&volume.name, work, run)
+        match task {
+            Task::Flush => {
+                self.attended(&volume.name, work, move |host, work| host.drain_now(&own.name, work))
+            }
+            &Task::Drop(tiers) => self
+                .attended(&volume.name, work, move |host, work| host.drop_now(&own, tiers, work)),
+            Task::Prefetch => self.prefetch_into(volume, work),
+            Task::Fill(ranges) => self.fill_ranges(volume, ranges, work),
+            Task::Pin(ranges) => self.change_pins(volume, ranges, true, work),
+            Task::Unpin(ranges) => self.change_pins(volume, ranges, false, work),
+            Task::Evict(ranges) => self.evict_ranges(volume, ranges, work),
+        }
     }
 
+    fn has_pins(&self, volume: &Definition) -> bool {
+        self.lists.pins.of(volume).is_some_and(|list| list.runs().next().is_some())
+    }
+
+    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
+        self.report_pins(name)
+    }
+}
+
+impl EngineHost {
     fn drop_now(
         &self,
         volume: &Definition,
@@ -82,8 +96,7 @@ impl EngineHost {
         }
     }
 
-    /// See [`crate::host_api::Host::prefetch`].
-    pub(super) fn prefetch_into(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
+    fn prefetch_into(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
         let name = &volume.name;
         let running = self.served.get(name)?;
         let tier = self.served.ram.get(name).ok_or_else(|| no_tier(name))?.tier().clone();

@@ -20,7 +20,7 @@ use super::inspect::{self, Content};
 use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, faults, settings};
-use crate::host_api::{Copied, Definition, Existing, StartError, fresh_uuid};
+use crate::host_api::{Copied, Definition, Existing, Making, StartError, fresh_uuid};
 use crate::paths::io_error;
 use crate::planted::{self, PlantedBug};
 use crate::preflight::same_cache;
@@ -84,10 +84,9 @@ impl Drop for Made {
     }
 }
 
-impl EngineHost {
-    /// See [`crate::host_api::Host::create`].
-    pub(super) fn create_volume(
-        self: &Arc<Self>,
+impl Making for Arc<EngineHost> {
+    fn create(
+        &self,
         volume: &Definition,
         existing: Existing,
         volumes: &[Definition],
@@ -105,6 +104,37 @@ impl EngineHost {
         })
     }
 
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<Copied, StartError> {
+        self.served.begin(volume)?;
+        let own = volume.clone();
+        let (adopted, copied) = self.attended(&volume.name, work, move |host, work| {
+            let result = host.adopt_now(&own, force, work);
+            if result.is_err() {
+                host.served.remove(&own.name);
+            }
+            result
+        })?;
+        *volume = adopted;
+        Ok(copied)
+    }
+
+    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.served.begin(volume)?;
+        let own = volume.clone();
+        self.attended(&volume.name, work, move |host, work| {
+            let wiped = host.wipe_empty(&own, work);
+            host.served.remove(&own.name);
+            wiped
+        })
+    }
+}
+
+impl EngineHost {
     fn create_now(
         self: &Arc<Self>,
         volume: &Definition,
@@ -193,26 +223,6 @@ impl EngineHost {
         self.remove_deleted(place, &opened, volume.uuid);
         *cache = Some(opened.clone());
         Ok(opened)
-    }
-
-    /// See [`crate::host_api::Host::adopt`].
-    pub(super) fn adopt_volume(
-        self: &Arc<Self>,
-        volume: &mut Definition,
-        force: bool,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError> {
-        self.served.begin(volume)?;
-        let own = volume.clone();
-        let (adopted, copied) = self.attended(&volume.name, work, move |host, work| {
-            let result = host.adopt_now(&own, force, work);
-            if result.is_err() {
-                host.served.remove(&own.name);
-            }
-            result
-        })?;
-        *volume = adopted;
-        Ok(copied)
     }
 
     fn adopt_now(

@@ -11,7 +11,7 @@ use crate::curve::{Sizes, hits, points, ram_row, ram_rows, rows};
 use crate::devices::NO_CACHE;
 
 impl EngineHost {
-    /// See [`crate::host_api::Host::curve`].
+    /// See [`crate::host_api::Reports::curve`].
     pub(super) fn curve_of(
         &self,
         name: &VolumeName,

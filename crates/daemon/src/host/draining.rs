@@ -78,7 +78,7 @@ impl Drain {
 }
 
 impl EngineHost {
-    /// See [`crate::host_api::Host::prepare_hand_over`].
+    /// See [`crate::host_api::Closing::prepare_hand_over`].
     pub(super) fn prepare_all(
         self: &Arc<Self>,
         goes_on: &dyn Fn() -> bool,

@@ -10,7 +10,7 @@ use forebay_engine::Ledger;
 use super::EngineHost;
 
 impl EngineHost {
-    /// See [`crate::host_api::Host::lost`].
+    /// See [`crate::host_api::Reports::lost`].
     pub(super) fn lost_of(&self, name: &VolumeName) -> LostReport {
         if let Ok(running) = self.served.get(name) {
             let volume = &running.volume;

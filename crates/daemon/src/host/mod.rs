@@ -53,9 +53,7 @@ use std::time::Duration;
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
-use forebay_admin::{
-    ApiError, ByteRange, DropRequest, ErrorKind, PinReport, StartRequest, VolumeName, VolumeReport,
-};
+use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, keep_buffers};
 use forebay_engine::{FrontEnd, Recording};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
@@ -63,10 +61,7 @@ use forebay_settings::Settings;
 
 use super::block_lists::BlockLists;
 use super::events::Events;
-use super::hand_over::Items;
-use super::host_api::{
-    Condition, Copied, Count, Definition, Existing, Host, Identity, Remains, StartError,
-};
+use super::host_api::{Condition, Count, Host, Identity, Reports};
 use super::known::Known;
 use super::ledger::Notes;
 use super::notify::Ending;
@@ -240,7 +235,7 @@ pub(crate) struct EngineHost {
     ending: Arc<Ending>,
 }
 
-impl Host for Arc<EngineHost> {
+impl Reports for Arc<EngineHost> {
     fn lanes(&self) -> u32 {
         self.lanes.count()
     }
@@ -251,131 +246,6 @@ impl Host for Arc<EngineHost> {
 
     fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
-    }
-
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        volumes: &[Definition],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.create_volume(volume, existing, volumes, work)
-    }
-
-    fn adopt(
-        &self,
-        volume: &mut Definition,
-        force: bool,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError> {
-        self.adopt_volume(volume, force, work)
-    }
-
-    fn start(
-        &self,
-        volume: &Definition,
-        how: StartRequest,
-        work: &Arc<Work>,
-    ) -> Result<Copied, StartError> {
-        self.start_volume(volume, how, work)
-    }
-
-    fn show(&self, name: &VolumeName) {
-        self.served.show(name);
-    }
-
-    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.stop_volume(volume, abandon, work)
-    }
-
-    fn check_origin_path(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.check_path_of(name, work)
-    }
-
-    fn look_at_paths(&self) {
-        EngineHost::look_at_paths(self);
-    }
-
-    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.share_newest(name, work)
-    }
-
-    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.set_volume(volume, work)
-    }
-
-    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.flush_volume(name, work)
-    }
-
-    fn delete(
-        &self,
-        volume: &Definition,
-        discard_dirty: bool,
-        work: &Arc<Work>,
-    ) -> Result<Remains, ApiError> {
-        let deleted = self.delete_volume(volume, discard_dirty, work);
-        if deleted.is_ok() || discard_dirty {
-            self.lists.hints.forget(volume.name.as_str());
-            self.lists.pins.forget(volume.name.as_str());
-        }
-        let deleted = deleted?;
-        self.caches.notes.forget(volume.name.as_str());
-        Ok(deleted)
-    }
-
-    fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.wipe_cache(volume, work)
-    }
-
-    fn drop_clean(
-        &self,
-        volume: &Definition,
-        tiers: DropRequest,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.drop_from(volume, tiers, work)
-    }
-
-    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        self.prefetch_into(volume, work)
-    }
-
-    fn pin(
-        &self,
-        volume: &Definition,
-        ranges: &[ByteRange],
-        pinned: bool,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.change_pins(volume, ranges, pinned, work)
-    }
-
-    fn has_pins(&self, volume: &Definition) -> bool {
-        self.lists.pins.of(volume).is_some_and(|list| list.runs().next().is_some())
-    }
-
-    fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
-        self.report_pins(name)
-    }
-
-    fn fill(
-        &self,
-        volume: &Definition,
-        ranges: &[ByteRange],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.fill_ranges(volume, ranges, work)
-    }
-
-    fn evict(
-        &self,
-        volume: &Definition,
-        ranges: &[ByteRange],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.evict_ranges(volume, ranges, work)
     }
 
     fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport> {
@@ -431,19 +301,7 @@ impl Host for Arc<EngineHost> {
         self.lost_of(name)
     }
 
-    fn shut_down(&self) -> Result<(), ApiError> {
-        self.shut_down_all()
-    }
-
-    fn prepare_hand_over(
-        &self,
-        goes_on: &dyn Fn() -> bool,
-        begin: &dyn Fn() -> Result<(), ApiError>,
-    ) -> Result<(), ApiError> {
-        self.prepare_all(goes_on, begin)
-    }
-
-    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>) {
-        self.hand_over_all(goes_on)
+    fn look_at_paths(&self) {
+        EngineHost::look_at_paths(self);
     }
 }

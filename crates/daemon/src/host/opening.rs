@@ -42,7 +42,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 const LOOKING: Duration = Duration::from_millis(5);
 
 impl EngineHost {
-    /// Serves a volume that its cache knows; see [`crate::host_api::Host::start`].
+    /// Serves a volume that its cache knows; see [`crate::host_api::Serving::start`].
     pub(super) fn bring_up(
         self: &Arc<Self>,
         volume: &Definition,
@@ -202,7 +202,10 @@ impl EngineHost {
         let wanted = self.with_newest(&volume.name, wanted);
         if attached.settings() != wanted(attached.settings()) {
             let _wait = self.served.wait_for(&volume.name, &volume.cache);
-            if let Err(error) = self.apply(place, &volume.name, wanted) {
+            let effect = how.work.commit().map_err(|_| faults::given_up());
+            if let Err(error) =
+                effect.and_then(|effect| self.apply(place, &volume.name, wanted, &effect))
+            {
                 // A volume that is only half started is stopped again.
                 if let Err(error) = self.take_out(place, &attached) {
                     tracing::error!(volume = %volume.name, "cannot stop the half-started volume: {error}");

@@ -319,22 +319,8 @@ impl EngineHost {
         Err(ApiError::failed(message).about("cache"))
     }
 
-    /// See [`crate::host_api::Host::wipe`].
-    pub(super) fn wipe_cache(
-        self: &Arc<Self>,
-        volume: &Definition,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        self.served.begin(volume)?;
-        let own = volume.clone();
-        self.attended(&volume.name, work, move |host, work| {
-            let wiped = host.wipe_empty(&own, work);
-            host.served.remove(&own.name);
-            wiped
-        })
-    }
-
-    fn wipe_empty(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
+    /// Wipes a cache device that holds no volume.
+    pub(super) fn wipe_empty(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
         let spec = made("cache", &volume.cache)?;
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
         let place = self.caches.place(&spec, &volume.name)?;

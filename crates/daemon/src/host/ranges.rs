@@ -43,7 +43,7 @@ impl EngineHost {
         self.served.get(&volume.name)
     }
 
-    /// See [`crate::host_api::Host::pin`].
+    /// Pins blocks, or no longer.
     pub(super) fn change_pins(
         self: &Arc<Self>,
         volume: &Definition,
@@ -87,7 +87,7 @@ impl EngineHost {
         }
     }
 
-    /// See [`crate::host_api::Host::pins`].
+    /// See [`crate::host_api::Contents::pins`].
     pub(super) fn report_pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
         let running = self.served.get(name)?;
         let (pinned, store) = (running.volume.pinned(), running.store());
@@ -118,7 +118,7 @@ impl EngineHost {
         })
     }
 
-    /// See [`crate::host_api::Host::fill`].
+    /// See [`crate::host_api::Task::Fill`].
     pub(super) fn fill_ranges(
         self: &Arc<Self>,
         volume: &Definition,
@@ -155,7 +155,7 @@ impl EngineHost {
         self.on_engine(volume, running, volume.origin.clone(), work, fill)
     }
 
-    /// See [`crate::host_api::Host::evict`].
+    /// See [`crate::host_api::Task::Evict`].
     pub(super) fn evict_ranges(
         self: &Arc<Self>,
         volume: &Definition,

@@ -282,7 +282,7 @@ impl Served {
         })
     }
 
-    /// See [`crate::host_api::Host::told_apart`]. The UUIDs of a volume whose cache is in RAM are others in the
+    /// See [`crate::host_api::Reports::told_apart`]. The UUIDs of a volume whose cache is in RAM are others in the
     /// next program; what it has then is what its origin has.
     pub(super) fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
         let of = |entry: &Entry| Some((entry.running.clone()?, entry.definition.origin.clone()));

@@ -14,7 +14,7 @@ use super::report::Running;
 use super::{CLOSE_PATIENCE, EngineHost, faults};
 use crate::front_ends::DISMISSAL;
 use crate::hand_over::Items;
-use crate::host_api::Definition;
+use crate::host_api::{Closing, Definition};
 
 /// How long a stopped volume, or an operation that was given up, may still use its cache before that is left
 /// open, and what closing one may take beyond its limit.
@@ -85,22 +85,18 @@ fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
     result.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
 }
 
-impl EngineHost {
-    /// See [`crate::host_api::Host::shut_down`]. Dismisses clients, drains caches in RAM
+impl Closing for Arc<EngineHost> {
+    /// Dismisses clients, drains caches in RAM
     /// while that makes progress, then stops all volumes and closes all caches, each within
     /// [`CLOSE_PATIENCE`].
-    pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
+    fn shut_down(&self) -> Result<(), ApiError> {
         self.lanes.stop_serving();
         let ended = self.close_everything();
         self.front_ends.iter().for_each(|front_end| front_end.release());
         ended.result
     }
 
-    /// See [`crate::host_api::Host::hand_over`].
-    pub(super) fn hand_over_all(
-        self: &Arc<Self>,
-        goes_on: &dyn Fn() -> bool,
-    ) -> (Option<Items>, Result<(), ApiError>) {
+    fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>) {
         let identities: BTreeMap<_, _> = self
             .served
             .all()
@@ -143,6 +139,16 @@ impl EngineHost {
         (Some(items), ended.result)
     }
 
+    fn prepare_hand_over(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        begin: &dyn Fn() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        self.prepare_all(goes_on, begin)
+    }
+}
+
+impl EngineHost {
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
     fn close_everything(self: &Arc<Self>) -> Ended {
         let (ended, in_order) = self.close_caches();

@@ -1,4 +1,4 @@
-//! Operations on volumes, step by step; implements [`super::super::host_api::Host`].
+//! Operations on volumes, step by step; implements [`Serving`].
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use super::report::Running;
 use super::{EngineHost, How, faults, settings};
 use crate::devices::NO_CACHE;
 use crate::events::NewEvent;
-use crate::host_api::{Copied, Definition, Remains, StartError};
-use crate::work::Work;
+use crate::host_api::{Copied, Definition, Remains, Serving, StartError};
+use crate::work::{Effect, Work};
 
 /// The cache device of a volume that has none: RAM that nothing is written to, as the mode is
 /// passthrough. Pages that nobody writes to cost nothing.
@@ -37,10 +37,9 @@ pub(super) fn blocks_of(volume: &Definition, origin: &Arc<dyn Device>) -> u64 {
     origin.size().saturating_add(volume.alignment).div_ceil(volume.block_size.max(1))
 }
 
-impl EngineHost {
-    /// See [`crate::host_api::Host::start`].
-    pub(super) fn start_volume(
-        self: &Arc<Self>,
+impl Serving for Arc<EngineHost> {
+    fn start(
+        &self,
         volume: &Definition,
         how: StartRequest,
         work: &Arc<Work>,
@@ -57,6 +56,74 @@ impl EngineHost {
         })
     }
 
+    fn show(&self, name: &VolumeName) {
+        self.served.show(name);
+    }
+
+    fn check_origin_path(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        let own = name.clone();
+        let check = move |host: &Self, _: &Arc<Work>| {
+            let running = host.served.get(&own)?;
+            host.before_stop(&own, &running, false).map(|_| ())
+        };
+        self.attended(name, work, check)
+    }
+
+    fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        let own = name.clone();
+        self.attended(name, work, move |host, work| {
+            let running = host.served.get(&own)?;
+            let cache = host.served.definition(&own).map_or_else(String::new, |it| it.cache);
+            let _wait = host.served.wait_for(&own, &cache);
+            let (number, name, work) = (running.place.number, own.to_string(), work.clone());
+            let (newest, named) = (host.newest.clone(), own.clone());
+            let next = move |mut present: Settings| {
+                if let Some(newest) = newest.settings(&named) {
+                    present.share(&newest);
+                }
+                present
+            };
+            host.lanes.run(0, move |state| async move {
+                let commit = || work.commit().map(drop);
+                let changed = state.engine(number)?.change(&name, next, commit).await;
+                changed.map_err(faults::engine)
+            })?
+        })
+    }
+
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        let own = volume.clone();
+        self.attended(&volume.name, work, move |host, work| host.set_now(&own, work))
+    }
+
+    fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError> {
+        let (name, version) = (volume.name.clone(), volume.version);
+        self.attended(&volume.name, work, move |host, work| {
+            host.stop_now(&name, Some(version), abandon, work)
+        })
+    }
+
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let own = volume.clone();
+        let deleted = self.attended(&volume.name, work, move |host, work| {
+            host.delete_now(&own, discard_dirty, work)
+        });
+        if deleted.is_ok() || discard_dirty {
+            self.lists.hints.forget(volume.name.as_str());
+            self.lists.pins.forget(volume.name.as_str());
+        }
+        let deleted = deleted?;
+        self.caches.notes.forget(volume.name.as_str());
+        Ok(deleted)
+    }
+}
+
+impl EngineHost {
     /// Stops a volume that a delete had started and that is not deleted, without storing a fingerprint: the origin may
     /// have been restored or exchanged since, so the next start must check it again.
     fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
@@ -75,6 +142,7 @@ impl EngineHost {
         place: &Place,
         name: &VolumeName,
         next: impl FnOnce(Settings) -> Settings + Send + 'static,
+        _: &Effect,
     ) -> Result<(), ApiError> {
         let (number, name) = (place.number, name.to_string());
         self.lanes.run(0, move |state| async move {
@@ -98,47 +166,6 @@ impl EngineHost {
         }
     }
 
-    /// See [`crate::host_api::Host::share`].
-    pub(super) fn share_newest(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let own = name.clone();
-        self.attended(name, work, move |host, work| {
-            let running = host.served.get(&own)?;
-            let cache = host.served.definition(&own).map_or_else(String::new, |it| it.cache);
-            let _wait = host.served.wait_for(&own, &cache);
-            let (number, name, work) = (running.place.number, own.to_string(), work.clone());
-            let (newest, named) = (host.newest.clone(), own.clone());
-            let next = move |mut present: Settings| {
-                if let Some(newest) = newest.settings(&named) {
-                    present.share(&newest);
-                }
-                present
-            };
-            host.lanes.run(0, move |state| async move {
-                let commit = || work.commit().map(drop);
-                let changed = state.engine(number)?.change(&name, next, commit).await;
-                changed.map_err(faults::engine)
-            })?
-        })
-    }
-
-    /// See [`crate::host_api::Host::stop`]. A volume whose cache is in RAM is drained
-    /// first, and stays served if that fails.
-    pub(super) fn stop_volume(
-        self: &Arc<Self>,
-        volume: &Definition,
-        abandon: bool,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let (name, version) = (volume.name.clone(), volume.version);
-        self.attended(&volume.name, work, move |host, work| {
-            host.stop_now(&name, Some(version), abandon, work)
-        })
-    }
-
     /// Stops a volume. `version`: the volume's version, if it must be recorded on the cache device.
     fn stop_now(
         self: &Arc<Self>,
@@ -159,10 +186,10 @@ impl EngineHost {
             self.defer_again(name, &before);
             return Err(error);
         }
-        if work.commit().is_err() {
+        let Ok(effect) = work.commit() else {
             self.defer_again(name, &before);
             return Err(faults::given_up());
-        }
+        };
         self.served.phase(name, VolumeState::Stopping);
         let definition = self.served.definition(name);
         let (cache, origin) =
@@ -171,7 +198,7 @@ impl EngineHost {
             let _wait = self.served.wait_for(name, &cache);
             if let Some(version) = version {
                 let next = move |present| Settings { version, ..present };
-                if let Err(error) = self.apply(place, name, next) {
+                if let Err(error) = self.apply(place, name, next, &effect) {
                     tracing::debug!(volume = %name, "cannot record its version on the cache device: {error}");
                 }
             }
@@ -194,20 +221,6 @@ impl EngineHost {
             stopped.and(safe)
         });
         settled.and_then(|settled| settled).and(left)
-    }
-
-    /// See [`crate::host_api::Host::check_origin_path`].
-    pub(super) fn check_path_of(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let own = name.clone();
-        let check = move |host: &Arc<Self>, _: &Arc<Work>| {
-            let running = host.served.get(&own)?;
-            host.before_stop(&own, &running, false).map(|_| ())
-        };
-        self.attended(name, work, check)
     }
 
     /// Stops a served volume; it is no longer served afterwards, even if that fails.
@@ -247,17 +260,6 @@ impl EngineHost {
         for dismissed in dismissed {
             let _ = dismissed.recv();
         }
-    }
-
-    /// See [`crate::host_api::Host::set`]. If draining fails or is cancelled, the old
-    /// settings stay in force.
-    pub(super) fn set_volume(
-        self: &Arc<Self>,
-        volume: &Definition,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let own = volume.clone();
-        self.attended(&volume.name, work, move |host, work| host.set_now(&own, work))
     }
 
     fn set_now(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
@@ -301,9 +303,9 @@ impl EngineHost {
             }
             let _wait = self.served.wait_for(name, &volume.cache);
             // Nothing was stored before the commit point. Restoring it then could undo a later command.
-            if work.has_committed()
-                && let Err(error) =
-                    self.apply(&running.place, name, self.with_newest(name, before.clone()))
+            let old = self.with_newest(name, before.clone());
+            if let Some(effect) = work.committed()
+                && let Err(error) = self.apply(&running.place, name, old, &effect)
             {
                 tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");
             }
@@ -324,16 +326,6 @@ impl EngineHost {
             self.defer_again(name, before);
         }
         drained
-    }
-
-    /// See [`crate::host_api::Host::flush`].
-    pub(super) fn flush_volume(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let own = name.clone();
-        self.attended(name, work, move |host, work| host.drain_now(&own, work))
     }
 
     pub(super) fn drain_now(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
@@ -358,19 +350,6 @@ impl EngineHost {
             self.events.record(event.with("bytes", dirty));
         }
         drained
-    }
-
-    /// See [`crate::host_api::Host::delete`].
-    pub(super) fn delete_volume(
-        self: &Arc<Self>,
-        volume: &Definition,
-        discard_dirty: bool,
-        work: &Arc<Work>,
-    ) -> Result<Remains, ApiError> {
-        let own = volume.clone();
-        self.attended(&volume.name, work, move |host, work| {
-            host.delete_now(&own, discard_dirty, work)
-        })
     }
 
     pub(super) fn delete_now(

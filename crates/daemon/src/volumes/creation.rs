@@ -48,7 +48,7 @@ impl Volumes {
         })?;
         if let Err(error) = self.host.create(&volume, existing, &others, work) {
             // Without a commit nothing was created, nor will be.
-            if !work.has_committed() || self.host.condition(&name).is_none() {
+            if work.committed().is_none() || self.host.condition(&name).is_none() {
                 self.forget_deleted(uuid, work);
             }
             return Err(error);

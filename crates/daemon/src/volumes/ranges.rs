@@ -1,12 +1,14 @@
-//! Blocks of volumes that are pinned, evicted, or loaded ahead of their use.
+//! What volumes have cached: written back, dropped, pinned, evicted, or loaded ahead of its use.
 
 use std::sync::Arc;
 
 use forebay_admin::{
-    ApiError, ErrorKind, OperationId, OperationState, PinReport, RangesRequest, VolumeName,
+    ApiError, ByteRange, ErrorKind, OperationId, OperationState, PinReport, RangesRequest,
+    VolumeName,
 };
 
 use super::Volumes;
+use crate::host_api::Task;
 use crate::operations::Beside;
 use crate::state::Remembered;
 use crate::work::Work;
@@ -30,48 +32,62 @@ pub(super) fn beside(verb: &str) -> Beside {
     Beside { supersedes, late: false }
 }
 
-/// Refuses a request that names no range.
-fn some(request: RangesRequest) -> Result<RangesRequest, ApiError> {
-    match request.ranges.is_empty() {
+/// Returns the task for ranges.
+///
+/// # Errors
+/// There is none.
+fn some(
+    RangesRequest { ranges }: RangesRequest,
+    task: fn(Vec<ByteRange>) -> Task,
+) -> Result<Task, ApiError> {
+    match ranges.is_empty() {
         true => Err(ApiError::invalid("ranges", "there is none; name at least one")),
-        false => Ok(request),
+        false => Ok(task(ranges)),
+    }
+}
+
+impl Task {
+    /// Pins ranges.
+    ///
+    /// # Errors
+    /// None is named.
+    pub(crate) fn pin(request: RangesRequest) -> Result<Task, ApiError> {
+        some(request, Task::Pin)
+    }
+
+    /// Evicts ranges.
+    ///
+    /// # Errors
+    /// None is named.
+    pub(crate) fn evict(request: RangesRequest) -> Result<Task, ApiError> {
+        some(request, Task::Evict)
+    }
+
+    /// Fills ranges or, without any, loads what the RAM tier held at the last orderly stop.
+    pub(crate) fn prefetch(RangesRequest { ranges }: RangesRequest) -> Task {
+        if ranges.is_empty() { Task::Prefetch } else { Task::Fill(ranges) }
     }
 }
 
 impl Volumes {
-    /// Pins ranges of a volume, and fills them. Any other command ends the filling; the pins stay.
-    ///
-    /// # Errors
-    /// There is no such volume, it is busy, or no range is named.
-    pub(crate) fn pin(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        request: RangesRequest,
-    ) -> Result<OperationId, ApiError> {
-        let RangesRequest { ranges } = some(request)?;
-        self.operate(PIN, name, move |this, entry, work| {
-            let pinned = this.host.pin(&entry.volume, &ranges, true, work);
-            // They are pinned although somebody ended the filling.
-            if pinned.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Cancelled) {
-                this.tell_pins(&entry.volume.name, &ranges, true);
-            }
-            pinned
-        })
-    }
-
-    /// Ends the pinning of ranges, or of all.
+    /// Changes what is cached of a volume. Any other command ends a filling; the pins stay.
     ///
     /// # Errors
     /// There is no such volume, or it is busy.
-    pub(crate) fn unpin(
+    pub(crate) fn run(
         self: &Arc<Self>,
         name: &VolumeName,
-        RangesRequest { ranges }: RangesRequest,
+        task: Task,
     ) -> Result<OperationId, ApiError> {
-        self.operate("unpin", name, move |this, entry, work| {
-            this.host.pin(&entry.volume, &ranges, false, work)?;
-            this.tell_pins(&entry.volume.name, &ranges, false);
-            Ok(())
+        self.operate(task.verb(), name, move |this, entry, work| {
+            let name = &entry.volume.name;
+            this.check_served(name, task.verb())?;
+            let ran = this.host.run(&task, &entry.volume, work);
+            // Ranges are pinned although somebody ended the filling.
+            if ran.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Cancelled) {
+                this.tell_pins(name, &task);
+            }
+            ran
         })
     }
 
@@ -82,37 +98,6 @@ impl Volumes {
     pub(crate) fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
         self.state.volume(name)?;
         self.host.pins(name)
-    }
-
-    /// Discards clean blocks of ranges from the cache.
-    ///
-    /// # Errors
-    /// There is no such volume, it is busy, or no range is named.
-    pub(crate) fn evict(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        request: RangesRequest,
-    ) -> Result<OperationId, ApiError> {
-        let RangesRequest { ranges } = some(request)?;
-        self.operate("evict", name, move |this, entry, work| {
-            this.host.evict(&entry.volume, &ranges, work)
-        })
-    }
-
-    /// Fills ranges of a volume or, without any, loads what the RAM tier held at the last orderly stop.
-    /// Any other command ends it.
-    ///
-    /// # Errors
-    /// There is no such volume, or it is busy.
-    pub(crate) fn prefetch(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        RangesRequest { ranges }: RangesRequest,
-    ) -> Result<OperationId, ApiError> {
-        self.operate(PREFETCH, name, move |this, entry, work| match ranges.is_empty() {
-            true => this.host.prefetch(&entry.volume, work),
-            false => this.host.fill(&entry.volume, &ranges, work),
-        })
     }
 
     /// After a start that has begun, fills what is pinned, and prefetches if the volume's settings say
@@ -142,12 +127,12 @@ impl Volumes {
 
     fn load(&self, entry: &Remembered, work: &Arc<Work>) -> Result<(), ApiError> {
         if self.host.has_pins(&entry.volume) {
-            self.host.fill(&entry.volume, &[], work)?;
+            self.host.run(&Task::Fill(Vec::new()), &entry.volume, work)?;
         }
         if !entry.volume.settings.prefetch {
             return Ok(());
         }
-        match self.host.prefetch(&entry.volume, work) {
+        match self.host.run(&Task::Prefetch, &entry.volume, work) {
             Err(error) if error.kind == ErrorKind::Refused => {
                 tracing::info!(volume = %entry.volume.name, "nothing is prefetched: {error}");
                 Ok(())

@@ -4,6 +4,7 @@
 use forebay_threads::{Outcome, Plan, Simulation, sleep, spawn, step};
 
 use super::*;
+use crate::host_api::Reports as _;
 
 /// A command on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +55,8 @@ impl Command {
                 let settings = Assignments::parse(["dirty_high=70"]).expect("good");
                 volumes.set(&name, SetRequest { settings })
             }
-            Flush => volumes.flush(&name),
-            DropClean => volumes.drop_clean(&name, DropRequest::default()),
+            Flush => volumes.run(&name, Task::Flush),
+            DropClean => volumes.run(&name, Task::Drop(DropRequest::default())),
             Delete => volumes.delete(&name, deleting(false)),
             Discard => volumes.delete(&name, deleting(true)),
         }

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ByteRange, ErrorKind, EventKind, SETTINGS, VolumeName};
+use forebay_admin::{ApiError, ErrorKind, EventKind, SETTINGS, VolumeName};
 use forebay_core::units::format_size;
 
 use super::Volumes;
 use crate::events::{Events, NewEvent};
-use crate::host_api::Definition;
+use crate::host_api::{Definition, Task};
 use crate::memory;
 
 impl Volumes {
@@ -88,18 +88,17 @@ impl Volumes {
         }
     }
 
-    pub(super) fn tell_pins(&self, name: &VolumeName, ranges: &[ByteRange], pinned: bool) {
+    pub(super) fn tell_pins(&self, name: &VolumeName, task: &Task) {
+        let (Task::Pin(ranges) | Task::Unpin(ranges)) = task else { return };
         let (count, bytes) = (ranges.len(), ranges.iter().map(|range| range.len).sum::<u64>());
         let what = format!("{count} ranges of volume '{name}', {},", format_size(bytes));
-        let event = match (pinned, ranges.is_empty()) {
-            (true, _) => NewEvent::new(EventKind::Pinned, format!("{what} were pinned")),
-            (false, false) => {
-                NewEvent::new(EventKind::Unpinned, format!("{what} are no longer pinned"))
-            }
-            (false, true) => NewEvent::new(
+        let event = match task {
+            Task::Pin(_) => NewEvent::new(EventKind::Pinned, format!("{what} were pinned")),
+            _ if ranges.is_empty() => NewEvent::new(
                 EventKind::Unpinned,
                 format!("nothing of volume '{name}' is pinned any more"),
             ),
+            _ => NewEvent::new(EventKind::Unpinned, format!("{what} are no longer pinned")),
         };
         self.tell(name, event.with("ranges", count).with("bytes", bytes));
     }
