@@ -290,24 +290,11 @@ impl EngineHost {
             .collect();
         let mut in_order = true;
         for closing in closing {
-            let is_finished = || closing.as_ref().is_ok_and(JoinHandle::is_finished);
-            while closing.is_ok() && !is_finished() && Instant::now() < end + GRACE {
-                forebay_threads::sleep(Duration::from_millis(5));
-            }
-            let has_ended = is_finished();
-            match closing.ok().filter(|_| has_ended).map(JoinHandle::join) {
-                Some(Ok(Ok(closed))) => in_order &= closed,
-                Some(Ok(Err(error))) => {
-                    tracing::error!("a cache did not close cleanly: {error}");
-                    ended.note(error);
-                    in_order = false;
-                }
-                _ => {
-                    tracing::error!("a cache was not closed in time");
-                    ended.note(ApiError::failed("a cache was not closed in time"));
-                    in_order = false;
-                }
-            }
+            in_order &= end_of_closing(closing, end + GRACE).unwrap_or_else(|error| {
+                tracing::error!("a cache did not close cleanly: {error}");
+                ended.note(error);
+                false
+            });
         }
         in_order
     }
@@ -348,6 +335,30 @@ impl EngineHost {
     }
 }
 
+/// Returns how the closing of a cache went, on a thread of its own, which is waited for until `end`.
+///
+/// # Errors
+/// Those of the thread, or there was none, it panicked, or it has not ended.
+fn end_of_closing(
+    closing: std::io::Result<JoinHandle<Result<bool, ApiError>>>,
+    end: Instant,
+) -> Result<bool, ApiError> {
+    let recovered = "the next start recovers it";
+    let closing = closing.map_err(|error| {
+        let message = format!("there is no thread to close it: {error}; {recovered}");
+        ApiError::failed(message)
+    })?;
+    while !closing.is_finished() {
+        if Instant::now() >= end {
+            return Err(ApiError::failed(format!("it was not closed in time; {recovered}")));
+        }
+        forebay_threads::sleep(Duration::from_millis(5));
+    }
+    let unexpected =
+        |_| Err(ApiError::failed(format!("closing it ended unexpectedly; {recovered}")));
+    closing.join().unwrap_or_else(unexpected)
+}
+
 fn left_behind(volume: &Definition) -> ApiError {
     ApiError::failed(format!(
         "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is abandoned: flushed writes are safe, later ones may be lost",
@@ -365,6 +376,31 @@ mod tests {
 
     use super::*;
     use crate::testing::FakeDevices;
+
+    #[test]
+    fn a_cache_that_does_not_close_is_reported_with_the_reason() {
+        let closing = |run: fn() -> Result<bool, ApiError>| forebay_threads::spawn("close", run);
+        let none = Err(std::io::Error::other("no room"));
+        let soon = Instant::now() + Duration::from_secs(60);
+        let failed = || closing(|| Err(ApiError::failed("a bad block")));
+        for (thread, end, said) in [
+            (none, soon, "no thread to close it: no room"),
+            (closing(|| panic!("on purpose")), soon, "ended unexpectedly"),
+            (failed(), soon, "a bad block"),
+            (
+                closing(|| {
+                    forebay_threads::sleep(Duration::from_secs(1));
+                    Ok(true)
+                }),
+                Instant::now(),
+                "not closed in time",
+            ),
+        ] {
+            let error = end_of_closing(thread, end).expect_err(said);
+            assert!(error.message.contains(said), "{error}");
+        }
+        assert_eq!(end_of_closing(closing(|| Ok(false)), soon), Ok(false));
+    }
 
     #[test]
     fn users_of_a_volume_that_did_not_end_in_order_are_cut_off_and_no_others() {
