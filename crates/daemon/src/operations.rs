@@ -22,6 +22,15 @@ const MAX_RUNNING: usize = 4096;
 /// results.
 const MAX_FINISHED: usize = 256;
 
+/// Takes a step of an operation. A panic is a failure like any other, so that the caller takes back what the step needed.
+///
+/// # Errors
+/// Those of the step, or it panicked.
+pub(crate) fn attempt<T, E: From<ApiError>>(step: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let unexpected = || ApiError::failed("the operation ended unexpectedly; see the log");
+    forebay_threads::catch(step).unwrap_or_else(|_| Err(unexpected().into()))
+}
+
 struct Entry {
     verb: &'static str,
     volume: VolumeName,
@@ -186,9 +195,7 @@ impl Operations {
         let work = Arc::new(Work::default());
         let (all, own_work) = (self.clone(), work.clone());
         let spawned = forebay_threads::spawn(&format!("op-{id}"), move || {
-            let result = forebay_threads::catch(|| run(&own_work)).unwrap_or_else(|_| {
-                Err(ApiError::failed("the operation ended unexpectedly; see the log"))
-            });
+            let result = attempt(|| run(&own_work));
             own_work.let_go();
             all.end(id, result);
         });

@@ -19,7 +19,7 @@ use forebay_format::Uuid;
 use super::claims::Claims;
 use super::hand_over;
 use super::host_api::{Count, Definition, Host, Remains};
-use super::operations::{Beside, Operations};
+use super::operations::{Beside, Operations, attempt};
 use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
@@ -324,37 +324,46 @@ impl Volumes {
             if !abandon && this.is_served(&name) {
                 this.host.check_origin_path(&name, work)?;
             }
-            this.withdraw(&name, &ExportSet::NONE, ("stop", force))
-                .inspect_err(|_| this.publish_again(&volume))?;
-            // Stored first: a daemon that dies in between must not serve it again by itself.
-            let stored = this.state.edit(&name, work, |entry| {
-                entry.volume.version += u64::from(entry.started);
-                entry.started = planted::has(PlantedBug::StopNotStored);
-            });
-            let Remembered { volume, .. } = stored.inspect_err(|_| this.publish_again(&volume))?;
-            this.waiting().remove(&name);
-            this.note_failure(&name, None);
-            if !this.is_served(&name) {
-                return this.claims.check_free_of(&name);
-            }
-            let stopped = this.host.stop(&volume, abandon, work);
-            if !this.is_served(&name) {
+            this.without_exports(&volume, ("stop", force), || {
+                // Stored first: a daemon that dies in between must not serve it again by itself.
+                let Remembered { volume, .. } = this.state.edit(&name, work, |entry| {
+                    entry.volume.version += u64::from(entry.started);
+                    entry.started = planted::has(PlantedBug::StopNotStored);
+                })?;
+                this.waiting().remove(&name);
+                this.note_failure(&name, None);
+                if !this.is_served(&name) {
+                    return this.claims.check_free_of(&name);
+                }
+                let stopped = attempt(|| this.host.stop(&volume, abandon, work));
+                if this.is_served(&name) {
+                    return stopped.inspect_err(|_| {
+                        this.undo(work, |volumes| {
+                            entry_of(volumes, &name)?.started = true;
+                            Ok(())
+                        });
+                    });
+                }
                 this.tell_stopped(&name, force);
-                let in_order = stopped.map_err(|mut error| {
+                stopped.map_err(|mut error| {
                     error.message = format!("it is stopped, but not in order: {}", error.message);
                     error
-                });
-                return in_order.and_then(|()| this.claims.check_free_of(&name));
-            }
-            if stopped.is_err() {
-                this.publish_again(&volume);
-                this.undo(work, |volumes| {
-                    entry_of(volumes, &name)?.started = true;
-                    Ok(())
-                });
-            }
-            stopped
+                })?;
+                this.claims.check_free_of(&name)
+            })
         })
+    }
+
+    /// Takes the exports of a volume away, and then a step that ends its service. Exports it again if it is served in the
+    /// end because one of both has failed.
+    fn without_exports(
+        &self,
+        volume: &Definition,
+        how: (&str, bool),
+        step: impl FnOnce() -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let withdrawn = self.withdraw(&volume.name, &ExportSet::NONE, how);
+        withdrawn.and_then(|()| attempt(step)).inspect_err(|_| self.publish_again(volume))
     }
 
     fn is_served(&self, name: &VolumeName) -> bool {
@@ -409,36 +418,36 @@ impl Volumes {
             if wipe {
                 this.check_wipe(&volume)?;
             }
-            this.withdraw(&volume.name, &ExportSet::NONE, ("delete", force))
-                .inspect_err(|_| this.publish_again(&volume))?;
-            if discard_dirty {
-                this.delete_whatever_happens(&volume, work)
-                    .inspect_err(|_| this.publish_again(&volume))?;
-                return if wipe { this.wipe(&volume, work) } else { Ok(()) };
-            }
-            // Tells a restarted daemon why the cache no longer contains the volume.
-            this.state
-                .edit(&volume.name, work, |entry| entry.deleting = true)
-                .inspect_err(|_| this.publish_again(&volume))?;
-            let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
-                this.publish_again(&volume);
-                if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
-                    // The volume may have been struck from its cache device. A start that finds it there takes this back.
-                    return;
-                }
-                this.undo(work, |volumes| {
-                    entry_of(volumes, &volume.name)?.deleting = false;
-                    Ok(())
-                });
+            this.without_exports(&volume, ("delete", force), || match discard_dirty {
+                true => this.delete_whatever_happens(&volume, work),
+                false => this.delete_drained(&volume, work),
             })?;
-            this.waiting().remove(&volume.name);
-            if let (Remains::OnCacheDevice, Some(uuid)) = (remains, volume.uuid) {
-                this.state.known().facts().deleted.insert(uuid);
-            }
-            this.remove(&volume, work);
-            this.tell_deleted(&volume.name, false);
             if wipe { this.wipe(&volume, work) } else { Ok(()) }
         })
+    }
+
+    /// Deletes a volume whose dirty blocks are written to the origin first.
+    fn delete_drained(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        let name = &volume.name;
+        // Tells a restarted daemon why the cache no longer contains the volume.
+        self.state.edit(name, work, |entry| entry.deleting = true)?;
+        let remains = attempt(|| self.host.delete(volume, false, work)).inspect_err(|_| {
+            if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
+                // The volume may have been struck from its cache device. A start that finds it there takes this back.
+                return;
+            }
+            self.undo(work, |volumes| {
+                entry_of(volumes, name)?.deleting = false;
+                Ok(())
+            });
+        })?;
+        self.waiting().remove(name);
+        if let (Remains::OnCacheDevice, Some(uuid)) = (remains, volume.uuid) {
+            self.state.known().facts().deleted.insert(uuid);
+        }
+        self.remove(volume, work);
+        self.tell_deleted(name, false);
+        Ok(())
     }
 
     /// Deletes a volume whose dirty blocks are discarded. It is first removed from the state for
@@ -462,7 +471,7 @@ impl Volumes {
         self.waiting().remove(&volume.name);
         self.note_failure(&volume.name, None);
         self.tell_deleted(&volume.name, true);
-        let remains = self.host.delete(volume, true, &work.beside(PARTING_PATIENCE));
+        let remains = attempt(|| self.host.delete(volume, true, &work.beside(PARTING_PATIENCE)));
         match (remains, volume.uuid) {
             (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid, work),
             (Ok(Remains::None), None) => {}

@@ -10,6 +10,7 @@ use super::setting::join;
 use super::starting::accept;
 use super::{ANSWER_PATIENCE, Volumes};
 use crate::host_api::{Definition, Existing, fresh_uuid};
+use crate::operations::attempt;
 use crate::planted::{self, PlantedBug};
 use crate::preflight;
 use crate::state::{Remembered, put};
@@ -46,25 +47,28 @@ impl Volumes {
             }
             Ok(())
         })?;
-        if let Err(error) = self.host.create(&volume, existing, &others, work) {
+        if let Err(error) = attempt(|| self.host.create(&volume, existing, &others, work)) {
             // Without a commit nothing was created, nor will be.
             if work.committed().is_none() || self.host.condition(&name).is_none() {
                 self.forget_deleted(uuid, work);
             }
             return Err(error);
         }
-        let sharing = self.sharing(&volume);
-        self.host.note_positions();
-        let mut entry = self.remembered(volume.clone());
-        // Before clients see it: what they write is there after a crash.
-        let kept = self.state.complete(work, |volumes, known| {
-            // Others may have changed them since, and the data path has them from there.
-            join(volumes, &sharing, &mut entry.volume);
-            put(volumes, entry);
-            known.deleted.remove(&uuid);
-            Ok(())
-        });
-        if let Err(error) = kept.and_then(|()| self.publish(&volume)) {
+        let kept = || {
+            let sharing = self.sharing(&volume);
+            self.host.note_positions();
+            let mut entry = self.remembered(volume.clone());
+            // Before clients see it: what they write is there after a crash.
+            self.state.complete(work, |volumes, known| {
+                // Others may have changed them since, and the data path has them from there.
+                join(volumes, &sharing, &mut entry.volume);
+                put(volumes, entry);
+                known.deleted.remove(&uuid);
+                Ok(())
+            })?;
+            self.publish(&volume)
+        };
+        if let Err(error) = attempt(kept) {
             self.delete_unfinished(&volume, uuid, work);
             return Err(error);
         }

@@ -25,6 +25,42 @@ fn end_of(daemon: &Daemon, id: OperationId) -> Operation {
 }
 
 #[test]
+fn a_command_that_panics_has_failed_and_leaves_nothing_stored() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    let facts = || {
+        let entries = daemon.volumes.state.volumes().into_iter();
+        let entries = entries.map(|mut entry| {
+            entry.volume.version = 0;
+            entry
+        });
+        (entries.collect::<Vec<_>>(), daemon.volumes.state.known().facts().deleted.clone())
+    };
+    for verb in ["create b", "set a", "delete a", "stop a", "start a"] {
+        if verb == "start a" {
+            daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
+        }
+        let before = facts();
+        *daemon.host.hook.lock() = Some(Box::new(move |what| assert_ne!(what, verb, "on purpose")));
+        let begun = match verb {
+            "create b" => daemon.volumes.create(&daemon.request("b", "other")),
+            "set a" => {
+                let settings = Assignments::parse(["dirty_high=55"]).expect("good");
+                daemon.volumes.set(&name("a"), SetRequest { settings })
+            }
+            "delete a" => daemon.volumes.delete(&name("a"), deleting(false)),
+            "stop a" => daemon.volumes.stop(&name("a"), Stopping::default()),
+            _ => daemon.volumes.start(&name("a"), StartRequest::default()),
+        };
+        let failed = daemon.end(begun).expect_err(verb);
+        *daemon.host.hook.lock() = None;
+        assert!(failed.message.contains("ended unexpectedly"), "{verb}: {failed}");
+        assert_eq!(facts(), before, "{verb}");
+        assert!(daemon.volumes.claims.is_empty(), "{verb}");
+    }
+}
+
+#[test]
 fn a_late_command_is_not_reported_as_failed_and_keeps_others_out() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");

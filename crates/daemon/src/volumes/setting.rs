@@ -7,6 +7,7 @@ use forebay_core::Caching;
 
 use super::{ANSWER_PATIENCE, Volumes};
 use crate::host_api::Definition;
+use crate::operations::attempt;
 use crate::planted::{self, PlantedBug};
 use crate::preflight;
 use crate::state::{Remembered, entry_of};
@@ -37,7 +38,7 @@ impl Volumes {
             }
             // Stored first: if the daemon dies in between, the next start applies it.
             let (old, volume, sharing) = this.store_settings(&wanted, &request.settings, work)?;
-            this.apply_or_share(&volume, &old, &sharing, work)
+            attempt(|| this.apply_or_share(&volume, &old, &sharing, work))
                 .inspect_err(|_| this.unset(&volume, &old, work))?;
             this.tell_settings(&old, &volume);
             Ok(())

@@ -11,6 +11,7 @@ use super::Volumes;
 use crate::devices::is_missing;
 use crate::host_api::{Copied, Count, Definition, StartError};
 use crate::known::Facts;
+use crate::operations::attempt;
 use crate::planted::{self, PlantedBug};
 use crate::preflight;
 use crate::signals::StopRequest;
@@ -155,7 +156,7 @@ impl Volumes {
             })?;
             volume = stored.volume;
         }
-        let result = self.host.start(&volume, how, work);
+        let result = attempt(|| self.host.start(&volume, how, work));
         self.waiting().remove(&name);
         match result {
             Ok(copied) => self.started(&volume, copied, how.force, work),
