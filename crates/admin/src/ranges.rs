@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::ApiError;
+
 /// A range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -22,6 +24,19 @@ pub struct RangesRequest {
     /// RAM tier held.
     #[serde(default)]
     pub ranges: Vec<ByteRange>,
+}
+
+impl RangesRequest {
+    /// Returns the ranges, for a verb that needs some.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(self) -> Result<Vec<ByteRange>, ApiError> {
+        match self.ranges.is_empty() {
+            true => Err(ApiError::invalid("ranges", "there is none; name at least one")),
+            false => Ok(self.ranges),
+        }
+    }
 }
 
 /// The answer to `GET /v1/volumes/NAME/pins`.

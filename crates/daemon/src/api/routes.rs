@@ -62,12 +62,15 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
         begin(&api::SET, Volumes::set),
         begin(&api::FLUSH, |volumes, name, _| volumes.run(name, Task::Flush)),
         begin(&api::DROP, |volumes, name, tiers| volumes.run(name, Task::Drop(tiers))),
-        begin(&api::PREFETCH, |volumes, name, ranges| volumes.run(name, Task::prefetch(ranges))),
-        begin(&api::PIN, |volumes, name, ranges| volumes.run(name, Task::pin(ranges)?)),
+        begin(&api::PREFETCH, |volumes, name, RangesRequest { ranges }| {
+            let task = if ranges.is_empty() { Task::Prefetch } else { Task::Fill(ranges) };
+            volumes.run(name, task)
+        }),
+        begin(&api::PIN, |volumes, name, ranges| volumes.run(name, Task::Pin(ranges.named()?))),
         begin(&api::UNPIN, |volumes, name, RangesRequest { ranges }| {
             volumes.run(name, Task::Unpin(ranges))
         }),
-        begin(&api::EVICT, |volumes, name, ranges| volumes.run(name, Task::evict(ranges)?)),
+        begin(&api::EVICT, |volumes, name, ranges| volumes.run(name, Task::Evict(ranges.named()?))),
         begin(&api::STOP, Volumes::stop),
         begin(&api::START, Volumes::start),
         begin(&api::DELETE, Volumes::delete),

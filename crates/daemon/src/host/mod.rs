@@ -6,7 +6,7 @@
 //! - [`deferral`]: their deferred writes
 //! - [`devices`]: opens devices, and claims them
 //! - [`draining`]: what only RAM has is written down, before the program ends
-//! - [`contents`]: what is cached, dropped or loaded again
+//! - [`contents`]: what is cached: written back, dropped, pinned, evicted, loaded again
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
@@ -37,7 +37,6 @@ mod opening;
 mod overwriting;
 mod paths;
 mod ram;
-mod ranges;
 mod raw;
 mod report;
 mod settings;

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{
-    ApiError, ByteRange, ErrorKind, OperationId, OperationState, PinReport, RangesRequest,
-    VolumeName,
-};
+use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, PinReport, VolumeName};
 
 use super::Volumes;
 use crate::host_api::Task;
@@ -30,43 +27,6 @@ pub(super) fn beside(verb: &str) -> Beside {
         _ => is_fill,
     };
     Beside { supersedes, late: false }
-}
-
-/// Returns the task for ranges.
-///
-/// # Errors
-/// There is none.
-fn some(
-    RangesRequest { ranges }: RangesRequest,
-    task: fn(Vec<ByteRange>) -> Task,
-) -> Result<Task, ApiError> {
-    match ranges.is_empty() {
-        true => Err(ApiError::invalid("ranges", "there is none; name at least one")),
-        false => Ok(task(ranges)),
-    }
-}
-
-impl Task {
-    /// Pins ranges.
-    ///
-    /// # Errors
-    /// None is named.
-    pub(crate) fn pin(request: RangesRequest) -> Result<Task, ApiError> {
-        some(request, Task::Pin)
-    }
-
-    /// Evicts ranges.
-    ///
-    /// # Errors
-    /// None is named.
-    pub(crate) fn evict(request: RangesRequest) -> Result<Task, ApiError> {
-        some(request, Task::Evict)
-    }
-
-    /// Fills ranges or, without any, loads what the RAM tier held at the last orderly stop.
-    pub(crate) fn prefetch(RangesRequest { ranges }: RangesRequest) -> Task {
-        if ranges.is_empty() { Task::Prefetch } else { Task::Fill(ranges) }
-    }
 }
 
 impl Volumes {
