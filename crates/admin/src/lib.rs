@@ -13,6 +13,7 @@
 //! - [`operation`]: long-running operations and their progress
 //! - [`schema`]: JSON schemas of all of these, for the description of the API
 //! - [`error`]: why a request was refused
+//! - [`text`]: numbers as text
 #![forbid(unsafe_code)]
 
 pub mod activity;
@@ -34,6 +35,7 @@ pub mod reasons;
 pub mod report;
 pub mod request;
 pub mod schema;
+pub mod text;
 
 pub use declared::Declared;
 pub use error::{ApiError, ErrorBody, ErrorKind};

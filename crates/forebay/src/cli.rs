@@ -12,12 +12,14 @@ use crate::exit;
 use crate::verbs::{
     advise::AdviseArgs,
     apply::ApplyArgs,
+    check::CheckArgs,
     create::CreateArgs,
     daemon::DaemonArgs,
     delete::DeleteArgs,
     demo::DemoArgs,
     doctor::DoctorArgs,
     drop::DropArgs,
+    dump::DumpArgs,
     events::EventsArgs,
     list::ListArgs,
     memory::MemoryArgs,
@@ -182,42 +184,6 @@ pub(crate) enum Verb {
 pub(crate) struct NameArgs {
     /// The volume
     pub(crate) name: VolumeName,
-}
-
-/// Arguments of `check`.
-#[derive(Debug, Args)]
-pub(crate) struct CheckArgs {
-    /// The cache device
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub(crate) device: String,
-
-    /// Verify the structures only, not the content of every block
-    #[arg(long)]
-    pub(crate) quick: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `dump`.
-#[derive(Debug, Args)]
-pub(crate) struct DumpArgs {
-    /// The cache device
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub(crate) device: String,
-
-    /// Print the header of every record in the log too
-    #[arg(long)]
-    pub(crate) records: bool,
-
-    /// Print every block in the headers too
-    #[arg(long)]
-    pub(crate) entries: bool,
-
-    /// Print JSON, one value per line
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Parses the command line. Prints help, version and errors itself.

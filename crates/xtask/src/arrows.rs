@@ -56,11 +56,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "testkit",
         ],
     ),
+    ("offline", &["core", "format", "device", "lane", "store", "engine", "admin"]),
     (
         "forebay",
         &[
-            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "rbd",
-            "admin", "trace", "daemon", "testkit",
+            "core", "settings", "format", "device", "policy", "rbd", "admin", "trace", "daemon",
+            "offline", "testkit",
         ],
     ),
     ("sim-control", &["core", "threads", "device", "lane", "engine", "admin", "daemon"]),

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use forebay_admin::report::{ExportReport, Latency, OriginReport, RamReport, RestReport};
+pub(crate) use forebay_admin::text::grouped;
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 use forebay_core::{Caching, Durability, Mode};
@@ -458,19 +459,6 @@ fn micros(micros: f64) -> String {
         ..1e6 => format!("{:.2} ms", micros / 1e3),
         _ => format!("{:.2} s", micros / 1e6),
     }
-}
-
-/// Formats a number with its digits in groups of three.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

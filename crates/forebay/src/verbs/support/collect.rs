@@ -7,13 +7,14 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, api};
+use forebay_offline::dump;
 use serde_json::Value;
 
 use super::redact::Redactor;
 use crate::client::{Client, parse};
 use crate::output::json;
 use crate::paths;
-use crate::verbs::{doctor, dump};
+use crate::verbs::doctor;
 use forebay_daemon::devices::{DeviceName, NO_CACHE};
 use forebay_daemon::{peek_state, read_events};
 

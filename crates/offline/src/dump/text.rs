@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use forebay_admin::text::grouped;
 use forebay_core::units::format_size;
 use forebay_engine::settings::tag_name;
 use forebay_format::checkpoint::SegmentUse;
@@ -11,7 +12,6 @@ use forebay_format::{
 };
 
 use super::{PIECE, Writer, kind, slot_of};
-use crate::output::volume::grouped;
 
 /// Width of the labels on the left.
 const LABEL: usize = 18;

@@ -7,11 +7,9 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_device::{Access, Device, DeviceError, OpenErrorKind, Queue};
+use forebay_device::{Access, Device, DeviceError, DeviceSpec, OpenErrorKind, Queue};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_store::StoreError;
-
-use forebay_daemon::devices::DeviceName;
 
 /// How often the waiting thread wakes up.
 const STEP: Duration = Duration::from_millis(100);
@@ -21,7 +19,7 @@ const STEP: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// The device does not exist or is in use, and the job's own.
-pub(super) fn run<T, F>(
+pub(crate) fn run<T, F>(
     device: &str,
     access: Access,
     job: impl FnOnce(LaneLoop, Arc<dyn Device>) -> F + Send + 'static,
@@ -31,14 +29,7 @@ where
     T: Send + 'static,
     F: Future<Output = Result<T, ApiError>> + 'static,
 {
-    let name = DeviceName::parse("DEVICE", device)?;
-    if name.path.is_none() {
-        let reason = "RAM is empty in every process, and a cache device belongs to this machine; name a \
-            file or a block device";
-        return Err(ApiError::invalid("DEVICE", reason));
-    }
-    let spec: forebay_device::DeviceSpec =
-        name.text.parse().map_err(|error| ApiError::invalid("DEVICE", error))?;
+    let spec: DeviceSpec = device.parse().map_err(|error| ApiError::invalid("DEVICE", error))?;
     let device = spec.open(access).map_err(|error| {
         let kind = match error.kind {
             OpenErrorKind::InUse | OpenErrorKind::ReadOnly => ErrorKind::Refused,
@@ -75,7 +66,7 @@ where
 }
 
 /// Converts an error of the store about a device that was only read.
-pub(super) fn store_error(error: StoreError) -> ApiError {
+pub(crate) fn store_error(error: StoreError) -> ApiError {
     let kind = match error {
         StoreError::Device(_) | StoreError::Failed(_) => ErrorKind::Failed,
         StoreError::Format { .. } => ErrorKind::Failed,
@@ -90,7 +81,7 @@ pub(super) fn store_error(error: StoreError) -> ApiError {
 type Opener = Rc<dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>>;
 
 /// Returns a function that opens queues on the lane of [`run`].
-pub(super) fn opener(lane: &LaneLoop) -> Opener {
+pub(crate) fn opener(lane: &LaneLoop) -> Opener {
     let lane = lane.clone();
     Rc::new(move |device| lane.open(&**device))
 }
