@@ -1,63 +1,51 @@
 //! The command line, declared once: parser, help, man pages and completions all come from here.
 
-pub(crate) mod values;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
-use forebay_admin::VolumeName;
+use clap::{CommandFactory, Parser, Subcommand, ValueHint};
 
-use crate::exit;
+use crate::client::Client;
+use crate::exit::{self, Outcome};
+use crate::output::print_line;
+use crate::values::timeout;
 use crate::verbs::{
-    advise::AdviseArgs,
-    apply::ApplyArgs,
-    check::CheckArgs,
-    create::CreateArgs,
-    daemon::DaemonArgs,
-    delete::DeleteArgs,
-    demo::DemoArgs,
-    doctor::DoctorArgs,
-    drop::DropArgs,
-    dump::DumpArgs,
-    events::EventsArgs,
-    list::ListArgs,
-    memory::MemoryArgs,
-    probe::ProbeArgs,
-    profiles::ProfilesArgs,
-    ranges::{EvictArgs, PinArgs, PrefetchArgs, UnpinArgs},
-    set::SetArgs,
-    show::ShowArgs,
-    start::StartArgs,
-    stop::StopArgs,
-    support::SupportArgs,
+    NameArgs,
+    advise::{self, AdviseArgs},
+    apply::{self, ApplyArgs},
+    block_device, caching,
+    check::{self, CheckArgs},
+    completions,
+    create::{self, CreateArgs},
+    daemon::{self, DaemonArgs},
+    delete::{self, DeleteArgs},
+    demo::{self, DemoArgs},
+    doctor::{self, DoctorArgs},
+    drop::{self, DropArgs},
+    dump::{self, DumpArgs},
+    events::{self, EventsArgs},
+    flush,
+    list::{self, ListArgs},
+    man,
+    memory::{self, MemoryArgs},
+    probe::{self, ProbeArgs},
+    profiles::{self, ProfilesArgs},
+    ranges::{self, EvictArgs, PinArgs, PrefetchArgs, UnpinArgs},
+    set::{self, SetArgs},
+    show::{self, ShowArgs},
+    start::{self, StartArgs},
+    stop::{self, StopArgs},
+    support::{self, SupportArgs},
+    take_over,
     top::{self, TopArgs},
-    trace::TraceArgs,
+    trace::{self, TraceArgs},
 };
-use values::timeout;
-
-/// Exit codes of the process, with their meanings.
-pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
-    (0, "done"),
-    (1, "failed"),
-    (2, "wrong usage or configuration"),
-    (3, "refused (in use, or the wrong device)"),
-    (4, "data at risk (needs force)"),
-    (
-        5,
-        "no end yet: the daemon or a device does not answer (the command may still be carried out)",
-    ),
-];
-
-fn exit_codes() -> String {
-    let codes = EXIT_CODES.map(|(code, meaning)| format!("{code} {meaning}"));
-    format!("Exit codes: {}.", codes.join(", "))
-}
+use forebay_daemon::signals;
 
 /// A block cache in user space: RAM and an SSD in front of a slow block device.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, propagate_version = true)]
-#[command(after_help = exit_codes())]
+#[command(after_help = exit::exit_codes())]
 pub(crate) struct Cli {
     /// Admin socket of the daemon [default: /run/forebay/admin.sock for root,
     /// $XDG_RUNTIME_DIR/forebay/admin.sock otherwise]
@@ -179,13 +167,6 @@ pub(crate) enum Verb {
     },
 }
 
-/// Arguments of verbs that take one volume.
-#[derive(Debug, Args)]
-pub(crate) struct NameArgs {
-    /// The volume
-    pub(crate) name: VolumeName,
-}
-
 /// Parses the command line. Prints help, version and errors itself.
 ///
 /// # Errors
@@ -198,6 +179,55 @@ pub(crate) fn parse() -> Result<Cli, u8> {
         let verb = words.into_iter().find(is_verb);
         exit::usage(&error, verb.as_deref())
     })
+}
+
+/// Runs the verb of the command line.
+///
+/// # Errors
+/// The verb failed.
+pub(crate) fn run(cli: Cli) -> Outcome {
+    let Cli { socket, timeout, verb } = cli;
+    let client = |socket| Client::new(socket, timeout);
+    if !matches!(verb, Verb::Daemon(_)) {
+        signals::unblock();
+    }
+    match verb {
+        Verb::Daemon(args) if args.take_over => take_over::run(&client(socket)?),
+        Verb::Daemon(args) => daemon::run(socket, *args),
+        Verb::Create(args) => create::run(&client(socket)?, args),
+        Verb::Apply(args) => apply::run(&client(socket)?, &args),
+        Verb::List(args) => list::run(&client(socket)?, &args),
+        Verb::Show(args) => show::run(&client(socket)?, &args),
+        Verb::Top(args) => top::run(&client(socket)?, &args),
+        Verb::Events(args) => events::run(&client(socket)?, &args),
+        Verb::Set(args) => set::run(&client(socket)?, &args),
+        Verb::Flush(args) => flush::run(&client(socket)?, &args),
+        Verb::Pause(args) => caching::pause(&client(socket)?, &args),
+        Verb::Freeze(args) => caching::freeze(&client(socket)?, &args),
+        Verb::Resume(args) => caching::resume(&client(socket)?, &args),
+        Verb::Drop(args) => drop::run(&client(socket)?, &args),
+        Verb::Prefetch(args) => ranges::prefetch(&client(socket)?, &args),
+        Verb::Pin(args) => ranges::pin(&client(socket)?, &args),
+        Verb::Unpin(args) => ranges::unpin(&client(socket)?, &args),
+        Verb::Evict(args) => ranges::evict(&client(socket)?, &args),
+        Verb::Memory(args) => memory::run(&client(socket)?, &args),
+        Verb::Stop(args) => stop::run(&client(socket)?, &args),
+        Verb::Start(args) => start::run(&client(socket)?, &args),
+        Verb::Delete(args) => delete::run(&client(socket)?, &args),
+        Verb::Check(args) => check::run(&args),
+        Verb::Dump(args) => dump::run(&args),
+        Verb::Probe(args) => probe::run(&args),
+        Verb::Demo(args) => demo::run(&args),
+        Verb::Doctor(args) => doctor::run(&client(socket)?, &args),
+        Verb::Support(args) => support::run(&client(socket)?, args),
+        Verb::Profiles(args) => profiles::run(&args),
+        Verb::Advise(args) => advise::run(|| client(socket), &args),
+        Verb::Trace(args) => trace::run(&client(socket)?, &args),
+        Verb::HandOverVersion => print_line(&forebay_daemon::HAND_OVER_VERSION.to_string()),
+        Verb::BlockDevice { task } => block_device::run(&task),
+        Verb::Completions { shell } => completions::run(shell, &mut command()),
+        Verb::Man { dir } => man::run(dir.as_deref(), command()),
+    }
 }
 
 /// Returns the declarations, from which other texts are generated.

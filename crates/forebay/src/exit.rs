@@ -14,6 +14,25 @@ use forebay_daemon::log;
 /// Result of a verb.
 pub(crate) type Outcome = Result<(), ApiError>;
 
+/// Exit codes of the process, with their meanings.
+pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
+    (0, "done"),
+    (1, "failed"),
+    (2, "wrong usage or configuration"),
+    (3, "refused (in use, or the wrong device)"),
+    (4, "data at risk (needs force)"),
+    (
+        5,
+        "no end yet: the daemon or a device does not answer (the command may still be carried out)",
+    ),
+];
+
+/// Returns the exit codes as text for `--help`.
+pub(crate) fn exit_codes() -> String {
+    let codes = EXIT_CODES.map(|(code, meaning)| format!("{code} {meaning}"));
+    format!("Exit codes: {}.", codes.join(", "))
+}
+
 /// Reports an outcome and returns its exit code.
 pub(crate) fn code(outcome: Outcome) -> u8 {
     match outcome {

@@ -1,8 +1,8 @@
 //! The one binary: `forebay daemon` owns the caches, every other verb talks to it or works on a
 //! device that no daemon uses.
 //!
-//! - `cli`: the command line, declared once for the parser, help, man pages and completions
-//! - `verbs`: one file per verb
+//! - `cli`: the verbs, declared once for the parser, help, man pages and completions
+//! - `verbs`: one file per verb, with its arguments; `values`: their parsers
 //! - `client`: the client of the daemon
 //! - `misaligned`: partitions that do not begin where blocks do
 //! - `process`: what a daemon that does not answer is doing
@@ -26,11 +26,12 @@ mod paths;
 mod process;
 mod sparse;
 mod uevent;
+mod values;
 mod verbs;
 
 fn main() {
     let code = match cli::parse() {
-        Ok(cli) => exit::code(verbs::run(cli)),
+        Ok(cli) => exit::code(cli::run(cli)),
         Err(code) => forebay_daemon::exit_code(code),
     };
     forebay_rbd::exit(code);

@@ -21,11 +21,11 @@ use forebay_policy::curve::{Estimator, Which};
 use forebay_trace::{Alignment, BLOCK, Format, Requests, Suggestion, TraceError};
 use serde::Serialize;
 
-use crate::cli::values::{Words, cache_size, rate, size};
 use crate::client::{Client, parse};
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::{json, note, print_text};
+use crate::values::{Words, cache_size, rate, size};
 use forebay_daemon::curve::{hits, points, ram_rows, rows};
 
 /// Arguments of `advise`.

@@ -73,7 +73,7 @@ struct Taken {
 }
 
 /// Makes the volumes what the file declares.
-pub(super) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
     let path = paths::config_file(args.config.clone())?;
     let wanted = file::read(&path)?;
     plan::check_shared(&path, &wanted, &same_device)?;

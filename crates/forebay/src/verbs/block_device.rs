@@ -6,6 +6,6 @@ use crate::exit::Outcome;
 use crate::output::print_line;
 
 /// Does a task of the daemon, and prints the result for it.
-pub(super) fn run(task: &[OsString]) -> Outcome {
+pub(crate) fn run(task: &[OsString]) -> Outcome {
     print_line(&forebay_daemon::helper::run(task)?)
 }

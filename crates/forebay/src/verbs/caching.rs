@@ -3,23 +3,22 @@
 use forebay_admin::{Assignments, SetRequest, api};
 use forebay_core::Caching;
 
-use super::operate;
-use crate::cli::NameArgs;
+use super::{NameArgs, operate};
 use crate::client::Client;
 use crate::exit::Outcome;
 
 /// Has a volume pass all requests through.
-pub(super) fn pause(client: &Client, args: &NameArgs) -> Outcome {
+pub(crate) fn pause(client: &Client, args: &NameArgs) -> Outcome {
     set(client, args, Caching::Paused, "Pausing")
 }
 
 /// Lets nothing else enter the cache.
-pub(super) fn freeze(client: &Client, args: &NameArgs) -> Outcome {
+pub(crate) fn freeze(client: &Client, args: &NameArgs) -> Outcome {
     set(client, args, Caching::Frozen, "Freezing")
 }
 
 /// Caches again.
-pub(super) fn resume(client: &Client, args: &NameArgs) -> Outcome {
+pub(crate) fn resume(client: &Client, args: &NameArgs) -> Outcome {
     set(client, args, Caching::On, "Resuming")
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct CheckArgs {
 }
 
 /// Verifies a cache device; reads only.
-pub(super) fn run(args: &CheckArgs) -> Outcome {
+pub(crate) fn run(args: &CheckArgs) -> Outcome {
     let started = Instant::now();
     let mut display = Display::new("Checking");
     let report = check::run(&local(&args.device)?, args.quick, |done, total| {

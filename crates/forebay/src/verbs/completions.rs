@@ -5,10 +5,10 @@
 
 use std::fmt::Write as _;
 
+use clap::Command;
 use clap_complete::Shell;
 use forebay_admin::{ApiError, SETTINGS};
 
-use crate::cli;
 use crate::exit::Outcome;
 use crate::output::print_text;
 
@@ -19,13 +19,13 @@ const ABOUT_A_VOLUME: [&str; 16] = [
 ];
 
 /// Prints the script.
-pub(super) fn run(shell: Shell) -> Outcome {
-    print_text(&script(shell)?)
+pub(crate) fn run(shell: Shell, command: &mut Command) -> Outcome {
+    print_text(&script(shell, command)?)
 }
 
-fn script(shell: Shell) -> Result<String, ApiError> {
+fn script(shell: Shell, command: &mut Command) -> Result<String, ApiError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut cli::command(), "forebay", &mut script);
+    clap_complete::generate(shell, command, "forebay", &mut script);
     let script = String::from_utf8(script).map_err(|error| ApiError::failed(error.to_string()))?;
     Ok(match shell {
         Shell::Bash => script + &bash(),
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_places_of_volumes_and_settings_are_found_in_the_script_for_zsh() {
-        let script = script(Shell::Zsh).expect("text");
+        let script = script(Shell::Zsh, &mut crate::cli::command()).expect("text");
         let count = |text: &str| script.matches(text).count();
         assert_eq!(count(":_forebay_volumes' \\"), ABOUT_A_VOLUME.len());
         assert_eq!(count("new values:_forebay_settings"), 1);
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn every_setting_is_in_the_scripts_that_can_offer_it() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let script = script(shell).expect("text");
+            let script = script(shell, &mut crate::cli::command()).expect("text");
             for setting in SETTINGS {
                 assert!(script.contains(setting.name), "{shell}: {}", setting.name);
             }

@@ -7,10 +7,10 @@ use forebay_admin::{
 use forebay_core::units::format_size;
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, NbdReach, ReplacementKind};
 
-use crate::cli::values::{Words, block_size, size};
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::{json, note, print_line, progress};
+use crate::values::{Words, block_size, size};
 use crate::{misaligned, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, cache_device};
 
@@ -109,7 +109,7 @@ pub(crate) struct CreateArgs {
 }
 
 /// Creates a volume.
-pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: CreateArgs) -> Outcome {
     let (name, as_json) = (args.new_name.clone().unwrap_or(args.name.clone()), args.json);
     let request = request(args)?;
     let begun = client.call(&api::CREATE, &(), &request)?;

@@ -6,9 +6,9 @@ use clap::{Args, ValueHint};
 use forebay_admin::ApiError;
 use forebay_settings::duration::parse_duration;
 
-use crate::cli::values::size;
 use crate::exit::Outcome;
 use crate::paths;
+use crate::values::size;
 use forebay_daemon::{FrontEndOptions, Options, RawExport, log, signals};
 
 /// Arguments of `daemon`.
@@ -68,7 +68,7 @@ pub(crate) struct DaemonArgs {
 }
 
 /// Runs the daemon until a signal ends it.
-pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
+pub(crate) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
     if args.check {
         log::filter_of(&args.log)?;
         return forebay_daemon::check(options(socket, args)?);

@@ -30,7 +30,7 @@ pub(crate) struct DeleteArgs {
 }
 
 /// Removes a volume.
-pub(super) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
     let before = client.get(&api::LIST, &()).ok();
     let DeleteArgs { discard_dirty, wipe, force, .. } = *args;
     let request = DeleteRequest { discard_dirty, wipe, force };

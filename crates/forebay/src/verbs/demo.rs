@@ -56,7 +56,7 @@ const FILESYSTEM: u64 = 448 * MIB;
 const WITHHELD: u64 = 96 * MIB;
 
 /// Runs the demonstration.
-pub(super) fn run(args: &DemoArgs) -> Outcome {
+pub(crate) fn run(args: &DemoArgs) -> Outcome {
     let workspace = Workspace::new(args.dir.as_deref())?;
     workspace.need(&["fio", "mke2fs", "e2fsck", "debugfs"])?;
     let seconds = |full: u64| Duration::from_secs(if args.quick { full.div_ceil(3) } else { full });

@@ -180,7 +180,7 @@ impl Findings {
 }
 
 /// Looks at this host, and at the daemon if there is one.
-pub(super) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
     let findings = findings(client);
     if args.json { json::print(&findings) } else { print_text(&findings.render()) }
 }

@@ -23,7 +23,7 @@ pub(crate) struct DropArgs {
 }
 
 /// Discards clean cached blocks.
-pub(super) fn run(client: &Client, args: &DropArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &DropArgs) -> Outcome {
     let tiers = DropRequest { ram: args.ram, ssd: args.ssd };
     operate(client, &api::DROP, &args.name, &tiers, "Dropping the cache of")
 }

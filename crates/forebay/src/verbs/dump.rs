@@ -28,7 +28,7 @@ pub(crate) struct DumpArgs {
 }
 
 /// Prints the content of a cache device; reads only.
-pub(super) fn run(args: &DumpArgs) -> Outcome {
+pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let &DumpArgs { records, entries, json, .. } = args;
     dump::run(&local(&args.device)?, Options { records, entries, json }, print_text)
 }

@@ -8,10 +8,10 @@ use form_urlencoded::Serializer;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::cli::values::Words;
 use crate::client::{Client, parse};
 use crate::exit::Outcome;
 use crate::output::print_more;
+use crate::values::Words;
 use forebay_daemon::events_since;
 
 /// Arguments of `events`.
@@ -46,7 +46,7 @@ pub(crate) struct EventsArgs {
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Prints events, and goes on until it is interrupted if it has to follow them.
-pub(super) fn run(client: &Client, args: &EventsArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &EventsArgs) -> Outcome {
     let path = |after| format!("{}?{}", api::EVENTS.path(&()), query(args, after));
     let list: EventList = parse(&client.get_raw(&path(None))?)?;
     let mut last = EventId(0);

@@ -3,12 +3,11 @@
 use forebay_admin::api;
 use forebay_admin::endpoint::Nothing;
 
-use super::operate;
-use crate::cli::NameArgs;
+use super::{NameArgs, operate};
 use crate::client::Client;
 use crate::exit::Outcome;
 
 /// Writes all dirty blocks of a volume to its origin.
-pub(super) fn run(client: &Client, args: &NameArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &NameArgs) -> Outcome {
     operate(client, &api::FLUSH, &args.name, &Nothing {}, "Flushing")
 }

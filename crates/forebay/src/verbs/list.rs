@@ -27,7 +27,7 @@ pub(crate) struct ListArgs {
 }
 
 /// Lists the volumes.
-pub(super) fn run(client: &Client, args: &ListArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &ListArgs) -> Outcome {
     let mut list = client.get(&api::LIST, &())?;
     if args.dirty {
         list.volumes.retain(|volume| !volume.known || volume.dirty > 0 || volume.deferred > 0);

@@ -12,15 +12,14 @@ use clap_mangen::Man;
 use forebay_admin::{ApiError, SETTINGS};
 use forebay_core::why::Why;
 
-use crate::cli;
-use crate::exit::Outcome;
+use crate::exit::{EXIT_CODES, Outcome};
 use crate::output::print_bytes;
 use crate::paths::io_error;
 use crate::verbs::top::{KEYS, REVERSE};
 
 /// Prints the main page, or writes all pages into a directory.
-pub(super) fn run(dir: Option<&Path>) -> Outcome {
-    let mut command = cli::command().disable_help_subcommand(true);
+pub(crate) fn run(dir: Option<&Path>, command: Command) -> Outcome {
+    let mut command = command.disable_help_subcommand(true);
     command.build();
     let Some(dir) = dir else { return print_bytes(&page(&command)?) };
     for command in command.get_subcommands().chain([&command]) {
@@ -167,7 +166,7 @@ fn keys(out: &mut String) {
 
 fn exit_status(out: &mut String) {
     out.push_str(".SH EXIT STATUS\n");
-    for (code, meaning) in cli::EXIT_CODES {
+    for (code, meaning) in EXIT_CODES {
         term(out, &format!("\\fB{code}\\fR"), meaning);
     }
 }
@@ -175,6 +174,7 @@ fn exit_status(out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli;
 
     fn text(verb: &str) -> String {
         let mut command = cli::command();

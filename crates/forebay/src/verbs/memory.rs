@@ -5,11 +5,11 @@ use forebay_admin::report::DaemonMemory;
 use forebay_admin::{MemoryRequest, api};
 use forebay_core::units::format_size;
 
-use crate::cli::values::size;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
+use crate::values::size;
 
 /// Arguments of `memory`.
 #[derive(Debug, Args)]
@@ -24,7 +24,7 @@ pub(crate) struct MemoryArgs {
 }
 
 /// Shows the memory, after a change of the limit if one is asked for.
-pub(super) fn run(client: &Client, args: &MemoryArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &MemoryArgs) -> Outcome {
     let memory = match args.limit {
         Some(limit_bytes) => client.call(&api::SET_MEMORY, &(), &MemoryRequest { limit_bytes })?,
         None => client.get(&api::MEMORY, &())?,

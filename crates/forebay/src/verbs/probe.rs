@@ -48,7 +48,7 @@ pub(crate) struct ProbeArgs {
 type Properties = Vec<(&'static str, String)>;
 
 /// Prints what a device is. With `--udev` it never fails: a device that cannot be read is nothing.
-pub(super) fn run(args: &ProbeArgs) -> Outcome {
+pub(crate) fn run(args: &ProbeArgs) -> Outcome {
     if args.content {
         Place::of("DEVICE", &args.device)?;
         return print_text(&format!("{}\n", content(&args.device)?));

@@ -24,7 +24,7 @@ struct List<'a> {
 }
 
 /// Prints the profiles.
-pub(super) fn run(args: &ProfilesArgs) -> Outcome {
+pub(crate) fn run(args: &ProfilesArgs) -> Outcome {
     let profiles: Vec<&Profile> = match args.name {
         Some(name) => vec![name.profile()],
         None => PROFILES.iter().collect(),

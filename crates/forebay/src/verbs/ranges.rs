@@ -76,7 +76,7 @@ pub(crate) struct EvictArgs {
 const AT_ONCE: usize = 1000;
 
 /// Pins ranges or, without any, prints those that are pinned.
-pub(super) fn pin(client: &Client, args: &PinArgs) -> Outcome {
+pub(crate) fn pin(client: &Client, args: &PinArgs) -> Outcome {
     if !args.places.is_empty() {
         return each(client, &api::PIN, &args.name, &args.places, "Pinning in");
     }
@@ -85,7 +85,7 @@ pub(super) fn pin(client: &Client, args: &PinArgs) -> Outcome {
 }
 
 /// Unpins ranges, or all.
-pub(super) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
+pub(crate) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
     if args.all {
         return operate(client, &api::UNPIN, &args.name, &RangesRequest::default(), "Unpinning in");
     }
@@ -93,12 +93,12 @@ pub(super) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
 }
 
 /// Discards clean blocks of ranges.
-pub(super) fn evict(client: &Client, args: &EvictArgs) -> Outcome {
+pub(crate) fn evict(client: &Client, args: &EvictArgs) -> Outcome {
     each(client, &api::EVICT, &args.name, &args.places, "Evicting from")
 }
 
 /// Loads ranges into the cache or, without any, what the RAM tier held when the volume was last stopped.
-pub(super) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
+pub(crate) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
     if args.places.is_empty() {
         return operate(
             client,

@@ -21,7 +21,7 @@ pub(crate) struct SetArgs {
 }
 
 /// Changes settings.
-pub(super) fn run(client: &Client, args: &SetArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &SetArgs) -> Outcome {
     change(client, &args.name, Assignments::parse(&args.settings)?)
 }
 

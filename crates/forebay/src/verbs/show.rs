@@ -12,12 +12,12 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
-use crate::cli::values::interval;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Page, Times};
 use crate::output::{json, lost, print_more, print_text, volume};
 use crate::sparse;
+use crate::values::interval;
 
 /// Arguments of `show`.
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ const COUNT: Duration = Duration::from_secs(60);
 const ANSWERING: Duration = Duration::from_secs(5);
 
 /// Prints a volume.
-pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &ShowArgs) -> Outcome {
     let first = text(client, args, &api::SHOW)?;
     let Some(every) = args.watch else { return print_text(&first) };
     let (name, lost, json) = (args.name.clone(), args.lost, args.json);

@@ -32,7 +32,7 @@ pub(crate) struct StartArgs {
 }
 
 /// Serves a stopped volume again.
-pub(super) fn run(client: &Client, args: &StartArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &StartArgs) -> Outcome {
     let name = &args.name;
     let request = StartRequest { force: args.force, verify: args.verify };
     let doing = if args.verify { "Verifying" } else { "Starting" };

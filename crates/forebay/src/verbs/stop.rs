@@ -25,7 +25,7 @@ pub(crate) struct StopArgs {
 }
 
 /// Stops serving a volume.
-pub(super) fn run(client: &Client, args: &StopArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &StopArgs) -> Outcome {
     let request = StopRequest { force: args.force, abandon: args.abandon };
     operate(client, &api::STOP, &args.name, &request, "Stopping")
 }

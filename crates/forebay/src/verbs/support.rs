@@ -43,7 +43,7 @@ Not replaced: names of volumes, paths of devices and files, names of exports. Re
 ";
 
 /// Writes the archive, and prints what is in it.
-pub(super) fn run(client: &Client, args: SupportArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: SupportArgs) -> Outcome {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let time = OffsetDateTime::now_utc().format(format);
     let time = time.map_err(|error| ApiError::failed(error.to_string()))?;

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const STEP: Duration = Duration::from_millis(50);
 
 /// Asks for the hand-over, and waits until the next program serves everything again.
-pub(super) fn run(client: &Client) -> Outcome {
+pub(crate) fn run(client: &Client) -> Outcome {
     let program = std::env::current_exe()
         .map_err(|error| ApiError::failed(format!("cannot tell where this program is: {error}")))?;
     let before = client.get(&api::DAEMON, &())?;

@@ -36,7 +36,7 @@ const LAST: &str = "# requests=";
 const TAIL: usize = 256;
 
 /// Records for as long as asked. What was received stays in the file, however this ends.
-pub(super) fn run(client: &Client, args: &TraceArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &TraceArgs) -> Outcome {
     let TraceArgs { name, seconds, output } = args;
     let path = format!("{}?seconds={seconds}", api::TRACE.path(name));
     let mut target: Option<Box<dyn Write>> = None;

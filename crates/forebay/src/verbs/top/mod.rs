@@ -29,12 +29,12 @@ use clap::Args;
 use forebay_admin::activity::{Activity, Interval, Looks};
 use forebay_admin::{ApiError, ErrorKind, VolumeName, api};
 
-use crate::cli::values::interval;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::screen::{self, Times};
 use crate::output::table::{Column, Table};
 use crate::output::{note, print_more, print_text};
+use crate::values::interval;
 use model::{Look, Model};
 use numbers::{bytes, count, megabytes, percent, time};
 use theme::Theme;
@@ -92,7 +92,7 @@ pub(crate) fn keys() -> String {
 const FIRST: Duration = Duration::from_millis(250);
 
 /// Shows what the volumes do.
-pub(super) fn run(client: &Client, args: &TopArgs) -> Outcome {
+pub(crate) fn run(client: &Client, args: &TopArgs) -> Outcome {
     if let Some(name) = &args.name {
         // A name that does not exist is an error now; later it may come back.
         client.get(&api::REPORT, name)?;
