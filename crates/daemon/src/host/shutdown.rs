@@ -379,26 +379,24 @@ mod tests {
 
     #[test]
     fn a_cache_that_does_not_close_is_reported_with_the_reason() {
-        let closing = |run: fn() -> Result<bool, ApiError>| forebay_threads::spawn("close", run);
-        let none = Err(std::io::Error::other("no room"));
+        fn closing(
+            run: impl FnOnce() -> Result<bool, ApiError> + Send + 'static,
+        ) -> std::io::Result<JoinHandle<Result<bool, ApiError>>> {
+            forebay_threads::spawn("close", run)
+        }
         let soon = Instant::now() + Duration::from_secs(60);
-        let failed = || closing(|| Err(ApiError::failed("a bad block")));
+        let (go, wait) = forebay_threads::channel::<()>();
+        let hangs = closing(move || wait.recv().map(|()| true).map_err(|_| faults::given_up()));
         for (thread, end, said) in [
-            (none, soon, "no thread to close it: no room"),
+            (Err(std::io::Error::other("no room")), soon, "no thread to close it: no room"),
             (closing(|| panic!("on purpose")), soon, "ended unexpectedly"),
-            (failed(), soon, "a bad block"),
-            (
-                closing(|| {
-                    forebay_threads::sleep(Duration::from_secs(1));
-                    Ok(true)
-                }),
-                Instant::now(),
-                "not closed in time",
-            ),
+            (closing(|| Err(ApiError::failed("a bad block"))), soon, "a bad block"),
+            (hangs, Instant::now(), "not closed in time"),
         ] {
             let error = end_of_closing(thread, end).expect_err(said);
             assert!(error.message.contains(said), "{error}");
         }
+        drop(go);
         assert_eq!(end_of_closing(closing(|| Ok(false)), soon), Ok(false));
     }
 

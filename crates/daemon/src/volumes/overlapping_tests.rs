@@ -36,14 +36,14 @@ fn a_command_that_panics_has_failed_and_leaves_nothing_stored() {
         });
         (entries.collect::<Vec<_>>(), daemon.volumes.state.known().facts().deleted.clone())
     };
-    for verb in ["create b", "set a", "delete a", "stop a", "start a"] {
+    for verb in ["create b join", "set a", "delete a", "stop a", "start a"] {
         if verb == "start a" {
             daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
         }
         let before = facts();
         *daemon.host.hook.lock() = Some(Box::new(move |what| assert_ne!(what, verb, "on purpose")));
         let begun = match verb {
-            "create b" => daemon.volumes.create(&daemon.request("b", "other")),
+            "create b join" => daemon.volumes.create(&daemon.request("b", "other")),
             "set a" => {
                 let settings = Assignments::parse(["dirty_high=55"]).expect("good");
                 daemon.volumes.set(&name("a"), SetRequest { settings })

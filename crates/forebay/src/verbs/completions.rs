@@ -5,18 +5,20 @@
 
 use std::fmt::Write as _;
 
-use clap::Command;
+use clap::{Arg, Command};
 use clap_complete::Shell;
 use forebay_admin::{ApiError, SETTINGS};
 
 use crate::exit::Outcome;
 use crate::output::print_text;
 
-/// Verbs whose first argument is an existing volume.
-const ABOUT_A_VOLUME: [&str; 16] = [
-    "show", "top", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "pin", "unpin",
-    "evict", "stop", "start", "delete", "trace",
-];
+/// Returns the verbs whose first argument is an existing volume.
+fn about_a_volume(command: &Command) -> Vec<&str> {
+    let is_volume =
+        |arg: &Arg| arg.get_help().is_some_and(|help| help.to_string().starts_with("The volume"));
+    let verbs = command.get_subcommands().filter(|verb| verb.get_positionals().any(is_volume));
+    verbs.map(Command::get_name).collect()
+}
 
 /// Prints the script.
 pub(crate) fn run(shell: Shell, command: &mut Command) -> Outcome {
@@ -28,15 +30,15 @@ fn script(shell: Shell, command: &mut Command) -> Result<String, ApiError> {
     clap_complete::generate(shell, command, "forebay", &mut script);
     let script = String::from_utf8(script).map_err(|error| ApiError::failed(error.to_string()))?;
     Ok(match shell {
-        Shell::Bash => script + &bash(),
+        Shell::Bash => script + &bash(&about_a_volume(command)),
         Shell::Zsh => zsh(&script),
-        Shell::Fish => script + &fish(),
+        Shell::Fish => script + &fish(&about_a_volume(command)),
         _ => script,
     })
 }
 
 /// Returns a function around the generated one. bash splits `KEY=VALUE` into three words.
-fn bash() -> String {
+fn bash(volumes: &[&str]) -> String {
     let mut values = String::new();
     let mut keys = String::new();
     for setting in SETTINGS {
@@ -92,7 +94,7 @@ _forebay_values() {{
 }}
 complete -F _forebay_values -o bashdefault -o default forebay
 "#,
-        volumes = ABOUT_A_VOLUME.join(" | "),
+        volumes = volumes.join(" | "),
         keys = keys.trim_start(),
     )
 }
@@ -133,7 +135,7 @@ fn zsh(script: &str) -> String {
     }
 }
 
-fn fish() -> String {
+fn fish(volumes: &[&str]) -> String {
     let mut settings = Vec::new();
     for setting in SETTINGS {
         let words = setting.kind.listed();
@@ -144,7 +146,7 @@ fn fish() -> String {
     }
     let settings = settings.join(" ");
     let mut lines = String::new();
-    for verb in ABOUT_A_VOLUME {
+    for verb in volumes {
         let _ = writeln!(
             lines,
             "complete -c forebay -n \"__fish_forebay_using_subcommand {verb}\" -f -a \"(forebay --timeout 1 list --names 2>/dev/null)\""
@@ -164,9 +166,12 @@ mod tests {
 
     #[test]
     fn the_places_of_volumes_and_settings_are_found_in_the_script_for_zsh() {
-        let script = script(Shell::Zsh, &mut crate::cli::command()).expect("text");
+        let mut command = crate::cli::command();
+        let script = script(Shell::Zsh, &mut command).expect("text");
         let count = |text: &str| script.matches(text).count();
-        assert_eq!(count(":_forebay_volumes' \\"), ABOUT_A_VOLUME.len());
+        let verbs = about_a_volume(&command);
+        assert!(verbs.contains(&"evict") && !verbs.contains(&"create"), "{verbs:?}");
+        assert_eq!(count(":_forebay_volumes' \\"), verbs.len());
         assert_eq!(count("new values:_forebay_settings"), 1);
         assert_eq!(count(":KEY=VALUE:_forebay_settings"), 1);
         assert_eq!(count("_forebay_volumes() {"), 1);
