@@ -73,7 +73,9 @@ impl Server {
                     match metrics {
                         Some(listener) => {
                             let volumes = volumes.clone();
-                            let answer = move |request| listener::answer(request, volumes.clone());
+                            let bound = listener.local_addr().ok();
+                            let answer =
+                                move |request| listener::answer(request, bound, volumes.clone());
                             tcp::serve(listener, listener::MAX_CONNECTIONS, answer).await;
                         }
                         None => std::future::pending().await,

@@ -1,17 +1,24 @@
 //! TCP addresses that answer over plain HTTP: those of `--metrics` and `--web`.
 //!
 //! They run on the thread of the admin API. Nothing there changes anything, so they ask nobody for a password.
+//!
+//! - [`guard`]: refuses pages of other sites
+//! - `places`: which connections make room for others
+
+pub(super) mod guard;
+mod places;
 
 use std::net::{SocketAddr, TcpListener as StdListener};
-use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
+use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+
+use places::{Phase, Place, Places};
 
 use super::http::{Body, HttpAnswer, Patience, serve_one};
 
@@ -45,7 +52,8 @@ pub(super) fn claim(
     Ok(listener)
 }
 
-/// Answers until it is dropped, one request for each of at most `most` connections at a time; others are closed.
+/// Answers until it is dropped, one request for each of at most `most` connections at a time. A further one takes the
+/// place of one that waits for its client, so that silent clients do not shut out others.
 pub(super) async fn serve<F>(
     listener: StdListener,
     most: usize,
@@ -60,19 +68,19 @@ pub(super) async fn serve<F>(
             return std::future::pending().await;
         }
     };
-    let places = Arc::new(Semaphore::new(most));
+    let places = Places::new(most);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                if let Ok(place) = places.clone().try_acquire_owned() {
-                    let answer = answer.clone();
-                    tokio::spawn(async move {
-                        if let Err(error) = serve_one(stream, PATIENCE, answer).await {
-                            tracing::debug!("a TCP connection failed: {error}");
-                        }
-                        drop(place);
-                    });
-                }
+            Ok((stream, peer)) => {
+                let Some(place) = places.take(peer.ip().to_canonical()) else { continue };
+                let (number, answer) = (place.number(), answer.clone());
+                let task = tokio::spawn(async move {
+                    let answer = |request| noted(&place, answer(request));
+                    if let Err(error) = serve_one(stream, PATIENCE, answer).await {
+                        tracing::debug!("a TCP connection failed: {error}");
+                    }
+                });
+                places.ends_with(number, task.abort_handle());
             }
             Err(error) => {
                 // Probably out of descriptors: the connection stays queued, so wait.
@@ -81,6 +89,16 @@ pub(super) async fn serve<F>(
             }
         }
     }
+}
+
+/// Answers, and notes at the place of the connection what it waits for.
+async fn noted(place: &Place, answer: impl Future<Output = Response<Body>>) -> Response<Body> {
+    place.enter(Phase::Busy);
+    let response = answer.await;
+    if let Either::Left(_) = response.body() {
+        place.enter(Phase::Answered);
+    }
+    response
 }
 
 /// Returns the answer that refuses a method, if it is another than GET and HEAD.

@@ -115,6 +115,20 @@ def the_tcp_address_answers_nothing_else(box):
 
 
 @test
+def silent_clients_and_pages_of_other_sites_do_not_reach_the_metrics(box):
+    _, port = metered(box)
+    for host in ("evil.example", f"evil.example:{port}", "192.0.2.1"):
+        status, _, text = ask(tcp(port), headers={"Host": host})
+        check_equal(status, 403, f"the answer to {host}")
+        check("--metrics" in json.loads(text)["error"]["message"], text)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
+        for half in silent[::2]:
+            half.sendall(b"GET /metrics HTTP/1.1\r\n")
+        check_equal(ask(tcp(port))[0], 200, "the answer beside as many silent clients as there are places")
+
+
+@test
 def an_address_that_is_taken_is_refused_and_the_admin_socket_needs_none(box):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,11 +1,9 @@
 //! The page of `--web`: shows what the daemon does, and changes nothing.
 //!
-//! - `guard`: refuses pages of other sites
 //! - `live`: looks at the volumes every second while somebody watches, and sends what happened
 //! - `history`: the last hours, over restarts
 //! - `page/`: the page itself, which needs nothing from elsewhere
 
-mod guard;
 mod history;
 mod live;
 
@@ -109,7 +107,7 @@ impl Web {
 }
 
 async fn answer<B>(web: Arc<Web>, request: Request<B>) -> Response<Body> {
-    let answered = match guard::check(request.headers(), web.claimed.bound) {
+    let answered = match tcp::guard::check("--web", request.headers(), web.claimed.bound) {
         Ok(()) => web.answer(&request).await,
         Err(error) => Err(error),
     };

@@ -1,4 +1,4 @@
-//! Who may read the page: browsers that show it, and programs; not the pages of other sites.
+//! Who may read what a TCP address serves: browsers that show it, and programs; not the pages of other sites.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,25 +10,34 @@ use crate::http::{check_origin, single};
 /// The header in which a browser says whose page sends a request.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses requests of pages of other sites. `bound` is the address that listens.
+/// Refuses requests of pages of other sites. `option` names the option with the address that listens, `bound`.
 ///
 /// # Errors
 /// [`ErrorKind::Forbidden`] with what is foreign; [`ErrorKind::Invalid`] if a header cannot be understood.
-pub(super) fn check(headers: &HeaderMap, bound: SocketAddr) -> Result<(), ApiError> {
+pub(crate) fn check(option: &str, headers: &HeaderMap, bound: SocketAddr) -> Result<(), ApiError> {
     let host = single(headers, HOST)?.map(str::trim);
     if !host.is_some_and(|host| is_own(host, bound.ip())) {
         // A site can have its own name point to this machine, but cannot hide it.
-        let message = "the Host header is foreign; use the address of --web, or 'localhost'";
+        let message =
+            format!("the Host header is foreign; use the address of {option}, or 'localhost'");
         return Err(ApiError::new(ErrorKind::Forbidden, message));
     }
+    check_site(headers)?;
+    check_origin(single(headers, ORIGIN)?, host)
+}
+
+/// Refuses requests that a browser says to be those of pages of other sites, whatever name the client uses.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn check_site(headers: &HeaderMap) -> Result<(), ApiError> {
     match single(headers, SEC_FETCH_SITE)? {
-        None | Some("same-origin" | "none") => {}
+        None | Some("same-origin" | "none") => Ok(()),
         Some(_) => {
             let message = "the request comes from a page of another site; type the address";
-            return Err(ApiError::new(ErrorKind::Forbidden, message));
+            Err(ApiError::new(ErrorKind::Forbidden, message))
         }
     }
-    check_origin(single(headers, ORIGIN)?, host)
 }
 
 /// Whether a host is this one. The port may be another, as behind a tunnel.
@@ -56,7 +65,7 @@ mod tests {
         for (name, value) in headers {
             map.append(name, value.parse().expect("a valid value"));
         }
-        check(&map, bound.parse().expect("an address")).map_err(|error| error.kind)
+        check("--web", &map, bound.parse().expect("an address")).map_err(|error| error.kind)
     }
 
     #[test]

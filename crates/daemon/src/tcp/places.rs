@@ -1,0 +1,145 @@
+//! Places of connections: a connection without a use makes room for a new one.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::task::AbortHandle;
+
+/// What a connection waits for. In this order connections make room for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    /// For the end of its request.
+    Idle,
+    /// For its client, which has an answer to read.
+    Answered,
+    /// For the daemon, or it is a stream.
+    Busy,
+}
+
+#[derive(Debug)]
+struct Taken {
+    peer: IpAddr,
+    phase: Phase,
+    task: Option<AbortHandle>,
+}
+
+/// The places of a listener.
+#[derive(Debug)]
+pub(super) struct Places {
+    most: usize,
+    /// By number; lower ones are older.
+    taken: Mutex<(u64, BTreeMap<u64, Taken>)>,
+}
+
+/// A place, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Arc<Places>,
+    number: u64,
+}
+
+impl Places {
+    /// Makes `most` places.
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Places { most, taken: Mutex::default() })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Taken>)> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a client. If all are taken, the task of another connection is aborted: of the address with
+    /// the most connections the one with the least use, and of those the oldest. Without such a connection there is
+    /// no place.
+    pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+        let mut guard = self.taken();
+        let (next, taken) = &mut *guard;
+        if taken.len() >= self.most {
+            let of = |peer| taken.values().filter(|other| other.peer == peer).count();
+            let leaves = taken
+                .iter()
+                .filter(|(_, other)| other.phase != Phase::Busy)
+                .max_by_key(|(number, other)| {
+                    (of(other.peer), std::cmp::Reverse((other.phase, **number)))
+                })
+                .map(|(number, _)| *number)?;
+            if let Some(task) = taken.remove(&leaves).and_then(|gone| gone.task) {
+                task.abort();
+            }
+        }
+        let number = *next;
+        *next += 1;
+        taken.insert(number, Taken { peer, phase: Phase::Idle, task: None });
+        Some(Place { places: self.clone(), number })
+    }
+
+    /// Names the task that ends when the place `number` is needed.
+    pub(super) fn ends_with(&self, number: u64, task: AbortHandle) {
+        if let Some(taken) = self.taken().1.get_mut(&number) {
+            taken.task = Some(task);
+        }
+    }
+}
+
+impl Place {
+    /// Returns the number of the place.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Notes what the connection waits for.
+    pub(super) fn enter(&self, phase: Phase) {
+        if let Some(taken) = self.places.taken().1.get_mut(&self.number) {
+            taken.phase = phase;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken().1.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCRAPER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 9));
+
+    fn numbers(places: &Places) -> Vec<u64> {
+        places.taken().1.keys().copied().collect()
+    }
+
+    #[test]
+    fn the_oldest_idle_connection_of_the_busiest_address_makes_room() {
+        let places = Places::new(4);
+        let _kept: Vec<_> = [SCRAPER, OTHER, OTHER, OTHER]
+            .map(|peer| places.take(peer).expect("free"))
+            .into_iter()
+            .collect();
+        let new = places.take(SCRAPER).expect("an idle one goes");
+        assert_eq!(numbers(&places), [0, 2, 3, 4]);
+        drop(new);
+        assert_eq!(numbers(&places), [0, 2, 3]);
+    }
+
+    #[test]
+    fn a_request_in_progress_is_never_cut_and_a_slow_reader_goes_last() {
+        let places = Places::new(3);
+        let kept: Vec<_> = (0..3).map(|_| places.take(OTHER).expect("free")).collect();
+        kept[0].enter(Phase::Answered);
+        kept[1].enter(Phase::Busy);
+        let second = places.take(OTHER).expect("the idle one goes");
+        assert_eq!(numbers(&places), [0, 1, 3]);
+        second.enter(Phase::Busy);
+        let third = places.take(OTHER).expect("the answered one goes");
+        assert_eq!(numbers(&places), [1, 3, 4]);
+        third.enter(Phase::Busy);
+        assert!(places.take(SCRAPER).is_none());
+        drop(second);
+        assert!(places.take(SCRAPER).is_some());
+    }
+}
