@@ -5,10 +5,9 @@
 //! A file is a tag, a line of JSON, for each run of blocks its distance from the end of the one before
 //! and its length less one, as numbers of 7 bits per byte, and the CRC-32C of all that.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::ErrorKind as Io;
 use std::ops::Range;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use forebay_admin::ApiError;
@@ -17,6 +16,7 @@ use forebay_format::checksum::crc32c;
 use serde::{Deserialize, Serialize};
 
 use super::host_api::Definition;
+use super::private;
 use super::replace::replace;
 use crate::paths::io_error;
 
@@ -104,11 +104,7 @@ impl BlockLists {
     /// The directory cannot be created.
     pub(crate) fn open(state_dir: &Path, kind: &str) -> Result<Self, ApiError> {
         let dir = state_dir.join(kind);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir)
-            .map_err(|error| io_error("cannot make the directory", &dir, &error))?;
+        private::make_directory(&dir)?;
         Ok(BlockLists { dir })
     }
 
@@ -162,11 +158,7 @@ impl BlockLists {
             tracing::warn!(path = %path.display(), "a list of blocks is ignored: {why}");
             None
         };
-        match fs::metadata(&path) {
-            Ok(data) if data.len() > MOST => return ignored("it is too large"),
-            _ => {}
-        }
-        let bytes = match fs::read(&path) {
+        let bytes = match private::read(&path, MOST) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == Io::NotFound => return None,
             Err(error) => return ignored(&error.to_string()),

@@ -7,7 +7,7 @@ use forebay_admin::ApiError;
 use rustix::fs::{Access, access};
 
 use super::raw_names::RawNames;
-use super::{Options, host, memory, state};
+use super::{Options, host, memory, private, state};
 use crate::paths::{check_socket_path, io_error};
 
 /// Checks what a start depends on and finds in the machine. Changes nothing, and locks nothing. Addresses are not
@@ -31,6 +31,7 @@ pub fn check(options: Options) -> Result<(), ApiError> {
 
 /// Checks that the state in a directory can be read, and the directory written to.
 fn check_state(dir: &Path) -> Result<(), ApiError> {
+    private::check_directory(dir)?;
     state::peek(dir)?;
     match access(dir, Access::WRITE_OK | Access::EXEC_OK) {
         // It is made by the start.

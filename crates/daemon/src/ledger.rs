@@ -1,10 +1,9 @@
 //! Notes about volumes outside of their cache devices: one file per volume below `dirty` in the
 //! state directory. See [`forebay_engine::Ledger`].
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::ErrorKind as Io;
 use std::ops::Range;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,11 +13,14 @@ use forebay_format::Uuid;
 use forebay_threads::{Sender, channel};
 use serde::{Deserialize, Serialize};
 
+use super::private;
 use super::replace::replace;
-use crate::paths::io_error;
 
 /// Version of the files; no other is read.
 const VERSION: u32 = 1;
+
+/// Largest file that is read, in bytes.
+const MOST: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Contents {
@@ -50,11 +52,7 @@ impl Notes {
     /// The directory cannot be created, or the system has no threads left.
     pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
         let dir = state_dir.join("dirty");
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir)
-            .map_err(|error| io_error("cannot make the directory", &dir, &error))?;
+        private::make_directory(&dir)?;
         let (jobs, todo) = channel::<Job>();
         let own = dir.clone();
         let spawned = forebay_threads::spawn("notes", move || {
@@ -83,7 +81,7 @@ impl Notes {
 impl Ledger for Notes {
     fn note_of(&self, volume: &str) -> Option<Note> {
         let path = path_of(&self.dir, volume);
-        let text = match fs::read(&path) {
+        let text = match private::read(&path, MOST) {
             Ok(text) => text,
             Err(error) if error.kind() == Io::NotFound => return None,
             Err(error) => {
@@ -119,7 +117,7 @@ impl Ledger for Notes {
 
 /// Whether the note of a volume in a state directory names ranges that may be newer than its origin.
 pub fn may_be_dirty(state_dir: &Path, volume: &str) -> bool {
-    let note = fs::read(path_of(&state_dir.join("dirty"), volume));
+    let note = private::read(&path_of(&state_dir.join("dirty"), volume), MOST);
     let note = note.ok().and_then(|text| serde_json::from_slice::<Contents>(&text).ok());
     note.is_some_and(|note| note.version == VERSION && !note.dirty.is_empty())
 }

@@ -16,7 +16,7 @@
 //! - [`curve`]: cache sizes and their hit ratios
 //! - [`helper`]: steps that another process takes
 //! - [`planted`]: known bugs for the simulator
-//! - `replace`: replaces files of the state directory; `writer`: whose turn that is
+//! - `private`: whose the state directory is; `replace`: replaces files of it; `writer`: whose turn that is
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
@@ -69,6 +69,7 @@ pub mod paths;
 pub mod planted;
 mod preflight;
 mod pressure;
+mod private;
 mod raw_names;
 mod recording;
 mod replace;

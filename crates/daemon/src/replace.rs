@@ -1,11 +1,11 @@
 //! Replaces files of the state directory.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use super::private;
 use crate::faults;
 
 /// Why a file was not replaced durably.
@@ -61,8 +61,7 @@ fn sync(dir: &Path) -> io::Result<()> {
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     path.parent().map_or(Ok(()), |dir| faults::check(dir, faults::Step::Write))?;
-    let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+    let mut file = private::create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }

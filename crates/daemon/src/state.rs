@@ -1,9 +1,9 @@
 //! The daemon's persistent state: one small file, replaced as a whole.
 
-use std::fs::{DirBuilder, File, Metadata, symlink_metadata};
+use std::fs::{File, Metadata, symlink_metadata};
 use std::io::{ErrorKind as Io, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::events::Events;
 use super::host_api::Definition;
 use super::known::{Facts, Known, Position};
+use super::private;
 use super::replace::{ReplaceError, replace};
 use super::socket::lock_file;
 use super::work::Work;
@@ -101,11 +102,8 @@ impl State {
     /// [`ErrorKind::Refused`] if another daemon uses it; [`ErrorKind::Invalid`] if this version
     /// cannot read the file. Nothing is changed then.
     pub(crate) fn go_on(dir: &Path, lock: Option<OwnedFd>) -> Result<Self, ApiError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(|error| io_error("cannot make the state directory", dir, &error))?;
+        private::make_directory(dir)?;
+        private::warn_of_parents(dir);
         let in_use = format!(
             "another daemon uses the state directory {}; stop it, or choose another with --state-dir",
             dir.display()
@@ -427,7 +425,7 @@ pub fn peek(dir: &Path) -> Result<Vec<Definition>, ApiError> {
 }
 
 fn read(path: &Path) -> Result<Contents, ApiError> {
-    let file = match File::open(path) {
+    let file = match private::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == Io::NotFound => return Ok(Contents::default()),
         Err(error) => return Err(io_error("cannot open", path, &error)),

@@ -1,5 +1,7 @@
 //! Directories for tests.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +25,9 @@ impl TempDir {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("forebay-{what}-{}-{count}", std::process::id());
         let path = parent.join(name);
-        std::fs::create_dir_all(&path).expect("a temporary directory");
+        // As private as a state directory has to be, whatever the umask.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.expect("a temporary directory");
         TempDir(path)
     }
 

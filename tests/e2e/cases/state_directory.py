@@ -20,7 +20,7 @@ class Small:
     def __init__(self, box):
         self.box, self.path = box, box.path("small")
         os.mkdir(self.path)
-        done = box.run("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", self.path, expect=None)
+        done = box.run("mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs", self.path, expect=None)
         if done.returncode != 0:
             skip(f"tmpfs cannot be mounted here: {done.stderr.strip()}")
         for _ in range(2):
@@ -104,6 +104,32 @@ def a_full_state_directory(box):
 @test
 def a_state_directory_that_is_read_only(box):
     refuses_and_goes_on(box, Small.lock, Small.unlock)
+
+
+@test
+def a_state_directory_of_others_is_refused_and_nothing_is_overwritten(box):
+    if os.geteuid() != 0:
+        skip("only root can give directories away")
+    daemon = Daemon(box)
+    victim = box.file("victim", 9, b"precious!")
+    os.mkdir(daemon.state, 0o700)
+    for owner, mode, reason in ((12345, 0o700, "12345"), (0, 0o777, "0777"), (0, 0o770, "0770")):
+        os.chown(daemon.state, owner, 0)
+        os.chmod(daemon.state, mode)
+        for arguments in ((), ("--check",)):
+            said = box.run(*daemon.command(*arguments), expect=3).stderr
+            check("--state-dir" in said and reason in said, said)
+    # What others have left there while they could leads nowhere.
+    for name in ("state.json.new", "history.jsonl.new", "dirty/v.json.new"):
+        os.makedirs(os.path.dirname(f"{daemon.state}/{name}"), exist_ok=True)
+        os.symlink(victim, f"{daemon.state}/{name}")
+    os.symlink(victim, f"{daemon.state}/events.jsonl")
+    os.chmod(daemon.state, 0o700)
+    daemon.start()
+    client = connect(daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 16 * MIB)))
+    client.pwrite(b"x" * 4096, 0)
+    check_equal(daemon.terminate()[0], 0, "the exit code")
+    check_equal(pathlib.Path(victim).read_bytes(), b"precious!", "a file of root's")
 
 
 @test

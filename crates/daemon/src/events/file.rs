@@ -3,12 +3,13 @@
 //! A crash may tear the last line: a line that cannot be read is skipped, and the next one is written behind a line end.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{ErrorKind as Io, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use forebay_admin::Event;
+
+use crate::private;
 
 /// Most bytes of both files together.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
@@ -43,7 +44,7 @@ pub fn read(dir: &Path) -> Vec<(String, Event)> {
 
 /// Returns the end of a file, as much as this program writes.
 fn tail(path: &Path) -> std::io::Result<String> {
-    let mut file = File::open(path)?;
+    let mut file = private::open(path)?;
     let len = file.metadata()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(MAX_FILE)))?;
     let mut bytes = Vec::new();
@@ -125,8 +126,7 @@ fn append(dir: &Path, open: &mut Option<(File, u64)>, line: &[u8]) -> std::io::R
 
 /// Opens a file for appending whole lines; cuts off a line that was not written to its end.
 fn open_at_end(path: &Path) -> std::io::Result<(File, u64)> {
-    let mut file =
-        OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)?;
+    let mut file = private::append(path)?;
     let all = file.metadata()?.len();
     let from = all.saturating_sub(MAX_FILE);
     file.seek(SeekFrom::Start(from))?;

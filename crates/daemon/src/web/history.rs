@@ -3,12 +3,12 @@
 //! The file is replaced as a whole. One that is absent, or of which lines are damaged, costs only what is missing.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::private;
 use crate::replace::replace;
 use forebay_admin::activity::{Activity, Interval};
 
@@ -69,7 +69,7 @@ impl History {
     pub(super) fn read(dir: &Path) -> Self {
         let mut history = History { dir: dir.to_owned(), lines: VecDeque::new(), bytes: 0 };
         let mut bytes = Vec::new();
-        let file = File::open(dir.join(FILE));
+        let file = private::open(&dir.join(FILE));
         match file.and_then(|file| file.take(MAX_BYTES as u64).read_to_end(&mut bytes)) {
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
