@@ -128,7 +128,7 @@ pub use hand_over::{
 pub use host::{Opener, RawExport};
 pub use host_api::Definition;
 pub use ledger::may_be_dirty;
-pub use memory::usual_limit;
+pub use memory::{limit as memory_limit, usual_limit};
 pub use preflight::definition;
 pub use recording::MOST_SECONDS;
 pub use state::peek as peek_state;

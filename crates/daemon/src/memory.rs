@@ -17,7 +17,7 @@ const KEPT_PART: u64 = 16;
 /// # Errors
 /// The requested limit is too low. One that is more than there is becomes that, with a warning: a
 /// service has to start on a machine that has become smaller.
-pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
+pub fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
         Some(limit) => {

@@ -76,7 +76,7 @@ impl fmt::Display for OverLimit {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
         write!(
             f,
-            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: start the daemon with --memory-limit {}M or more, or use 'forebay memory --limit {}M', which lasts until the daemon ends",
+            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: give --memory-limit {}M or more; a running daemon takes 'forebay memory --limit {}M', which lasts until it ends",
             self.what,
             mib(self.needed),
             mib(self.limit),

@@ -9,6 +9,7 @@ use forebay_admin::ApiError;
 use forebay_admin::text::grouped;
 use forebay_core::units::format_size;
 use forebay_device::Access;
+use forebay_lane::MemoryBudget;
 use forebay_store::StoreOptions;
 pub use forebay_store::check::CheckReport;
 use forebay_store::check::{CheckOptions, check};
@@ -22,14 +23,15 @@ const LABEL: usize = 13;
 /// Most bad blocks that are printed for people.
 const SHOWN: usize = 50;
 
-/// Verifies a cache device, without the content of its blocks if it has to be `quick`. `waiting` is called again and
-/// again with the number of segments that are verified, and that of all.
+/// Verifies a cache device within `memory` bytes, without the content of its blocks if it has to be `quick`. `waiting` is
+/// called again and again with the number of segments that are verified, and that of all.
 ///
 /// # Errors
-/// It does not exist, is in use, or cannot be read.
+/// It does not exist, is in use, or cannot be read, or the sizes that it claims take more memory.
 pub fn run(
     device: &str,
     quick: bool,
+    memory: u64,
     mut waiting: impl FnMut(u64, u64),
 ) -> Result<CheckReport, ApiError> {
     let done = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
@@ -43,7 +45,8 @@ pub fn run(
                 told.0.store(segments, Ordering::Relaxed);
                 told.1.store(total, Ordering::Relaxed);
             });
-            let store = StoreOptions::default();
+            let memory = Arc::new(MemoryBudget::new(memory));
+            let store = StoreOptions { memory, ..StoreOptions::default() };
             let options = CheckOptions { open: &*open, store, quick, progress };
             check(lane.lane(), device, options).await.map_err(device::store_error)
         },
@@ -53,7 +56,7 @@ pub fn run(
 
 /// Returns the number of problems.
 pub fn problems(report: &CheckReport) -> u64 {
-    report.problems.len() as u64 + report.bad_count
+    report.problems.len() as u64 + report.more_problems + report.bad_count
 }
 
 /// Returns a report for people.
@@ -109,6 +112,9 @@ pub fn as_text(device: &str, report: &CheckReport) -> String {
     }
     for problem in &report.problems {
         line("problem", problem.clone());
+    }
+    if report.more_problems > 0 {
+        line("", format!("and {} more", grouped(report.more_problems)));
     }
     for bad in report.bad.iter().take(SHOWN) {
         let state = if bad.dirty { "dirty" } else { "clean" };
@@ -197,6 +203,7 @@ pub fn as_json(device: &str, report: &CheckReport) -> Value {
         "bytes_verified": report.bytes,
         "notes": report.notes,
         "problems": report.problems,
+        "more_problems": report.more_problems,
         "bad": {"count": report.bad_count, "dirty": report.bad_dirty, "blocks": bad},
     })
 }

@@ -24,7 +24,10 @@ const PIECE: usize = 64 << 10;
 trait Writer: Send {
     fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]);
     fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>);
-    fn segments(&mut self, lines: &[SegmentState]);
+    /// Some lines of the segment table, from the segment `first` on.
+    fn segments(&mut self, first: usize, lines: &[SegmentState]);
+    /// The end of the segment table.
+    fn end_of_segments(&mut self);
     fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool);
     /// Returns the text written since the last call.
     fn take(&mut self) -> String;
@@ -103,14 +106,7 @@ async fn dump(
     let queue = lane.open(&*device).map_err(failed)?;
     let roots = read_roots(&device, &queue).await.map_err(store_error)?;
     writer.roots(&roots.superblock, &roots.volumes);
-    match checkpoint(&queue, &roots.superblock).await {
-        Ok(Some((header, lines))) => {
-            writer.checkpoint(Ok(&header));
-            writer.segments(&lines);
-        }
-        Ok(None) => writer.checkpoint(Err("none")),
-        Err(error) => writer.checkpoint(Err(&error.to_string())),
-    }
+    checkpoint(&queue, &roots.superblock, &mut *writer, &print).await?;
     print(&writer.take())?;
     if !records && !entries {
         return Ok(());
@@ -144,22 +140,48 @@ async fn dump(
     print(&writer.take())
 }
 
-/// Reads the header and the segment table of the current checkpoint.
+/// Prints the header and the segment table of the current checkpoint, as they are read.
 async fn checkpoint(
     queue: &Queue,
     superblock: &Superblock,
-) -> Result<Option<(CheckpointHeader, Vec<SegmentState>)>, ApiError> {
-    let Some(mut source) = CheckpointSource::open(queue, superblock).await.map_err(store_error)?
-    else {
-        return Ok(None);
+    writer: &mut dyn Writer,
+    print: &impl Fn(&str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    let mut source = match CheckpointSource::open(queue, superblock).await {
+        Ok(Some(source)) => source,
+        Ok(None) => {
+            writer.checkpoint(Err("none"));
+            return Ok(());
+        }
+        Err(error) => {
+            writer.checkpoint(Err(&error.to_string()));
+            return Ok(());
+        }
     };
-    let mut lines = Vec::new();
-    while lines.len() < superblock.geometry.segment_count as usize
-        && let Some(chunk) = source.read().await.map_err(store_error)?
-    {
-        lines.extend(source.items(&chunk).map_err(store_error)?.segments());
+    writer.checkpoint(Ok(source.header()));
+    let (mut first, count) = (0, superblock.geometry.segment_count as usize);
+    while first < count {
+        let lines: Result<Vec<_>, _> = match source.read().await {
+            Ok(Some(chunk)) => source.items(&chunk).map(|items| items.segments().collect()),
+            Ok(None) => break,
+            Err(error) => Err(error),
+        };
+        match lines {
+            Ok(lines) => {
+                writer.segments(first, &lines);
+                first += lines.len();
+            }
+            Err(error) => {
+                writer.checkpoint(Err(&error.to_string()));
+                return Ok(());
+            }
+        }
+        if writer.is_full() {
+            print(&writer.take())?;
+        }
     }
-    Ok(Some((*source.header(), lines)))
+    writer.end_of_segments();
+    Ok(())
 }
 
 /// Returns the kind of a record, and its number of blocks or marks.

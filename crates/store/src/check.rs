@@ -8,15 +8,15 @@ mod overlay;
 mod report;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
 use forebay_device::{Device, DeviceError, Queue};
 use forebay_format::{
-    Body, CheckpointHeader, DataEntry, IndexEntry, PAGE, RecordHeader, Superblock, SuperblockError,
-    record,
+    Body, CheckpointHeader, DataEntry, Geometry, IndexEntry, PAGE, RecordHeader, Superblock,
+    SuperblockError, record,
 };
 use forebay_lane::{Lane, concurrently};
 
@@ -71,17 +71,18 @@ pub async fn read_checkpoint(
 }
 
 /// Counts the dirty blocks of a volume as recovery would find them, after an orderly stop or a
-/// crash; writes nothing. `open` opens a device on `lane`.
+/// crash; writes nothing. `open` opens a device on `lane`. The memory for it is that of `options`.
 ///
 /// # Errors
-/// The device is not a cache device, or fails.
+/// The device is not a cache device, or fails, or needs more memory than there is.
 pub async fn count_dirty(
     lane: &Rc<Lane>,
     device: &Arc<dyn Device>,
     open: OpenQueue<'_>,
     volume: VolumeId,
+    options: &StoreOptions,
 ) -> Result<u64, StoreError> {
-    let (store, _) = recover_whole(lane, device, open, &StoreOptions::default()).await?;
+    let (store, _) = recover_whole(lane, device, open, options).await?;
     let mut dirty = 0;
     if let Some(space) = store.store().space_of(volume) {
         store.store().index.scan(|address, entry| {
@@ -94,7 +95,8 @@ pub async fn count_dirty(
 /// Verifies a cache device. `lane` is the lane on which `options.open` opens queues.
 ///
 /// # Errors
-/// The device is not a cache device, or cannot be read. All other problems are in the report.
+/// The device is not a cache device, or cannot be read, or needs more memory than `options.store` allows. All other
+/// problems are in the report.
 pub async fn check(
     lane: &Rc<Lane>,
     device: Arc<dyn Device>,
@@ -184,7 +186,7 @@ async fn recover(
             report.recovered = true;
             Ok(Some(store))
         }
-        Err(StoreError::Device(error)) => Err(error.into()),
+        Err(error @ (StoreError::Device(_) | StoreError::Memory(_))) => Err(error),
         Err(error) => {
             let error = error.to_string();
             if !report.problems.iter().any(|known| error.ends_with(known.as_str())) {
@@ -195,6 +197,35 @@ async fn recover(
     }
 }
 
+/// Slots of a segment: a bit for each.
+struct Seen {
+    bits: Box<[u64]>,
+    count: u64,
+}
+
+impl Seen {
+    fn new(geometry: &Geometry) -> Self {
+        let words = geometry.granules_per_segment().div_ceil(u64::BITS.into());
+        Seen { bits: vec![0; words as usize].into(), count: 0 }
+    }
+
+    fn place(geometry: &Geometry, slot: Slot) -> (usize, u64) {
+        let (_, position) = geometry.place_of(slot);
+        ((position / u64::BITS) as usize, 1 << (position % u64::BITS))
+    }
+
+    fn insert(&mut self, geometry: &Geometry, slot: Slot) {
+        let (word, bit) = Seen::place(geometry, slot);
+        self.count += u64::from(self.bits[word] & bit == 0);
+        self.bits[word] |= bit;
+    }
+
+    fn contains(&self, geometry: &Geometry, slot: Slot) -> bool {
+        let (word, bit) = Seen::place(geometry, slot);
+        self.bits[word] & bit != 0
+    }
+}
+
 /// The state of the walk through all segments.
 struct Walk {
     store: Rc<StoreLane>,
@@ -202,7 +233,7 @@ struct Walk {
     quick: bool,
     report: RefCell<CheckReport>,
     /// Segments in which not all live blocks were found, with the slots that were found.
-    incomplete: RefCell<HashMap<SegmentId, HashSet<Slot>>>,
+    incomplete: RefCell<HashMap<SegmentId, Seen>>,
 }
 
 impl Walk {
@@ -232,12 +263,12 @@ impl Walk {
         let generation = store.segments.generation(segment);
         let start = geometry.segment_offset(segment);
         let page = PAGE as u64;
-        let (mut at, mut seen) = (0, HashSet::new());
+        let (mut at, mut seen) = (0, Seen::new(geometry));
         while at + page <= geometry.segment_bytes {
             let bytes = match retry::read(self.store.queue(), start + at, PAGE).await {
                 Ok(bytes) => bytes,
                 Err(error) => {
-                    self.report.borrow_mut().problems.push(error.to_string());
+                    self.report.borrow_mut().add_problem(error.to_string());
                     at += page;
                     continue;
                 }
@@ -253,12 +284,12 @@ impl Walk {
             at = (at + page + u64::from(header.payload_bytes)).next_multiple_of(page);
             self.record(&header, &mut seen).await;
         }
-        if (seen.len() as u64) < u64::from(store.segments.live(segment)) {
+        if seen.count < u64::from(store.segments.live(segment)) {
             self.incomplete.borrow_mut().insert(segment, seen);
         }
     }
 
-    async fn record(&self, header: &RecordHeader, seen: &mut HashSet<Slot>) {
+    async fn record(&self, header: &RecordHeader, seen: &mut Seen) {
         self.report.borrow_mut().records += u64::from(!header.body.is_opening());
         let Body::Data(entries) = &header.body else { return };
         let store = self.store.store();
@@ -269,7 +300,7 @@ impl Walk {
             .filter_map(|(number, entry)| {
                 let slot = header.cell(geometry, number);
                 let dirty = self.counts(entry, slot)?;
-                seen.insert(slot);
+                seen.insert(geometry, slot);
                 Some((number, entry, dirty))
             })
             .collect();
@@ -343,25 +374,28 @@ impl Walk {
             return;
         }
         let store = self.store.store();
-        let mut missing: Vec<(VolumeSpace, OriginBlock, Entry)> = Vec::new();
-        store.index.scan(|address, entry| {
-            let seen = incomplete.get(&store.segment_of(entry.slot));
-            if seen.is_none_or(|seen| seen.contains(&entry.slot)) {
-                return;
-            }
-            for space in self.volumes.values().flatten() {
-                if let Some(block) = space.block(address) {
-                    missing.push((*space, block, *entry));
+        // One shard after the other, so that what is missing is in memory for one shard only.
+        for shard in 0..store.index.shard_count() {
+            let mut missing: Vec<(VolumeSpace, OriginBlock, Entry)> = Vec::new();
+            store.index.scan_shard(shard, &mut |address, entry| {
+                let seen = incomplete.get(&store.segment_of(entry.slot));
+                if seen.is_none_or(|seen| seen.contains(store.geometry(), entry.slot)) {
+                    return;
                 }
-            }
-        });
-        missing.sort_unstable_by_key(|(_, _, entry)| entry.slot.0);
-        let walk = self.clone();
-        let work = missing.into_iter().map(move |(space, block, entry)| {
-            let walk = walk.clone();
-            async move { walk.without_header(&space, block, &entry).await }
-        });
-        concurrently(lane, SEGMENTS, work).await;
+                for space in self.volumes.values().flatten() {
+                    if let Some(block) = space.block(address) {
+                        missing.push((*space, block, *entry));
+                    }
+                }
+            });
+            missing.sort_unstable_by_key(|(_, _, entry)| entry.slot.0);
+            let walk = self.clone();
+            let work = missing.into_iter().map(move |(space, block, entry)| {
+                let walk = walk.clone();
+                async move { walk.without_header(&space, block, &entry).await }
+            });
+            concurrently(lane, SEGMENTS, work).await;
+        }
         self.report.borrow_mut().tell_without_header();
     }
 

@@ -10,10 +10,11 @@ use forebay_device::{Device, DeviceSpec, Queue};
 use forebay_engine::{LaneContext, SampledOrigin, recognise};
 use forebay_format::superblock::COPY_B;
 use forebay_format::{PAGE, SuperblockError, VolumeRecord};
+use forebay_lane::MemoryBudget;
 use forebay_store::CLEAN_DISTRUSTED;
-use forebay_store::StoreError;
 use forebay_store::check::{count_dirty, read_checkpoint};
 use forebay_store::{Roots, read_roots, read_superblock};
+use forebay_store::{StoreError, StoreOptions};
 
 use super::attended::within;
 use super::devices::Devices;
@@ -85,7 +86,7 @@ pub(super) async fn look(
 /// [`ErrorKind::Refused`] if the origin is too small or another device; [`ErrorKind::DataAtRisk`]
 /// if it is another device or was changed while the cache had newer blocks.
 pub(super) async fn check_pair(
-    context: &LaneContext,
+    (context, memory): (&LaneContext, &Arc<MemoryBudget>),
     device: &Arc<dyn Device>,
     roots: &Roots,
     record: &VolumeRecord,
@@ -110,7 +111,8 @@ pub(super) async fn check_pair(
     if verdict.is_same() {
         return Ok(());
     }
-    let dirty = dirty_blocks(context, device, roots, record.id).await.map_err(faults::store)?;
+    let dirty =
+        dirty_blocks((context, memory), device, roots, record.id).await.map_err(faults::store)?;
     verdict.allow(name, origin.name(), dirty).map_err(faults::engine)
 }
 
@@ -147,7 +149,7 @@ pub(super) fn grown(
 
 /// Counts the dirty blocks of a volume on a cache device that is not open.
 async fn dirty_blocks(
-    context: &LaneContext,
+    (context, memory): (&LaneContext, &Arc<MemoryBudget>),
     device: &Arc<dyn Device>,
     roots: &Roots,
     volume: VolumeId,
@@ -159,7 +161,8 @@ async fn dirty_blocks(
             (context.register)(&queue);
             Ok(queue)
         };
-        return count_dirty(&context.lane, device, &open, volume).await;
+        let options = StoreOptions { memory: memory.clone(), ..StoreOptions::default() };
+        return count_dirty(&context.lane, device, &open, volume, &options).await;
     }
     let mut dirty = 0u64;
     let queue = Queue::new(device.open_queue(&context.queues)?);

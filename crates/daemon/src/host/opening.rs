@@ -311,9 +311,10 @@ impl EngineHost {
             let own_look = look.take();
             let noted =
                 self.caches.notes.distrusts(volume.name.as_str(), superblock.cache).is_some();
+            let memory = self.lanes.memory().clone();
             self.lanes.run(0, move |state| async move {
                 let look = own_look.as_ref().map(|(_, look)| look);
-                let context = &state.context;
+                let context = (&state.context, &memory);
                 let (device, origin) = (&own_device, &own_origin);
                 inspect::check_pair(context, device, &roots, &record, origin, look, noted).await
             })??;

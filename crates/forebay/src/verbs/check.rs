@@ -6,11 +6,13 @@ use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_offline::check;
 
+use crate::cli::values::size;
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::volume::grouped;
 use crate::output::{json, print_text};
 use forebay_daemon::devices::DeviceName;
+use forebay_daemon::memory_limit;
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
@@ -23,6 +25,11 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub(crate) quick: bool,
 
+    /// Memory limit; a cache whose index exceeds it is refused [default: half of the machine's memory, or three
+    /// quarters of the control group's if that is less]
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) memory_limit: Option<u64>,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -32,7 +39,9 @@ pub(crate) struct CheckArgs {
 pub(crate) fn run(args: &CheckArgs) -> Outcome {
     let started = Instant::now();
     let mut display = Display::new("Checking");
-    let report = check::run(&local(&args.device)?, args.quick, |done, total| {
+    // The sizes that the device claims are not to be trusted.
+    let memory = memory_limit(args.memory_limit)?;
+    let report = check::run(&local(&args.device)?, args.quick, memory, |done, total| {
         let progress = Progress { done, total, unit: Unit::Segments };
         display.show("Checking", progress, started.elapsed());
     });

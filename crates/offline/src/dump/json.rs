@@ -116,8 +116,8 @@ impl Writer for Lines {
         self.line(&value);
     }
 
-    fn segments(&mut self, lines: &[SegmentState]) {
-        for (number, line) in lines.iter().enumerate() {
+    fn segments(&mut self, first: usize, lines: &[SegmentState]) {
+        for (number, line) in (first..).zip(lines) {
             let usage = match line.usage {
                 SegmentUse::Free => continue,
                 SegmentUse::Open => "open",
@@ -132,6 +132,8 @@ impl Writer for Lines {
             }));
         }
     }
+
+    fn end_of_segments(&mut self) {}
 
     fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool) {
         let (kind, count) = kind(header);

@@ -18,16 +18,29 @@ const LABEL: usize = 18;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Text(String);
+pub(super) struct Text {
+    text: String,
+    table: Table,
+}
+
+/// What the segment table has.
+#[derive(Default)]
+struct Table {
+    closed: u64,
+    open: u64,
+    free: u64,
+    /// The highest generation.
+    highest: u64,
+}
 
 impl Text {
     fn line(&mut self, label: &str, value: impl std::fmt::Display) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "{label:LABEL$}{value}");
+        let _ = writeln!(self.text, "{label:LABEL$}{value}");
     }
 
     fn volume(&mut self, volume: &VolumeRecord) {
-        self.0.push('\n');
+        self.text.push('\n');
         self.line("volume", format_args!("{} (number {})", volume.name, volume.id));
         self.line("uuid", volume.uuid);
         self.line(
@@ -139,7 +152,7 @@ impl Writer for Text {
     }
 
     fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>) {
-        self.0.push('\n');
+        self.text.push('\n');
         match header {
             Ok(header) => {
                 self.line(
@@ -167,27 +180,29 @@ impl Writer for Text {
         }
     }
 
-    fn segments(&mut self, lines: &[SegmentState]) {
-        let count = |usage| lines.iter().filter(|line| line.usage == usage).count() as u64;
-        let (unused, open, closed) =
-            (count(SegmentUse::Free), count(SegmentUse::Open), count(SegmentUse::Closed));
-        self.line(
-            "segment table",
-            format_args!(
-                "{} closed, {} open, {} free",
-                grouped(closed),
-                grouped(open),
-                grouped(unused)
-            ),
-        );
-        let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
+    fn segments(&mut self, _: usize, lines: &[SegmentState]) {
+        let table = &mut self.table;
+        for line in lines {
+            *match line.usage {
+                SegmentUse::Free => &mut table.free,
+                SegmentUse::Open => &mut table.open,
+                SegmentUse::Closed => &mut table.closed,
+            } += 1;
+            table.highest = table.highest.max(line.generation.0);
+        }
+    }
+
+    fn end_of_segments(&mut self) {
+        let Table { closed, open, free, highest } = std::mem::take(&mut self.table);
+        let (closed, open, free) = (grouped(closed), grouped(open), grouped(free));
+        self.line("segment table", format_args!("{closed} closed, {open} open, {free} free"));
         self.line("generations", format_args!("up to {highest}"));
     }
 
     fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool) {
         let (kind, count) = kind(header);
         let _ = writeln!(
-            self.0,
+            self.text,
             "record {} segment {} generation {} position {}: {count} {kind}, durable through {}",
             header.number.0,
             header.segment.0,
@@ -203,12 +218,12 @@ impl Writer for Text {
                 for (index, entry) in entries.iter().enumerate() {
                     let slot = slot_of(header, geometry, index).0;
                     let _ = if entry.void {
-                        writeln!(self.0, "  slot {slot}: void")
+                        writeln!(self.text, "  slot {slot}: void")
                     } else {
                         let state = if entry.dirty { "dirty" } else { "clean" };
                         let (valid, all) = (entry.mask.count(), entry.mask.sectors());
                         writeln!(
-                            self.0,
+                            self.text,
                             "  slot {slot}: volume {} block {} sequence {} {state} {valid}/{all} check {:08x}",
                             entry.volume, entry.block.0, entry.sequence, entry.check
                         )
@@ -223,7 +238,7 @@ impl Writer for Text {
                         MarkKind::Gone => "gone",
                     };
                     let _ = writeln!(
-                        self.0,
+                        self.text,
                         "  slot {} generation {}: {what}",
                         mark.slot.0, mark.generation.0
                     );
@@ -233,10 +248,10 @@ impl Writer for Text {
     }
 
     fn take(&mut self) -> String {
-        std::mem::take(&mut self.0)
+        std::mem::take(&mut self.text)
     }
 
     fn is_full(&self) -> bool {
-        self.0.len() >= PIECE
+        self.text.len() >= PIECE
     }
 }

@@ -5,7 +5,7 @@ use forebay_format::{CheckpointHeader, Superblock, VolumeRecord};
 
 use crate::damage::Damage;
 
-/// The most bad blocks that are listed individually; further ones are only counted.
+/// The most bad blocks, and the most problems, that are listed individually; further ones are only counted.
 pub const MAX_LISTED: usize = 10_000;
 
 /// A block that the cache cannot serve.
@@ -66,8 +66,10 @@ pub struct CheckReport {
     pub without_header_dirty: u64,
     /// Unusual but harmless findings.
     pub notes: Vec<String>,
-    /// Problems with the structures on the device.
+    /// Problems with the structures on the device, about [`MAX_LISTED`] at most.
     pub problems: Vec<String>,
+    /// How many problems are not listed.
+    pub more_problems: u64,
     /// Bad blocks, at most [`MAX_LISTED`].
     pub bad: Vec<BadBlock>,
     /// How many bad blocks there are.
@@ -99,6 +101,14 @@ impl CheckReport {
                 "record headers are damaged; the checkpoint knows their {blocks} blocks, {dirty} of \
                  them dirty, and the content of these is good"
             ));
+        }
+    }
+
+    pub(super) fn add_problem(&mut self, problem: String) {
+        if self.problems.len() < MAX_LISTED {
+            self.problems.push(problem);
+        } else {
+            self.more_problems += 1;
         }
     }
 

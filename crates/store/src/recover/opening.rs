@@ -254,7 +254,7 @@ impl<'a> Opening<'a> {
         };
         let image = match loaded {
             Ok(image) => image,
-            Err(StoreError::Memory(over)) => return Err(refused(&self.device, over)),
+            Err(error @ StoreError::Memory(_)) => return Err(named(&self.device, error)),
             Err(error) => {
                 (index, replay) = self.empty().await;
                 let image = image::rebuild(&from, &mut replay, error).await?;

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use forebay_device::Device;
 use forebay_format::{Arrangement, Geometry};
-use forebay_lane::{MemoryHold, MemoryUse};
+use forebay_lane::{MemoryHold, MemoryUse, OverLimit};
 
 use crate::error::StoreError;
 use crate::index::regions;
 use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::options::StoreOptions;
-use crate::roots::refused;
 use crate::segments::Segments;
 use crate::table::Geometry as TableGeometry;
 
@@ -79,13 +78,16 @@ pub(super) fn hold_memory(
     parts
         .map(|(by, bytes, what)| options.memory.hold(by, bytes, what))
         .collect::<Result<_, _>>()
-        .map_err(|error| refused(device, error))
+        .map_err(|over| named(device, over.into()))
 }
 
 /// Adds the device's name to an error about memory.
 pub(super) fn named(device: &Arc<dyn Device>, error: StoreError) -> StoreError {
     match error {
-        StoreError::Memory(over) => refused(device, over),
+        StoreError::Memory(over) => {
+            let what = format!("{}: {}", device.name(), over.what);
+            StoreError::Memory(OverLimit { what, ..over })
+        }
         error => error,
     }
 }
