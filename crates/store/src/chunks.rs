@@ -1,22 +1,30 @@
 //! The chunks of a checkpoint, read in any order; a damaged one is rebuilt from the parity.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use forebay_device::{IoBuf, Queue};
 use forebay_format::checkpoint::{CHUNK_BYTES, ChunkItems, ParityPlace, add_to_parity};
 use forebay_format::{CheckpointError, CheckpointHeader, CheckpointReader, IndexEntry, PAGE};
+use parking_lot::Mutex;
 
 use crate::error::StoreError;
 use crate::retry;
 use crate::table::{Check, Entry};
 
+/// Most chunks that are rebuilt. The parity is for one; reads that fail only at times can make them more.
+const MOST_REBUILT: usize = 4;
+
 /// The chunks of a checkpoint.
 #[derive(Clone)]
 pub(crate) struct Chunks {
     /// Offset of the area on the device.
-    pub(crate) area: u64,
-    pub(crate) parity: Option<ParityPlace>,
-    pub(crate) reader: CheckpointReader,
+    area: u64,
+    parity: Option<ParityPlace>,
+    reader: CheckpointReader,
+    /// Chunks that were rebuilt, with their places. To rebuild one takes a read of all others, and damage can be made
+    /// so that each of them can be rebuilt.
+    rebuilt: Arc<Mutex<Vec<(u64, IoBuf)>>>,
 }
 
 /// A chunk that was read.
@@ -57,6 +65,26 @@ pub(crate) fn damaged(error: CheckpointError) -> StoreError {
 }
 
 impl Chunks {
+    /// Makes the chunks of the checkpoint in the area at this offset of the device.
+    pub(crate) fn new(area: u64, parity: Option<ParityPlace>, reader: CheckpointReader) -> Self {
+        Chunks { area, parity, reader, rebuilt: Arc::default() }
+    }
+
+    /// Returns the reader, at the first chunk.
+    pub(crate) fn reader(&self) -> &CheckpointReader {
+        &self.reader
+    }
+
+    /// As [`Chunks::reader`].
+    pub(crate) fn reader_mut(&mut self) -> &mut CheckpointReader {
+        &mut self.reader
+    }
+
+    /// As [`Chunks::reader`].
+    pub(crate) fn into_reader(self) -> CheckpointReader {
+        self.reader
+    }
+
     /// Returns the checkpoint's header.
     pub(crate) fn header(&self) -> &CheckpointHeader {
         self.reader.header()
@@ -103,8 +131,16 @@ impl Chunks {
         let Err(error) = reader.verify(&chunk) else {
             return Ok(Some(ReadChunk { chunk, bytes_read, mended: false }));
         };
+        let known = || Some(IoBuf::copy_from(&self.rebuilt.lock().iter().find(|it| it.0 == at)?.1));
+        if let Some(chunk) = known() {
+            return Ok(Some(ReadChunk { chunk, bytes_read, mended: true }));
+        }
+        if self.rebuilt.lock().len() >= MOST_REBUILT {
+            return Err(damaged(error));
+        }
         let (chunk, more) = self.rebuild(queue, at, len).await?;
         reader.verify(&chunk).map_err(|_| damaged(error))?;
+        self.rebuilt.lock().push((at, IoBuf::copy_from(&chunk)));
         Ok(Some(ReadChunk { chunk, bytes_read: bytes_read + more, mended: true }))
     }
 
@@ -131,5 +167,110 @@ impl Chunks {
         }
         sum.truncate(len);
         Ok((sum, bytes_read))
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_core::{BlockSize, Generation, OriginBlock, RecordNumber, SegmentId, VolumeId};
+    use forebay_device::{Device, RamDevice};
+    use forebay_format::{CheckpointRef, CheckpointWriter, Geometry, SegmentState, Uuid};
+    use forebay_testkit::{LaneWorld, peek, poke};
+
+    use super::*;
+
+    const CACHE: Uuid = Uuid::from_u128(7);
+
+    fn geometry() -> Geometry {
+        Geometry::plan(1 << 30, BlockSize::DEFAULT, 512, None).expect("a plan")
+    }
+
+    fn entry(geometry: &Geometry, number: u64) -> IndexEntry {
+        let (segment, cell) = (number / 512, number % 512 + 1);
+        IndexEntry {
+            block: OriginBlock(number),
+            slot: geometry.slot_at(SegmentId(segment as u32), cell as u32),
+            check: 0,
+            volume: VolumeId(1),
+            rank: 0,
+            dirty: false,
+            partial: false,
+        }
+    }
+
+    /// A checkpoint of several chunks, with its parity.
+    fn write(device: &Arc<dyn Device>, geometry: &Geometry) -> CheckpointRef {
+        let start = geometry.checkpoint_areas[0];
+        let mut writer = CheckpointWriter::new(geometry, CACHE, 0, 1, 0).expect("in range");
+        let segments = vec![SegmentState::default(); geometry.segment_count as usize];
+        writer.push_segments(&segments).expect("in order");
+        let mut number = 0;
+        loop {
+            let full = number < 120_000
+                && writer.push_entries(&[entry(geometry, number)]).expect("in order") == 0;
+            if !full && number < 120_000 {
+                number += 1;
+                continue;
+            }
+            match writer.take_chunk().expect("in order") {
+                Some(chunk) => poke(device, start + chunk.offset, chunk.bytes),
+                None => break,
+            }
+        }
+        let finished =
+            writer.finish(RecordNumber(0), 0, Generation(1)).expect("everything was pushed");
+        let place = ParityPlace::of(&finished.reference, geometry).expect("there is room for it");
+        poke(device, start, &finished.header);
+        poke(device, start + place.offset, &finished.parity);
+        finished.reference
+    }
+
+    /// Each of these can be rebuilt from the others: the same bit is wrong in all of them.
+    #[test]
+    fn damage_that_can_be_rebuilt_everywhere_does_not_have_the_whole_read_for_each_chunk() {
+        let geometry = geometry();
+        let device: Arc<dyn Device> = RamDevice::new("ram", geometry.device_bytes).expect("memory");
+        let reference = write(&device, &geometry);
+        let area = geometry.checkpoint_areas[0];
+        let flip = |damaged: u64| {
+            for chunk in 0..damaged {
+                let at = area + PAGE as u64 + chunk * CHUNK_BYTES as u64 + 512;
+                let mut sector = peek(&device, at, 512);
+                sector[0] ^= 1;
+                poke(&device, at, &sector);
+            }
+        };
+        let rebuilt = |damaged: u64| {
+            flip(damaged);
+            let world = LaneWorld::new();
+            let queue = world.queue(&device);
+            let page = peek(&device, area, PAGE);
+            let read = world.block_on({
+                let (parity, geometry) = (ParityPlace::of(&reference, &geometry), geometry.clone());
+                async move {
+                    let reader = CheckpointReader::open(&page, &reference, &geometry, CACHE);
+                    let mut chunks = Chunks::new(area, parity, reader.expect("intact"));
+                    let mut mended = 0;
+                    loop {
+                        match chunks.read_with(&queue, chunks.reader()).await {
+                            Ok(Some(read)) => {
+                                mended += u64::from(read.mended);
+                                items_in(chunks.reader_mut(), &read.chunk).expect("intact");
+                            }
+                            Ok(None) => return Ok(mended),
+                            Err(_) => return Err(mended),
+                        }
+                    }
+                }
+            });
+            flip(damaged);
+            read
+        };
+        assert_eq!(rebuilt(0), Ok(0));
+        assert_eq!(rebuilt(1), Ok(1));
+        assert_eq!(rebuilt(3), Ok(3));
+        assert_eq!(rebuilt(7), Err(MOST_REBUILT as u64));
     }
 }

@@ -41,7 +41,7 @@ impl CheckpointSource {
                 Ok(reader) => {
                     let (queue, bytes_read) = (queue.clone(), PAGE as u64);
                     let mended = failure.is_some();
-                    let chunks = Chunks { area, parity, reader };
+                    let chunks = Chunks::new(area, parity, reader);
                     return Ok(Some(CheckpointSource { queue, chunks, bytes_read, mended }));
                 }
                 Err(error) => failure = Some(failure.unwrap_or(error)),
@@ -65,7 +65,7 @@ impl CheckpointSource {
     /// # Errors
     /// It is damaged and cannot be rebuilt.
     pub async fn read(&mut self) -> Result<Option<IoBuf>, StoreError> {
-        let read = self.chunks.read_with(&self.queue, &self.chunks.reader).await?;
+        let read = self.chunks.read_with(&self.queue, self.chunks.reader()).await?;
         let Some(read) = read else { return Ok(None) };
         self.bytes_read += read.bytes_read;
         self.mended |= read.mended;
@@ -77,7 +77,7 @@ impl CheckpointSource {
     /// # Errors
     /// It has impossible items.
     pub fn items<'a>(&mut self, chunk: &'a [u8]) -> Result<ChunkItems<'a>, StoreError> {
-        items_in(&mut self.chunks.reader, chunk)
+        items_in(self.chunks.reader_mut(), chunk)
     }
 
     /// Checks that everything that the header announces was read, and returns the header.
@@ -85,6 +85,6 @@ impl CheckpointSource {
     /// # Errors
     /// Something is missing.
     pub fn finish(self) -> Result<CheckpointHeader, StoreError> {
-        self.chunks.reader.finish().map_err(damaged)
+        self.chunks.into_reader().finish().map_err(damaged)
     }
 }
