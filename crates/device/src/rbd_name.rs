@@ -26,7 +26,7 @@ pub struct RbdName {
     pub namespace: String,
     /// The image.
     pub image: String,
-    /// The configuration file; otherwise those that Ceph looks for.
+    /// The configuration file; otherwise `/etc/ceph/ceph.conf`.
     pub conf: Option<PathBuf>,
     /// The client without `client.`; otherwise `admin`.
     pub user: Option<String>,

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
+use std::path::Path;
 use std::ptr;
 
 use forebay_core::{Identity, IdentityPart};
@@ -17,6 +18,8 @@ use crate::opening::Stage;
 const EXCLUSIVE: c_int = 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// The configuration of a cluster, unless the image names another.
+const CONFIGURATION: &str = "/etc/ceph/ceph.conf";
 /// The longest id of an image or of a cluster, in bytes.
 const MAX_ID: usize = 256;
 
@@ -71,6 +74,14 @@ fn c_string(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
+/// Returns the file of the cluster's configuration. Without a file that is named, Ceph would look in the home and the
+/// working directory as well, and the configuration names libraries that are loaded.
+fn configuration(name: &RbdName) -> CString {
+    use std::os::unix::ffi::OsStrExt;
+    let path = name.conf.as_deref().unwrap_or(Path::new(CONFIGURATION));
+    CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
+}
+
 impl Connection {
     fn open(name: &RbdName, stage: &dyn Fn(Stage)) -> Result<Self, OpenFailure> {
         let functions = functions().map_err(OpenFailure::Library)?;
@@ -104,14 +115,9 @@ impl Connection {
     }
 
     fn configure(&self, name: &RbdName) -> Result<(), CallError> {
-        use std::os::unix::ffi::OsStrExt;
-        let path = name
-            .conf
-            .as_ref()
-            .map(|path| CString::new(path.as_os_str().as_bytes()).unwrap_or_default());
-        let path = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
-        // SAFETY: the cluster was created; the path is null, for the usual places, or ends with a zero byte.
-        let read = unsafe { (self.functions.rados_conf_read_file)(self.cluster, path) };
+        let path = configuration(name);
+        // SAFETY: the cluster was created; the path ends with a zero byte.
+        let read = unsafe { (self.functions.rados_conf_read_file)(self.cluster, path.as_ptr()) };
         checked("rados_conf_read_file", read)?;
         let seconds = name.timeout.as_secs().to_string();
         for (option, value) in [
@@ -377,4 +383,16 @@ unsafe extern "C" fn updated(argument: *mut c_void) {
     // SAFETY: see above.
     let signal = unsafe { &*argument.cast_const().cast::<Signal>() };
     signal();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_is_never_looked_for_in_the_working_directory() {
+        let of = |text: &str| configuration(&text.parse().expect("a name"));
+        assert_eq!(of("rbd:pool/image"), c"/etc/ceph/ceph.conf".to_owned());
+        assert_eq!(of("rbd:pool/image?conf=/srv/b.conf"), c"/srv/b.conf".to_owned());
+    }
 }
