@@ -54,6 +54,10 @@ pub struct FrontEndOptions {
     #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
     pub(crate) nbd_tls_client_ca: Option<PathBuf>,
 
+    /// Lists of revoked certificates of clients, PEM, one of each of these authorities; read again when replaced
+    #[arg(long, value_name = "FILE", requires = "nbd_tls_client_ca", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) nbd_tls_client_crl: Option<PathBuf>,
+
     /// Directory of the files below the block devices of export=fuse [default: export beside the
     /// admin socket]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -151,6 +155,7 @@ impl FrontEndOptions {
             certificate: certificate.clone(),
             key: key.clone(),
             client_ca: self.nbd_tls_client_ca.clone(),
+            client_crl: self.nbd_tls_client_crl.clone(),
         };
         let refused = |error| ApiError::invalid("--nbd-tls-cert", error);
         Tls::load(&files).map(Some).map_err(refused)

@@ -21,6 +21,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U16, U32, U64};
 
+use forebay_nbd_wire::keys::warn_of_readable_key;
+
 use crate::handshake::{ConnectError, Export, choose, greet, start_tls};
 
 /// How long a handshake may take, unless requests wait for less.
@@ -202,6 +204,7 @@ fn tls_client(uri: &NbdUri) -> Result<ClientConnection, ConnectError> {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
             let chain = certificates(&certificate)?;
+            warn_of_readable_key(&key);
             let key = PrivateKeyDer::from_pem_file(&key).map_err(|error| tls_error(&key, error))?;
             builder.with_client_auth_cert(chain, key).map_err(other)?
         }

@@ -11,11 +11,12 @@ use forebay_core::Nanos;
 use parking_lot::Mutex;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
 use forebay_lane::off_lane;
+use forebay_nbd_wire::keys::warn_of_readable_key;
 
 /// Files in PEM format that TLS needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,9 @@ pub struct TlsFiles {
     /// The certificates of the authorities that sign clients' certificates. `None`: clients need no
     /// certificate.
     pub client_ca: Option<PathBuf>,
+    /// The authorities' lists of certificates that do not count any more. With it each authority of a client's chain
+    /// has to have a list.
+    pub client_crl: Option<PathBuf>,
 }
 
 /// Why TLS cannot be used.
@@ -162,7 +166,8 @@ impl Shared {
 }
 
 fn stamp(files: &TlsFiles) -> Stamp {
-    let paths = [Some(&files.certificate), Some(&files.key), files.client_ca.as_ref()];
+    let TlsFiles { certificate, key, client_ca, client_crl } = files;
+    let paths = [Some(certificate), Some(key), client_ca.as_ref(), client_crl.as_ref()];
     let of = |path: &PathBuf| {
         let found = std::fs::metadata(path).ok()?;
         Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), found.size()))
@@ -174,6 +179,7 @@ fn configure(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let chain = certificates(&files.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&files.key)
         .map_err(|error| pem_error(&files.key, "private key", error))?;
+    warn_of_readable_key(&files.key);
     let pair = |cause| TlsError::Pair {
         certificate: files.certificate.clone(),
         key: files.key.clone(),
@@ -191,8 +197,10 @@ fn configure(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
             for root in certificates(path)? {
                 roots.add(root).map_err(|error| refused(error.to_string()))?;
             }
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            let lists = files.client_crl.as_deref().map_or(Ok(Vec::new()), revocations)?;
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .with_crls(lists)
+                .build();
             let verifier = verifier.map_err(|error| refused(error.to_string()))?;
             builder.with_client_cert_verifier(verifier)
         }
@@ -208,6 +216,17 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         return Err(refused(PemError::NoItemsFound));
     }
     Ok(certificates)
+}
+
+fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let refused = |error| pem_error(path, "certificate revocation list", error);
+    let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(refused)?;
+    let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(refused)?;
+    // Without any list rustls would check none.
+    if lists.is_empty() {
+        return Err(refused(PemError::NoItemsFound));
+    }
+    Ok(lists)
 }
 
 fn pem_error(path: &Path, expected: &'static str, error: PemError) -> TlsError {

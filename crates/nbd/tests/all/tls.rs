@@ -11,9 +11,12 @@ use forebay_nbd::wire::*;
 use forebay_nbd::{
     ConnectionCount, Limits, ListenAddress, Listener, Protection, Tls, TlsError, TlsFiles,
 };
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::pki_types::CertificateDer;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer,
+    KeyIdMethod, KeyPair, RevokedCertParams, date_time_ymd,
+};
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::support::*;
@@ -34,19 +37,54 @@ fn file(name: &str) -> PathBuf {
         let server = server.signed_by(&key, &issuer).expect("signed");
         write("server.pem", server.pem()).expect("written");
         write("server.key", key.serialize_pem()).expect("written");
+        let key = KeyPair::generate().expect("key");
+        let mut client = CertificateParams::new(vec!["client".to_owned()]).expect("name");
+        client.serial_number = Some(SERIAL.into());
+        let client = client.signed_by(&key, &issuer).expect("signed");
+        write("client.pem", client.pem()).expect("written");
+        write("client.key", key.serialize_pem()).expect("written");
+        for (name, serials) in [("none.crl", vec![]), ("client.crl", vec![SERIAL])] {
+            let list = revoked(&serials).signed_by(&issuer).expect("signed");
+            write(name, list.pem().expect("PEM")).expect("written");
+        }
         folder
     });
     FOLDER.path().join(name)
 }
 
+/// The number of the client's certificate.
+const SERIAL: u64 = 4711;
+
+fn revoked(serials: &[u64]) -> CertificateRevocationListParams {
+    let revoked = |serial: &u64| RevokedCertParams {
+        serial_number: (*serial).into(),
+        revocation_time: date_time_ymd(2025, 1, 1),
+        reason_code: None,
+        invalidity_date: None,
+    };
+    CertificateRevocationListParams {
+        this_update: date_time_ymd(2025, 1, 1),
+        next_update: date_time_ymd(2025, 2, 1),
+        crl_number: 1.into(),
+        issuing_distribution_point: None,
+        revoked_certs: serials.iter().map(revoked).collect(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    }
+}
+
 fn files() -> TlsFiles {
-    TlsFiles { certificate: file("server.pem"), key: file("server.key"), client_ca: None }
+    let (certificate, key) = (file("server.pem"), file("server.key"));
+    TlsFiles { certificate, key, client_ca: None, client_crl: None }
 }
 
 /// A server at a TCP port that insists on TLS.
 fn server(client_ca: Option<PathBuf>, memory: Arc<MemoryBudget>) -> TestServer {
+    server_of(&TlsFiles { client_ca, ..files() }, memory)
+}
+
+fn server_of(files: &TlsFiles, memory: Arc<MemoryBudget>) -> TestServer {
     let any = ListenAddress::Tcp { host: "127.0.0.1".into(), port: 0 };
-    let tls = Some(Tls::load(&TlsFiles { client_ca, ..files() }).expect("TLS"));
+    let tls = Some(Tls::load(files).expect("TLS"));
     let protection = Arc::new(Protection { allow: vec![], tls });
     let listener = Listener::bind_protected(&any, &protection).expect("listener");
     let folder = tempfile::tempdir().expect("folder");
@@ -61,6 +99,15 @@ fn connect(server: &TestServer) -> Client<TcpStream> {
 type Encrypted = StreamOwned<ClientConnection, TcpStream>;
 
 fn start_tls(
+    client: Client<TcpStream>,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+) -> Client<Encrypted> {
+    start_tls_as(None, client, versions)
+}
+
+/// With the certificate of the files `name.pem` and `name.key`, if there is a name.
+fn start_tls_as(
+    name: Option<&str>,
     mut client: Client<TcpStream>,
     versions: &[&'static rustls::SupportedProtocolVersion],
 ) -> Client<Encrypted> {
@@ -72,8 +119,15 @@ fn start_tls(
         ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_protocol_versions(versions)
             .expect("versions")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+    let config = match name {
+        None => config.with_no_client_auth(),
+        Some(name) => {
+            let own = CertificateDer::from_pem_file(file(&format!("{name}.pem"))).expect("own");
+            let key = PrivateKeyDer::from_pem_file(file(&format!("{name}.key"))).expect("key");
+            config.with_client_auth_cert(vec![own], key).expect("a pair")
+        }
+    };
     let name = "localhost".try_into().expect("name");
     let session = ClientConnection::new(Arc::new(config), name).expect("session");
     client.over(|stream| StreamOwned::new(session, stream))
@@ -133,6 +187,29 @@ fn clients_without_tls_or_without_a_certificate_get_nothing() {
     let mut client = start_tls(connect(&strict), &[&rustls::version::TLS12]);
     assert!(client.stream.write_all(&[0; 16]).is_err() || client.is_closed());
     strict.wait_until_empty();
+}
+
+#[test]
+fn a_client_whose_certificate_is_revoked_gets_nothing() {
+    let with = |list: &str| {
+        let (client_ca, client_crl) = (Some(file("ca.pem")), Some(file(list)));
+        server_of(&TlsFiles { client_ca, client_crl, ..files() }, Arc::default())
+    };
+    for versions in [&[&rustls::version::TLS12], &[&rustls::version::TLS13]] {
+        let server = with("none.crl");
+        let mut client = start_tls_as(Some("client"), connect(&server), versions);
+        client.go("memory", Headers::Simple);
+
+        let server = with("client.crl");
+        let mut client = start_tls_as(Some("client"), connect(&server), versions);
+        let _ = client.stream.write_all(&[0; 16]);
+        assert!(client.is_closed());
+        server.wait_until_empty();
+    }
+    // No list at all would have every client pass.
+    let (client_ca, client_crl) = (Some(file("ca.pem")), Some(file("ca.pem")));
+    let none = Tls::load(&TlsFiles { client_ca, client_crl, ..files() });
+    assert!(none.expect_err("no list").to_string().contains("no certificate revocation list"));
 }
 
 #[test]
