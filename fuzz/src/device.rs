@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use forebay_device::{
@@ -18,23 +19,62 @@ const LOGICAL_BLOCK: u64 = 512;
 /// The changes; a page that is not here is as in the image.
 type Pages = Mutex<HashMap<usize, Box<[u8; PAGE]>>>;
 
+/// What was done to a device.
+#[derive(Default)]
+struct Done {
+    reads: AtomicU64,
+    bytes_read: AtomicU64,
+    writes: AtomicU64,
+}
+
 /// A device over an image.
 #[derive(Clone)]
 pub(crate) struct ImageDevice {
+    /// What is behind it is zeroes.
     image: &'static [u8],
+    size: u64,
     pages: Arc<Pages>,
+    done: Arc<Done>,
 }
 
 impl ImageDevice {
     /// A device with the content of `image`, a whole number of pages.
     pub(crate) fn new(image: &'static [u8]) -> Self {
-        ImageDevice { image, pages: Arc::default() }
+        let size = image.len() as u64;
+        ImageDevice { image, size, pages: Arc::default(), done: Arc::default() }
+    }
+
+    /// A device of zeroes, a whole number of pages.
+    pub(crate) fn sparse(size: u64) -> Self {
+        ImageDevice { image: &[], size, pages: Arc::default(), done: Arc::default() }
+    }
+
+    /// The size in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.size
+    }
+
+    /// The number of reads, and their bytes.
+    pub(crate) fn reads(&self) -> (u64, u64) {
+        let Done { reads, bytes_read, .. } = &*self.done;
+        (reads.load(Ordering::Relaxed), bytes_read.load(Ordering::Relaxed))
+    }
+
+    /// The number of operations that change something.
+    pub(crate) fn writes(&self) -> u64 {
+        self.done.writes.load(Ordering::Relaxed)
+    }
+
+    /// A device with the same content, whose changes are apart.
+    pub(crate) fn copy(&self) -> Self {
+        let pages = Arc::new(Mutex::new(self.pages.lock().clone()));
+        ImageDevice { pages, done: Arc::default(), ..self.clone() }
     }
 
     fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), DeviceError> {
         let aligned = offset.is_multiple_of(LOGICAL_BLOCK) && len.is_multiple_of(LOGICAL_BLOCK);
         let end = offset.checked_add(len);
-        if aligned && end.is_some_and(|end| end <= self.image.len() as u64) {
+        if aligned && end.is_some_and(|end| end <= self.size) {
             return Ok(());
         }
         let cause = "outside the device or not aligned".into();
@@ -57,7 +97,9 @@ impl ImageDevice {
             let count = (PAGE - start).min(len - at);
             let bytes = pages.entry(page).or_insert_with(|| {
                 let mut bytes = Box::new([0; PAGE]);
-                bytes.copy_from_slice(&self.image[page * PAGE..][..PAGE]);
+                if let Some(found) = self.image.get(page * PAGE..).and_then(|at| at.get(..PAGE)) {
+                    bytes.copy_from_slice(found);
+                }
                 bytes
             });
             change(&mut bytes[start..start + count], at);
@@ -73,10 +115,14 @@ impl ImageDevice {
             let (page, start) = ((offset + at) / PAGE, (offset + at) % PAGE);
             let count = (PAGE - start).min(into.len() - at);
             let from = match pages.get(&page) {
-                Some(bytes) => &bytes[start..start + count],
-                None => &self.image[offset + at..][..count],
+                Some(bytes) => Some(&bytes[start..start + count]),
+                None => self.image.get(offset + at..).and_then(|at| at.get(..count)),
             };
-            into[at..at + count].copy_from_slice(from);
+            let into = &mut into[at..at + count];
+            match from {
+                Some(from) => into.copy_from_slice(from),
+                None => into.fill(0),
+            }
             at += count;
         }
     }
@@ -88,7 +134,17 @@ impl ImageDevice {
         });
     }
 
+    fn count_read(&self, bytes: usize) {
+        self.done.reads.fetch_add(1, Ordering::Relaxed);
+        self.done.bytes_read.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     fn perform(&self, op: DeviceOp) -> DeviceDone {
+        match &op {
+            DeviceOp::Read { buf, .. } => self.count_read(buf.len()),
+            DeviceOp::Sync => {}
+            _ => _ = self.done.writes.fetch_add(1, Ordering::Relaxed),
+        }
         let (result, buf) = match op {
             DeviceOp::Read { offset, mut buf } => {
                 let checked = self.check("read", offset, buf.len() as u64);
@@ -121,7 +177,7 @@ impl Device for ImageDevice {
     }
 
     fn size(&self) -> u64 {
-        self.image.len() as u64
+        self.size
     }
 
     fn logical_block(&self) -> u64 {
@@ -154,6 +210,7 @@ impl DeviceQueue for ImageQueue {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        self.device.count_read(into.len());
         let checked = self.device.check("read", offset, into.len() as u64);
         Some(checked.map(|()| self.device.read(offset as usize, into)))
     }

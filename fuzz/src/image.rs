@@ -96,8 +96,20 @@ impl CompletionSink for Sink {
     }
 }
 
-/// One request, to its end.
+/// One request that cannot fail, to its end.
 fn request(world: &LaneWorld, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, byte: u8) {
+    submit(world, target, op, offset, len, byte).result.expect("nothing fails on RAM");
+}
+
+/// One request, to its end.
+pub(crate) fn submit(
+    world: &LaneWorld,
+    target: &Rc<LaneVolume>,
+    op: Op,
+    offset: u64,
+    len: u64,
+    byte: u8,
+) -> Completion {
     let data = (op == Op::Write).then(|| IoBuf::copy_from(&vec![byte; len as usize]));
     let request = Request {
         tag: 1,
@@ -112,8 +124,7 @@ fn request(world: &LaneWorld, target: &Rc<LaneVolume>, op: Op, offset: u64, len:
     let sink = Rc::new(Sink::default());
     let as_sink: Rc<dyn CompletionSink> = sink.clone();
     target.submit(request, &as_sink);
-    let end = world.run(|| sink.0.borrow_mut().take());
-    end.result.expect("nothing fails on RAM");
+    world.run(|| sink.0.borrow_mut().take())
 }
 
 fn open(world: &LaneWorld, cache: &Arc<dyn Device>) -> Rc<EngineLane> {

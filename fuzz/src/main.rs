@@ -7,7 +7,8 @@
 //! - [`targets`]: a file for each
 //! - [`memory`]: a bound on what a target may allocate
 //! - [`mend`]: checksums put right after a mutation, so that the fuzzer gets behind them
-//! - [`image`]: small cache devices, made by the real engine
+//! - [`image`]: small cache devices, made by the real engine; [`hostile`]: such that no program has made
+//! - [`patches`]: changes of their bytes, with checksums that are right again
 //! - [`device`]: a device over such an image that keeps changes apart
 //!
 //! `scripts/fuzz` builds and runs it. It works with a stable compiler, because all that libFuzzer
@@ -16,9 +17,11 @@
 #![no_main]
 
 mod device;
+mod hostile;
 mod image;
 mod memory;
 mod mend;
+mod patches;
 mod targets;
 
 use std::sync::LazyLock;
@@ -28,6 +31,20 @@ use forebay_format::Uuid;
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 use targets::{TARGETS, Target};
+
+/// Whether to print what an input does: FOREBAY_FUZZ_VERBOSE=1.
+static VERBOSE: LazyLock<bool> =
+    LazyLock::new(|| std::env::var_os("FOREBAY_FUZZ_VERBOSE").is_some());
+
+/// Prints what an input does, if that is asked for.
+macro_rules! say {
+    ($($what:tt)*) => {
+        if *crate::VERBOSE {
+            eprintln!($($what)*);
+        }
+    };
+}
+pub(crate) use say;
 
 /// The target that the environment names.
 static TARGET: LazyLock<&Target> = LazyLock::new(|| {

@@ -4,6 +4,7 @@ pub(crate) mod admin_request;
 pub(crate) mod checkpoint;
 pub(crate) mod declaration;
 pub(crate) mod fuse_request;
+pub(crate) mod hostile_image;
 pub(crate) mod nbd_client;
 pub(crate) mod nbd_handshake;
 pub(crate) mod nbd_transmission;
@@ -33,11 +34,12 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 15] = [
+pub(crate) const TARGETS: [Target; 16] = [
     Target { name: "admin_request", run: admin_request::run, mutate: plain },
     Target { name: "checkpoint", run: checkpoint::run, mutate: checkpoint::mutate },
     Target { name: "declaration", run: declaration::run, mutate: plain },
     Target { name: "fuse_request", run: fuse_request::run, mutate: fuse_request::mutate },
+    Target { name: "hostile_image", run: hostile_image::run, mutate: plain },
     Target { name: "nbd_client", run: nbd_client::run, mutate: plain },
     Target { name: "nbd_handshake", run: nbd_handshake::run, mutate: nbd_handshake::mutate },
     Target {

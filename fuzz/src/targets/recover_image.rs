@@ -1,17 +1,17 @@
 //! A cache device that was damaged on purpose, at several places and with checksums that are right
 //! again, is opened; every block is read; it is used, and opened once more.
 //!
-//! The first byte of the input chooses the image and what happens afterwards. Then follow patches:
-//! a place (1 byte), an offset in it (2 bytes), what to do (1 byte), and the bytes for that.
+//! The first byte of the input chooses the image and what happens afterwards. Then follow [patches](crate::patches).
 //!
 //! FOREBAY_FUZZ_VERBOSE=1 prints what an input does.
 
 use std::rc::Rc;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use crate::device::ImageDevice;
-use crate::image::{IMAGES, Image, Kind, Spot};
-use crate::{memory, mend};
+use crate::image::IMAGES;
+use crate::patches::{mend_all, patch};
+use crate::{memory, mend, say};
 use forebay_core::OriginBlock;
 use forebay_device::Device;
 use forebay_store::{
@@ -32,17 +32,6 @@ const ROUNDS: usize = 50_000;
 const MEMORY: usize = 96 << 20;
 /// Patches that are applied; further ones are left out.
 const PATCHES: usize = 32;
-
-static VERBOSE: LazyLock<bool> =
-    LazyLock::new(|| std::env::var_os("FOREBAY_FUZZ_VERBOSE").is_some());
-
-macro_rules! say {
-    ($($what:tt)*) => {
-        if *VERBOSE {
-            eprintln!($($what)*);
-        }
-    };
-}
 
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
@@ -65,72 +54,6 @@ pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -
     data[size + 3] = len;
     mend::put(data, size + 4, &number.to_le_bytes()[..usize::from(len)]);
     size + 4 + usize::from(len)
-}
-
-/// Takes `count` bytes from the front.
-fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
-    let (head, after) = rest.split_at_checked(count)?;
-    *rest = after;
-    Some(head)
-}
-
-/// One patch; `None` at the end of the input.
-fn patch(device: &ImageDevice, spots: &[Spot], rest: &mut &[u8]) -> Option<usize> {
-    let head = take(rest, 4)?;
-    let number = usize::from(head[0]) % spots.len();
-    let spot = &spots[number];
-    let at = usize::from(u16::from_le_bytes([head[1], head[2]])) % spot.len;
-    let room = spot.len - at;
-    say!("patch: place {number}, {spot}, offset {at:#x}, {:#x} {:x?}", head[3], rest.get(..8));
-    match head[3] {
-        // Zeroes from there to the end.
-        0xff => device.write(spot.offset + at, &vec![0; room]),
-        // The page of another place: something stale, or misdirected.
-        0xfe => {
-            let from = &spots[usize::from(take(rest, 1)?[0]) % spots.len()];
-            let mut page = vec![0; from.len.min(spot.len)];
-            device.read(from.offset, &mut page);
-            device.write(spot.offset, &page);
-        }
-        len => {
-            let bytes = take(rest, usize::from(len % 32))?;
-            device.write(spot.offset + at, &bytes[..bytes.len().min(room)]);
-        }
-    }
-    Some(number)
-}
-
-/// Puts the checksums of what was touched right, and what refers to it.
-fn mend_all(device: &ImageDevice, image: &Image, touched: &[usize]) {
-    let mut references = Vec::new();
-    for spot in touched.iter().map(|number| &image.spots[*number]) {
-        let mut bytes = vec![0; spot.len];
-        device.read(spot.offset, &mut bytes);
-        match spot.kind {
-            Kind::Superblock | Kind::Plain => continue,
-            Kind::Record => mend::seal_record(&mut bytes),
-            Kind::Chunk => mend::seal_chunk(&mut bytes, image.cache.as_bytes(), 0),
-            Kind::CheckpointHeader => {
-                mend::seal_checkpoint_header(&mut bytes);
-                references.push((192, mend::u32_at(&bytes, 8)));
-            }
-            Kind::VolumeTable => {
-                mend::seal_volume_table(&mut bytes);
-                references.push((140, mend::u32_at(&bytes, 12)));
-                references.push((144, mend::u32_at(&bytes, 8)));
-            }
-        }
-        device.write(spot.offset, &bytes);
-    }
-    for spot in image.spots.iter().filter(|spot| spot.kind == Kind::Superblock) {
-        let mut bytes = vec![0; spot.len];
-        device.read(spot.offset, &mut bytes);
-        for (at, value) in &references {
-            mend::put(&mut bytes, *at, &value.to_le_bytes());
-        }
-        mend::seal_superblock(&mut bytes);
-        device.write(spot.offset, &bytes);
-    }
 }
 
 type Opened = Result<(Rc<StoreLane>, RecoveryReport), StoreError>;
@@ -210,7 +133,7 @@ fn open_and_use(data: &[u8]) {
         touched.push(number);
     }
     if choice & NO_MENDING == 0 {
-        mend_all(&overlay, image, &touched);
+        mend_all(&overlay, &image.spots, image.cache.as_bytes(), &touched);
     }
     say!("image {}, {choice:#x}, places:", choice & IMAGE);
     for (number, spot) in image.spots.iter().enumerate() {
