@@ -1,12 +1,15 @@
 //! Every invariant has its line in `docs/testing.md`, and the tests that the line names exist.
 //!
 //! A line of the table is `| number | promise | tests |`. Tests are in backticks: the name of a
-//! function, or the path of a script. A line without tests says "not yet".
+//! function, or the path of a script. A line without tests says "not yet". So does every line of the tables of
+//! `SECURITY.md`, which have no numbers.
 
 use crate::Finding;
 use crate::tree::Tree;
 
 const FILE: &str = "docs/testing.md";
+
+const SECURITY: &str = "SECURITY.md";
 
 /// How many invariants there are.
 const INVARIANTS: u32 = 38;
@@ -43,6 +46,32 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Checks the tables of the trust model.
+pub(crate) fn check_security(tree: &Tree) -> Vec<Finding> {
+    let Some(file) = tree.file(SECURITY) else {
+        return vec![Finding::new(SECURITY, 0, "is missing")];
+    };
+    let mut findings = Vec::new();
+    for (line, text) in file.lines() {
+        let cells = text.strip_prefix('|').and_then(|text| text.strip_suffix('|'));
+        let Some(tests) = cells.and_then(|cells| cells.rsplit('|').next()).map(str::trim) else {
+            continue;
+        };
+        if tests == "tests" || tests.starts_with("--") {
+            continue;
+        }
+        let names = quoted(tests);
+        if names.is_empty() && !tests.contains("not yet") {
+            let what = "the sentence names no test; name one, or say \"not yet\"";
+            findings.push(Finding::new(SECURITY, line, what));
+        }
+        for name in names.into_iter().filter(|name| !exists(tree, name)) {
+            findings.push(Finding::new(SECURITY, line, format!("there is no test '{name}'")));
+        }
+    }
+    findings
+}
+
 /// The number and the tests of a line of the table.
 fn row(line: &str) -> Option<(u32, &str)> {
     let mut cells = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim);
@@ -61,8 +90,10 @@ fn exists(tree: &Tree, name: &str) -> bool {
         return tree.file(name).is_some();
     }
     let function = name.rsplit("::").next().unwrap_or(name);
-    let declared = format!("fn {function}(");
-    tree.files.iter().any(|file| file.is("rs") && file.text.contains(&declared))
+    let (rust, python) = (format!("fn {function}("), format!("def {function}("));
+    tree.files.iter().any(|file| {
+        file.is("rs") && file.text.contains(&rust) || file.is("py") && file.text.contains(&python)
+    })
 }
 
 #[cfg(test)]
@@ -100,6 +131,24 @@ mod tests {
         assert_eq!(gap(Some("`it_breaks`")), ["there is no test 'it_breaks'"]);
         assert_eq!(gap(Some("`tests/e2e/b.py`")), ["there is no test 'tests/e2e/b.py'"]);
         assert_eq!(check(&Tree::default()).len(), 1);
+    }
+
+    #[test]
+    fn sentences_of_the_trust_model_name_tests_that_exist() {
+        let found = |tests: &str| {
+            let table = format!("| sentence | tests |\n|---|---|\n| it holds | {tests} |\n");
+            let files = [
+                (SECURITY, table.as_str()),
+                ("a.rs", "fn it_holds() {}"),
+                ("b.py", "def it_is_so(box):"),
+            ];
+            check_security(&Tree::of(&files)).into_iter().map(|it| it.what).collect::<Vec<_>>()
+        };
+        assert_eq!(found("`it_holds`, `it_is_so`"), [""; 0]);
+        assert_eq!(found("not yet"), [""; 0]);
+        assert_eq!(found("`it_breaks`"), ["there is no test 'it_breaks'"]);
+        assert_eq!(found("").len(), 1);
+        assert_eq!(check_security(&Tree::default()).len(), 1);
     }
 
     #[test]

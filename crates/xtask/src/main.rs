@@ -1,6 +1,7 @@
 //! Checks of the source tree that the compiler cannot make: `cargo run -p xtask -- tidy`.
 //!
 //! - [`tree`]: the files under version control
+//! - [`supply`], [`built_in`]: crates of others, their licences, and why they are in the program
 //! - [`arrows`]: which crate may depend on which
 //! - [`modules`]: which module of a crate may import which
 //! - [`sources`]: what every source file has, and what none may have
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod arrows;
+mod built_in;
 mod invariants;
 mod modules;
 mod paths;
@@ -50,11 +52,31 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        ["sbom", version] => match bill(version) {
+            Ok(bill) => {
+                println!("{bill:#}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("sbom: {error}");
+                ExitCode::FAILURE
+            }
+        },
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy");
+            eprintln!("usage: cargo run -p xtask -- tidy, or sbom VERSION");
             ExitCode::from(2)
         }
     }
+}
+
+/// Returns the crates that are in the program of a version.
+///
+/// # Errors
+/// When cargo fails, or the lock file cannot be read.
+fn bill(version: &str) -> Result<serde_json::Value, String> {
+    let lock =
+        std::fs::read_to_string("Cargo.lock").map_err(|error| format!("Cargo.lock: {error}"))?;
+    built_in::bill(&supply::metadata()?, &lock, version)
 }
 
 /// Runs every check.
@@ -65,12 +87,15 @@ fn tidy() -> Result<Vec<Finding>, String> {
     let tree = Tree::read()?;
     let mut findings = arrows::check(&arrows::dependencies()?);
     findings.extend(modules::check(&tree));
-    findings.extend(supply::check(&tree)?);
+    let metadata = supply::metadata()?;
+    findings.extend(supply::check(&tree, &metadata)?);
+    findings.extend(built_in::check(&tree, &metadata));
     findings.extend(words::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));
     findings.extend(references::check(&tree));
     findings.extend(invariants::check(&tree));
+    findings.extend(invariants::check_security(&tree));
     findings.sort();
     Ok(findings)
 }

@@ -32,15 +32,19 @@ struct Package {
 ///
 /// # Errors
 /// When the policy or what cargo says cannot be read.
-pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, String> {
+pub(crate) fn check(tree: &Tree, metadata: &Value) -> Result<Vec<Finding>, String> {
     let text = tree.files.iter().find(|file| file.path == POLICY);
     let text = text.ok_or_else(|| format!("{POLICY} is missing"))?;
     let policy = Policy::read(&text.text)?;
-    let packages = packages()?;
+    let packages = packages(metadata)?;
     Ok(packages.iter().flat_map(|package| policy.judge(package)).collect())
 }
 
-fn packages() -> Result<Vec<Package>, String> {
+/// Returns what cargo says about the crates that a build for this machine takes.
+///
+/// # Errors
+/// When cargo fails.
+pub(crate) fn metadata() -> Result<Value, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let output = Command::new(cargo)
@@ -51,7 +55,10 @@ fn packages() -> Result<Vec<Package>, String> {
     if !output.status.success() {
         return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
-    let all: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+}
+
+fn packages(all: &Value) -> Result<Vec<Package>, String> {
     let text = |package: &Value, key: &str| package[key].as_str().map(str::to_owned);
     let packages = all["packages"].as_array().ok_or("cargo metadata names no packages")?;
     Ok(packages
