@@ -277,10 +277,11 @@ impl Hostile {
     }
 }
 
-/// A small geometry, which leaves work to do, or one of any size, which has to be refused or cost little.
+/// A small geometry, which leaves work to do, or one that no block size makes small enough for the limit of memory: it
+/// has to be refused for little. Those in between are read once, which takes long.
 fn geometry(choices: &mut Choices<'_>) -> Option<Geometry> {
     let bytes = match choices.rarely(32) {
-        true => (1 << (36 + choices.below(26))) + choices.below(4096) * 512,
+        true => (1 << (44 + choices.below(18))) + choices.below(4096) * 512,
         false => (5 + choices.below(28)) << 20,
     };
     let block = block_size(choices.byte());

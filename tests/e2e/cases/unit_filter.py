@@ -46,7 +46,7 @@ def the_daemon_serves_and_hands_over_within_it(box):
     need("systemd-analyze", "nbdinfo")
     port, metrics = free_port(), free_port()
     daemon = Daemon(box, within=within(box, UNIT))
-    daemon.start("--nbd", daemon.nbd, "--nbd", f"127.0.0.1:{port}", "--metrics", f"127.0.0.1:{metrics}")
+    daemon.start("--nbd", f"127.0.0.1:{port}", "--metrics", f"127.0.0.1:{metrics}")
     small = ("--ram", "64M", "--set", "ram_lock=on", "--set", "nbd=all")
     client = connect(daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 64 * MIB), *small))
     data = random_bytes("data", MIB)
@@ -60,7 +60,7 @@ def the_daemon_serves_and_hands_over_within_it(box):
     daemon.cli("daemon", "--take-over")
     check_equal(bytes(client.pread(MIB, 0)), data, "the data after a hand-over")
     for name in ("v", "guest"):
-        daemon.cli("stop", name)
+        daemon.cli("stop", "--force", name)
         daemon.cli("start", name)
         daemon.cli("show", name)
     daemon.cli("delete", "guest")
