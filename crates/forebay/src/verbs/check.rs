@@ -6,11 +6,11 @@ use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_offline::check;
 
-use crate::cli::values::size;
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::volume::grouped;
 use crate::output::{json, print_text};
+use crate::values::size;
 use forebay_daemon::devices::DeviceName;
 use forebay_daemon::memory_limit;
 

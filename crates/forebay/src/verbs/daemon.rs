@@ -45,7 +45,7 @@ pub(crate) struct DaemonArgs {
     pub(crate) device_wait: Option<std::time::Duration>,
     /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
     /// keeps the options that it was started with
-    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw", "check"])]
+    #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "nbd_tls_client_crl", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw", "check"])]
     pub(crate) take_over: bool,
 
     /// Check whether a daemon can start with these options and the state, which another may be using; changes nothing
