@@ -109,6 +109,10 @@ impl Marks {
         let is_on = || loop_device::file_system(number).ok().map(|(file_system, _)| file_system);
         let known = match (note.mark, mark.sequence) {
             (MAKING, _) | (UNNUMBERED, None) => is_on()?,
+            // A former version noted nothing else, and may be handing over.
+            (noted, Some(sequence)) if noted == sequence && note.identity.is_empty() => {
+                return Some(mark);
+            }
             (noted, Some(sequence)) if noted == sequence => self.boot.clone(),
             _ => return None,
         };
@@ -145,6 +149,9 @@ mod tests {
         assert_eq!(marks("/run/b").recognise("v", number), None, "a file elsewhere");
         let next_boot = Marks { boot: "another".to_owned(), ..marks("/run/a") };
         assert_eq!(next_boot.recognise("v", number), None, "the kernel counts anew");
+        let former = Note { mark: sequence, identity: String::new(), half: false };
+        own.notes.write("v", &former).expect("writable");
+        assert_eq!(own.recognise("v", number), Some(mark(sequence)), "of a former version");
         own.made("v", mark(sequence + 1));
         assert_eq!(own.recognise("v", number), None, "attached again by another program");
         let link = fs::read_link(at("names/loop0")).expect("a link");
