@@ -11,7 +11,7 @@ use forebay_admin::{
     ApiError, ByteRange, DropRequest, ErrorKind, PinReport, Settings, StartRequest, VolumeName,
     VolumeReport, VolumeState,
 };
-use forebay_engine::Recording;
+use forebay_engine::{Recording, TableChange};
 use forebay_format::Uuid;
 use forebay_lane::MemoryBudget;
 use serde::{Deserialize, Serialize};
@@ -131,6 +131,15 @@ pub(crate) enum Remains {
     None,
     /// The cache device could not be told, and may still hold the volume.
     OnCacheDevice,
+}
+
+impl From<TableChange> for Remains {
+    fn from(change: TableChange) -> Self {
+        match change {
+            TableChange::OnDevice => Remains::None,
+            TableChange::ByDaemon => Remains::OnCacheDevice,
+        }
+    }
 }
 
 /// How to treat an existing cache on the cache device of a new volume.

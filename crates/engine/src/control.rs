@@ -17,7 +17,7 @@ pub(crate) mod rename;
 pub(crate) mod samples;
 pub(crate) mod sectors;
 mod starts;
-mod table;
+pub(crate) mod table;
 pub(crate) mod verify;
 
 use std::rc::Rc;
@@ -265,6 +265,7 @@ impl EngineLane {
             Ok(())
         })
         .await
+        .map(drop)
     }
 
     /// Makes the acknowledged writes of all volumes durable, so that the cache may be abandoned.
@@ -351,7 +352,7 @@ impl EngineLane {
         volume.waits.close();
         self.cache.detach(&volume);
         self.drop_view(volume.id);
-        result.and(changed)
+        result.and(changed.map(drop))
     }
 
     /// Returns what the system says about writes to an origin whose writes have ended.

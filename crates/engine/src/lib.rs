@@ -42,6 +42,7 @@ pub use control::recognise::{OriginCheck, Sign, Verdict, recognise};
 pub use control::rename::Naming;
 pub use control::samples::SampledOrigin;
 pub use control::sectors::check_sectors;
+pub use control::table::TableChange;
 pub use control::verify::OnVerify;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;

@@ -197,7 +197,7 @@ impl SystemUnderTest for Engine {
                 if gone && is_known && machine.ledger.is_some() && machine.setup.insists {
                     // The cache device failed and could not record the deletion; the ledger
                     // remembers it.
-                    first.delete_stopped(&name, true).await?;
+                    let _ = first.delete_stopped(&name, true).await?;
                     continue;
                 }
                 match machine.presence[usize::from(volume)] {
@@ -474,9 +474,11 @@ async fn administrate(
                 tiers.remove(volume);
             }
             dismiss(&lanes, id);
-            deleted
+            deleted.map(drop)
         }
-        Admin::DeleteStopped(volume, discard) => lane.delete_stopped(&name(volume), discard).await,
+        Admin::DeleteStopped(volume, discard) => {
+            lane.delete_stopped(&name(volume), discard).await.map(drop)
+        }
         Admin::Create(volume, identity) => {
             let origin = origin(&machine, volume)?;
             lane.create(spec(&machine, volume, identity), origin).await.map(|_| ())

@@ -357,7 +357,7 @@ impl EngineHost {
                     let name = volume.name.to_string();
                     let undone = self.lanes.run(0, move |state| async move {
                         let engine = state.engine(number)?;
-                        engine.delete_stopped(&name, true).await.map_err(faults::engine)
+                        engine.delete_stopped(&name, true).await.map(drop).map_err(faults::engine)
                     });
                     if let Err(error) = undone.and_then(|undone| undone) {
                         tracing::error!(volume = %volume.name, "cannot remove the half-created volume: {error}");

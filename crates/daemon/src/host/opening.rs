@@ -10,7 +10,7 @@ use forebay_admin::origin_check::OriginFound;
 use forebay_admin::{ApiError, ErrorKind, EventKind, Unit};
 use forebay_device::{Access, Device, DeviceSpec, IoBuf, OpenErrorKind, RemoteName};
 use forebay_engine::{
-    Cache, Ledger, Naming, OnVerify, Verdict, Volume, check_sectors, settings_of,
+    Cache, Ledger, Naming, OnVerify, TableChange, Verdict, Volume, check_sectors, settings_of,
 };
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::Roots;
@@ -513,7 +513,9 @@ impl EngineHost {
                 state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
             });
             match removed.and_then(|removed| removed) {
-                Ok(()) => {
+                // It is tried again when the device is opened next.
+                Ok(TableChange::ByDaemon) => {}
+                Ok(TableChange::OnDevice) => {
                     tracing::info!(
                         volume = record.name,
                         "was deleted earlier, and is now removed from its cache device too"

@@ -387,16 +387,14 @@ impl EngineHost {
             };
             engine.delete(&own, discard_dirty, progress, commit).await.map_err(faults::engine)
         });
-        // A failed device has not been told, although the engine no longer needs it.
-        let told = !running.store().health.failed();
         let left = match deleted.and_then(|deleted| deleted) {
-            Ok(()) => {
+            Ok(recorded) => {
                 self.using(place, move || {
                     self.dismiss(&running.place, &running.volume);
                     self.served.remove(name);
                     Ok::<_, ApiError>(())
                 })?;
-                return Ok(if told { Remains::None } else { Remains::OnCacheDevice });
+                return Ok(recorded.into());
             }
             Err(error) => error,
         };
@@ -490,7 +488,7 @@ impl EngineHost {
             let forgotten = self.lanes.run(0, move |state| async move {
                 state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
             })?;
-            forgotten.map(|()| Remains::None)
+            forgotten.map(Remains::from)
         })
     }
 }

@@ -9,7 +9,7 @@ use forebay_format::Uuid;
 use super::setting::join;
 use super::starting::accept;
 use super::{ANSWER_PATIENCE, Volumes};
-use crate::host_api::{Definition, Existing, fresh_uuid};
+use crate::host_api::{Definition, Existing, Remains, fresh_uuid};
 use crate::operations::attempt;
 use crate::planted::{self, PlantedBug};
 use crate::preflight;
@@ -26,7 +26,6 @@ impl Volumes {
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         work.limit(ANSWER_PATIENCE);
-        let name = volume.name.clone();
         let (existing, others) = loop {
             let others = self.definitions();
             let existing = self.examine(&mut volume, &others, chose_policy, force)?;
@@ -48,8 +47,8 @@ impl Volumes {
             Ok(())
         })?;
         if let Err(error) = attempt(|| self.host.create(&volume, existing, &others, work)) {
-            // Without a commit nothing was created, nor will be.
-            if work.committed().is_none() || self.host.condition(&name).is_none() {
+            // Without a commit nothing was created, nor will be. With one it may be on the cache device.
+            if work.committed().is_none() {
                 self.forget_deleted(uuid, work);
             }
             return Err(error);
@@ -131,7 +130,9 @@ impl Volumes {
             tracing::error!(volume = %name, "cannot remove the unfinished volume from the state: {error}");
         }
         match self.host.delete(volume, true, &Arc::default()) {
-            Ok(_) => self.forget_deleted(uuid, work),
+            Ok(Remains::None) => self.forget_deleted(uuid, work),
+            // It is removed from its cache device when that is opened next.
+            Ok(Remains::OnCacheDevice) => {}
             Err(error) => {
                 tracing::error!(volume = %name, "cannot delete the unfinished volume: {error}");
             }

@@ -6,6 +6,7 @@ use forebay_core::Cancelled;
 use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
 
+use super::table::TableChange;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
 use crate::state::volume::VolumeState;
@@ -24,7 +25,7 @@ impl EngineLane {
         discard_dirty: bool,
         progress: impl Fn(u64) -> Result<(), Cancelled>,
         commit: impl FnOnce() -> Result<(), Cancelled>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<TableChange, EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
         self.loaded_to_delete(discard_dirty).await?;
@@ -48,10 +49,13 @@ impl EngineLane {
             return Err(cancelled.into());
         }
         // The volume table first, while the volume can still be kept as it was.
-        if let Err(error) = self.strike(name).await {
-            volume.set_state(VolumeState::Running);
-            return Err(error);
-        }
+        let recorded = match self.strike(name).await {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                volume.set_state(VolumeState::Running);
+                return Err(error);
+            }
+        };
         volume.set_state(VolumeState::Removed);
         if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
             tracing::warn!(%unanswered, "writes to the origin of the deleted volume may still be under way");
@@ -64,7 +68,7 @@ impl EngineLane {
         drop(volume);
         self.store.remove_space(&space).await;
         self.cache.detached.remove(space.id);
-        Ok(())
+        Ok(recorded)
     }
 
     /// Deletes a volume that is not started. Its dirty data is lost: `discard_dirty` confirms that
@@ -77,7 +81,7 @@ impl EngineLane {
         self: &Rc<Self>,
         name: &str,
         discard_dirty: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<TableChange, EngineError> {
         let records = self.cache.store.volumes();
         let record = records
             .iter()
@@ -105,12 +109,12 @@ impl EngineLane {
             );
             return at_risk(message, Obstacle::Dirty(dirty));
         }
-        self.strike(name).await?;
+        let recorded = self.strike(name).await?;
         if let Some(space) = space {
             self.store.remove_space(&space).await;
         }
         self.cache.detached.remove(record.id);
-        Ok(())
+        Ok(recorded)
     }
 
     /// Waits until the index is loaded: blocks that are loaded later would stay in it. If it cannot
@@ -123,7 +127,7 @@ impl EngineLane {
     }
 
     /// Removes a volume from the volume table.
-    async fn strike(self: &Rc<Self>, name: &str) -> Result<(), EngineError> {
+    async fn strike(self: &Rc<Self>, name: &str) -> Result<TableChange, EngineError> {
         let name = name.to_owned();
         let change = self.change_volumes(move |volumes, _| {
             volumes.retain(|volume| volume.name != name);

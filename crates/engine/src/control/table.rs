@@ -9,6 +9,17 @@ use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::hang::Work;
 
+/// Where a change of the volume table is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum TableChange {
+    /// On the cache device.
+    OnDevice,
+    /// Nowhere for certain: the device has failed or does not answer, and the daemon has to remember the change until
+    /// the device is opened again.
+    ByDaemon,
+}
+
 impl EngineLane {
     /// Changes the volume table. If the cache device has failed or hangs and there is a ledger, the
     /// daemon's memory of the change is enough: it is read first at the next start, and commands
@@ -19,7 +30,7 @@ impl EngineLane {
     pub(crate) async fn change_volumes(
         self: &Rc<Self>,
         change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
-    ) -> Result<(), EngineError> {
+    ) -> Result<TableChange, EngineError> {
         let store = self.store.clone();
         let mut work: Work<Result<(), StoreError>> =
             Box::pin(async move { store.change_volumes(change).await });
@@ -29,7 +40,7 @@ impl EngineLane {
         }
         let failed = self.cache.store.health.failed() || changed.is_none();
         match changed {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => Ok(TableChange::OnDevice),
             Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
             _ => {
                 let device = self.cache.store.device().name();
@@ -37,7 +48,7 @@ impl EngineLane {
                     device,
                     "the volume table on the cache device cannot be changed; the daemon remembers the change"
                 );
-                Ok(())
+                Ok(TableChange::ByDaemon)
             }
         }
     }

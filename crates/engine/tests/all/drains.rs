@@ -149,8 +149,9 @@ fn a_volume_is_deleted_although_clients_write_all_the_time() {
     let bench = Bench::new();
     (0..64).for_each(|block| _ = bench.write(block));
     bench.slow_down();
-    let deleted = bench
-        .start(|engine| async move { engine.delete("data", false, |_| Ok(()), || Ok(())).await });
+    let deleted = bench.start(|engine| async move {
+        engine.delete("data", false, |_| Ok(()), || Ok(())).await.map(drop)
+    });
     bench.rewrite_until(|| has_ended(&deleted));
     deleted.take().expect("it has ended").expect("deleted");
 }

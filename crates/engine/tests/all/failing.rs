@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
-use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Settings};
+use forebay_engine::{
+    EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Settings, TableChange,
+};
 use forebay_testkit::{Faults, OpKind, peek, ram};
 
 use crate::world::{Book, World, settings};
@@ -95,7 +97,7 @@ impl Case {
         self.world.stop(&self.engine, "data").map_err(|error| error.kind)
     }
 
-    fn delete(&self, discard: bool) -> Result<(), EngineErrorKind> {
+    fn delete(&self, discard: bool) -> Result<TableChange, EngineErrorKind> {
         let engine = self.engine.clone();
         let result = self
             .world
@@ -227,8 +229,22 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
     }
     case.cache_faults.fail(&ALL);
     assert_eq!(case.write(21, 5).and(case.flush()), Err(IoError::Io));
-    assert_eq!(case.delete(true), Ok(()));
+    assert_eq!(case.delete(true), Ok(TableChange::ByDaemon));
     assert!(case.engine.cache.volumes().is_empty());
+}
+
+#[test]
+fn a_stopped_volume_is_deleted_on_a_failed_device_by_the_daemon_only() {
+    let mut case = Case::new(Mode::Writeback);
+    case.write(0, 1).and(case.flush()).expect("all is well");
+    case.stop().expect("all is well");
+    case.cache_faults.fail(&ALL);
+    let engine = case.engine.clone();
+    let deleted = case.world.block_on(async move { engine.delete_stopped("data", true).await });
+    assert_eq!(deleted.map_err(|error| error.kind), Ok(TableChange::ByDaemon));
+    case.crash();
+    case.cache_faults.heal();
+    assert!(case.reopen(false).is_ok(), "the device still has it");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, Mode, Op};
 use forebay_engine::{
-    BlockService, EngineErrorKind, EngineLane, LaneContext, LaneVolume, Settings,
+    BlockService, EngineErrorKind, EngineLane, LaneContext, LaneVolume, Settings, TableChange,
 };
 use forebay_lane::{Lane, LaneId};
 use forebay_store::StoreOptions;
@@ -180,9 +180,9 @@ fn switching_modes_keeps_every_byte() {
     }
     verify(&world, &target, &model);
     let inner = engine.clone();
-    world
-        .block_on(async move { inner.delete("data", false, |_| Ok(()), || Ok(())).await })
-        .expect("deleted");
+    let deleted =
+        world.block_on(async move { inner.delete("data", false, |_| Ok(()), || Ok(())).await });
+    assert_eq!(deleted.expect("deleted"), TableChange::OnDevice);
     assert!(peek(&origin, 0, model.len()) == model);
     assert_eq!(engine.cache.store.index.len(), 0);
     drop(target);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_core::{BlockSize, Durability, Mode, Op, OriginBlock, Survives};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, BlockSet, CompletionSink};
-use forebay_engine::{EngineLane, LaneVolume, Request, Settings, VolumeState};
+use forebay_engine::{EngineLane, LaneVolume, Request, Settings, TableChange, VolumeState};
 use forebay_testkit::{OpKind, peek, ram};
 
 use crate::world::two::*;
@@ -207,7 +207,8 @@ fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
     }
     two.stop("a").expect("stopped");
     let engine = two.engine.clone();
-    two.world.block_on(async move { engine.delete_stopped("a", true).await }).expect("deleted");
+    let deleted = two.world.block_on(async move { engine.delete_stopped("a", true).await });
+    assert_eq!(deleted.expect("deleted"), TableChange::OnDevice);
     storm(&two.world, &two.b, 4096, 30_000, 3);
     let count = cached(&two.engine, &two.b);
     assert!(count > 2000, "{count}");
@@ -397,7 +398,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
     let engine = two.engine.clone();
     let deleted =
         two.world.block_on(async move { engine.delete("a", true, |_| Ok(()), || Ok(())).await });
-    deleted.expect("deleted");
+    assert_eq!(deleted.expect("deleted"), TableChange::OnDevice);
     assert!(two.world.lane.now().since(before) < LONG);
     assert_eq!(two.engine.cache.store.volumes().len(), 1);
     two.faults.heal();

@@ -152,7 +152,7 @@ pub(super) fn delete(image: &Image) -> Rows {
     let (mut stage, engine) = Stage::ready(image)?;
     let deleting = async move { engine.delete(LARGE, true, |_| Ok(()), || Ok(())).await };
     let (deleted, took) = stage.lane.run("delete", deleting)?;
-    deleted?;
+    let _ = deleted?;
     Ok(vec![("delete", took)])
 }
 
@@ -163,7 +163,7 @@ pub(super) fn delete_stopped(image: &Image) -> Rows {
     stage.load(&engine)?;
     let deleting = async move { engine.delete_stopped(LARGE, true).await };
     let (deleted, took) = stage.lane.run("delete", deleting)?;
-    deleted?;
+    let _ = deleted?;
     Ok(vec![("delete a stopped volume", took)])
 }
 
