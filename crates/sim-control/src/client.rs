@@ -10,7 +10,7 @@ use forebay_threads::{Mutex, sleep};
 use crate::clients::{Clients, Failed};
 use crate::command::VOLUMES;
 use crate::model::{BLOCKS, Model, origin_of};
-use crate::world::Notes;
+use crate::notes::Notes;
 
 /// Size of a block.
 pub(crate) const BLOCK: u64 = 4096;

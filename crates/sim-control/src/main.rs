@@ -9,7 +9,7 @@
 //! - [`command`], [`operators`]: commands and their reports, and how operators give them
 //! - [`script`]: what happens in a world
 //! - [`model`]: what has to be true then
-//! - [`world`]: one world
+//! - [`world`], [`notes`]: one world, and what happened in it
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "the program measures real time")]
 
@@ -19,6 +19,7 @@ mod command;
 mod disk;
 mod media;
 mod model;
+mod notes;
 mod operators;
 mod script;
 mod shelf;
@@ -34,8 +35,8 @@ use forebay_threads::{Plan, Simulation};
 use parking_lot::Mutex;
 use tracing_subscriber::EnvFilter;
 
+use notes::Notes;
 use script::{Enumerated, Script};
-use world::Notes;
 
 /// Puts commands in each other's way, and judges what they did by what they reported.
 #[derive(Clone, Debug, Parser)]

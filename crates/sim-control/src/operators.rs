@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::command::{CACHES, Command, Issued, Report, VOLUMES, Verb};
 use crate::model::{Model, origin_of};
+use crate::notes::{Notes, note};
 use crate::shelf::Shelf;
-use crate::world::{Notes, note};
 
 /// Returns two operations that run on one volume at once, although the later one does not supersede the other.
 pub(crate) fn crowd(daemon: &Embedded) -> Option<String> {

@@ -20,6 +20,7 @@ use crate::clients::{Clients, clients};
 use crate::command::{CACHES, Command, Issued, MOVED, Report, VOLUMES, Verb};
 use crate::media::{Health, Media};
 use crate::model::{BLOCKS, Model, ORIGINS, Volume, origin_of};
+use crate::notes::{Notes, note};
 use crate::operators::{crowd, end_consent, give};
 use crate::script::{Change, DISKS, End, Life, Script};
 use crate::shelf::{REMOTE, Shelf};
@@ -37,15 +38,6 @@ const STOPPING: Duration = Duration::from_secs(80);
 const OBSERVING: Duration = Duration::from_millis(70);
 /// How long a cache may take to close once all devices are healthy.
 const CLOSING: Duration = Duration::from_secs(3);
-
-/// Violations and events of a world.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Notes {
-    pub(crate) wrong: Vec<String>,
-    pub(crate) events: Vec<String>,
-    pub(crate) commands: u64,
-    pub(crate) requests: u64,
-}
 
 /// See the module.
 pub(crate) struct World {
@@ -552,12 +544,4 @@ impl World {
 /// Returns a volume that certainly exists, with its index.
 fn known((volume, states): (usize, &BTreeSet<Option<Volume>>)) -> Option<(usize, &Volume)> {
     Some((volume, states.first()?.as_ref()?))
-}
-
-/// Adds an event, with the virtual time.
-pub(crate) fn note(notes: &Mutex<Notes>, what: impl std::fmt::Display) {
-    let now = Simulation::current().map_or(0, |it| it.clock().now().0 / 1_000_000);
-    let event = format!("{now:>8} ms  {what}");
-    tracing::info!("{event}");
-    notes.lock().events.push(event);
 }
