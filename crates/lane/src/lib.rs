@@ -13,6 +13,7 @@
 //! - [`off_lane`]: work that may wait, in a thread of its own
 //! - [`signal`]: a flag between two tasks
 //! - [`thread`]: a lane on a thread of its own
+//! - [`turns`]: long work in steps
 //! - [`workers`]: futures that do one job after another
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,7 @@ pub mod sleep;
 #[cfg(target_os = "linux")]
 pub mod thread;
 mod timer;
+pub mod turns;
 pub mod workers;
 
 pub use executor::{Lane, LaneId, LaneRemote, Watched, yield_now};

@@ -7,7 +7,7 @@
 //!    in them is in the index. Only then the sequence: the highest assigned one; later versions
 //!    get higher ones. So versions in records up to the base never have to be compared with replayed
 //!    ones: a replayed version is either newer, or contained in the copy;
-//! 2. copy the segment table, then the index, shard by shard;
+//! 2. copy the segment table, part by part, then the index, shard by shard;
 //! 3. commit: every record that the copy may refer to is durable;
 //! 4. make the copy durable, then the superblock that refers to it;
 //! 5. only now may segments with records up to the base be reused.
@@ -50,8 +50,9 @@ impl StoreLane {
         store.index.raise_sequence(sequence);
         let spaces = spaces::checksum(store.spaces().all());
         let mut image = ImageWriter::begin(self)?;
-        let (segments, next_generation) = store.segments.snapshot(base);
-        image.segments(segments).await?;
+        // Before the first part of the table: a segment that is opened while it is copied has this generation or a higher one.
+        let next_generation = store.segments.next_generation();
+        image.segments(base).await?;
         image.index().await?;
         let late = planted::has(PlantedBug::CheckpointBaseLate);
         let claimed = if late { store.log.last_closed() } else { base };

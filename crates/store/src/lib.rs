@@ -54,7 +54,6 @@ mod spaces;
 pub mod store;
 pub mod table;
 pub mod team;
-mod turns;
 
 pub use checkpoint::source::CheckpointSource;
 pub use damage::Damage;

@@ -30,7 +30,7 @@ pub(crate) struct Basis {
     /// Versions up to this sequence are contained in the checkpoint, even if their records are
     /// later than the base.
     sequence: u64,
-    /// The current generation of each segment in use.
+    /// The current generation of each segment in use, up to the last that is known.
     generations: Vec<Option<Generation>>,
     /// Segments that were free after this generation had become the next one; see
     /// [`Replay::trust_free`].
@@ -136,7 +136,8 @@ impl Replay {
         memory: &Arc<MemoryBudget>,
     ) -> Self {
         Self::on(Arc::new(Basis {
-            generations: vec![None; geometry.segment_count as usize],
+            // Filled in turns, as the segments are chosen.
+            generations: Vec::with_capacity(geometry.segment_count as usize),
             geometry,
             cache,
             spaces: spaces.to_vec(),
@@ -181,8 +182,10 @@ impl Replay {
         sequence: u64,
         accepted: Option<&AcceptedLog>,
     ) {
-        let accepted = accepted.cloned().unwrap_or_default();
-        *self = Self::on(Arc::new(Basis { base, sequence, accepted, ..(*self.basis).clone() }));
+        let basis = Arc::make_mut(&mut self.basis);
+        (basis.base, basis.sequence) = (base, sequence);
+        basis.accepted = accepted.cloned().unwrap_or_default();
+        *self = Self::on(self.basis.clone());
     }
 
     /// Collects the segments that openings with this generation or a higher one call free.
@@ -205,7 +208,12 @@ impl Replay {
     }
 
     pub(crate) fn set_generation(&mut self, segment: SegmentId, generation: Option<Generation>) {
-        Arc::make_mut(&mut self.basis).generations[segment.0 as usize] = generation;
+        let (generations, index) =
+            (&mut Arc::make_mut(&mut self.basis).generations, segment.0 as usize);
+        if generations.len() <= index {
+            generations.resize(index + 1, None);
+        }
+        generations[index] = generation;
     }
 
     /// Returns the last record that was found in a segment.
@@ -354,7 +362,7 @@ impl Replay {
     fn add_marks(&mut self, all: &[Mark]) -> Result<(), StoreError> {
         for mark in all {
             let segment = self.basis.geometry.place_of(mark.slot).0;
-            let present = self.basis.generations[segment.0 as usize];
+            let present = self.basis.generations.get(segment.0 as usize).copied().flatten();
             let means = |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
             if present.is_some_and(means) {
                 self.changes.mark(mark.slot, mark.kind)?;

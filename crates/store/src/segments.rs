@@ -72,6 +72,28 @@ struct Life {
     position: u32,
 }
 
+impl Life {
+    /// Of a segment that was never opened.
+    const FREE: Life = Life {
+        state: SegmentState::Free,
+        generation: Generation(0),
+        opened: 0,
+        on_probation: false,
+        last_record: RecordNumber(0),
+        position: 0,
+    };
+}
+
+/// What there is of each segment.
+struct Tables {
+    counters: Box<[Counters]>,
+    generations: Box<[AtomicU64]>,
+    live: LiveCounts,
+    buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
+    lives: Vec<Life>,
+    starts: RecordStarts,
+}
+
 struct Draining {
     segment: SegmentId,
     /// The commit round that must have succeeded.
@@ -143,25 +165,33 @@ pub struct Segments {
 impl Segments {
     /// Makes `count` free segments for so many lanes; the first to be opened gets `next_generation`.
     pub fn new(count: u32, lanes: usize, next_generation: Generation) -> Self {
-        let life = Life {
-            state: SegmentState::Free,
-            generation: Generation(0),
-            opened: 0,
-            on_probation: false,
-            last_record: RecordNumber(0),
-            position: 0,
-        };
-        Segments {
+        let tables = Tables {
             counters: (0..count).map(|_| Counters::default()).collect(),
             generations: (0..count).map(|_| AtomicU64::new(0)).collect(),
             live: LiveCounts::new(count, lanes),
             buffers: (0..count).map(|_| Mutex::new(None)).collect(),
+            lives: vec![Life::FREE; count as usize],
+            starts: RecordStarts::new(count),
+        };
+        let segments = Self::of(tables, next_generation);
+        segments.state.lock().free = (0..count).map(SegmentId).collect();
+        segments
+    }
+
+    /// Makes segments of which none is free yet.
+    fn of(tables: Tables, next_generation: Generation) -> Self {
+        let Tables { counters, generations, live, buffers, lives, starts } = tables;
+        Segments {
+            counters,
+            generations,
+            live,
+            buffers,
             state: Mutex::new(State {
-                lives: vec![life; count as usize],
-                free: (0..count).map(SegmentId).collect(),
+                lives,
+                free: VecDeque::new(),
                 draining: Vec::new(),
                 undurable: Vec::new(),
-                starts: RecordStarts::new(count),
+                starts,
                 opened: 0,
                 next_generation: next_generation.0,
             }),
@@ -439,15 +469,16 @@ impl Segments {
         self.checkpoint_base.fetch_max(base.0, Ordering::SeqCst);
     }
 
-    /// Returns the lives of all segments at this moment, for a checkpoint that contains every
-    /// record up to `base`, and the generation of the next segment to be opened. A segment with a
-    /// later record is reported as open, so that recovery walks through it; one in reclaim or
-    /// draining as closed: recovery finds that nothing points into it.
-    pub fn snapshot(&self, base: RecordNumber) -> (Vec<SegmentSnapshot>, Generation) {
+    /// Returns the lives of some segments at this moment, for a checkpoint that contains every
+    /// record up to `base`. A segment with a later record is reported as open, so that recovery walks through it; one in
+    /// reclaim or draining as closed: recovery finds that nothing points into it.
+    ///
+    /// The caller asks for [`Segments::next_generation`] before the first of them: recovery looks for segments that were opened with
+    /// that generation or a higher one, whether or not their lives were copied before.
+    pub fn snapshot(&self, base: RecordNumber, among: Range<u32>) -> Vec<SegmentSnapshot> {
         let state = self.state.lock();
-        let lives = state
-            .lives
-            .iter()
+        let lives = state.lives.iter().take(among.end as usize).skip(among.start as usize);
+        lives
             .map(|life| SegmentSnapshot {
                 generation: life.generation,
                 state: match life.state {
@@ -458,8 +489,7 @@ impl Segments {
                 },
                 position: life.position,
             })
-            .collect();
-        (lives, Generation(state.next_generation))
+            .collect()
     }
 
     /// Counts an index entry that points into the segment from now on.

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_core::{SegmentId, VolumeId};
+use forebay_lane::turns;
 use forebay_policy::{Rank, Rule};
 use forebay_store::segments::SegmentUse;
 
@@ -18,17 +19,50 @@ use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 
-/// Returns how many blocks are demoted and dirty, at least: a segment does not count which of its dirty blocks are kept.
-///
-/// They cannot make room before they are written back, and reclaim would have to do that block by block, at the
-/// price of a seek each. So they take the place of kept blocks, not that of blocks that can be evicted.
-fn demoted_dirty(closed: &[SegmentUse]) -> u64 {
-    closed.iter().map(|one| u64::from(one.live.dirty.saturating_sub(one.live.kept))).sum()
-}
-
 /// The clock hand of the main queue: the number of the segment that it visits next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ClockHand(u32);
+
+/// The small queue and the main queue, from a pass over the closed segments.
+#[derive(Default)]
+struct Queues {
+    /// Blocks that are kept.
+    kept: u64,
+    /// Those of them in the small queue.
+    small: u64,
+    /// Blocks that are demoted and dirty, at least: a segment does not count which of its dirty blocks are kept.
+    ///
+    /// They cannot make room before they are written back, and reclaim would have to do that block by block, at the
+    /// price of a seek each. So they take the place of kept blocks, not that of blocks that can be evicted.
+    demoted_dirty: u64,
+    /// The oldest segment of the small queue, behind its age.
+    oldest: Option<(u64, SegmentId)>,
+    /// The first segment of the main queue, and the first that the hand has not passed.
+    first: Option<SegmentId>,
+    next: Option<SegmentId>,
+}
+
+impl Queues {
+    /// Looks at segments in the order of their numbers. Other tasks of the lane get their turn meanwhile.
+    async fn of(closed: &[SegmentUse], hand: ClockHand) -> Self {
+        let (mut this, mut done) = (Queues::default(), 0);
+        for segment in closed {
+            let kept = u64::from(segment.live.kept);
+            this.kept += kept;
+            this.demoted_dirty += u64::from(segment.live.dirty.saturating_sub(segment.live.kept));
+            if segment.on_probation {
+                this.small += kept;
+                let own = (segment.opened, segment.id);
+                this.oldest = Some(this.oldest.map_or(own, |oldest| oldest.min(own)));
+            } else if kept > 0 {
+                this.first = this.first.or(Some(segment.id));
+                this.next = this.next.or(Some(segment.id).filter(|id| id.0 >= hand.0));
+            }
+            turns::rest(&mut done).await;
+        }
+        this
+    }
+}
 
 impl EngineLane {
     /// Demotes blocks until no more are kept than the policy's share, before reclaim chooses a
@@ -54,7 +88,8 @@ impl EngineLane {
         let detached = self.cache.detached.dirty();
         let left = usable.saturating_sub(detached);
         self.closed_segments(closed).await;
-        let in_the_way = demoted_dirty(closed).saturating_sub(detached);
+        let mut queues = Queues::of(closed, *hand).await;
+        let in_the_way = queues.demoted_dirty.saturating_sub(detached);
         let most = (replacement.kept.most() * left / usable.max(1)).saturating_sub(in_the_way);
         let staying = self.cache.sum_volumes(|it| it.pins.count().max(it.share.kept_for_good()));
         // Each step demotes blocks, lowers their use counts, or finds nothing to do; four rounds
@@ -68,25 +103,23 @@ impl EngineLane {
                 return;
             }
             let kept = self.kept_blocks().await;
-            let closed_kept: u64 = closed.iter().map(|it| u64::from(it.live.kept)).sum();
             // What is left may be in open segments, pinned or guarded: passing over it gains nothing.
             let doubtful = self.cache.shares_doubtful.load(Ordering::Relaxed);
-            if kept <= most || closed_kept <= staying || doubtful {
+            if kept <= most || queues.kept <= staying || doubtful {
                 return;
             }
-            let on_probation = || closed.iter().filter(|segment| segment.on_probation);
-            let small: u64 = on_probation().map(|segment| u64::from(segment.live.kept)).sum();
-            match on_probation().min_by_key(|segment| segment.opened) {
-                Some(oldest) if small > most_small || small >= kept => {
-                    self.end_probation(oldest.id, rule).await;
+            match queues.oldest {
+                Some((_, oldest)) if queues.small > most_small || queues.small >= kept => {
+                    self.end_probation(oldest, rule).await;
                 }
-                _ => match self.advance_clock(hand, closed).await {
+                _ => match self.advance_clock(hand, &queues).await {
                     Some(true) => in_vain = 0,
                     Some(false) => in_vain += 1,
                     None => return,
                 },
             }
             self.closed_segments(closed).await;
+            queues = Queues::of(closed, *hand).await;
         }
     }
 
@@ -110,16 +143,8 @@ impl EngineLane {
 
     /// Moves the clock of the main queue past a segment. Returns whether a rank has changed; `None`: there is no
     /// segment.
-    async fn advance_clock(
-        self: &Rc<Self>,
-        hand: &mut ClockHand,
-        closed: &[SegmentUse],
-    ) -> Option<bool> {
-        let mut kept =
-            closed.iter().filter(|segment| !segment.on_probation && segment.live.kept > 0);
-        let first = kept.clone().min_by_key(|segment| segment.id);
-        let next = kept.find(|segment| segment.id.0 >= hand.0).or(first);
-        let next = next?.id;
+    async fn advance_clock(self: &Rc<Self>, hand: &mut ClockHand, queues: &Queues) -> Option<bool> {
+        let next = queues.next.or(queues.first)?;
         *hand = ClockHand(next.0 + 1);
         let mut blocks = self.live_blocks(next).await;
         Some(self.pass(&mut blocks, Rank::passed, false))
@@ -161,5 +186,55 @@ impl EngineLane {
             }
         }
         some
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use forebay_lane::yield_now;
+    use forebay_store::segments::Live;
+    use forebay_testkit::LaneWorld;
+
+    use super::*;
+
+    #[test]
+    fn the_queues_are_looked_at_in_turns() {
+        let closed: Vec<SegmentUse> = (0..3 * turns::AT_ONCE as u32 + 5)
+            .map(|number| SegmentUse {
+                id: SegmentId(number),
+                opened: u64::from(number ^ 4),
+                live: Live { blocks: 9, dirty: 5, kept: if number % 10 < 2 { 0 } else { 3 } },
+                on_probation: number % 2 == 0,
+                held: false,
+            })
+            .collect();
+        let count = closed.len() as u64;
+        let kept_of = |all: &[SegmentUse], probation: &[bool]| -> u64 {
+            let some = all.iter().filter(|one| probation.contains(&one.on_probation));
+            some.map(|one| u64::from(one.live.kept)).sum()
+        };
+        let (kept, small) = (kept_of(&closed, &[true, false]), kept_of(&closed, &[true]));
+        let (world, turns, ended) =
+            (LaneWorld::new(), Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let (counted, end) = (turns.clone(), ended.clone());
+        world.lane.spawn(async move {
+            while !end.get() {
+                counted.set(counted.get() + 1);
+                yield_now().await;
+            }
+        });
+        for (hand, next) in [(0, Some(3)), (4, Some(5)), (40, Some(43)), (u32::MAX, None)] {
+            let (closed, before) = (closed.clone(), turns.get());
+            let queues = world.block_on(async move { Queues::of(&closed, ClockHand(hand)).await });
+            assert_eq!((queues.first, queues.next), (Some(SegmentId(3)), next.map(SegmentId)));
+            assert_eq!(queues.oldest, Some((0, SegmentId(4))));
+            assert_eq!((queues.kept, queues.small), (kept, small));
+            assert_eq!(queues.demoted_dirty, count * 5 - kept);
+            assert!(turns.get() - before >= 3, "{}", turns.get() - before);
+        }
+        ended.set(true);
     }
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{Nanos, SegmentId, VolumeId};
-use forebay_lane::{either, yield_now};
+use forebay_lane::{either, turns, yield_now};
 use forebay_store::segments::{Live, SegmentUse};
 
 use crate::background::demote::ClockHand;
@@ -43,9 +43,6 @@ const REINSERT_WAITING: u32 = 95;
 
 /// The cost of reinserting a block: a read of a SATA SSD, and a part of a large write.
 const REINSERTION_TIME: Duration = Duration::from_micros(35);
-
-/// Segments that are looked at before other tasks of the lane get their turn.
-const SEGMENTS_AT_ONCE: usize = 1 << 15;
 
 /// How long a segment that could not be emptied is left alone.
 const STUCK_FOR: Duration = Duration::from_secs(1);
@@ -233,11 +230,11 @@ impl EngineLane {
     pub(crate) async fn closed_segments(&self, into: &mut Vec<SegmentUse>) {
         let segments = &self.cache.store.segments;
         into.clear();
-        for first in (0..segments.count()).step_by(SEGMENTS_AT_ONCE) {
+        for first in (0..segments.count()).step_by(turns::AT_ONCE) {
             if first > 0 {
                 yield_now().await;
             }
-            segments.closed_among(first..first + SEGMENTS_AT_ONCE as u32, into);
+            segments.closed_among(first..first + turns::AT_ONCE as u32, into);
         }
     }
 
@@ -245,11 +242,11 @@ impl EngineLane {
     pub(crate) async fn kept_blocks(&self) -> u64 {
         let segments = &self.cache.store.segments;
         let mut kept = 0;
-        for first in (0..segments.count()).step_by(SEGMENTS_AT_ONCE) {
+        for first in (0..segments.count()).step_by(turns::AT_ONCE) {
             if first > 0 {
                 yield_now().await;
             }
-            kept += segments.live_among(first..first + SEGMENTS_AT_ONCE as u32).1;
+            kept += segments.live_among(first..first + turns::AT_ONCE as u32).1;
         }
         kept
     }
@@ -277,8 +274,15 @@ impl EngineLane {
             .closed
             .iter()
             .filter(|one| !one.held && !state.stuck.contains_key(&one.id) && !state.is_packed(one));
-        let least = candidates.min_by_key(|one| (cost(one, kept(one), waits, most), one.opened));
-        let Some(victim) = least.copied() else {
+        let (mut least, mut looked_at) = (None, 0);
+        for one in candidates {
+            let own = (cost(one, kept(one), waits, most), one.opened);
+            if least.as_ref().is_none_or(|(lowest, _)| own < *lowest) {
+                least = Some((own, *one));
+            }
+            turns::rest(&mut looked_at).await;
+        }
+        let Some((_, victim)) = least else {
             // The segments that are left are held for ordered writeback.
             self.cache.press(store.segments.with_held() > 0);
             return false;

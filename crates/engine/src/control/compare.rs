@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_core::{Generation, OriginBlock, SegmentId, Slot};
 use forebay_device::{IoBuf, Queue};
 use forebay_format::{Body, VolumeRecord};
-use forebay_lane::{join_all, yield_now};
+use forebay_lane::{join_all, turns};
 use forebay_store::{Entry, VolumeSpace};
 
 use crate::error::EngineError;
@@ -22,8 +22,6 @@ const REGION: u64 = 64 << 10;
 const BLOCKS: usize = 16;
 /// Segments of the log that are searched, the newest first.
 const SEGMENTS: usize = 24;
-/// Segments that are looked at before other tasks of the lane get their turn.
-const SEGMENTS_AT_ONCE: u32 = 1 << 15;
 /// Reads of the origin in flight.
 const DEPTH: usize = 32;
 /// What every device can read.
@@ -129,6 +127,7 @@ impl EngineLane {
     async fn newest_segments(&self) -> Vec<SegmentId> {
         let segments = &self.cache.store.segments;
         let mut newest: BTreeSet<(Generation, SegmentId)> = BTreeSet::new();
+        let mut looked_at = 0;
         for segment in (0..segments.count()).map(SegmentId) {
             let one = (segments.generation(segment), segment);
             if newest.len() < SEGMENTS || newest.first().is_some_and(|oldest| *oldest < one) {
@@ -137,9 +136,7 @@ impl EngineLane {
                     newest.pop_first();
                 }
             }
-            if segment.0 % SEGMENTS_AT_ONCE == SEGMENTS_AT_ONCE - 1 {
-                yield_now().await;
-            }
+            turns::rest(&mut looked_at).await;
         }
         newest.into_iter().rev().map(|(_, segment)| segment).collect()
     }

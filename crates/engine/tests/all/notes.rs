@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Mode, Op};
+use forebay_core::{BlockSize, Mode, Op, OriginBlock, Slot};
 use forebay_engine::{Ledger, Note, Noted};
+use forebay_store::{Check, Entry};
 use forebay_testkit::{ram, void};
 use parking_lot::Mutex;
 
@@ -85,6 +86,44 @@ fn the_note_of_a_volume_that_stops_with_dirty_blocks_everywhere_names_regions() 
             let at = note.dirty.partition_point(|range| range.end <= byte);
             assert!(note.dirty.get(at).is_some_and(|range| range.contains(&byte)), "{block}");
         }
+    }
+}
+
+/// They are in a single range: it is the list of blocks that would take too long.
+#[test]
+fn a_volume_that_stops_with_a_million_dirty_blocks_lists_none() {
+    for (blocks, exact) in [(1000, true), ((1u64 << 20) + 1, false)] {
+        let (world, cache, origin) = (World::new(), ram(3 << 10), void(4 << 30));
+        world.format(&cache, BlockSize::new(2048).expect("valid"));
+        let (engine, _) = world.open(&cache);
+        let book: Arc<Book> = Arc::default();
+        engine.cache.set_ledger(book.clone());
+        let mut settings = settings(Mode::Writeback);
+        settings.writeback_running = false;
+        let target = world.create(&engine, &origin, settings, 0);
+        let store = engine.cache.store.clone();
+        let space = store.space_of(target.volume().id).expect("a volume");
+        drop(target);
+        world.stop(&engine, "data").expect("stopped");
+        let geometry = store.geometry();
+        let slots = (0..geometry.slot_count()).map(|slot| Slot(slot as u32));
+        let places = slots.filter(|slot| geometry.holds_block(*slot)).skip(1 << 14);
+        for (block, slot) in (0..blocks).zip(places) {
+            let entry =
+                Entry { slot, dirty: true, partial: false, rank: 0, check: Check::default() };
+            store.index.restore(space.address(OriginBlock(block)), entry).expect("room");
+        }
+        let target = world.attach(&engine, &origin);
+        assert_eq!(target.volume().dirty_blocks(), blocks);
+        drop(target);
+        world.stop(&engine, "data").expect("stopped");
+        let note = book.note_of("data").expect("a note");
+        assert_eq!(note.exact, exact);
+        let noted = note.dirty.first().expect("a range");
+        assert!(
+            note.dirty.len() == 1 && noted.start == 0 && noted.end >= blocks * 2048,
+            "{noted:?}"
+        );
     }
 }
 

@@ -203,3 +203,23 @@ fn a_checkpoint_leaves_turns_to_neighbours_on_a_device_without_waits() {
     // There are 16 KiB of entries in a chunk.
     assert!(closed_in[1] >= closed_in[0] + 3, "{closed_in:?}");
 }
+
+#[test]
+fn a_sweep_collects_its_blocks_in_turns() {
+    let mut swept_in = Vec::new();
+    for shards in [1, SHARDS] {
+        let Full { world, engine, target: _, cache, origin } = full(Mode::Writeback, |_| true);
+        world.close(&engine).expect("closed");
+        let world = World::new();
+        let options = StoreOptions { load_later_from: u64::MAX, shards: Some(shards), ..options() };
+        let (engine, _) = world.open_with(&cache, options);
+        let target = world.attach(&engine, &origin);
+        let neighbour = Neighbour::beside(&world, || vec![0]);
+        world.set(&engine, settings(Mode::Writeback)).expect("set");
+        world.drain(&engine).expect("drained");
+        neighbour.ended.set(true);
+        assert_eq!(target.volume().dirty_blocks(), 0);
+        swept_in.push(neighbour.turns.get());
+    }
+    assert!(swept_in[1] >= swept_in[0] + u64::from(SHARDS - 1), "{swept_in:?}");
+}

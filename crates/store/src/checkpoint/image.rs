@@ -7,7 +7,7 @@ use forebay_format::checkpoint::{
     CheckpointRef, CheckpointWriter, ParityPlace, PartialMask, SegmentUse,
 };
 use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLine};
-use forebay_lane::yield_now;
+use forebay_lane::{turns, yield_now};
 
 use crate::error::StoreError;
 use crate::index::Address;
@@ -60,8 +60,8 @@ impl<'a> ImageWriter<'a> {
         })
     }
 
-    /// Writes the segment table.
-    pub(super) async fn segments(&mut self, table: Vec<SegmentSnapshot>) -> Result<(), StoreError> {
+    /// Writes the segment table, for records up to `base`: a part at a time, each in its state when its turn comes.
+    pub(super) async fn segments(&mut self, base: RecordNumber) -> Result<(), StoreError> {
         let line = |segment: SegmentSnapshot| SegmentLine {
             generation: segment.generation,
             usage: match segment.state {
@@ -71,8 +71,14 @@ impl<'a> ImageWriter<'a> {
             },
             write_position: segment.position,
         };
-        let lines: Vec<_> = table.into_iter().map(line).collect();
-        self.push(&lines, CheckpointWriter::push_segments).await
+        let (segments, part) = (&self.lane.store().segments, turns::AT_ONCE);
+        for first in (0..segments.count()).step_by(part) {
+            let lives = segments.snapshot(base, first..first.saturating_add(part as u32));
+            let lines: Vec<_> = lives.into_iter().map(line).collect();
+            self.push(&lines, CheckpointWriter::push_segments).await?;
+            yield_now().await;
+        }
+        Ok(())
     }
 
     /// Writes the index, each shard in its state when its turn comes.

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use forebay_core::{Generation, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::Queue as DeviceQueue;
 use forebay_format::{Body, Geometry, RecordHeader, Uuid, VolumeRecord};
-use forebay_lane::{Lane, concurrently, yield_now};
+use forebay_lane::{Lane, concurrently, turns, yield_now};
 
 use crate::error::StoreError;
 use crate::index::Index;
@@ -29,7 +29,6 @@ use crate::replay::walk_headers;
 use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry};
-use crate::turns;
 
 /// A version found in a record.
 struct Found {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use forebay_core::{Generation, VolumeId};
 use forebay_format::{AcceptedLog, Geometry};
-use forebay_lane::yield_now;
+use forebay_lane::{turns, yield_now};
 
 use super::RecoveryReport;
 use super::opening::{FoundSegment, Opening, Replayed};
@@ -28,7 +28,6 @@ use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::spaces::Ranges;
 use crate::store::Store;
 use crate::table::Entry;
-use crate::turns;
 
 /// The parts of a store that recovery restores.
 pub(super) struct Parts {
@@ -54,15 +53,13 @@ impl Opening<'_> {
     ) -> Result<Parts, StoreError> {
         let geometry = &self.superblock.geometry;
         let Replayed { index, replay, image, segments, next, accepted } = found;
-        let held = held_by(geometry, &queues);
-        yield_now().await;
+        let held = held_by(geometry, &queues).await;
         let ordered = Ordered::new(queues, &self.options.memory)
             .map_err(|over| refused(&self.device, over))?;
         let live = live_in(geometry, &index).await;
-        let sum = |of: fn(&Live) -> u32| live.iter().map(|counts| u64::from(of(counts))).sum();
         (self.report.blocks, self.report.dirty) = match &image.later {
             Some(later) => later.counts(),
-            None => (sum(|live| live.blocks), sum(|live| live.dirty)),
+            None => sum(&live).await,
         };
         let lanes = self.options.lanes;
         let segments = match &image.later {
@@ -77,9 +74,10 @@ impl Opening<'_> {
                 restored(lanes, next.generation, segments, &replay, &live, is_empty).await
             }
         };
-        yield_now().await;
-        segments.set_held(&held);
-        yield_now().await;
+        for (number, some) in held.chunks(turns::AT_ONCE).enumerate() {
+            segments.set_held(number * turns::AT_ONCE, some);
+            yield_now().await;
+        }
         let loading = match image.later {
             Some(later) => {
                 // What is appended before the next checkpoint has to be replayed after a crash.
@@ -91,6 +89,7 @@ impl Opening<'_> {
             }
             None => Loading::nothing(),
         };
+        yield_now().await;
         let log = Log::new(
             SegmentLayout::new(geometry),
             self.options.lanes,
@@ -98,6 +97,7 @@ impl Opening<'_> {
             next.record,
         );
         let resting = replay.deleted;
+        yield_now().await;
         Ok(Parts {
             resting,
             index,
@@ -184,9 +184,12 @@ impl Opening<'_> {
     }
 }
 
-/// Counts the versions that ordered volumes hold, by segment.
-fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u32> {
-    let mut held = vec![0u32; geometry.segment_count as usize];
+/// Counts the versions that ordered volumes hold, by segment. Without such volumes: nothing.
+async fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u32> {
+    if queues.is_empty() {
+        return Vec::new();
+    }
+    let mut held = turns::filled(geometry.segment_count as usize, |_| 0u32).await;
     for queue in queues.values() {
         queue.each(|version| {
             let segment = geometry.place_of(version.slot).0;
@@ -194,13 +197,24 @@ fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u
                 *held += 1;
             }
         });
+        yield_now().await;
     }
     held
 }
 
+/// Returns the blocks in all segments, and how many of them are dirty.
+async fn sum(live: &[Live]) -> (u64, u64) {
+    let (mut sums, mut done) = ((0, 0), 0);
+    for counts in live {
+        sums = (sums.0 + u64::from(counts.blocks), sums.1 + u64::from(counts.dirty));
+        turns::rest(&mut done).await;
+    }
+    sums
+}
+
 /// Counts the index entries that point into each segment.
 async fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
-    let mut live = vec![Live::default(); geometry.segment_count as usize];
+    let mut live = turns::filled(geometry.segment_count as usize, |_| Live::default()).await;
     let mut count = |entry: &Entry| {
         let segment = geometry.place_of(entry.slot).0;
         if let Some(counts) = live.get_mut(segment.0 as usize) {
@@ -227,7 +241,7 @@ async fn restored(
     is_free: impl Fn(&FoundSegment) -> bool,
 ) -> Segments {
     turns::sort_by_key(&mut found, |it| it.generation).await;
-    let segments = Segments::new(live.len() as u32, lanes, next_generation);
+    let segments = Segments::in_turns(live.len() as u32, lanes, next_generation).await;
     yield_now().await;
     let mut found = found.into_iter();
     while !found.as_slice().is_empty() {
@@ -240,9 +254,11 @@ async fn restored(
         }));
         yield_now().await;
     }
-    segments.restored();
-    yield_now().await;
-    segments.set_live(live);
-    yield_now().await;
+    for (number, some) in live.chunks(turns::AT_ONCE).enumerate() {
+        let first = number * turns::AT_ONCE;
+        segments.restored(first as u32..(first + some.len()) as u32);
+        segments.set_live_from(first, some);
+        yield_now().await;
+    }
     segments
 }

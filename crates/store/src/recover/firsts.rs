@@ -8,7 +8,7 @@ use forebay_core::{Generation, SegmentId};
 use forebay_device::Queue;
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{PAGE, SegmentState as SegmentLine, record};
-use forebay_lane::{Lane, concurrently};
+use forebay_lane::{Lane, concurrently, turns};
 
 use super::READS;
 use crate::error::StoreError;
@@ -22,7 +22,7 @@ pub(super) struct Bounds {
     /// are from an earlier crash; they did not take effect then, and never will.
     pub(super) lowest: Generation,
     /// The checkpoint's segment table.
-    pub(super) lines: Vec<SegmentLine>,
+    pub(super) lines: Arc<Vec<SegmentLine>>,
 }
 
 impl Bounds {
@@ -73,12 +73,13 @@ pub(super) async fn reopened(
     let count = bounds.lines.len() as u32;
     let (part, reads) = (team.logical_block(), READS.div_ceil(team.lanes()));
     let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all, part, reads });
-    let segments = Shared::new((0..count).map(SegmentId).collect::<Vec<_>>());
+    let segments =
+        Shared::new(turns::filled(count as usize, |number| SegmentId(number as u32)).await);
     let parts = team.run(move |lane, queue| {
         let (search, segments) = (search.clone(), segments.clone());
         async move { search.part(&lane, &queue, segments).await }
     });
-    let mut generations = vec![None; count as usize];
+    let mut generations = none(count as usize).await;
     for part in parts.await {
         let Firsts { reopened, bytes_read, readable, hidden, failure } = part?;
         if let Some(error) = failure {
@@ -92,6 +93,11 @@ pub(super) async fn reopened(
         replay.unreadable += hidden;
     }
     Ok(generations)
+}
+
+/// Of no segment a generation.
+pub(super) async fn none(count: usize) -> Vec<Option<Generation>> {
+    turns::filled(count, |_| None).await
 }
 
 impl Search {

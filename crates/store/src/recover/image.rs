@@ -1,13 +1,15 @@
 //! Loading the index from the checkpoint.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use forebay_core::{Generation, RecordNumber, VolumeId};
 use forebay_format::{AcceptedLog, Arrangement, Geometry, SegmentState as SegmentLine};
+use forebay_lane::{turns, yield_now};
 use parking_lot::Mutex;
 
 use super::address_in;
-use super::firsts::{Bounds, reopened};
+use super::firsts::{Bounds, none, reopened};
 use crate::checkpoint::source::CheckpointSource;
 use crate::chunks::{Chunks, entry_of, items_in};
 use crate::error::StoreError;
@@ -21,7 +23,7 @@ use crate::team::Team;
 /// The content of the checkpoint, except for the blocks.
 pub(super) struct Image {
     /// The segment table.
-    pub(super) lines: Vec<SegmentLine>,
+    pub(super) lines: Arc<Vec<SegmentLine>>,
     /// The generations with which segments were opened since.
     pub(super) reopened: Vec<Option<Generation>>,
     pub(super) base: RecordNumber,
@@ -66,16 +68,18 @@ pub(super) async fn load(
     let count = geometry.segment_count as usize;
     let bits = u32::from(header.check_bits);
     replay.begin(header.base, header.highest_sequence, *accepted);
-    let (mut lines, mut firsts) = (Vec::with_capacity(count), None);
+    let (mut lines, mut firsts) = (Arc::new(Vec::with_capacity(count)), None);
     let (mut dirty, mut last_dirty) = (HashSet::new(), None);
     while let Some(chunk) = source.read().await? {
         let items = source.items(&chunk)?;
-        lines.extend(items.segments());
+        if items.segments().len() > 0 {
+            Arc::make_mut(&mut lines).extend(items.segments());
+        }
         if firsts.is_none() && lines.len() >= count {
             let lowest = if header.bounded { header.next_generation } else { Generation(0) };
             let bounds = Bounds { lowest, lines: lines.clone() };
             firsts = Some(match clean || planted::has(PlantedBug::ReopenedNotSeen) {
-                true => vec![None; count],
+                true => none(count).await,
                 false => reopened(team, replay, bounds, false).await?,
             });
         }
@@ -105,6 +109,8 @@ pub(super) async fn load(
                 index.restore_mask(address, mask.mask).map_err(unfit)?;
             }
         }
+        // A device that is done at once leaves no turn to others.
+        yield_now().await;
     }
     let (bytes_read, mended) = (source.bytes_read, source.mended);
     source.finish()?;
@@ -161,6 +167,7 @@ pub(super) async fn load_later(
         }
         bytes_read += read.bytes_read;
         chunk += 1;
+        yield_now().await;
     }
     if header.mask_count > 0 {
         let (mut masks, mut chunk) = (0, source.first_chunk_of_masks());
@@ -181,8 +188,9 @@ pub(super) async fn load_later(
         }
     }
     index.unload();
+    let lines = Arc::new(lines);
     let reopened = if clean || planted::has(PlantedBug::ReopenedNotSeen) {
-        vec![None; count]
+        none(count).await
     } else {
         replay.trust_free(header.next_generation);
         let bounds = Bounds { lowest: header.next_generation, lines: lines.clone() };
@@ -222,7 +230,7 @@ pub(super) async fn rebuild(
     let count = geometry.segment_count as usize;
     tracing::error!(%why, "the checkpoint cannot be used: the index is rebuilt from the log");
     replay.begin(RecordNumber(0), 0, *accepted);
-    let lines = vec![SegmentLine::default(); count];
+    let lines = Arc::new(turns::filled(count, |_| SegmentLine::default()).await);
     let bounds = Bounds { lowest: Generation(0), lines: lines.clone() };
     let reopened = reopened(team, replay, bounds, true).await?;
     Ok(Image {

@@ -8,7 +8,7 @@ use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{AcceptedLog, Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
-use forebay_lane::{Lane, MemoryHold, yield_now};
+use forebay_lane::{Lane, MemoryHold, turns, yield_now};
 use parking_lot::Mutex;
 
 use super::image::{self, Image};
@@ -30,7 +30,6 @@ use crate::roots::{Roots, read_roots, refused};
 use crate::spaces::{self, VolumeSpace};
 use crate::table::{Entry, Geometry as TableGeometry};
 use crate::team::Team;
-use crate::turns;
 
 /// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
 /// assigned, but fewer than this: their records were in memory.
@@ -194,8 +193,7 @@ impl<'a> Opening<'a> {
         }
         let mut replay = self.walk(replay).await?;
         yield_now().await;
-        let next = self.next(&replay, &segments, &image);
-        yield_now().await;
+        let next = self.next(&replay, &segments, &image).await;
         let accepted = replay.accepted(&next);
         if replay.lost().is_some() || !replay.has_read_all() {
             return Ok(Err("the log is damaged"));
@@ -204,8 +202,10 @@ impl<'a> Opening<'a> {
         if !accepted.fits() {
             return Ok(Err("the crash has torn more than a superblock can note"));
         }
-        for segment in segments.iter_mut().filter(|it| !it.walked) {
-            segment.in_use &= !replay.is_free(segment.segment);
+        let mut done = 0;
+        for segment in &mut segments {
+            segment.in_use &= segment.walked || !replay.is_free(segment.segment);
+            turns::rest(&mut done).await;
         }
         let mut changes = replay.changes();
         if changes.partial_count() as u64 > image::MOST_MASKS {
@@ -223,8 +223,8 @@ impl<'a> Opening<'a> {
         loaded.map_err(|unfit| unfit.of("the log"))?;
         yield_now().await;
         if let Some(later) = &mut image.later {
-            let reopened = image.reopened.iter().map(Option::is_some);
-            later.segments = segments.iter().zip(reopened).map(meaning).collect();
+            let of = |number: usize| meaning(&segments[number], image.reopened[number].is_some());
+            later.segments = turns::filled(segments.len(), of).await;
             later.changes = Mutex::new((!clean).then(|| Arc::new(changes)));
         }
         yield_now().await;
@@ -304,7 +304,7 @@ impl<'a> Opening<'a> {
             part.limit_to(Part { number: number as u32, of: parts });
         }
         let mut replay = self.walk(replay).await?;
-        let next = self.next(&replay, &segments, &image);
+        let next = self.next(&replay, &segments, &image).await;
         self.report.damage = replay.lost();
         self.apply(&replay.changes(), &index).await?;
         self.report_log(&replay, &image);
@@ -352,7 +352,7 @@ impl<'a> Opening<'a> {
     }
 
     /// Returns what to go on with.
-    fn next(&self, replay: &Replay, segments: &[FoundSegment], image: &Image) -> Next {
+    async fn next(&self, replay: &Replay, segments: &[FoundSegment], image: &Image) -> Next {
         let left_out = if self.report.clean { 0 } else { LEFT_OUT };
         let last = replay.highest_number.max(image.base);
         // Segments may have been opened without any header reaching the device: each at most once.
@@ -360,7 +360,11 @@ impl<'a> Opening<'a> {
         let found = segments.iter().map(|it| it.generation.0 + 1);
         let lines = image.lines.iter().map(|line| line.generation.0 + 1);
         let known = self.superblock.accepted.iter().map(|accepted| accepted.next_generation.0);
-        let next = found.chain(lines).chain(known).fold(image.next_generation.0.max(1), u64::max);
+        let (mut next, mut done) = (image.next_generation.0.max(1), 0);
+        for after in known.chain(found).chain(lines) {
+            next = next.max(after);
+            turns::rest(&mut done).await;
+        }
         Next {
             record: RecordNumber(last.0 + 1 + left_out),
             sequence: replay.highest_sequence.saturating_add(left_out),
@@ -461,7 +465,7 @@ impl<'a> Opening<'a> {
 }
 
 /// Returns what the entries of the checkpoint in a segment mean.
-fn meaning((segment, reopened): (&FoundSegment, bool)) -> Entries {
+fn meaning(segment: &FoundSegment, reopened: bool) -> Entries {
     match (reopened, segment.in_use) {
         (true, _) => Entries::Superseded,
         (false, true) => Entries::Valid,

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 
 use forebay_core::sync::atomic::{AtomicU64, Ordering};
+use forebay_lane::turns;
 
 /// Index entries that point into a segment. A segment has at most 2^19 cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +71,15 @@ impl LiveCounts {
     pub(super) fn new(segments: u32, lanes: usize) -> Self {
         let counts = || (0..segments).map(|_| AtomicU64::new(0)).collect();
         LiveCounts((0..lanes.max(1)).map(|_| counts()).collect())
+    }
+
+    /// As [`LiveCounts::new`]. Other tasks of the lane get their turn meanwhile.
+    pub(super) async fn in_turns(segments: u32, lanes: usize) -> Self {
+        let mut all = Vec::new();
+        for _ in 0..lanes.max(1) {
+            all.push(turns::filled(segments as usize, |_| AtomicU64::new(0)).await.into());
+        }
+        LiveCounts(all.into())
     }
 
     pub(super) fn lanes(&self) -> usize {

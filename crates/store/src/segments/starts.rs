@@ -2,6 +2,7 @@
 //! tells only where the next one is. Known for segments that were opened since the start; 36 bytes for each.
 
 use forebay_core::SegmentId;
+use forebay_lane::turns;
 
 /// Starts that are kept of a segment, evenly spread over its records.
 const MOST: usize = 16;
@@ -45,6 +46,11 @@ pub(super) struct RecordStarts(Box<[Starts]>);
 impl RecordStarts {
     pub(super) fn new(segments: u32) -> Self {
         RecordStarts(vec![Starts::default(); segments as usize].into())
+    }
+
+    /// As [`RecordStarts::new`]. Other tasks of the lane get their turn meanwhile.
+    pub(super) async fn in_turns(segments: u32) -> Self {
+        RecordStarts(turns::filled(segments as usize, |_| Starts::default()).await.into())
     }
 
     /// Forgets those of a segment, which is opened.

@@ -9,8 +9,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::{Nanos, OriginBlock};
+use forebay_lane::{turns, yield_now};
 use forebay_policy::sweep::Merge;
 use forebay_policy::{SweepPlanner, Window};
+use forebay_store::Entry;
 
 use crate::io::writeback::span::{Span, Spans};
 use crate::lane::LaneVolume;
@@ -24,9 +26,6 @@ const PART: u64 = 64;
 
 /// The approximate number of blocks to sort in one go.
 const SORTED_TOGETHER: u64 = 4096;
-
-/// Index shards to scan before yielding to other tasks.
-const SHARDS_AT_ONCE: u32 = 8;
 
 /// Index entries that a pass visits in the time of one look-up.
 const PASSED_PER_LOOK_UP: u64 = 8;
@@ -128,13 +127,17 @@ impl Sweep {
         };
         self.blocks = Vec::with_capacity(parts.iter().map(Vec::len).sum());
         for mut part in parts {
-            part.sort_unstable();
+            match part.len() {
+                // Dirty blocks may be close together.
+                turns::AT_ONCE.. => turns::sort_by_key(&mut part, |block| *block).await,
+                _ => part.sort_unstable(),
+            }
             part.dedup();
             if volume.bad_count() > 0 {
                 part.retain(|block| !volume.is_given_up(*block));
             }
             self.blocks.append(&mut part);
-            forebay_lane::yield_now().await;
+            yield_now().await;
         }
         self.taken = 0;
         self.collected = view.now();
@@ -153,7 +156,7 @@ async fn dirty_by_look_up(view: &LaneVolume, ranges: Vec<Range<u64>>) -> Vec<Ori
             blocks.push(block);
         }
         if count % LOOK_UPS_AT_ONCE == LOOK_UPS_AT_ONCE - 1 {
-            forebay_lane::yield_now().await;
+            yield_now().await;
         }
     }
     blocks
@@ -172,18 +175,16 @@ async fn dirty_by_passing(
     let length = range.end.saturating_sub(range.start).div_ceil(wanted).max(1);
     let mut parts = vec![Vec::new(); wanted as usize];
     for shard in 0..index.shard_count() {
-        index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
-            if entry.dirty
-                && let Some(block) = volume.space.block(address)
+        let mut found = |address, _: &Entry| {
+            if let Some(block) = volume.space.block(address)
                 && range.contains(&block.0)
                 && let Some(part) = parts.get_mut(((block.0 - range.start) / length) as usize)
             {
                 part.push(block);
             }
-        });
-        if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
-            forebay_lane::yield_now().await;
-        }
+        };
+        index.visit_shard(shard, &mut |entry| entry.dirty, &mut found);
+        yield_now().await;
     }
     parts
 }

@@ -3,21 +3,31 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use forebay_lane::yield_now;
+use crate::executor::yield_now;
 
 /// Items of a pass over memory before other tasks get their turn: a fraction of a millisecond.
-pub(crate) const AT_ONCE: usize = 1 << 14;
+pub const AT_ONCE: usize = 1 << 14;
 
 /// Lets other tasks run after every [`AT_ONCE`] items. `done`: how many were handled.
-pub(crate) async fn rest(done: &mut usize) {
+pub async fn rest(done: &mut usize) {
     *done += 1;
     if done.is_multiple_of(AT_ONCE) {
         yield_now().await;
     }
 }
 
+/// Makes a vector of `count` items. The system provides memory when it is first touched, so that much of it takes as long as a pass.
+pub async fn filled<T>(count: usize, mut make: impl FnMut(usize) -> T) -> Vec<T> {
+    let (mut items, mut done) = (Vec::with_capacity(count), 0);
+    for number in 0..count {
+        items.push(make(number));
+        rest(&mut done).await;
+    }
+    items
+}
+
 /// Sorts as `sort_by_key` does. Takes the memory of the items twice, if there are many.
-pub(crate) async fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
+pub async fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
     if items.len() <= AT_ONCE {
         items.sort_by_key(key);
         return;
@@ -49,12 +59,31 @@ pub(crate) async fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) 
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::rc::Rc;
+    use std::sync::Arc;
 
-    use forebay_testkit::LaneWorld;
+    use forebay_core::ManualClock;
 
     use super::*;
+    use crate::executor::{Lane, LaneId};
+
+    /// Runs a future, and returns its output and in how many turns of the lane it ended.
+    fn turns<T: 'static>(future: impl Future<Output = T> + 'static) -> (T, usize) {
+        let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
+        let (output, turns) = (Rc::new(RefCell::new(None)), Cell::new(0));
+        let inner = output.clone();
+        lane.spawn(async move {
+            let ended = future.await;
+            *inner.borrow_mut() = Some(ended);
+        });
+        while output.borrow().is_none() {
+            assert!(lane.run_ready());
+            turns.set(turns.get() + 1);
+        }
+        let output = output.borrow_mut().take().expect("it has ended");
+        (output, turns.get())
+    }
 
     #[test]
     fn long_vectors_are_sorted_in_turns_and_equal_items_keep_their_order() {
@@ -64,23 +93,22 @@ mod tests {
                 (0..count).map(|number| (random.u32(0..1000), number)).collect();
             let mut expected = items.clone();
             expected.sort_by_key(|(key, _)| *key);
-            let world = LaneWorld::new();
-            let (turns, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
-            let (counted, end) = (turns.clone(), ended.clone());
-            world.lane.spawn(async move {
-                while !end.get() {
-                    counted.set(counted.get() + 1);
-                    yield_now().await;
-                }
-            });
             let mut sorted = items;
-            let sorted = world.block_on(async move {
+            let (sorted, turns) = turns(async move {
                 sort_by_key(&mut sorted, |(key, _)| *key).await;
                 sorted
             });
-            ended.set(true);
             assert!(sorted == expected, "{count}");
-            assert!(turns.get() >= count / AT_ONCE * 2 * usize::from(count > AT_ONCE), "{count}");
+            assert!(turns >= count / AT_ONCE * 2 * usize::from(count > AT_ONCE), "{count}");
+        }
+    }
+
+    #[test]
+    fn long_vectors_are_made_in_turns() {
+        for (count, least) in [(0, 1), (1, 1), (AT_ONCE, 2), (3 * AT_ONCE + 1, 4)] {
+            let (made, turns) = turns(filled(count, |number| number));
+            assert!(made.into_iter().eq(0..count));
+            assert_eq!(turns, least, "{count}");
         }
     }
 }
