@@ -3,34 +3,19 @@
 
 use std::fs;
 use std::io::ErrorKind as Io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_admin::ApiError;
 use forebay_engine::{Ledger, LedgerError, Note, Noted};
-use forebay_format::Uuid;
 use forebay_threads::{Sender, channel};
-use serde::{Deserialize, Serialize};
 
+use super::note_file;
 use super::private;
 use super::replace::replace;
 
-/// Version of the files; no other is read.
-const VERSION: u32 = 1;
-
 /// Largest file that is read, in bytes.
 const MOST: u64 = 256 << 20;
-
-#[derive(Serialize, Deserialize)]
-struct Contents {
-    version: u32,
-    cache: Uuid,
-    distrusted: bool,
-    exact: bool,
-    /// First byte and length of each range.
-    dirty: Vec<(u64, u64)>,
-}
 
 struct Job {
     volume: String,
@@ -89,22 +74,11 @@ impl Ledger for Notes {
                 return None;
             }
         };
-        match serde_json::from_slice::<Contents>(&text) {
-            Ok(contents) if contents.version == VERSION => Some(Note {
-                cache: contents.cache,
-                distrusted: contents.distrusted,
-                exact: contents.exact,
-                dirty: ranges(&contents.dirty),
-            }),
-            Ok(contents) => {
-                tracing::error!(path = %path.display(), version = contents.version, "a note has an unsupported version");
-                None
-            }
-            Err(error) => {
-                tracing::error!(path = %path.display(), "a note is damaged: {error}");
-                None
-            }
-        }
+        let note = note_file::decode(&text);
+        note.inspect_err(|why| {
+            tracing::error!(path = %path.display(), "a note cannot be used: {why}");
+        })
+        .ok()
     }
 
     fn write(&self, volume: &str, note: Note, noted: Noted) {
@@ -118,12 +92,9 @@ impl Ledger for Notes {
 /// Whether the note of a volume in a state directory names ranges that may be newer than its origin.
 pub fn may_be_dirty(state_dir: &Path, volume: &str) -> bool {
     let note = private::read(&path_of(&state_dir.join("dirty"), volume), MOST);
-    let note = note.ok().and_then(|text| serde_json::from_slice::<Contents>(&text).ok());
-    note.is_some_and(|note| note.version == VERSION && !note.dirty.is_empty())
-}
-
-fn ranges(pairs: &[(u64, u64)]) -> Vec<Range<u64>> {
-    pairs.iter().map(|(start, len)| *start..start.saturating_add(*len)).collect()
+    note.ok()
+        .and_then(|text| note_file::decode(&text).ok())
+        .is_some_and(|note| !note.dirty.is_empty())
 }
 
 /// Names of volumes are safe as file names.
@@ -133,22 +104,17 @@ fn path_of(dir: &Path, volume: &str) -> PathBuf {
 
 /// Replaces the file.
 fn write(dir: &Path, volume: &str, note: &Note) -> std::io::Result<()> {
-    let contents = Contents {
-        version: VERSION,
-        cache: note.cache,
-        distrusted: note.distrusted,
-        exact: note.exact,
-        dirty: note.dirty.iter().map(|range| (range.start, range.end - range.start)).collect(),
-    };
-    Ok(replace(&path_of(dir, volume), &serde_json::to_vec(&contents)?)?)
+    Ok(replace(&path_of(dir, volume), &note_file::encode(note)?)?)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::sync_channel;
 
-    use super::*;
+    use forebay_format::Uuid;
     use forebay_testkit::TempDir;
+
+    use super::*;
 
     fn written(notes: &Notes, note: &Note) -> Result<(), LedgerError> {
         let (tell, hear) = sync_channel(1);

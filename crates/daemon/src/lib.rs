@@ -63,6 +63,7 @@ mod ledger;
 pub mod log;
 mod memory;
 mod metrics;
+mod note_file;
 mod notify;
 mod operations;
 pub mod paths;
