@@ -5,8 +5,9 @@ use std::collections::BinaryHeap;
 
 use crate::executor::yield_now;
 
-/// Items of a pass over memory before other tasks get their turn: a fraction of a millisecond.
-pub const AT_ONCE: usize = 1 << 14;
+/// Items of a pass over memory before other tasks get their turn: a fraction of a millisecond. The caches of the simulator
+/// are small, and have many turns as well.
+pub const AT_ONCE: usize = if cfg!(feature = "short-turns") { 1 << 4 } else { 1 << 14 };
 
 /// Lets other tasks run after every [`AT_ONCE`] items. `done`: how many were handled.
 pub async fn rest(done: &mut usize) {
