@@ -234,6 +234,30 @@ fn hang(disk: usize, after: u64, seconds: u64) -> Vec<Trouble> {
     ]
 }
 
+/// Returns what an obstacle does to disks and the state directory.
+fn trouble_of(obstacle: Obstacle) -> Vec<Trouble> {
+    match obstacle {
+        Obstacle::Hang(disk, seconds) => hang(disk, 0, seconds),
+        Obstacle::HangAndCancel(disk, after, _) => hang(disk, after, 20),
+        Obstacle::StateHangs(after) => vec![Trouble {
+            after: Duration::from_micros(after),
+            disk: 0,
+            change: Change::State(Some(Fault::Hangs)),
+        }],
+        Obstacle::Taken => vec![
+            Trouble { after: Duration::ZERO, disk: 5, change: Change::Health(Health::Hangs) },
+            Trouble { after: Duration::from_secs(1), disk: 3, change: Change::Taken },
+            Trouble { after: Duration::ZERO, disk: 4, change: Change::Taken },
+            Trouble {
+                after: Duration::from_secs(1),
+                disk: 5,
+                change: Change::Health(Health::Good),
+            },
+        ],
+        _ => Vec::new(),
+    }
+}
+
 impl Enumerated {
     /// The number of scripts.
     pub(crate) fn count(self) -> u64 {
@@ -299,26 +323,7 @@ impl Script {
             };
             operators.push(vec![(second * place as u32, command)]);
         }
-        let trouble = match obstacle {
-            Obstacle::Hang(disk, seconds) => hang(disk, 0, seconds),
-            Obstacle::HangAndCancel(disk, after, _) => hang(disk, after, 20),
-            Obstacle::StateHangs(after) => vec![Trouble {
-                after: Duration::from_micros(after),
-                disk: 0,
-                change: Change::State(Some(Fault::Hangs)),
-            }],
-            Obstacle::Taken => vec![
-                Trouble { after: Duration::ZERO, disk: 5, change: Change::Health(Health::Hangs) },
-                Trouble { after: Duration::from_secs(1), disk: 3, change: Change::Taken },
-                Trouble { after: Duration::ZERO, disk: 4, change: Change::Taken },
-                Trouble {
-                    after: Duration::from_secs(1),
-                    disk: 5,
-                    change: Change::Health(Health::Good),
-                },
-            ],
-            _ => Vec::new(),
-        };
+        let trouble = trouble_of(obstacle);
         let end = match (what, obstacle) {
             (Enumerated::Kills, _) => End::Kill(APART * (take(KILLS as usize) as u32)),
             (_, Obstacle::Kill(after)) => End::Kill(Duration::from_millis(after)),
