@@ -65,20 +65,11 @@ impl Notes {
 
 impl Ledger for Notes {
     fn note_of(&self, volume: &str) -> Option<Note> {
-        let path = path_of(&self.dir, volume);
-        let text = match private::read(&path, MOST) {
-            Ok(text) => text,
-            Err(error) if error.kind() == Io::NotFound => return None,
-            Err(error) => {
-                tracing::error!(path = %path.display(), "a note cannot be read: {error}");
-                return None;
-            }
-        };
-        let note = note_file::decode(&text);
-        note.inspect_err(|why| {
-            tracing::error!(path = %path.display(), "a note cannot be used: {why}");
-        })
-        .ok()
+        read(&self.dir, volume).ok().flatten()
+    }
+
+    fn unreadable(&self, volume: &str) -> Option<LedgerError> {
+        read(&self.dir, volume).err()
     }
 
     fn write(&self, volume: &str, note: Note, noted: Noted) {
@@ -89,12 +80,20 @@ impl Ledger for Notes {
     }
 }
 
-/// Whether the note of a volume in a state directory names ranges that may be newer than its origin.
+/// Whether the note of a volume in a state directory names ranges that may be newer than its origin, or cannot be read.
 pub fn may_be_dirty(state_dir: &Path, volume: &str) -> bool {
-    let note = private::read(&path_of(&state_dir.join("dirty"), volume), MOST);
-    note.ok()
-        .and_then(|text| note_file::decode(&text).ok())
-        .is_some_and(|note| !note.dirty.is_empty())
+    read(&state_dir.join("dirty"), volume)
+        .map_or(true, |note| note.is_some_and(|note| !note.dirty.is_empty()))
+}
+
+fn read(dir: &Path, volume: &str) -> Result<Option<Note>, LedgerError> {
+    let path = path_of(dir, volume);
+    let unreadable = |why: String| LedgerError::Unreadable(format!("{}: {why}", path.display()));
+    match private::read(&path, MOST) {
+        Ok(text) => note_file::decode(&text).map(Some).map_err(unreadable),
+        Err(error) if error.kind() == Io::NotFound => Ok(None),
+        Err(error) => Err(unreadable(error.to_string())),
+    }
 }
 
 /// Names of volumes are safe as file names.
@@ -133,13 +132,14 @@ mod tests {
         };
         {
             let notes = Notes::open(dir.path()).expect("writable");
-            assert_eq!(notes.note_of("v"), None);
+            assert!(notes.note_of("v").is_none() && notes.unreadable("v").is_none());
             written(&notes, &note).expect("durable");
         }
         let notes = Notes::open(dir.path()).expect("writable");
         assert_eq!(notes.note_of("v"), Some(note.clone()));
         fs::write(dir.path().join("dirty/v.json"), "{").expect("writable");
         assert_eq!(notes.note_of("v"), None, "a damaged note");
+        assert!(matches!(notes.unreadable("v"), Some(LedgerError::Unreadable(_))));
         notes.forget("v");
         notes.forget("v");
         assert_eq!(notes.note_of("v"), None);

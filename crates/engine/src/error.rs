@@ -40,6 +40,9 @@ pub enum LedgerError {
     /// The note cannot be written.
     #[error("the note cannot be written: {0}")]
     Io(#[source] Arc<std::io::Error>),
+    /// The note cannot be read, or is damaged.
+    #[error("the note cannot be read: {0}")]
+    Unreadable(String),
     /// The note is not durable yet, and is not waited for.
     #[error("its place does not answer")]
     Late,

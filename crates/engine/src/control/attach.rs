@@ -40,6 +40,14 @@ fn completed(now: Option<Identity>, record: &VolumeRecord) -> Option<Identity> {
     }
 }
 
+/// Why a cache device is not trusted.
+enum Distrust {
+    /// A note says so.
+    Noted(Note),
+    /// There is a note that cannot be read.
+    Unreadable,
+}
+
 impl EngineLane {
     /// As [`EngineLane::attach_verified`], without a comparison of all blocks.
     ///
@@ -108,7 +116,7 @@ impl EngineLane {
         let queue = self.context.open(&origin)?;
         let look = SampledOrigin::take(&origin, &queue, record.origin_bytes).await;
         let identity = origin.identity();
-        let note = self.note_of(name);
+        let note = self.distrust_of(name, force)?;
         let distrusted = store.is_distrusted() || note.is_some();
         let (mut check, which) =
             self.check_origin(&record, &*origin, (&queue, &look), !distrusted, on_verify).await?;
@@ -279,18 +287,30 @@ impl EngineLane {
         Ok(dropped)
     }
 
-    /// Returns the note that distrusts the cache device, if there is one.
-    fn note_of(&self, name: &str) -> Option<Note> {
-        self.cache.ledger()?.distrusts(name, self.cache.store.uuid())
+    /// Returns why the cache device is not trusted, if that is so. A note that cannot be read may have said so: that needs
+    /// `force`.
+    fn distrust_of(&self, name: &str, force: bool) -> Result<Option<Distrust>, EngineError> {
+        let Some(ledger) = self.cache.ledger() else { return Ok(None) };
+        match ledger.unreadable(name) {
+            None => Ok(ledger.distrusts(name, self.cache.store.uuid()).map(Distrust::Noted)),
+            Some(_) if force => Ok(Some(Distrust::Unreadable)),
+            Some(error) => Err(EngineError::caused(
+                EngineErrorKind::DataAtRisk,
+                format!(
+                    "the state directory has a note about '{name}' that cannot be read ({error}): its cache device may have failed, and have older data than was written; restore the state directory, or go on with 'forebay start --force {name}', which keeps the dirty blocks of the cache device"
+                ),
+                error,
+            )),
+        }
     }
 
     /// Drops cached blocks after the device failed while the volume was in use, except blocks that
-    /// are dirty in both the index and the note. Noted blocks that are no longer dirty on the
+    /// are dirty in both the index and the note, if that can be read. Noted blocks that are no longer dirty on the
     /// device are lost; that needs `force`.
     async fn drop_what_is_outlived(
         self: &Rc<Self>,
         record: &VolumeRecord,
-        note: &Note,
+        distrust: &Distrust,
         force: bool,
     ) -> Result<(), EngineError> {
         let store = &self.cache.store;
@@ -301,11 +321,17 @@ impl EngineLane {
                 ..block.block_of(range.end.max(range.start + 1) - 1 + alignment).0 + 1
         };
         let mut was_dirty = DirtySet::default();
-        for some in note.dirty.chunks(RANGES_AT_ONCE) {
+        let (noted, is_noted) = match distrust {
+            Distrust::Noted(note) => (&note.dirty[..], true),
+            Distrust::Unreadable => (&[][..], false),
+        };
+        for some in noted.chunks(RANGES_AT_ONCE) {
             some.iter().for_each(|range| was_dirty.insert_range(blocks_of(range)));
             yield_now().await;
         }
-        let counts = |block: OriginBlock, entry: &Entry| entry.dirty && was_dirty.contains(block);
+        let counts = |block: OriginBlock, entry: &Entry| {
+            entry.dirty && (!is_noted || was_dirty.contains(block))
+        };
         let (mut kept, mut outlived, mut held) = (0, 0u64, false);
         let mut see = |block, entry: &Entry| match counts(block, entry) {
             true => kept += 1,
@@ -323,7 +349,7 @@ impl EngineLane {
             },
         );
         seen.await;
-        let lost = was_dirty.len() - kept;
+        let lost = was_dirty.len().saturating_sub(kept);
         if lost > 0 && !force {
             let name = &record.name;
             return Err(EngineError::new(

@@ -34,8 +34,13 @@ pub type Noted = Box<dyn FnOnce(Result<(), LedgerError>) + Send>;
 
 /// Keeps one [`Note`] for each volume, on something other than the cache device.
 pub trait Ledger: Send + Sync {
-    /// Returns the note of a volume.
+    /// Returns the note of a volume, if it has one that can be read.
     fn note_of(&self, volume: &str) -> Option<Note>;
+
+    /// Returns why the note of a volume cannot be read, if it has one that cannot. Without files there is none.
+    fn unreadable(&self, _volume: &str) -> Option<LedgerError> {
+        None
+    }
 
     /// Returns the volume's note if it distrusts this cache's device.
     fn distrusts(&self, volume: &str, cache: Uuid) -> Option<Note> {

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
@@ -245,6 +246,21 @@ fn a_stopped_volume_is_deleted_on_a_failed_device_by_the_daemon_only() {
     case.crash();
     case.cache_faults.heal();
     assert!(case.reopen(false).is_ok(), "the device still has it");
+}
+
+#[test]
+fn a_note_that_cannot_be_read_needs_force_and_drops_clean_blocks() {
+    let mut case = Case::new(Mode::Writeback);
+    case.write(0, 1).and(case.flush()).expect("all is well");
+    assert_eq!(case.read(9), Ok(0), "a clean block");
+    case.stop().expect("all is well");
+    case.book.1.store(true, Ordering::SeqCst);
+    case.crash();
+    assert_eq!(case.reopen(false), Err(EngineErrorKind::DataAtRisk));
+    case.reopen(true).expect("forced");
+    let counts = case.target.volume().dirty_blocks();
+    assert_eq!((case.read(0), counts), (Ok(1), 1), "dirty blocks are kept");
+    assert_eq!(case.engine.cache.store.index.len(), 1, "clean blocks are dropped");
 }
 
 #[test]

@@ -8,13 +8,14 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op, Survives};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume,
-    Ledger, Note, Noted, Request, Settings, VolumeSpec,
+    Ledger, LedgerError, Note, Noted, Request, Settings, VolumeSpec,
 };
 use forebay_format::Uuid;
 use forebay_store::{FormatOptions, RecoveryReport, StoreOptions};
@@ -33,13 +34,17 @@ impl CompletionSink for Sink {
     }
 }
 
-/// A ledger in RAM.
+/// A ledger in RAM, and whether its notes cannot be read.
 #[derive(Default)]
-pub struct Book(pub Mutex<HashMap<String, Note>>);
+pub struct Book(pub Mutex<HashMap<String, Note>>, pub AtomicBool);
 
 impl Ledger for Book {
     fn note_of(&self, volume: &str) -> Option<Note> {
-        self.0.lock().get(volume).cloned()
+        self.0.lock().get(volume).filter(|_| !self.1.load(Ordering::SeqCst)).cloned()
+    }
+
+    fn unreadable(&self, _: &str) -> Option<LedgerError> {
+        self.1.load(Ordering::SeqCst).then(|| LedgerError::Unreadable("torn".into()))
     }
 
     fn write(&self, volume: &str, note: Note, noted: Noted) {
