@@ -43,8 +43,10 @@ pub(crate) struct Model {
     pub(crate) blocks: [[Block; BLOCKS]; ORIGINS.len()],
     /// Commands in progress that may discard dirty blocks, by origin.
     discarding: [u32; ORIGINS.len()],
-    /// The last value that a client has written.
-    values: u64,
+    /// How many such commands have begun.
+    discards: [u64; ORIGINS.len()],
+    /// That number when each write began. A write has its place in this list plus one as its value.
+    begun: Vec<u64>,
 }
 
 /// The origins.
@@ -66,7 +68,8 @@ impl Model {
             volumes: std::array::from_fn(|_| BTreeSet::from([None])),
             blocks: std::array::from_fn(|_| blocks()),
             discarding: [0; ORIGINS.len()],
-            values: 0,
+            discards: [0; ORIGINS.len()],
+            begun: Vec::new(),
         }
     }
 
@@ -145,14 +148,15 @@ impl Model {
     pub(crate) fn discard(&mut self, volume: usize, begins: bool) {
         let origin = origin_of(volume);
         self.blocks[origin].iter_mut().for_each(Block::forget);
+        self.discards[origin] += u64::from(begins);
         self.discarding[origin] =
             if begins { self.discarding[origin] + 1 } else { self.discarding[origin] - 1 };
     }
 
     /// A client has begun to write to a block. Returns the value, which no other write has.
     pub(crate) fn begin(&mut self, origin: usize, block: usize) -> u64 {
-        self.values += 1;
-        let value = self.values;
+        self.begun.push(self.discards[origin]);
+        let value = self.begun.len() as u64;
         let block = &mut self.blocks[origin][block];
         block.allowed.insert(value);
         block.crashed.insert(value);
@@ -160,9 +164,11 @@ impl Model {
         value
     }
 
-    /// The write was acknowledged; `durable`: for good.
+    /// The write was acknowledged; `durable`: for good. If a command has discarded blocks since it began, it may be among
+    /// them.
     pub(crate) fn acknowledge(&mut self, origin: usize, block: usize, value: u64, durable: bool) {
-        if self.discarding[origin] > 0 {
+        let is_older = self.begun[value as usize - 1] != self.discards[origin];
+        if self.discarding[origin] > 0 || is_older {
             return;
         }
         let block = &mut self.blocks[origin][block];

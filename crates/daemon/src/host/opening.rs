@@ -309,9 +309,7 @@ impl EngineHost {
             let grown = inspect::grown(&self.devices, &roots, volume.stored_name(), origin.size());
             let (own_device, own_origin) = (device.clone(), origin.clone());
             let own_look = look.take();
-            let (notes, name) = (&self.caches.notes, volume.name.as_str());
-            let noted = notes.distrusts(name, superblock.cache).is_some()
-                || notes.unreadable(name).is_some();
+            let noted = self.caches.notes.may_distrust(volume.name.as_str(), superblock.cache);
             let memory = self.lanes.memory().clone();
             self.lanes.run(0, move |state| async move {
                 let look = own_look.as_ref().map(|(_, look)| look);

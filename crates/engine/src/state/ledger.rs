@@ -47,6 +47,11 @@ pub trait Ledger: Send + Sync {
         self.note_of(volume).filter(|note| note.distrusted && note.cache == cache)
     }
 
+    /// Whether the volume's note distrusts this cache's device, or cannot be read.
+    fn may_distrust(&self, volume: &str, cache: Uuid) -> bool {
+        self.unreadable(volume).is_some() || self.distrusts(volume, cache).is_some()
+    }
+
     /// Replaces the note of a volume durably, without waiting. Notes of one volume become durable in the order of
     /// calls.
     fn write(&self, volume: &str, note: Note, noted: Noted);
