@@ -208,7 +208,7 @@ fn many(
 }
 
 /// A world that has found each bug: "random" or "pairs", and its number. It is tried first, so that a test that runs often
-/// takes seconds; with `--start` the search is a fresh one.
+/// takes seconds; from another `--start` the search is a fresh one.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_world(bug: &str) -> Option<World> {

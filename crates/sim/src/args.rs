@@ -14,6 +14,9 @@ use forebay_sim::system::{Instance, LocalFuture, Machine, SystemUnderTest};
 use forebay_sim::world::RunOptions;
 use forebay_store::PlantedBug;
 
+/// The first seed, unless the command line says otherwise.
+pub const FIRST: u64 = 1;
+
 /// Runs the whole engine on simulated disks under a virtual clock, with crashes and faults, and
 /// judges every answer.
 #[derive(Clone, Debug, Parser)]
@@ -28,7 +31,7 @@ pub struct Args {
     pub seeds: Option<u64>,
 
     /// The first seed
-    #[arg(long, value_name = "S", default_value_t = 1)]
+    #[arg(long, value_name = "S", default_value_t = FIRST)]
     pub start: u64,
 
     /// Start no new seed after this many seconds

@@ -6,13 +6,13 @@ use std::time::Duration;
 use forebay_sim::runner::{self, Plan};
 use forebay_sim::world::RunOptions;
 
-use crate::args::{Args, Choice};
+use crate::args::{Args, Choice, FIRST};
 
 /// Seeds after which a search ends, unless the command line says otherwise.
 const PATIENCE: u64 = 20_000;
 
-/// A seed that has found each bug. It is tried first, so that a test that runs often takes seconds; with `--start` the
-/// search is a fresh one.
+/// A seed that has found each bug. It is tried first, so that a test that runs often takes seconds; from another
+/// `--start` the search is a fresh one.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_seed(bug: &str) -> Option<u64> {
@@ -39,7 +39,7 @@ pub(crate) fn hunt(args: &Args) -> ExitCode {
             },
             progress: false,
         };
-        let known = known_seed(&choice.name()).filter(|_| args.start == 0);
+        let known = known_seed(&choice.name()).filter(|_| args.start == FIRST);
         let tried =
             known.map(|start| runner::run_many(Plan { start, seeds: 1, ..plan }, || choice));
         let summary = tried.filter(|summary| !summary.failures.is_empty());
