@@ -359,7 +359,7 @@ pub(crate) trait Reports: Send + Sync {
     /// [`ErrorKind::Refused`] if it is not served.
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
 
-    /// Brings the curves and the shadow caches of all volumes up to date, so that lanes need not.
+    /// Updates the curves and the shadow caches of all volumes on the calling thread, which takes that work off the lanes.
     fn catch_up(&self) {}
 
     /// Begins to record the requests of a served volume's clients.

@@ -78,6 +78,9 @@ impl Bitmap {
             let (start, end) =
                 (byte(block).max(within.start), byte(block.saturating_add(1)).min(within.end));
             match ranges.last_mut() {
+                _ if start >= end => {
+                    return Err("its bitmap has blocks outside of the volume".into());
+                }
                 Some(last) if last.end == start => last.end = end,
                 _ => ranges.push(start..end),
             }

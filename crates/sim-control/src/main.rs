@@ -83,10 +83,10 @@ struct Args {
     trace: bool,
 }
 
-/// A random script by its seed, or an enumerated one by its number.
+/// Identifies a world: the seed of a random script, or the number of an enumerated one.
 type World = (Option<Enumerated>, u64);
 
-/// Steps of threads after which a world counts as endless; most take a hundredth of that.
+/// A world that takes more steps than this counts as endless. Most worlds take a hundredth of them.
 const MOST_STEPS: u64 = 1_000_000;
 
 /// What came of a seed.

@@ -480,8 +480,8 @@ impl World {
         }
     }
 
-    /// Whether a volume is served in the end. Where a cache device failed or did not answer, its dirty blocks may be
-    /// lost, which the operator has to accept: the origin's older data is right then.
+    /// Returns whether a volume is served in the end. If a cache device failed or did not answer, its dirty blocks may be
+    /// lost. The operator accepts that by a forced start, after which reads may return older data of the origin.
     fn is_served(&self, running: &Running, volume: usize) -> bool {
         let name = VOLUMES[volume].0;
         let state = || {

@@ -40,7 +40,7 @@ pub(crate) fn check(tree: &Tree, metadata: &Value) -> Result<Vec<Finding>, Strin
     Ok(packages.iter().flat_map(|package| policy.judge(package)).collect())
 }
 
-/// Returns what cargo says about the crates that a build for this machine takes.
+/// Returns cargo's metadata of the crates in a build for this machine.
 ///
 /// # Errors
 /// When cargo fails.
