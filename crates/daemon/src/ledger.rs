@@ -65,11 +65,11 @@ impl Notes {
 
 impl Ledger for Notes {
     fn note_of(&self, volume: &str) -> Option<Note> {
-        read(&self.dir, volume).ok().flatten()
+        self.read(volume).ok().flatten()
     }
 
-    fn unreadable(&self, volume: &str) -> Option<LedgerError> {
-        read(&self.dir, volume).err()
+    fn read(&self, volume: &str) -> Result<Option<Note>, LedgerError> {
+        read(&self.dir, volume)
     }
 
     fn write(&self, volume: &str, note: Note, noted: Noted) {
@@ -132,14 +132,14 @@ mod tests {
         };
         {
             let notes = Notes::open(dir.path()).expect("writable");
-            assert!(notes.note_of("v").is_none() && notes.unreadable("v").is_none());
+            assert!(matches!(notes.read("v"), Ok(None)));
             written(&notes, &note).expect("durable");
         }
         let notes = Notes::open(dir.path()).expect("writable");
         assert_eq!(notes.note_of("v"), Some(note.clone()));
         fs::write(dir.path().join("dirty/v.json"), "{").expect("writable");
         assert_eq!(notes.note_of("v"), None, "a damaged note");
-        assert!(matches!(notes.unreadable("v"), Some(LedgerError::Unreadable(_))));
+        assert!(matches!(notes.read("v"), Err(LedgerError::Unreadable(_))));
         notes.forget("v");
         notes.forget("v");
         assert_eq!(notes.note_of("v"), None);

@@ -291,10 +291,10 @@ impl EngineLane {
     /// `force`.
     fn distrust_of(&self, name: &str, force: bool) -> Result<Option<Distrust>, EngineError> {
         let Some(ledger) = self.cache.ledger() else { return Ok(None) };
-        match ledger.unreadable(name) {
-            None => Ok(ledger.distrusts(name, self.cache.store.uuid()).map(Distrust::Noted)),
-            Some(_) if force => Ok(Some(Distrust::Unreadable)),
-            Some(error) => Err(EngineError::caused(
+        match ledger.distrusts(name, self.cache.store.uuid()) {
+            Ok(note) => Ok(note.map(Distrust::Noted)),
+            Err(_) if force => Ok(Some(Distrust::Unreadable)),
+            Err(error) => Err(EngineError::caused(
                 EngineErrorKind::DataAtRisk,
                 format!(
                     "the state directory has a note about '{name}' that cannot be read ({error}): its cache device may have failed, and have older data than was written; restore the state directory, or go on with 'forebay start --force {name}', which keeps the dirty blocks of the cache device"

@@ -37,19 +37,25 @@ pub trait Ledger: Send + Sync {
     /// Returns the note of a volume, if it has one that can be read.
     fn note_of(&self, volume: &str) -> Option<Note>;
 
-    /// Returns why the note of a volume cannot be read, if it has one that cannot. Without files there is none.
-    fn unreadable(&self, _volume: &str) -> Option<LedgerError> {
-        None
+    /// Returns the note of a volume. A ledger without files can read each of them.
+    ///
+    /// # Errors
+    /// There is a note that cannot be read.
+    fn read(&self, volume: &str) -> Result<Option<Note>, LedgerError> {
+        Ok(self.note_of(volume))
     }
 
     /// Returns the volume's note if it distrusts this cache's device.
-    fn distrusts(&self, volume: &str, cache: Uuid) -> Option<Note> {
-        self.note_of(volume).filter(|note| note.distrusted && note.cache == cache)
+    ///
+    /// # Errors
+    /// There is a note that cannot be read.
+    fn distrusts(&self, volume: &str, cache: Uuid) -> Result<Option<Note>, LedgerError> {
+        Ok(self.read(volume)?.filter(|note| note.distrusted && note.cache == cache))
     }
 
     /// Whether the volume's note distrusts this cache's device, or cannot be read.
     fn may_distrust(&self, volume: &str, cache: Uuid) -> bool {
-        self.unreadable(volume).is_some() || self.distrusts(volume, cache).is_some()
+        self.distrusts(volume, cache).map_or(true, |note| note.is_some())
     }
 
     /// Replaces the note of a volume durably, without waiting. Notes of one volume become durable in the order of

@@ -43,8 +43,11 @@ impl Ledger for Book {
         self.0.lock().get(volume).filter(|_| !self.1.load(Ordering::SeqCst)).cloned()
     }
 
-    fn unreadable(&self, _: &str) -> Option<LedgerError> {
-        self.1.load(Ordering::SeqCst).then(|| LedgerError::Unreadable("torn".into()))
+    fn read(&self, volume: &str) -> Result<Option<Note>, LedgerError> {
+        match self.1.load(Ordering::SeqCst) {
+            true => Err(LedgerError::Unreadable("torn".into())),
+            false => Ok(self.note_of(volume)),
+        }
     }
 
     fn write(&self, volume: &str, note: Note, noted: Noted) {
