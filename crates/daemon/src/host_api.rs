@@ -447,6 +447,12 @@ pub(crate) trait Serving {
     /// not stopped, as its content may be lost then, unless `abandon`, with which neither matters.
     fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
 
+    /// Looks whether a volume that is not served is on its cache device.
+    ///
+    /// # Errors
+    /// That is unknown: the device is missing, is another one, does not answer, or has another volume of this name.
+    fn holds(&self, volume: &Definition, work: &Arc<Work>) -> Result<bool, ApiError>;
+
     /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
     /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with
     /// which a failed or missing cache device is not an error.

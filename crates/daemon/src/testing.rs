@@ -425,6 +425,11 @@ impl Serving for FakeHost {
         asked
     }
 
+    fn holds(&self, volume: &Definition, work: &Arc<Work>) -> Result<bool, ApiError> {
+        self.ask("holds", &volume.name, "", work)?;
+        Ok(!self.fails(&format!("struck {}", volume.name)))
+    }
+
     fn delete(
         &self,
         volume: &Definition,

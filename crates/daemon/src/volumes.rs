@@ -9,16 +9,15 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, DeleteRequest, ErrorKind, OperationId, StartRequest, StopRequest,
-    VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, ErrorKind, OperationId, StartRequest, StopRequest, VolumeName,
+    VolumeReport, VolumeState,
 };
 use forebay_core::{ExportSet, Identity};
 use forebay_engine::FrontEnd;
-use forebay_format::Uuid;
 
 use super::claims::Claims;
 use super::hand_over;
-use super::host_api::{Count, Definition, Host, Remains};
+use super::host_api::{Count, Definition, Host};
 use super::operations::{Beside, Operations, attempt};
 use super::{memory, preflight};
 use crate::curve::Sizes;
@@ -40,10 +39,6 @@ const YIELD_PATIENCE: Duration = Duration::from_secs(15);
 /// How long a command waits for a device that does not answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a delete with discarded dirty blocks waits for the volume's devices. The volume is
-/// deleted by then in any case.
-const PARTING_PATIENCE: Duration = Duration::from_secs(3);
-
 /// Whether a verb gives way to a stop, and to a deletion that discards dirty blocks: with a lost device it could wait for
 /// ever.
 fn gives_way(verb: &str) -> bool {
@@ -51,6 +46,7 @@ fn gives_way(verb: &str) -> bool {
 }
 
 mod creation;
+mod deleting;
 mod exporting;
 mod noticing;
 mod programs;
@@ -397,118 +393,6 @@ impl Volumes {
         })?;
         self.prefetch_after(begun, name);
         Ok(begun)
-    }
-
-    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device. With `force` its clients and the users of
-    /// its block device are cut off.
-    ///
-    /// # Errors
-    /// There is no such volume, or it is busy or in use.
-    pub(crate) fn delete(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        DeleteRequest { discard_dirty, wipe, force }: DeleteRequest,
-    ) -> Result<OperationId, ApiError> {
-        let beside = match discard_dirty {
-            true => Beside { supersedes: gives_way, late: true },
-            false => ranges::beside("delete"),
-        };
-        self.operate_beside("delete", name, beside, move |this, Remembered { volume, .. }, work| {
-            work.limit(ANSWER_PATIENCE);
-            if wipe {
-                this.check_wipe(&volume)?;
-            }
-            this.without_exports(&volume, ("delete", force), || match discard_dirty {
-                true => this.delete_whatever_happens(&volume, work),
-                false => this.delete_drained(&volume, work),
-            })?;
-            if wipe { this.wipe(&volume, work) } else { Ok(()) }
-        })
-    }
-
-    /// Deletes a volume whose dirty blocks are written to the origin first.
-    fn delete_drained(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
-        let name = &volume.name;
-        // Tells a restarted daemon why the cache no longer contains the volume.
-        self.state.edit(name, work, |entry| entry.deleting = true)?;
-        let remains = attempt(|| self.host.delete(volume, false, work)).inspect_err(|_| {
-            if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
-                // The volume may have been struck from its cache device. A start that finds it there takes this back.
-                return;
-            }
-            self.undo(work, |volumes| {
-                entry_of(volumes, name)?.deleting = false;
-                Ok(())
-            });
-        })?;
-        self.waiting().remove(name);
-        if let (Remains::OnCacheDevice, Some(uuid)) = (remains, volume.uuid) {
-            self.state.known().facts().deleted.insert(uuid);
-        }
-        self.remove(volume, work);
-        self.tell_deleted(name, false);
-        Ok(())
-    }
-
-    /// Deletes a volume whose dirty blocks are discarded. It is first removed from the state for
-    /// good, whatever its devices do after that.
-    fn delete_whatever_happens(
-        &self,
-        volume: &Definition,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let cancelled = |_| ApiError::new(ErrorKind::Cancelled, "cancelled");
-        let committed = work.commit().map(drop).map_err(cancelled);
-        if !planted::has(PlantedBug::DeletedBeforeCommit) {
-            committed.clone()?;
-        }
-        self.state.change(work, |volumes, known| {
-            volumes.retain(|entry| entry.volume.name != volume.name);
-            known.deleted.extend(volume.uuid);
-            Ok(())
-        })?;
-        committed?;
-        self.waiting().remove(&volume.name);
-        self.note_failure(&volume.name, None);
-        self.tell_deleted(&volume.name, true);
-        let remains = attempt(|| self.host.delete(volume, true, &work.beside(PARTING_PATIENCE)));
-        match (remains, volume.uuid) {
-            (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid, work),
-            (Ok(Remains::None), None) => {}
-            (Ok(Remains::OnCacheDevice), _) => tracing::warn!(
-                volume = %volume.name,
-                "deleted, but its cache device was unavailable: the volume is removed from it when it is next opened"
-            ),
-            (Err(error), _) => tracing::warn!(
-                volume = %volume.name,
-                "deleted; its cached blocks are removed later: {error}"
-            ),
-        }
-        Ok(())
-    }
-
-    /// Removes a volume's UUID from the deleted ones, because nothing of it is left. A failure to
-    /// write this is harmless: the UUID is unique.
-    fn forget_deleted(&self, volume: Uuid, work: &Work) {
-        let forgotten = self.state.complete(work, |_, known| {
-            known.deleted.remove(&volume);
-            Ok(())
-        });
-        if let Err(error) = forgotten {
-            tracing::warn!("cannot remove a deleted volume from the state yet: {error}");
-        }
-    }
-
-    /// Removes a deleted volume from the state. If that cannot be written, the next start repeats
-    /// it.
-    fn remove(&self, volume: &Definition, work: &Work) {
-        self.note_failure(&volume.name, None);
-        if planted::has(PlantedBug::DeletedStays) {
-            return;
-        }
-        if let Err(error) = self.state.remove(&volume.name, work) {
-            tracing::error!(volume = %volume.name, "deleted, but cannot be removed from the state: {error}");
-        }
     }
 
     /// Stores the positions of the open caches durably.

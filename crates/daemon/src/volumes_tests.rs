@@ -360,6 +360,28 @@ fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
 }
 
 #[test]
+fn an_interrupted_deletion_of_a_stopped_volume_is_settled_by_the_next_daemon() {
+    for (struck, fails) in [(false, false), (true, false), (false, true)] {
+        let daemon = Daemon::new();
+        daemon.create("a", "origin").expect("good");
+        daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
+        let work = Arc::default();
+        daemon.volumes.state.edit(&name("a"), &work, |entry| entry.deleting = true).expect("good");
+        let daemon = daemon.restart();
+        if struck {
+            daemon.fail("struck a");
+        }
+        if fails {
+            daemon.fail("holds a");
+        }
+        daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
+        assert!(daemon.volumes.operations().wait_all(Duration::from_secs(60)));
+        let deleting = daemon.volumes.state.volume(&name("a")).ok().map(|entry| entry.deleting);
+        assert_eq!(deleting, (!struck).then_some(fails));
+    }
+}
+
+#[test]
 fn an_older_copy_is_accepted_for_one_volume_at_a_time() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");

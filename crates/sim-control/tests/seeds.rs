@@ -27,6 +27,8 @@ fn worlds_that_failed_once_keep_their_promises() {
     let found = [
         // A stopped volume that was deleted while its cache device had failed stayed on it for good.
         ("60575", None),
+        // A stopped volume whose deletion had been completed before a crash was listed until a command looked at it.
+        ("490", Some("kills")),
     ];
     for (seed, all) in found {
         let all: Vec<&str> = all.map_or_else(Vec::new, |all| vec!["--all", all]);

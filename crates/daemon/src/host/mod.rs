@@ -42,6 +42,7 @@ mod report;
 mod settings;
 mod shown;
 mod shutdown;
+mod stopped;
 mod volumes;
 mod waiting;
 

@@ -431,7 +431,7 @@ impl EngineHost {
 
     /// Finds the record of a volume in the volume table of its cache, and checks that cache, volume
     /// and the daemon's state belong together.
-    fn check_record<'a>(
+    pub(super) fn check_record<'a>(
         &self,
         volume: &Definition,
         cache: Uuid,
@@ -548,7 +548,7 @@ fn check_identity(volume: &Definition, origin: &dyn Device, force: bool) -> Resu
 
 /// Opens the device named in `field`, which was there before. A server that is not reached has the time that its requests
 /// have; a device that another process uses is waited for if the work says so.
-fn claim_again(
+pub(super) fn claim_again(
     access: Access,
     devices: &Devices,
     (field, spec): (&str, &DeviceSpec),

@@ -8,8 +8,7 @@ use forebay_device::{Device, DeviceSpec};
 use forebay_engine::displaced::BeforeStop;
 use forebay_engine::{Settings, Volume};
 
-use super::caches::{self, Place};
-use super::inspect::{self, Content};
+use super::caches::Place;
 use super::report::Running;
 use super::{EngineHost, How, faults, settings};
 use crate::devices::NO_CACHE;
@@ -100,6 +99,16 @@ impl Serving for Arc<EngineHost> {
         let (name, version) = (volume.name.clone(), volume.version);
         self.attended(&volume.name, work, move |host, work| {
             host.stop_now(&name, Some(version), abandon, work)
+        })
+    }
+
+    fn holds(&self, volume: &Definition, work: &Arc<Work>) -> Result<bool, ApiError> {
+        self.served.begin(volume)?;
+        let own = volume.clone();
+        self.attended(&volume.name, work, move |host, work| {
+            let holds = host.holds_now(&own, work);
+            host.served.remove(&own.name);
+            holds
         })
     }
 
@@ -453,49 +462,6 @@ impl EngineHost {
             }
         }
     }
-
-    /// Removes a stopped volume and all of its blocks from its cache, unless the cache is gone.
-    fn forget_stopped(self: &Arc<Self>, volume: &Definition) -> Result<Remains, ApiError> {
-        let cache_spec = made("cache", &volume.cache)?;
-        let Ok(place) = self.caches.place(&cache_spec, &volume.name) else {
-            return Ok(Remains::OnCacheDevice);
-        };
-        self.using(&place, || {
-            let open = {
-                let mut cache = place.lock();
-                if cache.is_none() {
-                    let device = self.devices.claim("cache", &cache_spec)?;
-                    let own = device.clone();
-                    let content = self.lanes.run(0, move |state| async move {
-                        inspect::content(&state.context, &own).await
-                    })??;
-                    let Content::Cache(roots) = content else { return Ok(Remains::OnCacheDevice) };
-                    if !roots.volumes.iter().any(|record| is_it(volume, record)) {
-                        return Ok(Remains::OnCacheDevice);
-                    }
-                    let opened = caches::open(&self.lanes, &place, device, 0, Vec::new())?;
-                    *cache = Some(opened);
-                }
-                match &*cache {
-                    Some(open) => open.clone(),
-                    None => return Ok(Remains::OnCacheDevice),
-                }
-            };
-            if !open.store.volumes().iter().any(|record| is_it(volume, record)) {
-                return Ok(Remains::None);
-            }
-            let (number, name) = (place.number, volume.name.to_string());
-            let forgotten = self.lanes.run(0, move |state| async move {
-                state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
-            })?;
-            forgotten.map(Remains::from)
-        })
-    }
-}
-
-/// Whether a record belongs to this volume, and not to another one of the same name.
-fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
-    record.name == volume.name.as_str() && volume.uuid.is_none_or(|uuid| uuid == record.uuid)
 }
 
 /// Adds to an error of a delete how the volume can be deleted without its cache device.

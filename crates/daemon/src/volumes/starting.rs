@@ -60,6 +60,7 @@ impl Volumes {
     /// the device answers. A device that is missing has `patience` to appear before its volume is
     /// started.
     pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest, patience: Duration) -> Restored {
+        self.settle_deletions();
         let begun_at = Instant::now();
         let until = begun_at + patience;
         let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
