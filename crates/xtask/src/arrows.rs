@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::Finding;
 
 /// Every crate of the workspace with the crates of the workspace that it may use.
-const ALLOWED: &[(&str, &[&str])] = &[
+pub(crate) const ALLOWED: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("settings", &["core"]),
     ("format", &["core"]),

@@ -3,6 +3,7 @@
 //! - [`tree`]: the files under version control
 //! - [`supply`], [`built_in`]: crates of others, their licences, and why they are in the program
 //! - [`arrows`]: which crate may depend on which
+//! - [`picture`]: the picture of the crates, which `cargo run -p xtask -- picture` writes
 //! - [`modules`]: which module of a crate may import which
 //! - [`sources`]: what every source file has, and what none may have
 //! - [`paths`]: no path of somebody's machine anywhere
@@ -15,6 +16,7 @@ mod built_in;
 mod invariants;
 mod modules;
 mod paths;
+mod picture;
 mod references;
 mod sources;
 mod supply;
@@ -52,6 +54,13 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        ["picture"] => match picture::write() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("picture: {error}");
+                ExitCode::FAILURE
+            }
+        },
         ["sbom", version] => match bill(version) {
             Ok(bill) => {
                 println!("{bill:#}");
@@ -63,7 +72,7 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy, or sbom VERSION");
+            eprintln!("usage: cargo run -p xtask -- tidy, picture, or sbom VERSION");
             ExitCode::from(2)
         }
     }
@@ -86,6 +95,7 @@ fn bill(version: &str) -> Result<serde_json::Value, String> {
 fn tidy() -> Result<Vec<Finding>, String> {
     let tree = Tree::read()?;
     let mut findings = arrows::check(&arrows::dependencies()?);
+    findings.extend(picture::check(&tree));
     findings.extend(modules::check(&tree));
     let metadata = supply::metadata()?;
     findings.extend(supply::check(&tree, &metadata)?);
