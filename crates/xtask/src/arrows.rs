@@ -1,5 +1,5 @@
-//! Which crate may depend on which. Every arrow points down; one that is not in the table here is
-//! an error, and so is a crate that is not in it.
+//! Dependencies between crates. Every arrow points down; an arrow or a crate that is not in the
+//! table here is an error.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! Crates of others that the program has in it, and so run as root: the page that gives the reason for each, and the
-//! list of them that goes with a release.
+//! Third-party crates in the program, which run as root: `docs/supply.md` gives the reason for
+//! each, and a release contains the list of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,8 +26,8 @@ struct BuiltIn {
     needs: BTreeSet<String>,
 }
 
-/// Returns the crates in the program by their ids, from what `cargo metadata` says. What only builds it is not among
-/// them.
+/// Returns the crates in the program by their ids, from the output of `cargo metadata`, without
+/// crates that only build or test it.
 fn built_in(metadata: &Value) -> BTreeMap<String, BuiltIn> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let all = |value: &'_ Value| value.as_array().cloned().unwrap_or_default();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_builds_or_tests_the_program_is_not_in_it() {
+    fn crates_that_only_build_or_test_the_program_are_not_in_it() {
         let names: Vec<_> = built_in(&metadata()).into_values().map(|it| it.name).collect();
         assert_eq!(names, ["clap", "forebay", "inner"]);
     }

@@ -1,8 +1,8 @@
 //! Every invariant has its line in `docs/testing.md`, and the tests that the line names exist.
 //!
 //! A line of the table is `| number | promise | tests |`. Tests are in backticks: the name of a
-//! function, or the path of a script. A line without tests says "not yet". So does every line of the tables of
-//! `SECURITY.md`, which have no numbers.
+//! function, or the path of a script. A line without tests says "not yet". So does every line of
+//! the tables of `SECURITY.md`, which have no numbers.
 
 use crate::Finding;
 use crate::tree::Tree;
@@ -11,7 +11,7 @@ const FILE: &str = "docs/testing.md";
 
 const SECURITY: &str = "SECURITY.md";
 
-/// How many invariants there are.
+/// Number of invariants.
 const INVARIANTS: u32 = 38;
 
 /// Checks the table.

@@ -1,22 +1,28 @@
 //! Checks of the source tree that the compiler cannot make: `cargo run -p xtask -- tidy`.
 //!
 //! - [`tree`]: the files under version control
-//! - [`supply`], [`built_in`]: crates of others, their licences, and why they are in the program
+//! - [`supply`], [`built_in`]: third-party crates, their licences, and why they are in the program
 //! - [`arrows`]: which crate may depend on which
 //! - [`picture`]: the picture of the crates, which `cargo run -p xtask -- picture` writes
 //! - [`modules`]: which module of a crate may import which
 //! - [`sources`]: what every source file has, and what none may have
-//! - [`paths`]: no path of somebody's machine anywhere
-//! - [`references`]: what pages refer to exists
-//! - [`invariants`]: every invariant has its line in `docs/testing.md`, and the tests it names exist
+//! - [`paths`]: no path of a developer's machine anywhere
+//! - [`prose`], [`names`]: comments and names, counted against [`ceilings`] that may only fall
+//! - [`references`]: files that pages refer to exist
+//! - [`invariants`]: every invariant has its line in `docs/testing.md`, and the tests it names
+//!   exist
 #![forbid(unsafe_code)]
 
 mod arrows;
 mod built_in;
+mod ceilings;
 mod invariants;
 mod modules;
+mod names;
+mod occurrence;
 mod paths;
 mod picture;
+mod prose;
 mod references;
 mod sources;
 mod supply;
@@ -27,14 +33,14 @@ use std::process::ExitCode;
 
 use tree::Tree;
 
-/// One thing that is not as it should be.
+/// A fault of the tree.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     /// The file, relative to the root of the tree.
     pub(crate) file: String,
     /// The line, from 1; 0 for the whole file.
     pub(crate) line: usize,
-    /// What is wrong, and what to do.
+    /// The fault, and the remedy.
     pub(crate) what: String,
 }
 
@@ -54,26 +60,38 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        ["picture"] => match picture::write() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("picture: {error}");
-                ExitCode::FAILURE
-            }
-        },
-        ["sbom", version] => match bill(version) {
-            Ok(bill) => {
-                println!("{bill:#}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("sbom: {error}");
-                ExitCode::FAILURE
-            }
-        },
+        ["sbom", version] => finish("sbom", bill(version).map(|bill| println!("{bill:#}"))),
+        ["picture"] => finish("picture", picture::write()),
+        ["lower"] => finish("lower", Tree::read().and_then(|tree| ceilings::lower(&tree))),
+        ["places", ref crates @ ..] => finish("places", list(crates)),
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy, picture, or sbom VERSION");
+            eprintln!(
+                "usage: cargo run -p xtask -- tidy, picture, lower, places [CRATE...], or sbom VERSION"
+            );
             ExitCode::from(2)
+        }
+    }
+}
+
+/// Prints the places of all measures in some crates, or in all.
+///
+/// # Errors
+/// When the tree cannot be read.
+fn list(crates: &[&str]) -> Result<(), String> {
+    for place in ceilings::places(&Tree::read()?) {
+        if crates.is_empty() || crates.contains(&occurrence::crate_of(&place.file)) {
+            println!("{}:{}: {} of {}", place.file, place.line, place.measure, place.key);
+        }
+    }
+    Ok(())
+}
+
+fn finish(command: &str, result: Result<(), String>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{command}: {error}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -100,6 +118,7 @@ fn tidy() -> Result<Vec<Finding>, String> {
     let metadata = supply::metadata()?;
     findings.extend(supply::check(&tree, &metadata)?);
     findings.extend(built_in::check(&tree, &metadata));
+    findings.extend(ceilings::check(&tree)?);
     findings.extend(words::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));

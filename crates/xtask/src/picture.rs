@@ -1,6 +1,7 @@
 //! The picture of the crates in `ARCHITECTURE.md`, which is made from the table of arrows.
 //!
-//! It has only those arrows that no other path of arrows implies, because all of them would be unreadable.
+//! It has only those arrows that no other path of arrows implies, because all of them would be
+//! unreadable.
 
 use crate::Finding;
 use crate::arrows::ALLOWED;
@@ -10,7 +11,8 @@ const FILE: &str = "ARCHITECTURE.md";
 const BEGIN: &str = "```mermaid";
 const END: &str = "```";
 
-/// Crates that are not in the picture: test support, which nearly every crate uses, and crates that no other uses.
+/// Crates that are not in the picture: test support, which nearly every crate uses, and crates that
+/// no other uses.
 const LEFT_OUT: &[&str] = &["testkit", "fuzz", "xtask"];
 
 /// Checks that the page has the picture that the table makes, and a row for each crate.
@@ -68,7 +70,8 @@ fn drawn(table: &[(&str, &[&str])]) -> String {
     picture
 }
 
-/// Returns whether arrows lead from one crate to another one, over others or not. The table has no circle.
+/// Returns whether arrows lead from one crate to another one, over others or not. The table has no
+/// circle.
 fn leads(table: &[(&str, &[&str])], from: &str, to: &str) -> bool {
     let used = table.iter().find(|(name, _)| *name == from).map_or(&[][..], |(_, used)| used);
     used.iter().any(|name| *name == to || leads(table, name, to))

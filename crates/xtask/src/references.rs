@@ -1,4 +1,4 @@
-//! What pages refer to exists: the files of links, and paths in backticks.
+//! Pages refer to files that exist, by links and by paths in backticks.
 
 use std::path::Path;
 
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_referred_to_has_to_be_there() {
+    fn references_to_missing_files_are_found() {
         for text in [
             "`crates/a/src/lib.rs`, `crates/a/`",
             "[x](other.md#part) [y](../README.md) [z](https://example.org/crates/b) [w](#here)",

@@ -1,4 +1,4 @@
-//! What every source file has, and what none may have.
+//! Rules for every source file: its first line, its length, unsafe code, leftovers.
 
 use crate::Finding;
 use crate::tree::{TextFile, Tree};
@@ -28,7 +28,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Files that nobody reads from top to bottom.
+/// Files that are references, not read from top to bottom.
 fn is_reference(path: &str) -> bool {
     path.ends_with("Cargo.lock")
         || path.starts_with("LICENSE")
@@ -45,7 +45,7 @@ fn length(file: &TextFile) -> Option<Finding> {
     })
 }
 
-/// Files of tests are named after what they test.
+/// Files of tests are named after the module that they test.
 fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs")
 }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_over_is_found() {
+    fn leftovers_are_found() {
         for name in UNFINISHED {
             let line = format!("//! What.\n    {name}!()\n");
             assert_eq!(found("crates/core/src/a.rs", &line), [2]);

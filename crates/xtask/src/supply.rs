@@ -1,5 +1,6 @@
-//! Crates of others: their licences, where they come from, and those that may not be built in. The policy is
-//! `deny.toml`, which `cargo deny` reads as well; this is the part of it that needs no database.
+//! Third-party crates: their licences, their registries, and crates that may not be built in. The
+//! policy is `deny.toml`, which `cargo deny` reads as well; this check is the part of it that needs
+//! no database.
 
 use std::process::Command;
 
@@ -9,10 +10,10 @@ use spdx::{Expression, ParseMode};
 use crate::Finding;
 use crate::tree::Tree;
 
-/// Where the policy is.
+/// The file of the policy.
 const POLICY: &str = "deny.toml";
 
-/// What `deny.toml` says.
+/// The contents of `deny.toml`.
 struct Policy {
     licenses: Vec<String>,
     registries: Vec<String>,
@@ -31,7 +32,7 @@ struct Package {
 /// Checks every crate that a build for this machine takes.
 ///
 /// # Errors
-/// When the policy or what cargo says cannot be read.
+/// When the policy or the output of cargo cannot be read.
 pub(crate) fn check(tree: &Tree, metadata: &Value) -> Result<Vec<Finding>, String> {
     let text = tree.files.iter().find(|file| file.path == POLICY);
     let text = text.ok_or_else(|| format!("{POLICY} is missing"))?;
