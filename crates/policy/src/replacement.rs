@@ -7,16 +7,16 @@
 //!
 //! S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction",
 //! SOSP 2023) has a small queue for new blocks, a main queue for blocks used in the small one, and
-//! ghosts of the unused ones ([`crate::GhostGroups`]). Here the small queue is the log itself: new blocks lie in the
-//! segments in the order of arrival, and once enough have arrived, the oldest of these segments is
-//! processed ([`Rank::leaves_small`]). The main queue is a clock that passes over the other
-//! segments ([`Rank::passed`]) by number: the blocks it demotes lie together, so that fewer blocks
-//! are reinserted. Order of age would do that too, but miss more on loops. A block needs only a
-//! rank: its queue, and how often it was used there.
+//! ghosts of the unused ones ([`crate::GhostGroups`]). Here the small queue is the log itself: new
+//! blocks lie in the segments in the order of arrival, and once enough have arrived, the oldest of
+//! these segments is processed ([`Rank::leaves_small`]). The main queue is a clock that passes over
+//! the other segments ([`Rank::passed`]) by number: the blocks it demotes lie together, so that
+//! fewer blocks are reinserted. Order of age would do that too, but miss more on loops. A block
+//! needs only a rank: its queue, and how often it was used there.
 //!
 //! How large the small queue is, and what promotes a block, are parameters ([`crate::auto::Rule`]);
-//! the policy `auto` changes them online. The following is the rule of the policy `s3-fifo`, which has
-//! another one while demoted blocks come singly ([`crate::Rule::S3_FIFO_OF_SINGLE_BLOCKS`]).
+//! the policy `auto` changes them online. The following is the rule of the policy `s3-fifo`, which
+//! has another one while demoted blocks come singly ([`crate::Rule::S3_FIFO_OF_SINGLE_BLOCKS`]).
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A demoted block that
 //! is requested before its segment is reclaimed enters the main queue, at no write. A block of the
@@ -117,9 +117,10 @@ impl Rank {
 
 /// Returns the percentage of the blocks which fit in the log that a policy keeps.
 ///
-/// With a higher one, reclaimed segments are fuller and more is reinserted, see `docs/policies.md`. Policies with lists should
-/// hit as well as in a cache without a log. Random replacement gives up blocks evenly over all segments, so reclaim would gain
-/// little from any of them with a higher share.
+/// With a higher one, reclaimed segments are fuller and more is reinserted, see
+/// `docs/notebook/policies.md`. Policies with lists should hit as well as in a cache without a log.
+/// Random replacement gives up blocks evenly over all segments, so reclaim would gain little from
+/// any of them with a higher share.
 pub fn kept_percent(kind: ReplacementKind) -> u64 {
     match kind {
         ReplacementKind::S3Fifo | ReplacementKind::Auto => 88,

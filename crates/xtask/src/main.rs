@@ -8,7 +8,8 @@
 //! - [`sources`]: what every source file has, and what none may have
 //! - [`paths`]: no path of a developer's machine anywhere
 //! - [`prose`], [`names`]: comments and names, counted against [`ceilings`] that may only fall
-//! - [`references`]: files that pages refer to exist
+//! - [`pages`]: lines of prose have at most 100 columns, and decisions are listed by their titles
+//! - [`references`]: files and headings that pages refer to exist
 //! - [`invariants`]: every invariant has its line in `docs/testing.md`, and the tests it names
 //!   exist
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ mod invariants;
 mod modules;
 mod names;
 mod occurrence;
+mod pages;
 mod paths;
 mod picture;
 mod prose;
@@ -122,6 +124,7 @@ fn tidy() -> Result<Vec<Finding>, String> {
     findings.extend(words::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));
+    findings.extend(pages::check(&tree));
     findings.extend(references::check(&tree));
     findings.extend(invariants::check(&tree));
     findings.extend(invariants::check_security(&tree));

@@ -23,7 +23,7 @@ from harness.wire import free_port
 
 TIMES = 10
 PATIENCE = 60
-# What a busy machine may add to a pause; the figures in docs/performance.md are of a quiet one.
+# What a busy machine may add to a pause; the figures in docs/notebook/data-path.md are of a quiet one.
 LONGEST = 10
 
 

@@ -9,9 +9,9 @@
 //!
 //! Hits in the window are not counted, as in libCacheSim: several uses in short succession, because
 //! requests are smaller than blocks or run along them, do not make a block frequent. On the trace
-//! of a virtual machine's disk in `docs/policies.md` that changes the miss ratio by 0.05 to 0.12 at
-//! 10 and 20 %, on the other trace not at all. libCacheSim counts in a filter of 57 bytes per
-//! block; this sketch takes 8.
+//! of a virtual machine's disk in `docs/notebook/policies.md` that changes the miss ratio by 0.05
+//! to 0.12 at 10 and 20 %, on the other trace not at all. libCacheSim counts in a filter of 57
+//! bytes per block; this sketch takes 8.
 //!
 //! 12.25 bytes per block, and 8 for the sketch.
 

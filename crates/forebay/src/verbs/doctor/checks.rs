@@ -8,7 +8,7 @@ use crate::process::Process;
 use crate::sparse::Shortage;
 use forebay_daemon::ring_remedy;
 
-/// Bytes of the index for each cached block, rounded up; see `docs/performance.md`.
+/// Bytes of the index for each cached block, rounded up; see `docs/sizing.md`.
 const BYTES_PER_BLOCK: u64 = 11;
 const BLOCK: u64 = 4096;
 /// Files that a daemon with a thousand clients has open.

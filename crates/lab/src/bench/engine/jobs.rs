@@ -3,7 +3,7 @@
 //! and the CPU time that a request takes, background work included.
 //!
 //! The goals compare with figures that were published for the caches of the Linux kernel, measured
-//! by such a loop inside the kernel; `docs/beside-the-kernel.md` says what that means.
+//! by such a loop inside the kernel; `docs/notebook/beside-the-kernel.md` says what that means.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -232,7 +232,7 @@ fn print(report: &Report) -> LabResult<()> {
     println!(
         "{} pairs of {} s, 4 KiB, random within {}, one lane on one CPU with all of its background\n\
          work; RAW: a bare RAM device in the same loop. front-end: what can be answered at once is,\n\
-         as for NBD; submitted: every request is submitted. Goals: docs/beside-the-kernel.md.",
+         as for NBD; submitted: every request is submitted. Goals: docs/notebook/beside-the-kernel.md.",
         report.pairs,
         report.seconds_per_sample,
         forebay_core::units::format_size(report.region_bytes),
