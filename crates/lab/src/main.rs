@@ -4,7 +4,7 @@
 //!
 //! - `bench`: the engine, its front end, its memory, its recovery, in real time
 //! - `virtual_time`: modelled devices and a clock that jumps; `experiments`: what is run there
-//! - `real`: fio on real devices and on modelled ones
+//! - `real`: fio on real devices
 //! - `report`: pages of results
 //! - `process`, `fio`: programs as children, and how they end when somebody wants that; `nbd`: a client
 //! - `rig`: an engine in this process, driven by the thread that measures
@@ -83,7 +83,7 @@ enum Command {
     Recovery(recovery::Args),
     /// Commands on a cache of terabytes: time, holds of the lane, requests of neighbours, memory
     Commands(commands::Args),
-    /// The experiments of five published reports, in virtual time, or scaled down in real time
+    /// The experiments of five published reports, in virtual time
     Seeds(seeds::Args),
     /// Miss ratios of replacement policies on a trace
     Policies(policies::Args),

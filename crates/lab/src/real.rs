@@ -3,9 +3,7 @@
 //! - `device`: who uses a file or block device, and what is on it
 //! - `peers`: other caches on real devices, side by side with this one
 //! - `run`: the reports' jobs on any device
-//! - `scaled`: the reports' experiments, scaled down, beside the same in virtual time
 
 mod device;
 pub(crate) mod peers;
 pub(crate) mod run;
-pub(crate) mod scaled;

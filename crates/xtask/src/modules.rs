@@ -21,7 +21,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
     ("device", &["api", "ring"]),
     ("engine", &["background::demote", "background::reclaim"]),
     ("forebay", &["client", "output"]),
-    ("lab", &["experiments", "real"]),
     ("policy", &["auto", "curve", "exact"]),
     ("ram", &["shard", "tier"]),
     ("sim", &["oracle", "order"]),

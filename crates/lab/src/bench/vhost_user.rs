@@ -3,17 +3,17 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{ExportSet, parse_size};
 use forebay_device::RamDevice;
-use forebay_engine::{Exports, FrontEnd, LaneFrontEnd, Settings};
-use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
+use forebay_engine::{Exports, FrontEnd, Settings};
+use forebay_lane::{LaneLoop, MemoryBudget};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_vhost_user::VhostUserFrontEnd;
 
-use super::nbd::server::cached;
+use super::nbd::server::{cached, everything_stays, serve};
 use crate::error::{LabResult, other};
 use crate::rig::VOLUME;
 
@@ -40,21 +40,10 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     let front_end = VhostUserFrontEnd::new(Path::new("/"), Duration::from_secs(5), memory);
     let front_end = Arc::new(front_end);
     let (null, served) = (args.null, front_end.clone());
-    let (tell, hear) = mpsc::channel();
-    let setup = move |lane: &LaneLoop| {
-        let kept: Rc<std::cell::RefCell<Option<Box<dyn LaneFrontEnd>>>> = Rc::default();
-        let (inner, lane_loop) = (kept.clone(), lane.clone());
-        lane.lane().spawn(async move {
-            let exports = exports(&lane_loop, size, null).await;
-            let _ = tell.send(exports.map(|exports| {
-                inner.replace(Some(served.serve(lane_loop.lane(), lane_loop.ring(), exports)));
-            }));
-        });
-        kept
-    };
-    let clock = Arc::new(MonotonicClock::new());
-    let thread = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?;
-    hear.recv().map_err(|_| other("the server has ended"))??;
+    let ((), thread) = serve(async move |lane| {
+        let exports = exports(lane, size, null).await?;
+        Ok(((), served.serve(lane.lane(), lane.ring(), exports)))
+    })?;
     front_end
         .publish(VOLUME, &Settings { export: set, ..Settings::default() })
         .map_err(|error| other(error.to_string()))?;
@@ -70,7 +59,5 @@ async fn exports(lane: &LaneLoop, size: u64, null: bool) -> LabResult<Rc<dyn Exp
     }
     let devices =
         (RamDevice::new("cache", 2 * size + (64 << 20))?, RamDevice::new("origin", size)?);
-    let (_, exports) =
-        cached(lane, super::nbd::server::everything_stays(devices), Vec::new()).await?;
-    Ok(exports)
+    cached(lane, everything_stays(devices)).await
 }

@@ -102,7 +102,7 @@ pub(crate) fn run(
 }
 
 /// A bare device with its memory in place.
-pub(crate) fn bare(crew: &Crew, bytes: u64) -> LabResult<Arc<dyn Device>> {
+fn bare(crew: &Crew, bytes: u64) -> LabResult<Arc<dyn Device>> {
     let device: Arc<dyn Device> = RamDevice::new("bare", bytes)?;
     let inner = device.clone();
     crew.on(0, move |worker: &mut Worker| {

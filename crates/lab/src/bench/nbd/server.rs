@@ -7,15 +7,13 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
 use forebay_core::{Mode, parse_size};
-use forebay_device::{Access, Device, FileDevice, RamDevice};
-use forebay_engine::{BlockService, Cache, EngineLane, Exports, LaneContext, Settings};
-use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+use forebay_device::{Access, FileDevice, RamDevice};
+use forebay_engine::{Exports, LaneContext, Settings};
+use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener, Server};
-use forebay_ram::{RamVolume, Tier};
 
 use crate::error::{LabResult, other};
-use crate::ram_tier;
-use crate::rig::{Plan, VOLUME, build, no_writeback, touch};
+use crate::rig::{Plan, VOLUME, build, no_writeback};
 
 /// What is served.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,11 +41,8 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
             RamDevice::new("origin", size)?,
         )),
     };
-    let (tell, hear) = mpsc::channel();
-    let thread = serve(plan, Vec::new(), address, move |served| {
-        let _ = tell.send(served.map(|served| println!("{}", served.uri)));
-    })?;
-    hear.recv().map_err(|_| other("the server has ended"))??;
+    let (uri, thread) = serve(async move |lane| start(lane, plan, &address).await)?;
+    println!("{uri}");
     thread.join()?;
     Ok(())
 }
@@ -71,98 +66,49 @@ fn through(folder: &Path, cache: u64, origin: u64) -> LabResult<Plan> {
     Ok(Plan { touched: true, ..plan })
 }
 
-/// A volume that is served.
-pub(crate) struct Served {
-    pub(crate) cache: Arc<Cache>,
-    /// Where clients find the volume.
-    pub(crate) uri: String,
-}
-
-/// Starts a lane that makes a cache as planned and serves its volume until it is dropped. `memory` is
-/// written over first, so that the system has given it before any clock runs. The lane says what came
-/// of it.
-pub(crate) fn serve(
-    plan: Plan,
-    memory: Vec<Arc<dyn Device>>,
-    address: ListenAddress,
-    said: impl FnOnce(LabResult<Served>) + Send + 'static,
-) -> LabResult<LaneThread> {
+/// Starts a lane on which `start` makes a server, which is kept until the lane ends. Returns once it
+/// serves, with what `start` says of it.
+pub(crate) fn serve<T: Send + 'static, S: 'static>(
+    start: impl AsyncFnOnce(&LaneLoop) -> LabResult<(T, S)> + Send + 'static,
+) -> LabResult<(T, LaneThread)> {
+    let (tell, hear) = mpsc::channel();
     let setup = move |lane: &LaneLoop| {
-        // What is kept until the lane stops.
-        let kept: Rc<RefCell<Option<Server>>> = Rc::default();
+        let kept: Rc<RefCell<Option<S>>> = Rc::default();
         let (inner, lane_loop) = (kept.clone(), lane.clone());
         lane.lane().spawn(async move {
-            said(match start(&lane_loop, plan, memory, &address).await {
-                Ok((served, server)) => {
-                    *inner.borrow_mut() = Some(server);
-                    Ok(served)
-                }
-                Err(error) => Err(error),
-            });
+            let _ = tell.send(start(&lane_loop).await.map(|(said, server)| {
+                inner.replace(Some(server));
+                said
+            }));
         });
         kept
     };
     let clock = Arc::new(MonotonicClock::new());
-    Ok(LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?)
-}
-
-/// The volume behind its RAM tier.
-struct Tiered {
-    engine: Rc<EngineLane>,
-    tier: Arc<Tier>,
-    lane: Rc<Lane>,
-}
-
-impl Exports for Tiered {
-    fn names(&self) -> Vec<String> {
-        self.engine.names()
-    }
-
-    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
-        let volume = self.engine.target(name)?;
-        Some(RamVolume::new(self.tier.clone(), volume, self.lane.clone()))
-    }
+    let thread = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?;
+    let said = hear.recv().map_err(|_| other("the server has ended"))??;
+    Ok((said, thread))
 }
 
 /// Makes a cache as planned.
-pub(crate) async fn cached(
-    lane: &LaneLoop,
-    plan: Plan,
-    memory: Vec<Arc<dyn Device>>,
-) -> LabResult<(Arc<Cache>, Rc<dyn Exports>)> {
+pub(crate) async fn cached(lane: &LaneLoop, plan: Plan) -> LabResult<Rc<dyn Exports>> {
     let driven = lane.clone();
     let context = LaneContext {
         lane: lane.lane().clone(),
         queues: Rc::new(lane.context()),
         register: Rc::new(move |queue| driven.register(queue)),
     };
-    for device in &memory {
-        touch(&context, device).await?;
-    }
-    let tier = ram_tier::tier(&plan.settings, lane.lane().clock().clone())?;
-    let engine = build(context, plan).await?;
-    let cache = engine.cache.clone();
-    let exports: Rc<dyn Exports> = match tier {
-        None => engine,
-        Some(tier) => {
-            let volume = engine.target(VOLUME).ok_or_else(|| other("the volume is gone"))?;
-            ram_tier::keep(&tier, volume, lane.lane());
-            Rc::new(Tiered { engine, tier, lane: lane.lane().clone() })
-        }
-    };
-    Ok((cache, exports))
+    Ok(build(context, plan).await?)
 }
 
+/// Serves the planned volume by NBD, and returns where clients find it.
 async fn start(
     lane: &LaneLoop,
     plan: Plan,
-    memory: Vec<Arc<dyn Device>>,
     address: &ListenAddress,
-) -> LabResult<(Served, Server)> {
-    let (cache, exports) = cached(lane, plan, memory).await?;
+) -> LabResult<(String, Server)> {
+    let exports = cached(lane, plan).await?;
     let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
     let uri = listener.address().uri(VOLUME, false);
     let (limits, count) = (Limits::default(), ConnectionCount::default());
-    let server = Server::serve(lane.lane(), lane.ring(), &[listener], exports, limits, count);
-    Ok((Served { cache, uri }, server))
+    Ok((uri, Server::serve(lane.lane(), lane.ring(), &[listener], exports, limits, count)))
 }

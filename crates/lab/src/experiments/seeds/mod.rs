@@ -12,7 +12,7 @@ mod report_000;
 mod report_001;
 mod report_002;
 mod report_003;
-pub(crate) mod report_004;
+mod report_004;
 mod row;
 mod table;
 
@@ -29,11 +29,10 @@ use crate::virtual_time::cpu::CpuCosts;
 use measure::{Context, Job, Measurement};
 use published::Report;
 
-/// The reports' experiments in virtual time, or some of them, scaled down, in real time.
+/// The reports' experiments in virtual time, or some of them.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only these reports: 000, 001, 002, 003, 004; with --real 000, 001, 003, 004, and ram for
-    /// the rows of 003 on RAM
+    /// Only these reports: 000, 001, 002, 003, 004
     #[arg(long, value_delimiter = ',', value_name = "REPORT")]
     only: Vec<String>,
     /// Only jobs whose name contains this; rows then lack what other jobs measure
@@ -45,13 +44,6 @@ pub(crate) struct Args {
     /// Threads; as many as there are CPUs unless said otherwise
     #[arg(long, value_name = "THREADS")]
     threads: Option<usize>,
-    /// In real time, scaled down, with fio over NBD; and the same in virtual time beside it
-    #[arg(long, conflicts_with_all = ["scale", "threads", "details", "save", "report", "jobs_named"])]
-    real: bool,
-    /// With --real: percent of the time that each measurement should take; less is less exact
-    #[arg(long, default_value_t = 100, value_name = "PERCENT", requires = "real",
-          value_parser = clap::value_parser!(u64).range(10..=1000))]
-    time: u64,
     /// Measure this share of the reports' times, to get an impression quickly
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     scale: f64,
@@ -84,9 +76,6 @@ fn reports() -> LabResult<Vec<(Arc<Report>, Vec<Job>)>> {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    if args.real {
-        return crate::real::scaled::run(&args.only, args.time, args.costs, args.seed, json);
-    }
     let all = reports()?;
     let known: Vec<&str> = all.iter().map(|(report, _)| &*report.text.number).collect();
     if let Some(wrong) = args.only.iter().find(|only| !known.contains(&only.as_str())) {

@@ -17,7 +17,7 @@
 
 mod ram;
 mod reads;
-pub(crate) mod shares;
+mod shares;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,19 +50,19 @@ const SECONDS: f64 = 1.0;
 
 /// One measurement: a pattern within a range.
 #[derive(Clone, Copy)]
-pub(crate) struct Cell {
+struct Cell {
     whole: bool,
-    pub(crate) random: bool,
+    random: bool,
     /// Bytes of a request.
-    pub(crate) size: u64,
-    pub(crate) depth: usize,
+    size: u64,
+    depth: usize,
     /// Reads among a hundred requests.
     reads: u32,
 }
 
 impl Cell {
     /// The report's cells: writes only.
-    pub(crate) fn all() -> Vec<Cell> {
+    fn all() -> Vec<Cell> {
         let mut all = Vec::new();
         for whole in [true, false] {
             for depth in DEPTHS {
@@ -91,14 +91,14 @@ impl Cell {
         format!("{order} {size}")
     }
 
-    pub(crate) fn name(&self) -> String {
+    fn name(&self) -> String {
         let reads =
             if self.reads > 0 { format!(", {} % reads", self.reads) } else { String::new() };
         format!("{}/{} x{}{reads}", self.range(), self.pattern(), self.depth)
     }
 
     /// Bytes of the range.
-    pub(crate) fn range_bytes(&self) -> u64 {
+    fn range_bytes(&self) -> u64 {
         if self.whole { SSD_BYTES } else { SMALL_RANGE }
     }
 

@@ -7,11 +7,11 @@ use super::ram::TO_THE_END;
 use super::{Cell, DEPTHS};
 
 /// One configuration's shares, in the order of [`Cell::all`]: in steady state, and to the end.
-pub(crate) struct Shares {
-    pub(crate) config: String,
-    pub(crate) steady: Vec<Option<f64>>,
+struct Shares {
+    config: String,
+    steady: Vec<Option<f64>>,
     /// Empty if not measured.
-    pub(crate) to_the_end: Vec<Option<f64>>,
+    to_the_end: Vec<Option<f64>>,
 }
 
 fn share(rows: &[Row], cell: &Cell, config: &str) -> Option<f64> {
@@ -46,13 +46,8 @@ pub(in crate::experiments::seeds) fn print(rows: &[Row]) {
          is durable on the SSD, so with the last write-down. Each request takes CPU time as everywhere in\n\
          virtual time (--cpu-...), which limits what RAM alone serves; requests to the bare SSD take none."
     );
-    print_table(&all);
-}
-
-/// Prints the shares, and what they amount to.
-pub(crate) fn print_table(all: &[Shares]) {
-    table(all);
-    for one in all {
+    table(&all);
+    for one in &all {
         println!("{}", one.config);
         sum_up("steady state", &one.steady);
         sum_up("to the end", &one.to_the_end);
