@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::{ExportSet, FrontEndKind, NbdReach};
@@ -20,13 +19,10 @@ use forebay_vhost_user::VhostUserFrontEnd;
 
 use super::afterlife::outlasting;
 use super::hand_over::Items;
-use super::host::RawExport;
+use super::host::{DISMISSAL, RawExport};
 use super::host_api::Host;
 use super::kept::Kept;
 use super::state::State;
-
-/// Time limit for a dismissed client to take its last replies.
-pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
 
 /// Options of the front ends.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -18,6 +18,7 @@ use forebay_core::{Clock, Evidence, Identity, Nanos, Sectors};
 use uuid::Uuid;
 
 use crate::buffer::IoBuf;
+use crate::data::IoData;
 use crate::displaced::Displaced;
 use crate::log_buffer::LogBuffer;
 use crate::meter::{Measured, Meter, OpKind, QueueMeter};
@@ -117,15 +118,6 @@ impl DeviceOp {
             _ => None,
         }
     }
-}
-
-/// Data to write: an owned buffer, or published bytes of a log buffer.
-#[derive(Debug)]
-pub enum IoData {
-    /// A buffer that is returned with the completion.
-    Owned(IoBuf),
-    /// A range of a log buffer; every byte must have been published.
-    Log(Arc<LogBuffer>, Range<usize>),
 }
 
 /// The result of an operation.

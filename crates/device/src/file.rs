@@ -14,10 +14,11 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue, IoData,
-    OpId, QueueContext,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp, DeviceQueue, OpId,
+    QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::data::IoData;
 use crate::displaced::{Displaced, OpenedPath};
 use crate::evidence::{self, evidence};
 use crate::holes::{extent_at, makes_holes};

@@ -5,6 +5,7 @@
 //! - `block_ioctl`: numbers that the kernel knows of a block device
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
+//! - `data`: data to write
 //! - `displaced`: whether the path of an open device still leads to it
 //! - `evidence`: what the system says about writes to a file or block device
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
@@ -35,6 +36,7 @@ pub mod blkid;
 mod block_ioctl;
 pub mod buffer;
 mod bus_error;
+mod data;
 mod displaced;
 mod evidence;
 mod faulty;
@@ -74,9 +76,10 @@ mod write_protection;
 
 pub use api::{
     Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp,
-    DeviceQueue, IoData, OpId, Queue, QueueContext, Task, Tasks,
+    DeviceQueue, OpId, Queue, QueueContext, Task, Tasks,
 };
 pub use buffer::{IoBuf, keep_buffers};
+pub use data::IoData;
 pub use displaced::{Displaced, DisplacedKind};
 pub use file::FileDevice;
 pub use file_extents::file_extents;

@@ -13,9 +13,9 @@ use std::task::{Context, Poll};
 use parking_lot::RwLock;
 
 use crate::api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
-    QueueContext,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, OpId, QueueContext,
 };
+use crate::data::IoData;
 use crate::hint::{Spot, copy_past_caches, fetch, fetch_to_write};
 use crate::memory::{PAGE, Pages};
 use crate::table::{OpTable, Shape};

@@ -8,7 +8,7 @@
 //! - `process`: what a daemon that does not answer is doing
 //! - `sparse`: files whose filesystem is too small for them
 //! - `uevent`: tells udev about new volumes
-//! - `output`: tables, progress, and other text for people
+//! - `output`: tables and other text for people
 //! - `exit`: reports errors as one line and an exit code
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

@@ -11,6 +11,7 @@
 //! - `guard`: which copies are certain to be current
 //! - `offer`: blocks that RAM gives up, for the lower tier
 //! - `shard`: a part of the blocks, under one lock
+//! - `counts`: counts of a tier
 //! - [`tier`]: all blocks of a volume, shared by its lanes
 //! - [`watch`]: what clients ask for, and its miss-ratio curve
 //! - `schedule`: when deferred data is written down
@@ -25,6 +26,7 @@
 
 pub mod block;
 mod contents;
+mod counts;
 mod guard;
 mod index;
 mod offer;
@@ -38,7 +40,8 @@ pub mod watch;
 pub mod write_down;
 
 pub use block::RamBlock;
+pub use counts::TierCounts;
 pub use options::{Deferral, TierOptions};
-pub use tier::{Tier, TierCounts};
+pub use tier::Tier;
 pub use volume::RamVolume;
 pub use watch::Traffic;

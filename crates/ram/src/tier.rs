@@ -13,6 +13,7 @@ use forebay_policy::whatif::{Prediction, Setup};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::block::{Change, Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, in_regions};
+use crate::counts::TierCounts;
 use crate::guard::Token;
 use crate::index::MOST_FRAMES;
 use crate::offer::{Offer, Offers};
@@ -25,46 +26,6 @@ mod room;
 
 use deferred::Deferring;
 pub(crate) use deferred::{MOST_ON_THEIR_WAY, Waiter};
-
-/// Counts since the tier was made, in blocks where not stated otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TierCounts {
-    /// Read from RAM.
-    pub hits: u64,
-    /// Read from the lower tier, in part or whole.
-    pub misses: u64,
-    /// Copied to RAM after they were read from the lower tier.
-    pub fills: u64,
-    /// Removed to make room.
-    pub evictions: u64,
-    /// Cached now.
-    pub cached: u64,
-    /// Removed to make room, used before, and offered to the lower tier.
-    pub offers: u64,
-    /// RAM used beside the data, in bytes.
-    pub overhead_bytes: u64,
-    /// Bytes deferred now: only RAM has them.
-    pub deferred_bytes: u64,
-    /// Bytes written to RAM as deferred writes.
-    pub deferred_written_bytes: u64,
-    /// Bytes of these that were overwritten in RAM before they were written down.
-    pub coalesced_bytes: u64,
-    /// Bytes of these that a discard, zeroes or a write to the lower tier replaced before they were
-    /// written down.
-    pub superseded_bytes: u64,
-    /// Bytes written down.
-    pub written_down_bytes: u64,
-    /// Of these, the bytes written down early because space ran short.
-    pub urgent_bytes: u64,
-    /// Requests in which data was written down.
-    pub write_downs: u64,
-    /// Of these, the requests whose data waited for longer than the time allowed.
-    pub late_write_downs: u64,
-    /// Requests that failed; their data is deferred again.
-    pub failed_write_downs: u64,
-    /// Writes that waited for space.
-    pub waits: u64,
-}
 
 /// Blocks, and regions, that are looked up for one answer about their states.
 const STATES_LOOKED_UP: u64 = 1024;

@@ -5,8 +5,8 @@ use forebay_format::superblock::{COPY_A, COPY_B, VolumeTableRef};
 use forebay_format::{PAGE, Superblock, volume};
 
 use crate::faults::FaultPlan;
-use crate::oracle::Violation;
 use crate::stamp::SECTOR;
+use crate::violation::Violation;
 use crate::world::World;
 
 impl World<'_> {

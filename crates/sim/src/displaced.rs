@@ -10,10 +10,11 @@ use forebay_engine::{EngineError, EngineErrorKind};
 
 use crate::disk::SimDisk;
 use crate::features::Feature;
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::schedule::End;
 use crate::stamp::Place;
 use crate::system::Admin;
+use crate::violation::Violation;
 use crate::world::World;
 
 /// Steps within which a device loses its path, on average: during a round, and during a stop.

@@ -18,10 +18,11 @@ use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
 use forebay_store::CLEAN_DISTRUSTED;
 
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::schedule::End;
 use crate::stamp::{self, Place, SECTOR};
 use crate::trace::mix;
+use crate::violation::Violation;
 use crate::world::World;
 
 /// Sectors that are written to in addition to the sample.

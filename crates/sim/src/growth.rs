@@ -2,9 +2,10 @@
 //! started with room for more; behind the old end it then has the origin's content.
 
 use crate::features::Feature;
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::presence::Presence;
 use crate::stamp::{self, Place, SECTOR, Value};
+use crate::violation::Violation;
 use crate::world::World;
 
 /// The most sectors by which an origin grows at a time.

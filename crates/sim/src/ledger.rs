@@ -9,11 +9,11 @@ use forebay_engine::{Ledger, Note, Noted};
 use parking_lot::Mutex;
 
 use crate::features::Feature;
-use crate::oracle::Violation;
 use crate::presence::Presence;
 use crate::shared::Shared;
 use crate::stamp::{self, Place, SECTOR};
 use crate::system::name;
+use crate::violation::Violation;
 use crate::world::World;
 
 struct State {

@@ -60,4 +60,5 @@ pub mod stamp;
 pub mod system;
 mod timely;
 pub mod trace;
+pub mod violation;
 pub mod world;

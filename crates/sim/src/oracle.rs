@@ -1,7 +1,6 @@
 //! Judges every answer of the system under test.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Range;
 
 use forebay_core::{IoError, Nanos, Op, Survives};
@@ -9,51 +8,9 @@ use forebay_core::{IoError, Nanos, Op, Survives};
 use crate::history::{History, Moment, VersionId, Wrong};
 use crate::order::OrderOracle;
 use crate::stamp::{self, Content, Place, SECTOR, Value};
+use crate::violation::{Asked, Violation};
 
 mod doubt;
-
-/// A broken invariant.
-#[derive(Clone, Debug)]
-pub struct Violation {
-    /// Number of the invariant in the contract.
-    pub invariant: u32,
-    /// The sector, if it is about data.
-    pub place: Option<Place>,
-    /// The admissible values.
-    pub expected: Vec<Value>,
-    /// The value that was found.
-    pub got: String,
-    /// A sentence about the circumstances.
-    pub what: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "invariant {}: {}", self.invariant, self.what)?;
-        if let Some(place) = self.place {
-            let expected: Vec<_> = self.expected.iter().map(Value::to_string).collect();
-            write!(f, "; {place}: expected {}, got {}", expected.join(" or "), self.got)?;
-        }
-        Ok(())
-    }
-}
-
-/// One request of a client.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    /// Index of the volume.
-    pub volume: u16,
-    /// The kind of operation.
-    pub op: Op,
-    /// First sector.
-    pub first: u64,
-    /// Sectors.
-    pub sectors: u64,
-    /// What the effect must survive when it ends; nothing for a discard.
-    pub survives: Survives,
-    /// Number of the write or discard within its volume; 0 for other requests.
-    pub id: VersionId,
-}
 
 struct Underway {
     asked: Asked,

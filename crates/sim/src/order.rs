@@ -8,8 +8,8 @@
 use forebay_core::{Op, Survives};
 
 use crate::history::{Moment, VersionId};
-use crate::oracle::{Asked, Violation};
 use crate::stamp::{self, Place, SECTOR, Value};
+use crate::violation::{Asked, Violation};
 
 const NEVER: Moment = Moment::MAX;
 

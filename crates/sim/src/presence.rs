@@ -10,11 +10,12 @@ use forebay_core::{Op, Survives};
 use forebay_engine::EngineError;
 
 use crate::image::Image;
-use crate::oracle::{Asked, Excuses, Violation, plain};
+use crate::oracle::{Excuses, plain};
 use crate::profile::FaultProfile;
 use crate::schedule::End;
 use crate::stamp::{self, Place, SECTOR, Value};
 use crate::system::Admin;
+use crate::violation::{Asked, Violation};
 use crate::world::World;
 
 /// The expected state of a volume when the system is opened.

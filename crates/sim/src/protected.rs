@@ -7,9 +7,10 @@ use forebay_core::{Clock, IoError, Nanos, Op};
 
 use crate::disk::{SimDisk, State};
 use crate::features::Feature;
-use crate::oracle::{Asked, Violation, plain};
+use crate::oracle::plain;
 use crate::profile::FaultProfile;
 use crate::system::Admin;
+use crate::violation::{Asked, Violation};
 use crate::world::World;
 
 /// Time within which it has to be noticed that an origin takes no writes, and that it takes them again.

@@ -7,8 +7,8 @@ use forebay_core::why::Why;
 use serde::Serialize;
 
 use crate::features::Features;
-use crate::oracle::Violation;
 use crate::profile::FaultProfile;
+use crate::violation::Violation;
 
 /// Counters of one run, or the sum over many.
 #[derive(Clone, Debug, Default, Serialize)]

@@ -21,8 +21,9 @@ use forebay_format::{
     AcceptedLog, Body, DataEntry, Geometry, PAGE, RecordHeader, Superblock, record, volume,
 };
 
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::stamp::{self, Place, SECTOR};
+use crate::violation::Violation;
 use crate::world::World;
 
 /// Sectors in a page.

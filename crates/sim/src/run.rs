@@ -7,12 +7,13 @@ use forebay_engine::{EngineError, Obstacle};
 use crate::clients::WorkloadOp;
 use crate::features::Feature;
 use crate::image::PowerCut;
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::profile::FaultProfile;
 use crate::report::Outcome;
 use crate::schedule::End;
 use crate::stamp::Place;
 use crate::system::{SystemUnderTest, is_refused};
+use crate::violation::Violation;
 use crate::world::{RunOptions, World};
 
 /// Steps between two checks of the origins of ordered volumes.

@@ -7,8 +7,9 @@ use forebay_core::Nanos;
 use forebay_engine::{EngineError, Obstacle};
 
 use crate::features::Feature;
-use crate::oracle::{Asked, Violation, plain};
+use crate::oracle::plain;
 use crate::system::{Admin, is_present, is_refused};
+use crate::violation::{Asked, Violation};
 use crate::world::{AdminState, World};
 
 /// Why the scheduler returned.

@@ -5,10 +5,11 @@ use std::ops::Range;
 use crate::disk::SimDisk;
 use crate::faults::FaultPlan;
 use crate::features::Feature;
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::schedule::End;
 use crate::stamp::{Place, SECTOR};
 use crate::system::{Admin, Stuck};
+use crate::violation::Violation;
 use crate::world::World;
 
 /// The most places of a disk that go bad together, and the most sectors of each.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use forebay_core::{Nanos, Op};
 
 use crate::features::Feature;
-use crate::oracle::{Violation, plain};
+use crate::oracle::plain;
 use crate::schedule::End;
+use crate::violation::Violation;
 use crate::world::World;
 
 /// The longest hang of an origin, in seconds.

@@ -16,7 +16,7 @@ use crate::displaced::Displacements;
 use crate::faults::{FaultPlan, Latency};
 use crate::features::{Feature, Features};
 use crate::ledger::SimLedger;
-use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
+use crate::oracle::{Excuses, Oracle, plain};
 use crate::presence::Presence;
 use crate::profile::{FaultProfile, Profile};
 use crate::report::Counts;
@@ -25,6 +25,7 @@ use crate::shared::Shared;
 use crate::stamp::{self, Place, SECTOR, Value};
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 use crate::trace::hash_bytes;
+use crate::violation::{Asked, Violation};
 
 /// Options for running a seed.
 #[derive(Clone, Copy, Debug, Default)]

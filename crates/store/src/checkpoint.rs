@@ -18,12 +18,15 @@ pub(crate) mod source;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
+use forebay_format::Arrangement;
+
 use crate::checkpoint::image::ImageWriter;
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::meta::{CLEAN_DISTRUSTED, LOAD_AT_ONCE};
 use crate::planted::{self, PlantedBug};
-use crate::spaces;
+use crate::spaces::{self, VolumeSpace};
+use crate::table::Geometry as TableGeometry;
 
 impl StoreLane {
     /// Writes a checkpoint, once the index is loaded. `clean`: nothing is appended any more, because the device is being
@@ -90,4 +93,14 @@ impl StoreLane {
         self.free_drained();
         Ok(())
     }
+}
+
+/// Returns the order in which an index of this shape writes its entries into a checkpoint.
+pub(crate) fn arrangement(
+    table: &TableGeometry,
+    shards: u32,
+    spaces: &[VolumeSpace],
+) -> Arrangement {
+    let (key_bits, spaces) = (table.key_bits(), spaces::checksum(spaces));
+    Arrangement { shards, key_bits, spaces, dirty: 0 }
 }

@@ -27,18 +27,17 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, OriginBlock, VolumeId};
+use forebay_core::BlockSize;
 use forebay_device::{Device, Queue};
 use forebay_format::Geometry;
 use forebay_lane::Lane;
 
 use crate::damage::Damage;
 use crate::error::StoreError;
-use crate::index::Address;
 use crate::lane::StoreLane;
 use crate::options::StoreOptions;
 use crate::roots::refused;
-use crate::store::{Store, VolumeSpace};
+use crate::store::Store;
 
 mod finish;
 mod firsts;
@@ -47,7 +46,6 @@ mod opening;
 mod size;
 
 use opening::Opening;
-pub(crate) use opening::arrangement;
 use size::{hold_memory, table_geometry};
 
 /// Header reads in flight at a time.
@@ -110,41 +108,5 @@ impl Store {
         let queues = opening.find_order(&log).await?;
         let parts = opening.assemble(log, queues).await?;
         opening.finish(parts, &concerned).await
-    }
-}
-
-/// Returns the address of a block of a volume, if the block exists.
-pub(crate) fn address_in(
-    spaces: &[VolumeSpace],
-    volume: VolumeId,
-    block: OriginBlock,
-) -> Option<(VolumeSpace, Address)> {
-    let space = spaces.iter().find(|space| space.id == volume)?;
-    space.contains(block).then(|| (*space, space.address(block)))
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use forebay_format::{CheckSeed, Uuid};
-
-    use super::*;
-
-    fn space(volume: u16, base: u64, blocks: u64) -> VolumeSpace {
-        let id = VolumeId(volume);
-        VolumeSpace { id, base, blocks, seed: CheckSeed::new(&Uuid::from_u128(7), id) }
-    }
-
-    #[test]
-    fn addresses_are_those_of_known_volumes_up_to_their_ends() {
-        let spaces = [space(1, 0, 100), space(4, 100, 50)];
-        let address = |volume, block| {
-            let found = address_in(&spaces, VolumeId(volume), OriginBlock(block));
-            found.map(|(space, address)| (space.id.0, address.0))
-        };
-        assert_eq!(
-            (address(1, 0), address(1, 99), address(1, 100)),
-            (Some((1, 0)), Some((1, 99)), None)
-        );
-        assert_eq!((address(4, 49), address(4, 50), address(2, 0)), (Some((4, 149)), None, None));
     }
 }

@@ -12,7 +12,7 @@ use crate::damage::Damage;
 use crate::error::StoreError;
 use crate::index::{Address, NewVersion};
 use crate::planted::{self, PlantedBug};
-use crate::recover::address_in;
+use crate::spaces::address_in;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, Geometry as TableGeometry, RANK_UNKNOWN};
 use crate::team::{Shared, Team};

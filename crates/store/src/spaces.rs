@@ -47,6 +47,16 @@ impl VolumeSpace {
     }
 }
 
+/// Returns the address of a block of a volume, if the block exists.
+pub(crate) fn address_in(
+    spaces: &[VolumeSpace],
+    volume: VolumeId,
+    block: OriginBlock,
+) -> Option<(VolumeSpace, Address)> {
+    let space = spaces.iter().find(|space| space.id == volume)?;
+    space.contains(block).then(|| (*space, space.address(block)))
+}
+
 /// The address ranges of all volumes, to find the volume of an address.
 pub struct Spaces(Vec<VolumeSpace>);
 
@@ -262,6 +272,20 @@ mod tests {
 
     fn added(ranges: &mut Ranges, id: u16, blocks: u64) -> u64 {
         ranges.add(space(id, blocks), 1000).expect("there is room").base
+    }
+
+    #[test]
+    fn addresses_are_those_of_known_volumes_up_to_their_ends() {
+        let spaces = [space(1, 100), VolumeSpace { base: 100, ..space(4, 50) }];
+        let address = |volume, block| {
+            let found = address_in(&spaces, VolumeId(volume), OriginBlock(block));
+            found.map(|(space, address)| (space.id.0, address.0))
+        };
+        assert_eq!(
+            (address(1, 0), address(1, 99), address(1, 100)),
+            (Some((1, 0)), Some((1, 99)), None)
+        );
+        assert_eq!((address(4, 49), address(4, 50), address(2, 0)), (Some((4, 149)), None, None));
     }
 
     #[test]

@@ -23,10 +23,10 @@ use forebay_ram::RamVolume;
 use forebay_store::Helper;
 use forebay_threads::{Instant, Mutex, Receiver, sync_channel};
 
+use super::DISMISSAL;
 use super::ram::RamTiers;
 use super::raw::RawTarget;
 use super::shown::Shown;
-use crate::front_ends::DISMISSAL;
 
 /// How long something that was closed on a lane may still be in use.
 const RELEASE: Duration = Duration::from_secs(10);

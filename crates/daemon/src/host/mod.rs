@@ -87,6 +87,9 @@ const LANE: u64 = 4 << 20;
 /// Divisor: all lanes together keep this part of the memory as buffers for the next I/O.
 const KEPT_PART: u64 = 16;
 
+/// Time limit for a dismissed client to take its last replies.
+pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
+
 /// How long volumes and caches may each take to close before the daemon ends without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 

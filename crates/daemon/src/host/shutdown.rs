@@ -11,8 +11,7 @@ use forebay_threads::{Instant, JoinHandle, Receiver};
 
 use super::caches::Place;
 use super::report::Running;
-use super::{CLOSE_PATIENCE, EngineHost, faults};
-use crate::front_ends::DISMISSAL;
+use super::{CLOSE_PATIENCE, DISMISSAL, EngineHost, faults};
 use crate::hand_over::Items;
 use crate::host_api::{Closing, Definition};
 

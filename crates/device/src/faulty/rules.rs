@@ -227,8 +227,8 @@ fn read_time(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::IoData;
     use crate::buffer::IoBuf;
+    use crate::data::IoData;
 
     const SYNC: Shape = Shape { op: "sync", range: None };
 

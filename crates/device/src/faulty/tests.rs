@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use forebay_core::ManualClock;
 
-use crate::api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoData, Queue, QueueContext,
-};
+use crate::api::{Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, Queue, QueueContext};
 use crate::buffer::IoBuf;
+use crate::data::IoData;
 use crate::file::FileDevice;
 use crate::log_buffer::LogBuffer;
 use crate::open::{Access, OpenErrorKind};

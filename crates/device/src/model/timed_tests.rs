@@ -8,10 +8,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use forebay_core::{ManualClock, Nanos};
 
 use crate::api::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
-    QueueContext,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, OpId, QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::data::IoData;
 use crate::ram::RamDevice;
 use crate::testing::filled;
 

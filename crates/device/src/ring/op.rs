@@ -12,8 +12,8 @@ use rustix::io::ReadWriteFlags;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::uring::Submission;
-use crate::api::IoData;
 use crate::buffer::IoBuf;
+use crate::data::IoData;
 use crate::fuse::FuseEntry;
 use crate::ublk::QueueCommand;
 
@@ -338,16 +338,6 @@ fn part(buf: &mut IoBuf, range: &Range<usize>, done: usize) -> io::Result<*mut u
 
 fn target(fd: &Arc<OwnedFd>) -> types::Fd {
     types::Fd(fd.as_raw_fd())
-}
-
-impl IoData {
-    /// Returns the length in bytes.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            IoData::Owned(buf) => buf.len(),
-            IoData::Log(_, range) => range.len(),
-        }
-    }
 }
 
 /// The result of an operation.

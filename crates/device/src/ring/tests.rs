@@ -8,8 +8,8 @@ use std::task::Waker;
 use super::inner::is_invalid;
 use super::uring::COMPLETIONS;
 use super::*;
-use crate::api::IoData;
 use crate::buffer::IoBuf;
+use crate::data::IoData;
 use crate::log_buffer::LogBuffer;
 use crate::testing::{block_on, filled};
 

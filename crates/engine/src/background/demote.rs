@@ -14,7 +14,7 @@ use forebay_lane::turns;
 use forebay_policy::{Rank, Rule};
 use forebay_store::segments::SegmentUse;
 
-use crate::background::reclaim::live::Live;
+use crate::background::live::Live;
 use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};

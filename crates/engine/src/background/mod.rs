@@ -4,6 +4,7 @@
 //! - [`writeback`]: writes dirty blocks to the origin in address order
 //! - [`ordered`]: writes them in the order of flushes, for volumes with ordered writeback
 //! - [`reclaim`]: frees segments of the log
+//! - [`live`]: finds the live blocks of a segment
 //! - [`demote`]: gives up blocks when the cache holds more than the policy's share
 //! - [`shares`]: keeps volumes within their shares of the cache
 //! - [`upkeep`]: periodic commits, checkpoints and origin syncs
@@ -11,6 +12,7 @@
 //! - [`watch`]: checks whether the cache device answers
 
 pub(crate) mod demote;
+pub(crate) mod live;
 pub(crate) mod load;
 pub(crate) mod ordered;
 mod pace;

@@ -7,12 +7,10 @@
 //! reclaim waits for no origin for long. Such blocks are packed into as few segments as possible;
 //! full segments of them are left alone, because reclaiming them would free next to nothing.
 //!
-//! - [`live`]: finds the live blocks of a segment
 //! - [`owner`]: the volume that owns them
 //! - [`empty`]: empties one segment
 
 mod empty;
-pub(crate) mod live;
 mod owner;
 
 use std::collections::BTreeMap;

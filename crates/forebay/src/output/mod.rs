@@ -3,13 +3,11 @@
 //!
 //! - [`table`]: aligned columns
 //! - [`volume`]: the report of a volume
-//! - [`progress`]: the progress of an operation
 //! - [`screen`]: the whole terminal, redrawn in place
 //! - [`json`]: output for programs
 
 pub(crate) mod json;
 pub(crate) mod lost;
-pub(crate) mod progress;
 pub(crate) mod screen;
 pub(crate) mod table;
 pub(crate) mod volume;

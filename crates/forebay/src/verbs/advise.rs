@@ -21,9 +21,9 @@ use forebay_policy::curve::{Estimator, Which};
 use forebay_trace::{Alignment, BLOCK, Format, Requests, Suggestion, TraceError};
 use serde::Serialize;
 
+use super::progress::Display;
 use crate::client::{Client, parse};
 use crate::exit::Outcome;
-use crate::output::progress::Display;
 use crate::output::{json, note, print_text};
 use crate::values::{Words, cache_size, rate, size};
 use forebay_daemon::curve::{hits, points, ram_rows, rows};

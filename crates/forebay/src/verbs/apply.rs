@@ -16,11 +16,11 @@ use forebay_admin::{
 use forebay_settings::duration::parse_duration;
 use serde::Serialize;
 
-use super::{operate, set};
+use super::{operate, progress, set};
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
-use crate::output::{json, note, print_text, progress};
+use crate::output::{json, note, print_text};
 use crate::{misaligned, paths, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, is_missing};
 use plan::{Action, Change, Step, Wanted};

@@ -6,8 +6,8 @@ use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, Progress, Unit};
 use forebay_offline::check;
 
+use super::progress::Display;
 use crate::exit::Outcome;
-use crate::output::progress::Display;
 use crate::output::volume::grouped;
 use crate::output::{json, print_text};
 use crate::values::size;

@@ -7,9 +7,10 @@ use forebay_admin::{
 use forebay_core::units::format_size;
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, NbdReach, ReplacementKind};
 
+use super::progress;
 use crate::client::Client;
 use crate::exit::Outcome;
-use crate::output::{json, note, print_line, progress};
+use crate::output::{json, note, print_line};
 use crate::values::{Words, block_size, size};
 use crate::{misaligned, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, cache_device};

@@ -1,4 +1,4 @@
-//! One file per verb; those that set `caching` share one.
+//! One file per verb; those that set `caching` share one. `progress` follows an operation.
 
 pub(crate) mod advise;
 pub(crate) mod apply;
@@ -20,6 +20,7 @@ pub(crate) mod man;
 pub(crate) mod memory;
 pub(crate) mod probe;
 pub(crate) mod profiles;
+mod progress;
 pub(crate) mod ranges;
 pub(crate) mod set;
 pub(crate) mod show;
@@ -36,7 +37,6 @@ use forebay_admin::api::Operate;
 
 use crate::client::Client;
 use crate::exit::Outcome;
-use crate::output::progress;
 
 /// Arguments of verbs that take one volume.
 #[derive(Debug, Args)]

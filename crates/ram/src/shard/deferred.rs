@@ -17,8 +17,8 @@ use super::Shard;
 use super::turns::{Turn, Turns};
 use crate::block::{Piece, RamBlockNumber, Region, bits, runs};
 use crate::contents::Sectors;
+use crate::counts::TierCounts;
 use crate::index::Frame;
-use crate::tier::TierCounts;
 
 /// A region with pinned blocks.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,8 +8,9 @@ use forebay_core::{Nanos, SECTOR_SIZE};
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-use super::{Own, Tier, TierCounts};
+use super::{Own, Tier};
 use crate::block::{Piece, REGION_BYTES, Region};
+use crate::counts::TierCounts;
 use crate::options::Deferral;
 use crate::shard::{Defer, Load, Take, Taken, Taker, Turn};
 

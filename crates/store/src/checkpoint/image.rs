@@ -9,12 +9,12 @@ use forebay_format::checkpoint::{
 use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLine};
 use forebay_lane::{turns, yield_now};
 
+use super::arrangement;
 use crate::error::StoreError;
 use crate::index::Address;
 use crate::lane::StoreLane;
 use crate::meta::page_buffer;
 use crate::planted::{self, PlantedBug};
-use crate::recover::arrangement;
 use crate::segments::{SegmentSnapshot, SegmentState};
 use crate::store::Spaces;
 use crate::table::Entry;

@@ -8,7 +8,6 @@ use forebay_format::{AcceptedLog, Arrangement, Geometry, SegmentState as Segment
 use forebay_lane::{turns, yield_now};
 use parking_lot::Mutex;
 
-use super::address_in;
 use super::firsts::{Bounds, none, reopened};
 use crate::checkpoint::source::CheckpointSource;
 use crate::chunks::{Chunks, entry_of, items_in};
@@ -17,7 +16,7 @@ use crate::index::{Index, Unfit};
 use crate::loading;
 use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
-use crate::store::VolumeSpace;
+use crate::spaces::{VolumeSpace, address_in};
 use crate::team::Team;
 
 /// The content of the checkpoint, except for the blocks.

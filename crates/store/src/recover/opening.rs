@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
-use forebay_format::{AcceptedLog, Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
+use forebay_format::{AcceptedLog, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
 use forebay_lane::{Lane, MemoryHold, turns, yield_now};
 use parking_lot::Mutex;
 
@@ -15,6 +15,7 @@ use super::image::{self, Image};
 use super::size::{hold_memory, named, shards_of, table_geometry};
 use super::{READS, RecoveryReport};
 use crate::changes::Changes;
+use crate::checkpoint::arrangement;
 use crate::checkpoint::source::CheckpointSource;
 use crate::chunks::Chunks;
 use crate::error::StoreError;
@@ -27,7 +28,7 @@ use crate::ordering::recover as order;
 use crate::planted::{self, PlantedBug};
 use crate::replay::{Next, Part, Replay};
 use crate::roots::{Roots, read_roots, refused};
-use crate::spaces::{self, VolumeSpace};
+use crate::spaces::VolumeSpace;
 use crate::table::{Entry, Geometry as TableGeometry};
 use crate::team::Team;
 
@@ -471,16 +472,6 @@ fn meaning(segment: &FoundSegment, reopened: bool) -> Entries {
         (false, true) => Entries::Valid,
         (false, false) => Entries::None,
     }
-}
-
-/// Returns the order in which an index of this shape writes its entries into a checkpoint.
-pub(crate) fn arrangement(
-    table: &TableGeometry,
-    shards: u32,
-    spaces: &[VolumeSpace],
-) -> Arrangement {
-    let (key_bits, spaces) = (table.key_bits(), spaces::checksum(spaces));
-    Arrangement { shards, key_bits, spaces, dirty: 0 }
 }
 
 /// Returns the address ranges of the volumes, and their total number of blocks.

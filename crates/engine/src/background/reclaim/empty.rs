@@ -12,9 +12,9 @@ use forebay_device::IoBuf;
 use forebay_lane::{Notify, either, join_all};
 use forebay_store::Class;
 
-use super::live::Live;
 use super::owner::Owner;
 use super::{REINSERT_LIVE, most_reinserted};
+use crate::background::live::Live;
 use crate::io::writeback::write_back;
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;

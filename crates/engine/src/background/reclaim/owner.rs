@@ -9,7 +9,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
 
 use super::REINSERTION_TIME;
-use super::live::Live;
+use crate::background::live::Live;
 use crate::io::admission::AdmissionControl;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;

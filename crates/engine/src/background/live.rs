@@ -21,12 +21,12 @@ const SHORT_RECORDS: u64 = 64 << 10;
 pub(crate) struct Live {
     pub(crate) block: OriginBlock,
     pub(crate) slot: Slot,
-    pub(super) dirty: bool,
+    pub(crate) dirty: bool,
     /// The replacement policy wants to keep it.
     pub(crate) kept: bool,
     /// It is clean and pinned, or guarded by its volume's share: it can leave its segment only by being
     /// reinserted.
-    pub(super) stays: bool,
+    pub(crate) stays: bool,
 }
 
 impl EngineLane {

@@ -14,10 +14,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-use super::note;
-use super::volume::{grouped, time};
 use crate::client::Client;
 use crate::exit::Outcome;
+use crate::output::note;
+use crate::output::volume::{grouped, time};
 
 /// How often the daemon is polled.
 const POLL: Duration = Duration::from_millis(100);
