@@ -70,7 +70,7 @@ impl Appenders {
 
 /// The owner of one open segment and one open record.
 pub(crate) struct Appender {
-    /// Its number, and the number of all appenders.
+    /// The appender's number, and the number of all appenders.
     number: usize,
     of: usize,
     /// Whether it appends blocks that are new to the cache.
@@ -86,8 +86,8 @@ impl Appender {
     }
 
     /// Reserves a cell in the open record, opening a record or a segment as needed. Records and
-    /// segments that are closed for that are added to `closed`. `None`: no segment may be opened
-    /// now.
+    /// segments that are closed for that are added to `closed`. Returns `None` if no segment may be
+    /// opened now.
     pub(crate) fn reserve(
         &mut self,
         log: &Log,
@@ -134,7 +134,7 @@ impl Appender {
     }
 
     /// Appends a record of marks. `durably`: the writes of the closed records make them durable.
-    /// `false`: no segment may be opened now.
+    /// Returns `false` if no segment may be opened now.
     pub(crate) fn append_marks(
         &mut self,
         log: &Log,

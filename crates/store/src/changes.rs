@@ -1,4 +1,4 @@
-//! What the log changes of the checkpoint, by shard of the index.
+//! Changes that the log makes to the checkpoint, by shard of the index.
 
 use std::collections::HashMap;
 use std::collections::hash_map;
@@ -44,8 +44,8 @@ impl Newest {
         ((hash >> 6) as usize & (self.filter.len() - 1), 1 << (hash & 63))
     }
 
-    /// Returns whether there is a version of this block. Of a shard's blocks few have one, and for nearly
-    /// all others a bit says so.
+    /// Returns whether there is a version of this block. Few blocks of a shard have one; for nearly
+    /// all others the filter's bit rules it out.
     pub(crate) fn has(&self, address: Address) -> bool {
         if self.versions.is_empty() {
             return false;
@@ -87,17 +87,17 @@ fn bit(position: u32) -> (usize, u64) {
     ((position / 64) as usize, 1 << (position % 64))
 }
 
-/// The versions in the log after a checkpoint, and the marks for versions before and after it. They may be
-/// added in any order.
+/// The versions in the log after a checkpoint, and the marks for versions before and after it. They
+/// may be added in any order.
 pub(crate) struct Changes {
     geometry: Geometry,
     table: TableGeometry,
     versions: Versions,
-    /// The valid sectors of versions that have not all of them.
+    /// Masks of the partial versions: their valid sectors.
     masks: HashMap<Slot, SectorMask>,
     marks: HashMap<SegmentId, Marks>,
-    /// The same by segment, and a bit for each segment with marks, as soon as all are collected: they are asked for each
-    /// entry of a checkpoint.
+    /// The marks by segment, built once all are collected: every entry of a checkpoint asks for
+    /// them.
     by_segment: Vec<Option<Marks>>,
     marked: Vec<u64>,
     held: MemoryHold,
@@ -106,7 +106,7 @@ pub(crate) struct Changes {
 impl Changes {
     /// Bytes of memory for a version. The last chunks of lists are not full.
     pub(crate) const VERSION: usize = size_of::<Version>() * 9 / 8;
-    /// Further bytes for the mask of one. A map is at least a quarter full.
+    /// Additional bytes for the mask of a partial version. A map is at least a quarter full.
     pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
     /// Bytes for the effect of a mark in an index.
     pub(crate) const MARK: usize = 2 * size_of::<(Address, Option<Entry>)>();
@@ -134,7 +134,7 @@ impl Changes {
         }
     }
 
-    /// Adds those of another set, for the same index, and takes over its memory.
+    /// Adds the changes of another set for the same index, and takes over its memory.
     pub(crate) fn absorb(&mut self, other: Self) {
         self.versions.absorb(other.versions);
         self.masks.extend(other.masks);
@@ -147,7 +147,7 @@ impl Changes {
         self.held.merge(other.held);
     }
 
-    /// Holds `bytes` more for what will be added.
+    /// Holds `bytes` more for changes that will be added.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), OverLimit> {
         self.held.grow_for_a_while(bytes, "what recovery reads of the log")
     }
@@ -157,7 +157,7 @@ impl Changes {
         self.table.place(address.0).shard
     }
 
-    /// A hint: a version will be added soon to this shard, which is returned.
+    /// A hint that a version will soon be added to this shard, whose number is returned.
     pub(crate) fn expect(&self, shard: u32) -> u32 {
         self.versions.expect(shard);
         shard
@@ -189,7 +189,7 @@ impl Changes {
         lists.filter(|version| version.record() == number).copied().collect()
     }
 
-    /// Adds a mark. Gone prevails over clean.
+    /// Adds a mark. A mark for a removed block prevails over one for a clean block.
     ///
     /// # Errors
     /// There is no memory for the marks of another segment.
@@ -208,7 +208,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Takes all of them, and gives back the memory that was needed only to collect them.
+    /// Takes all changes, and returns the memory that only collecting them needed.
     pub(crate) fn collected(&mut self) -> Self {
         let mut versions = take(&mut self.versions);
         versions.release_unused();
@@ -235,17 +235,17 @@ impl Changes {
         }
     }
 
-    /// Holds the memory for them beyond recovery. `false`: there is not enough for that.
+    /// Keeps their memory beyond recovery. Returns `false` if there is not enough memory for that.
     pub(crate) fn keep(&mut self) -> bool {
         self.held.keep_spare()
     }
 
-    /// Returns the number of versions that have not all sectors.
+    /// Returns the number of partial versions.
     pub(crate) fn partial_count(&self) -> usize {
         self.masks.len()
     }
 
-    /// Visits the versions that have not all sectors, with their masks.
+    /// Visits the partial versions with their masks.
     pub(crate) fn partial(&self, mut visit: impl FnMut(Address, &SectorMask)) {
         if self.masks.is_empty() {
             return;
@@ -264,7 +264,7 @@ impl Changes {
         let own = |it: &&Version| self.table.place(it.address().0).shard == shard;
         let list = self.versions.of_list(self.versions.list_of(shard));
         let mut versions: Vec<Version> = list.filter(own).copied().collect();
-        // Of two with the same sequence, one is a copy of the other: that in the later record counts.
+        // Two versions with the same sequence are copies of each other; the later record counts.
         versions.sort_unstable_by_key(|it| {
             let any = planted::has(PlantedBug::ReplayAnyOrder);
             (it.address(), if any { 0 } else { it.sequence() }, it.record(), it.slot())
@@ -273,7 +273,7 @@ impl Changes {
         last_of_each.filter_map(|versions| versions.last().copied()).collect()
     }
 
-    /// Returns what the marks leave of an entry.
+    /// Returns the entry after the marks for it, or `None` if they remove it.
     pub(crate) fn marked(&self, entry: &Entry) -> Option<Entry> {
         let (segment, position) = self.geometry.place_of(entry.slot);
         let (word, mark) = bit(segment.0);
@@ -293,7 +293,7 @@ impl Changes {
         Some(Entry { dirty: entry.dirty && !clean, ..*entry })
     }
 
-    /// Returns what the marks leave of a version, with its mask.
+    /// Returns the version after the marks for it, with its mask, or `None` if they remove it.
     pub(crate) fn version(&self, version: &Version) -> Option<NewVersion> {
         let entry = self.marked(&version.entry())?;
         let mask = entry.partial.then(|| self.masks.get(&entry.slot).cloned()).flatten();

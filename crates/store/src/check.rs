@@ -45,14 +45,14 @@ pub struct CheckOptions<'a> {
     pub open: OpenQueue<'a>,
     /// How to open the cache. The index is loaded as a whole in any case.
     pub store: StoreOptions,
-    /// Whether to skip reading the content of the blocks.
+    /// Skip reading the content of the blocks.
     pub quick: bool,
-    /// Called with the number of segments read so far, and of those to be read.
+    /// Called with the numbers of segments read so far and to be read.
     pub progress: Rc<dyn Fn(u64, u64)>,
 }
 
-/// Reads the current checkpoint, and passes each of its entries to `visit`. `None`: there is no
-/// checkpoint yet.
+/// Reads the current checkpoint, and passes each of its entries to `visit`. Returns `None` if there
+/// is no checkpoint yet.
 ///
 /// # Errors
 /// The checkpoint is damaged or the device fails; the entries visited before are then meaningless.
@@ -95,8 +95,8 @@ pub async fn count_dirty(
 /// Verifies a cache device. `lane` is the lane on which `options.open` opens queues.
 ///
 /// # Errors
-/// The device is not a cache device, or cannot be read, or needs more memory than `options.store` allows. All other
-/// problems are in the report.
+/// The device is not a cache device, or cannot be read, or needs more memory than `options.store`
+/// allows. All other problems are in the report.
 pub async fn check(
     lane: &Rc<Lane>,
     device: Arc<dyn Device>,
@@ -374,7 +374,8 @@ impl Walk {
             return;
         }
         let store = self.store.store();
-        // One shard after the other, so that what is missing is in memory for one shard only.
+        // One shard after the other, so that the missing blocks of only one shard are in memory at
+        // a time.
         for shard in 0..store.index.shard_count() {
             let mut missing: Vec<(VolumeSpace, OriginBlock, Entry)> = Vec::new();
             store.index.scan_shard(shard, &mut |address, entry| {

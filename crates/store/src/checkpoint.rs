@@ -5,8 +5,8 @@
 //! newest version of each block wins. Steps, in this order:
 //! 1. base: the last closed record; wait until all records up to it are written, so that every cell
 //!    in them is in the index. Only then the sequence: the highest assigned one; later versions
-//!    get higher ones. So versions in records up to the base never have to be compared with replayed
-//!    ones: a replayed version is either newer, or contained in the copy;
+//!    get higher ones. So versions in records up to the base never have to be compared with
+//!    replayed ones: a replayed version is either newer, or contained in the copy;
 //! 2. copy the segment table, part by part, then the index, shard by shard;
 //! 3. commit: every record that the copy may refer to is durable;
 //! 4. make the copy durable, then the superblock that refers to it;
@@ -29,8 +29,8 @@ use crate::spaces::{self, VolumeSpace};
 use crate::table::Geometry as TableGeometry;
 
 impl StoreLane {
-    /// Writes a checkpoint, once the index is loaded. `clean`: nothing is appended any more, because the device is being
-    /// closed.
+    /// Writes a checkpoint, once the index is loaded. `clean`: nothing is appended any more,
+    /// because the device is being closed.
     ///
     /// # Errors
     /// The device failed; the previous checkpoint then remains the current one.
@@ -42,8 +42,8 @@ impl StoreLane {
         let _turn = store.checkpoint_gate.enter().await;
         let appended = store.counters.written_bytes.load(Ordering::Relaxed);
         let marks = store.log.marks_pushed();
-        // The blocks of a volume that is deleted but not purged yet get into the copy, and may be reinserted
-        // behind it: its number rests until the next one (invariant 3).
+        // The blocks of a volume that is deleted but not purged yet get into the copy, and may be
+        // reinserted behind it: its number rests until the next one (invariant 3).
         let mut rested = store.resting.lock().clone();
         rested.retain(|id| store.space_of(*id).is_none());
         self.close_records(false);
@@ -53,7 +53,8 @@ impl StoreLane {
         store.index.raise_sequence(sequence);
         let spaces = spaces::checksum(store.spaces().all());
         let mut image = ImageWriter::begin(self)?;
-        // Before the first part of the table: a segment that is opened while it is copied has this generation or a higher one.
+        // Before the first part of the table: a segment that is opened while it is copied has this
+        // generation or a higher one.
         let next_generation = store.segments.next_generation();
         image.segments(base).await?;
         image.index().await?;

@@ -12,7 +12,8 @@ use crate::error::StoreError;
 use crate::retry;
 use crate::table::{Check, Entry};
 
-/// Most chunks that are rebuilt. The parity is for one; reads that fail only at times can make them more.
+/// Limit of rebuilt chunks. The parity covers one chunk; reads that fail only at times can require
+/// more.
 const MOST_REBUILT: usize = 4;
 
 /// The chunks of a checkpoint.
@@ -22,14 +23,14 @@ pub(crate) struct Chunks {
     area: u64,
     parity: Option<ParityPlace>,
     reader: CheckpointReader,
-    /// Chunks that were rebuilt, with their places. To rebuild one takes a read of all others, and damage can be made
-    /// so that each of them can be rebuilt.
+    /// Chunks that were rebuilt, with their places. To rebuild one takes a read of all others, and
+    /// damage can be made so that each of them can be rebuilt.
     rebuilt: Arc<Mutex<Vec<(u64, IoBuf)>>>,
 }
 
 /// A chunk that was read.
 pub(crate) struct ReadChunk {
-    /// Its bytes, intact.
+    /// The bytes of the chunk, intact.
     pub(crate) chunk: IoBuf,
     /// Bytes read for it.
     pub(crate) bytes_read: u64,
@@ -48,8 +49,8 @@ pub(crate) fn items_in<'a>(
     reader.feed(chunk).map_err(damaged)
 }
 
-/// Returns the index entry of an entry of a checkpoint that keeps this many bits of checks: they are
-/// at the high end, as in the table.
+/// Returns the index entry of an entry of a checkpoint that keeps this many bits of checks: they
+/// are at the high end, as in the table.
 pub(crate) fn entry_of(entry: &IndexEntry, bits: u32) -> Entry {
     Entry {
         slot: entry.slot,
@@ -75,12 +76,12 @@ impl Chunks {
         &self.reader
     }
 
-    /// As [`Chunks::reader`].
+    /// Returns the same reader for changes.
     pub(crate) fn reader_mut(&mut self) -> &mut CheckpointReader {
         &mut self.reader
     }
 
-    /// As [`Chunks::reader`].
+    /// Returns the same reader by value.
     pub(crate) fn into_reader(self) -> CheckpointReader {
         self.reader
     }
@@ -227,9 +228,9 @@ mod tests {
         finished.reference
     }
 
-    /// Each of these can be rebuilt from the others: the same bit is wrong in all of them.
+    /// The same bit is wrong in each chunk, so each can be rebuilt from the others.
     #[test]
-    fn damage_that_can_be_rebuilt_everywhere_does_not_have_the_whole_read_for_each_chunk() {
+    fn rebuilding_every_chunk_reads_the_checkpoint_only_a_few_times() {
         let geometry = geometry();
         let device: Arc<dyn Device> = RamDevice::new("ram", geometry.device_bytes).expect("memory");
         let reference = write(&device, &geometry);

@@ -1,9 +1,9 @@
-//! Damaged volumes: those that may have lost data with records of the log.
+//! Damaged volumes: volumes that may have lost data with records of the log.
 //!
 //! A lost record may have contained the newest version of any block, or marks for older ones.
-//! Nobody can tell which volumes it concerned, so every volume that it may have concerned is
-//! *damaged* from then on. That is made durable before the gap in the log disappears, and stays
-//! until the operator acknowledges it for that volume, or deletes the volume.
+//! Recovery cannot tell which volumes it concerned, so every volume that it may have concerned
+//! becomes *damaged*. This is made durable before the gap in the log disappears, and stays until
+//! the operator acknowledges it for that volume, or deletes the volume.
 
 use std::fmt;
 use std::rc::Rc;

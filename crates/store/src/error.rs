@@ -15,7 +15,7 @@ pub enum StoreError {
     Format {
         /// The device as the operator named it.
         device: String,
-        /// What is wrong.
+        /// The fault in the format.
         cause: FormatError,
     },
     /// The device failed earlier; no new data is taken.

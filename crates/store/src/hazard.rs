@@ -52,16 +52,17 @@ impl HazardSlots {
         }
     }
 
-    /// Publishes that a segment is being read, to which an entry of the index points. Either the caller holds the lock of
-    /// the entry's shard: a thread that finds no entry left has taken that lock later, and so sees this slot. Or it finds
-    /// out afterwards that the shard has not changed: see [`HazardSlots::is_read`]. `false`: the reader needs a pin.
+    /// Publishes that a segment is being read to which an entry of the index points. The caller
+    /// either holds the lock of the entry's shard, so that a thread which finds no entry left has
+    /// taken that lock later and sees this slot; or it verifies afterwards that the shard has not
+    /// changed: see [`HazardSlots::is_read`]. Returns `false` if the reader needs a pin.
     #[inline]
     pub(crate) fn begin(&self, id: Option<HazardId>, segment: SegmentId) -> bool {
         match self.get(id) {
             // Only the owner writes the slot.
             Some(slot) if slot.segment.load(Ordering::Relaxed) == 0 => {
-                // Release: seeing this hazard implies that the previous read has finished. The rest is for who looks at the
-                // shard's version next.
+                // Release: seeing this hazard implies that the previous read has finished. SeqCst:
+                // orders it before the reader's second look at the shard's version.
                 slot.segment.swap(segment.0.wrapping_add(1), Ordering::SeqCst);
                 fence_between_seq_cst();
                 true
@@ -78,10 +79,11 @@ impl HazardSlots {
         }
     }
 
-    /// Whether a segment is being read. Once no index entry points to it, `false` is final: a look-up may still name the segment
-    /// for a moment, but finds the entry gone before it reads.
+    /// Whether a segment is being read. Once no index entry points to it, `false` is final: a
+    /// look-up may still name the segment for a moment, but finds the entry gone before it reads.
     pub(crate) fn is_read(&self, segment: SegmentId) -> bool {
-        // Against the exchange of a look-up without a lock: either that one sees the shard's new version, or this sees its slot.
+        // Against the exchange of a look-up without a lock: either that one sees the shard's new
+        // version, or this sees its slot.
         fence(Ordering::SeqCst);
         let wanted = segment.0.wrapping_add(1);
         self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_counted_once() {
+    fn bytes_read_are_counted_once() {
         let slots = HazardSlots::new(1);
         let own = [slots.claim(), slots.claim()];
         assert!(slots.count_read(own[0], 5) && slots.count_read(own[1], 7));

@@ -1,9 +1,9 @@
 //! The index: origin address -> slot and state of the newest version.
 //!
 //! Sharded; a shard's lock is held for one look-up or one update, never across an I/O or a copy of
-//! a payload, and hits do without it. All decisions about one block that must be atomic are made under that lock: which
-//! version is the newest, the order of versions (the sequence), and whether a fill in flight was
-//! overtaken by a write.
+//! a payload, and hits do without it. All decisions about one block that must be atomic are made
+//! under that lock: which version is the newest, the order of versions (the sequence), and whether
+//! a fill in flight was overtaken by a write.
 
 use std::fmt;
 use std::ops::Range;
@@ -62,22 +62,23 @@ impl Drop for FillTicket<'_> {
 pub enum Condition<'a> {
     /// Always: a client wrote the whole block.
     Always,
-    /// Only if the block is still absent and has not been changed since the fill began.
+    /// Insert only if the block is still absent and has not been changed since the fill began.
     Fill(&'a FillTicket<'a>),
-    /// Only if the newest version is still at this slot: the new one was merged from it.
+    /// Insert only if the newest version is still at this slot: the new one was merged from it.
     Slot(Slot),
-    /// As [`Condition::Slot`], for a copy of that version, which is clean if that has become clean.
+    /// Like [`Condition::Slot`], for a copy of that version, which is clean if that has become
+    /// clean.
     Copy(Slot),
-    /// Only if the block is absent: the new version has only some sectors valid.
+    /// Insert only if the block is absent: the new version has only some sectors valid.
     Absent,
 }
 
 /// A new version of a block.
 #[derive(Debug)]
 pub struct NewVersion {
-    /// Its slot and state.
+    /// Slot and state of the version.
     pub entry: Entry,
-    /// Its valid sectors; `None`: all of them.
+    /// Valid sectors of the version; `None`: all.
     pub mask: Option<SectorMask>,
 }
 
@@ -86,7 +87,7 @@ pub struct NewVersion {
 pub enum Put {
     /// The new version is in the index.
     Done {
-        /// Its sequence, which orders versions of one block.
+        /// Sequence of the version, which orders versions of one block.
         sequence: u64,
         /// The version that it replaced, if any.
         old: Option<Entry>,
@@ -153,7 +154,7 @@ impl Content {
 
 /// The index of one cache.
 pub struct Index {
-    /// Where addresses are. Its widths are those that the index was made with.
+    /// Mapping from addresses to shards and keys, with the widths that the index was made with.
     geometry: Geometry,
     /// Addresses are below 2 to the power of this.
     address_bits: AtomicU32,
@@ -184,7 +185,8 @@ impl Index {
         Self::of(geometry, (0..shards).map(|_| Shard::new(&geometry, masks())).collect())
     }
 
-    /// As [`Index::within`]. Other tasks of the lane get their turn meanwhile: each shard asks the system for its memory.
+    /// Like [`Index::within`]. Other tasks of the lane get their turn meanwhile: each shard asks
+    /// the system for its memory.
     pub(crate) async fn in_turns(
         geometry: Geometry,
         shards: u32,
@@ -212,7 +214,8 @@ impl Index {
         }
     }
 
-    /// Returns the mapping from addresses to places. Its widths are those that the index was made with: see [`Index::check_bits`].
+    /// Returns the mapping from addresses to places. Its widths are those that the index was made
+    /// with: see [`Index::check_bits`].
     pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -223,7 +226,8 @@ impl Index {
         1 << self.address_bits.load(Ordering::SeqCst)
     }
 
-    /// Returns the bits of a check that every entry has, 16 to 32. Must be asked after the entry was found.
+    /// Returns the bits of a check that every entry has, 16 to 32. Must be asked after the entry
+    /// was found.
     #[inline]
     pub fn check_bits(&self) -> u32 {
         self.check_bits.load(Ordering::Relaxed)
@@ -235,14 +239,16 @@ impl Index {
         entry.check.matches(full, self.check_bits())
     }
 
-    /// Begins to make room for addresses below 2^`address_bits`: checks are compared with as many bits as they will have. Ends
-    /// with [`Index::widened`], after [`Index::widen_shard`] of every shard. No address that is new may be used before.
+    /// Begins to make room for addresses below 2^`address_bits`: checks are compared with as many
+    /// bits as they will have. [`Index::widened`] ends it, after [`Index::widen_shard`] of every
+    /// shard. No new address may be used before.
     ///
     /// # Errors
     /// Too few bits would be left for the checks; nothing has changed.
     pub(crate) fn begin_widening(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
         let wide = self.geometry.widened(address_bits)?;
-        // Who finds an entry with fewer bits has taken the lock of its shard, or seen its version, after this.
+        // A reader that finds an entry with fewer bits has taken its shard's lock, or seen its
+        // shard's version, after this store.
         self.check_bits.fetch_min(wide.check_bits(), Ordering::Relaxed);
         Ok(wide)
     }
@@ -255,7 +261,7 @@ impl Index {
         }
     }
 
-    /// All shards have room.
+    /// Ends widening: all shards have room.
     pub(crate) fn widened(&self, wide: &Geometry) {
         self.address_bits.fetch_max(wide.address_bits(), Ordering::SeqCst);
     }
@@ -275,7 +281,8 @@ impl Index {
         self.geometry.place(address.0).shard
     }
 
-    /// A hint: the block will be looked up soon, and is probably cached; its entry will perhaps be changed.
+    /// A hint: the block will be looked up soon, and is probably cached; its entry will perhaps be
+    /// changed.
     #[inline]
     pub fn expect(&self, address: Address, to_change: bool) {
         let placed = self.geometry.place(address.0);
@@ -284,8 +291,9 @@ impl Index {
         }
     }
 
-    /// Looks up a block that is valid as a whole, and writes nothing that other lanes read. `seen` runs with what may be its entry,
-    /// and says whether to go on. `None`: use [`Index::look_up`], even if `seen` has run.
+    /// Looks up a block that is valid as a whole, without writing anything that other lanes read.
+    /// `seen` runs with a candidate for its entry, and returns whether to continue. On `None` use
+    /// [`Index::look_up`], even if `seen` has run.
     #[inline]
     fn find_unlocked(&self, address: Address, seen: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let placed = self.geometry.place(address.0);
@@ -302,8 +310,8 @@ impl Index {
         }
     }
 
-    /// Looks up a block that is valid as a whole, and publishes its segment in a hazard slot, which the caller ends. `None`: use
-    /// [`Index::look_up`].
+    /// Looks up a block that is valid as a whole, and publishes its segment in a hazard slot, which
+    /// the caller ends. `None`: use [`Index::look_up`].
     #[inline]
     pub(crate) fn look_up_in_hazard(
         &self,
@@ -355,8 +363,8 @@ impl Index {
         self.put_counted(address, version, condition, |_| ())
     }
 
-    /// As [`Index::put`]. `count` is called with the version that is replaced before anything can change the new one. It must be
-    /// quick and must not use the index.
+    /// Like [`Index::put`]. `count` is called with the version that is replaced before anything can
+    /// change the new one. It must be quick and must not use the index.
     #[inline]
     pub fn put_counted(
         &self,
@@ -446,13 +454,14 @@ impl Index {
         }
     }
 
-    /// Returns the end of the addresses of a range, beginning with its first one, of which no block is cached and no fill is under way.
-    /// Finds whole regions only; what it does not find has to be looked up.
+    /// Returns how far the range, from its beginning, is vacant: no block cached, no fill in
+    /// flight. Finds whole regions only; blocks behind the returned address must be looked up.
     pub(crate) fn vacant_to(&self, range: Range<u64>) -> u64 {
         self.regions.vacant_to(range)
     }
 
-    /// Begins to look up, or remove, each block at the beginning of a range, up to the address that is returned.
+    /// Begins to look up, or remove, each block at the beginning of a range, up to the address that
+    /// is returned.
     pub(crate) fn walk(&self, range: Range<u64>) -> (u64, Walk<'_>) {
         self.regions.walk(range, || self.room())
     }
@@ -496,8 +505,8 @@ impl Index {
         });
     }
 
-    /// As [`Index::scan`], but only for entries that are `wanted`. Testing an entry is cheaper than
-    /// computing its address.
+    /// Like [`Index::scan`], but only for entries that are `wanted`. Testing an entry is cheaper
+    /// than computing its address.
     #[inline]
     pub fn visit(
         &self,
@@ -509,7 +518,7 @@ impl Index {
         }
     }
 
-    /// As [`Index::scan_shard`], but only for entries that are `wanted`.
+    /// Like [`Index::scan_shard`], but only for entries that are `wanted`.
     #[inline]
     pub fn visit_shard(
         &self,
@@ -547,7 +556,7 @@ impl Index {
         self.shards.iter().map(|shard| shard.lock().table().len() as u64).sum()
     }
 
-    /// Whether nothing is cached.
+    /// Returns whether nothing is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

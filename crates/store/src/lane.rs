@@ -27,7 +27,7 @@ pub struct StoreLane {
     store: Arc<Store>,
     lane: Rc<Lane>,
     queue: Queue,
-    /// Its hazard slot; `None`: all were claimed.
+    /// The lane's hazard slot; `None`: all were claimed.
     pub(crate) hazard: Option<HazardId>,
 }
 
@@ -40,7 +40,8 @@ impl Drop for StoreLane {
 impl StoreLane {
     /// Opens the store's device for a lane.
     pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
-        // Counters of lanes have a single writer each: two would lose what the other has counted, and a flush be answered too early.
+        // Counters of lanes have a single writer each. With two, one would lose the other's counts,
+        // and a flush would be answered too early.
         debug_assert!(usize::from(lane.id().0) < store.options.lanes.max(1), "{:?}", lane.id());
         let hazard = store.hazards.claim();
         counts_as(lane.id().0);
@@ -62,8 +63,8 @@ impl StoreLane {
         &self.queue
     }
 
-    /// As [`Index::visit`](crate::Index::visit). Other tasks of the lane get their turn after each shard, so the entries are not as of
-    /// one instant.
+    /// Like [`Index::visit`](crate::Index::visit). Other tasks of the lane get their turn after
+    /// each shard, so the entries are not as of one instant.
     pub async fn visit(
         &self,
         mut wanted: impl FnMut(&Entry) -> bool,
@@ -106,8 +107,9 @@ impl StoreLane {
         self.append_counted(version, class, copy, |_| ())
     }
 
-    /// As [`StoreLane::append`]. `count` is called with the version that is replaced, if any, before another task can clean, replace or
-    /// remove the new one. It must be quick, and must not use the index.
+    /// Like [`StoreLane::append`]. `count` is called with the version that is replaced, if any,
+    /// before another task can clean, replace or remove the new one. It must be quick, and must not
+    /// use the index.
     pub fn append_counted(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -123,7 +125,7 @@ impl StoreLane {
         self.append_with(version, class, fill, count)
     }
 
-    /// As [`StoreLane::append`] with the whole payload at hand.
+    /// Like [`StoreLane::append`] with the whole payload at hand.
     pub fn append_whole(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -133,7 +135,7 @@ impl StoreLane {
         self.append_whole_counted(version, class, payload, |_| ())
     }
 
-    /// As [`StoreLane::append_counted`] with the whole payload at hand.
+    /// Like [`StoreLane::append_counted`] with the whole payload at hand.
     #[inline]
     pub fn append_whole_counted(
         self: &Rc<Self>,
@@ -152,7 +154,7 @@ impl StoreLane {
         self.append_with(version, class, fill, count)
     }
 
-    /// As [`StoreLane::append_whole`] with a payload that was read back and has this check.
+    /// Like [`StoreLane::append_whole`] with a payload that was read back and has this check.
     pub fn append_checked(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -248,7 +250,7 @@ impl StoreLane {
         result
     }
 
-    /// Reserves a cell of an open record. `None`: there is no room.
+    /// Reserves a cell of an open record. Returns `None` if there is no room.
     #[inline]
     fn reserve(self: &Rc<Self>, class: Class) -> Option<Reservation> {
         let store = &self.store;
@@ -364,8 +366,8 @@ impl StoreLane {
         Ok(round)
     }
 
-    /// Writes everything to the device that was appended before this call: it survives the end of the
-    /// process. It is not necessarily durable, and a later commit syncs it.
+    /// Writes everything to the device that was appended before this call: it survives the end of
+    /// the process. It is not necessarily durable, and a later commit syncs it.
     ///
     /// # Errors
     /// The cache device failed, now or earlier.
@@ -380,8 +382,8 @@ impl StoreLane {
                 self.close_records(false);
                 self.store.log.last_closed()
             };
-            // Barrier for invariant 31: what is written counts only with all earlier records of its
-            // segment, so all earlier records are waited for.
+            // Barrier for invariant 31: a written record counts only with all earlier records of
+            // its segment, so wait for all earlier records.
             if planted::has(PlantedBug::WriteOutDoesNotWait) {
                 return Ok(());
             }
@@ -406,7 +408,8 @@ impl StoreLane {
             let mut round = rounds.join(&mut wanted, lane, &without_sync, &ample);
             if let Round::Gather = round {
                 let gathering = Gathering::new(rounds, lane);
-                // Writes that are ready append first: one round covers what arrived together.
+                // Let ready writes append first, so that one round covers all that arrived
+                // together.
                 yield_now().await;
                 round = rounds.begin(gathering, wanted, &without_sync, ample());
             }
@@ -517,7 +520,7 @@ impl StoreLane {
         self.sync_since(false).await
     }
 
-    /// As [`StoreLane::sync`]. `failed`: the device had already failed when the writes began, and
+    /// Like [`StoreLane::sync`]. `failed`: the device had already failed when the writes began, and
     /// the sync still succeeds: roots are written even then, to record the failure.
     pub(crate) async fn sync_since(&self, failed: bool) -> Result<(), StoreError> {
         let _turn = self.store.sync_gate.enter().await;

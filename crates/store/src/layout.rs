@@ -58,7 +58,7 @@ impl SegmentLayout {
         self.cells_behind(self.header_bytes)
     }
 
-    /// As [`SegmentLayout::cells_per_segment`], if two records more than necessary are in it.
+    /// Like [`SegmentLayout::cells_per_segment`], if two records more than necessary are in it.
     pub(crate) fn cells_if_split(&self) -> u64 {
         self.cells_behind(3 * self.header_bytes)
     }
@@ -79,8 +79,8 @@ impl SegmentLayout {
 mod tests {
     use super::*;
 
-    /// With blocks of 8 KiB the headers of two more records took the place of a block, and reclaim moved
-    /// the 30 blocks of a segment for 31 again and again without gaining anything.
+    /// With blocks of 8 KiB, the headers of two additional records took the place of a block, so
+    /// reclaim moved 30 blocks of a segment of 31 repeatedly without gaining space.
     #[test]
     fn more_records_leave_less_space_in_a_small_segment() {
         let layout = |block, segment_bytes, max_cells| {

@@ -1,16 +1,16 @@
 //! Loading the index while requests are served.
 //!
-//! The checkpoint has the whole index, sorted by shard; after a crash recovery has replayed the log
-//! behind it. The cache opens without reading the entries: a request first has the shards of its
-//! blocks loaded ([`StoreLane::load`]), and [`StoreLane::load_rest`] loads the others in the
-//! background. A shard is loaded as a whole, with what the log changes of it, before anything looks
-//! into it; from then on it is exact.
+//! The checkpoint has the whole index, sorted by shard; after a crash, recovery has replayed the
+//! log behind it. The cache opens without reading the entries: a request first loads the shards of
+//! its blocks ([`StoreLane::load`]), and [`StoreLane::load_rest`] loads the others in the
+//! background. A shard is loaded as a whole, with the log's changes, before anything reads it, and
+//! is exact afterwards.
 //!
-//! Until all are loaded, nothing may rely on the index as a whole: no checkpoint is written, no
-//! segment is reclaimed, and only so many segments may be opened as recovery can replay. If the
+//! Until all shards are loaded, nothing may rely on the index as a whole: no checkpoint is written,
+//! no segment is reclaimed, and only as many segments may be opened as recovery can replay. If the
 //! checkpoint turns out to be damaged beyond its parity, the cache device counts as failed, and the
-//! superblock says so: the next opening loads everything at once, and rebuilds the index from the
-//! log, in which everything is that was written meanwhile.
+//! superblock records it: the next opening loads everything at once, and rebuilds the index from
+//! the log, which contains everything written meanwhile.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -76,34 +76,34 @@ impl Store {
         some.chain(if few { 0..0 } else { 0..all })
     }
 
-    /// Returns whether another checkpoint should be written after the loading: a part of this one was
-    /// rebuilt from parity, or there is a log to replay over it.
+    /// Returns whether another checkpoint should be written after the loading: a part of this one
+    /// was rebuilt from parity, or there is a log to replay over it.
     pub fn checkpoint_is_outdated(&self) -> bool {
         self.loading.outdated.load(Ordering::SeqCst)
     }
 
-    /// Runs `act` while no shard becomes visible. Afterwards shards are passed to [`OnLoad`]
-    /// that `act` has not seen.
+    /// Runs `act` while no shard becomes visible. Entries that `act` has not seen are passed to
+    /// [`OnLoad`] afterwards.
     pub fn while_none_is_loaded<T>(&self, act: impl FnOnce() -> T) -> T {
         let _publishing = self.loading.publishing.lock();
         act()
     }
 
-    /// Ends the loading in the background, because the cache is closed: what is not loaded stays in the
-    /// checkpoint.
+    /// Ends the loading in the background because the cache is closed: shards that are not loaded
+    /// stay in the checkpoint.
     pub fn abandon_loading(&self) {
         self.loading.abandoned.store(true, Ordering::SeqCst);
         self.loading.changed.notify_all();
     }
 
-    /// Returns whether the index cannot be loaded, because the checkpoint cannot be read or a task panicked over it. That a
-    /// device takes no writes does not keep it from being read.
+    /// Returns whether the index cannot be loaded, because the checkpoint cannot be read or a task
+    /// panicked while loading. A device that refuses writes can still be read.
     pub fn cannot_be_loaded(&self) -> bool {
         self.loading.failed.load(Ordering::SeqCst)
     }
 
-    /// Waits until the index is loaded. `false`: it never will be, because the checkpoint cannot be
-    /// read or the cache is closed.
+    /// Waits until the index is loaded. Returns `false` if it never will be, because the checkpoint
+    /// cannot be read or the cache is closed.
     pub async fn loaded(&self) -> bool {
         loop {
             let changed = self.loading.changed.listen();
@@ -163,8 +163,8 @@ impl StoreLane {
         Ok(())
     }
 
-    /// Loads everything that neither is loaded nor is being loaded by others, unless the cache is
-    /// closed; each lane begins elsewhere.
+    /// Loads all shards that are neither loaded nor being loaded by other lanes, unless the cache
+    /// is closed. Each lane begins at a different shard.
     ///
     /// # Errors
     /// As for [`StoreLane::load`].
@@ -191,7 +191,7 @@ impl StoreLane {
                 }
             }
         }
-        // Those who wait see the end, or that the device has failed.
+        // Waiters see the end, or that the device has failed.
         loading.changed.notify_all();
         result
     }
@@ -235,8 +235,8 @@ impl StoreLane {
             loading.failed.store(true, Ordering::SeqCst);
             // The write below may take long.
             loading.changed.notify_all();
-            // Without it the next opening would meet the same damage again. If it cannot be written,
-            // one after that will.
+            // Otherwise the next opening would meet the same damage again. If the superblock cannot
+            // be written now, a later write will record it.
             _ = self.write_superblock(|superblock| superblock.compat |= LOAD_AT_ONCE).await;
         }
         content.entries.clear();
@@ -245,7 +245,7 @@ impl StoreLane {
         published
     }
 
-    /// Reads the entries of a shard into `content`, and lays what the log changes over them.
+    /// Reads the entries of a shard into `content`, and applies the log's changes to them.
     async fn read_shard(
         &self,
         source: &Source,
@@ -290,7 +290,7 @@ impl StoreLane {
                 }
             }
             chunk += 1;
-            // Requests that need nothing of this come first.
+            // Let requests that do not need this shard run first.
             forebay_lane::yield_now().await;
         }
         if let Some(changes) = &changes {
@@ -305,8 +305,8 @@ impl StoreLane {
         Ok(())
     }
 
-    /// Returns a chunk that begins with an entry of a lower shard, or the first, such that no earlier
-    /// chunk has entries of `shard`.
+    /// Returns a chunk that begins with an entry of a lower shard, or the first chunk, so that no
+    /// earlier chunk has entries of `shard`.
     async fn first_chunk(
         &self,
         source: &Source,

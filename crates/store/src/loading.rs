@@ -1,4 +1,4 @@
-//! What is not loaded yet of the index: see [`crate::loader`].
+//! Loading state of the index: which shards are loaded, loading, or failed. See [`crate::loader`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,44 +19,45 @@ pub(crate) const PRESENT: u8 = 2;
 
 /// The part of the index that is only in the checkpoint.
 pub(crate) struct Loading {
-    /// Whether everything is in the index.
+    /// Whether the whole index is loaded.
     pub(crate) complete: AtomicBool,
     pub(crate) source: Option<Source>,
     pub(crate) shards: Box<[AtomicU8]>,
     pub(crate) left: AtomicU32,
     pub(crate) lanes: Box<[Loader]>,
-    /// Requests that wait for shards.
+    /// Number of requests that wait for shards.
     pub(crate) waiting: AtomicU32,
-    /// Notified when a shard was loaded, or could not be, and when no request waits any more.
+    /// Notified when a shard was loaded or failed to load, and when the last waiting request ends.
     pub(crate) changed: Notify,
     /// Held while a shard becomes visible: see [`Store::while_none_is_loaded`].
     pub(crate) publishing: Mutex<()>,
-    /// Whether another checkpoint is to be written: a part of this one was rebuilt from parity, or there
-    /// is a log to replay over it.
+    /// Whether to write another checkpoint after the loading: a part of this one was rebuilt from
+    /// parity, or there is a log to replay over it.
     pub(crate) outdated: AtomicBool,
     /// Whether the checkpoint could not be read, or a task panicked over it.
     pub(crate) failed: AtomicBool,
-    /// Whether the cache is closed before everything is loaded.
+    /// Whether the cache was closed before the whole index was loaded.
     pub(crate) abandoned: AtomicBool,
 }
 
 /// The part of one lane in the loading.
 #[derive(Default)]
 pub(crate) struct Loader {
-    /// Held while it loads a shard: many requests at once would take the memory of as many shards.
+    /// Held while the lane loads a shard: many requests at once would take the memory of as many
+    /// shards.
     pub(crate) turn: Gate,
     kept: Mutex<Kept>,
 }
 
-/// What a lane keeps from one shard to the next: its shards follow each other in the checkpoint, and
-/// memory that is new costs more time than to decode an entry.
+/// Buffers that a lane keeps from one shard to the next: its shards follow each other in the
+/// checkpoint, and fresh memory costs more time than decoding an entry.
 #[derive(Default)]
 pub(crate) struct Kept {
     /// The chunk that was read last.
     pub(crate) chunk: Option<u32>,
-    /// Its entries.
+    /// Entries of the chunk.
     pub(crate) decoded: Vec<Decoded>,
-    /// Empty, for the entries of a shard.
+    /// Empty buffer for the entries of a shard.
     pub(crate) entries: Vec<(Address, Entry)>,
 }
 
@@ -68,16 +69,16 @@ pub(crate) struct Decoded {
     pub(crate) entry: Entry,
 }
 
-/// Where the entries are.
+/// Source of the entries that are not loaded yet.
 pub(crate) struct Source {
     pub(crate) checkpoint: Chunks,
     /// The volumes' address ranges, as of the checkpoint.
     pub(crate) spaces: Vec<VolumeSpace>,
-    /// What the entries in each segment mean.
+    /// Meaning of the entries in each segment.
     pub(crate) segments: Vec<Entries>,
     /// Whether there is a log behind the checkpoint.
     pub(crate) has_log: bool,
-    /// What it changes of the entries, until all are loaded.
+    /// The log's changes to the entries, until all are loaded.
     pub(crate) changes: Mutex<Option<Arc<Changes>>>,
     /// The shard of the first entry of each chunk that was read.
     pub(crate) firsts: Mutex<BTreeMap<u32, u32>>,
@@ -86,7 +87,7 @@ pub(crate) struct Source {
 /// The meaning of the checkpoint's entries in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entries {
-    /// They are in the cache, unless the log says otherwise.
+    /// The entries are in the cache, unless the log supersedes them.
     Valid,
     /// The segment was opened again since: they are superseded.
     Superseded,
@@ -103,7 +104,7 @@ impl Source {
 }
 
 impl Loading {
-    /// Nothing is left to load.
+    /// State of an index with nothing left to load.
     pub(crate) fn nothing() -> Self {
         Loading {
             complete: AtomicBool::new(true),
@@ -120,7 +121,7 @@ impl Loading {
         }
     }
 
-    /// All `shards` are left to load, by this number of lanes.
+    /// State of an index with all `shards` left to load, by this number of lanes.
     pub(crate) fn of(source: Source, shards: u32, lanes: usize) -> Self {
         let outdated = AtomicBool::new(source.has_log);
         Loading {
@@ -134,7 +135,7 @@ impl Loading {
         }
     }
 
-    /// Everything is in the index.
+    /// Notes that the whole index is loaded.
     pub(crate) fn completed(&self) {
         if let Some(source) = &self.source {
             source.changes.lock().take();
@@ -143,15 +144,15 @@ impl Loading {
         self.lanes.iter().for_each(|lane| *lane.kept.lock() = Kept::default());
     }
 
-    /// Takes what a lane keeps, while it has its turn.
+    /// Takes a lane's buffers, while the lane has its turn.
     pub(crate) fn take_kept(&self, lane: usize) -> Kept {
         std::mem::take(&mut self.lanes[lane].kept.lock())
     }
 
-    /// Gives back what a lane keeps.
+    /// Returns a lane's buffers.
     pub(crate) fn keep(&self, lane: usize, new: Kept) {
         let mut kept = self.lanes[lane].kept.lock();
-        // Under the lock: whoever completes the loading frees it afterwards.
+        // Under the lock: the thread that completes the loading frees the buffers afterwards.
         if !self.is_complete() {
             *kept = new;
         }
@@ -186,8 +187,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Sets a shard back if its loading ends early, so that another request tries again. After a panic nobody does: the index
-/// counts as one that cannot be loaded, so that nobody waits for it.
+/// Resets a shard if its loading ends early, so that another request tries again. After a panic no
+/// request does: the index counts as one that cannot be loaded, so that waiters continue.
 pub(crate) struct UnderWay<'a> {
     pub(crate) loading: &'a Loading,
     pub(crate) shard: u32,

@@ -21,8 +21,7 @@ use buffers::Buffers;
 pub(crate) use rounds::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use rounds::{COMMITS_WITHOUT_SYNC, WRITES};
 
-/// Further appenders are used only with this many segments for each, because open segments are not
-/// reclaimed.
+/// Segments needed for each further appender, because open segments are not reclaimed.
 const SEGMENTS_FOR_EACH: usize = 5;
 
 struct Numbers {
@@ -71,12 +70,12 @@ pub(crate) struct Log {
     /// The number of the last mark that a block is gone.
     gone_pushed: AtomicU64,
     marks_durable: AtomicU64,
-    /// Commits: what they cover is durable.
+    /// Commit rounds: make everything appended before them durable.
     pub(crate) commits: Rounds,
-    /// What these cover is written to the device.
+    /// Write rounds: write everything appended before them to the device.
     pub(crate) writes: Rounds,
-    /// Held by a round while it takes marks and closes records, so that the marks that it sees as
-    /// taken are in records that it sees as closed.
+    /// Held by a round while it takes marks and closes records, so that every mark it sees as taken
+    /// is in a record it sees as closed.
     pub(crate) closing: Mutex<()>,
     buffers: Mutex<Buffers>,
 }
@@ -113,8 +112,8 @@ impl Roles {
         (own, self.parted.then_some(self.lanes + own))
     }
 
-    /// Returns the lane whose appender this is; the first one for those that lanes share, as it does most of the
-    /// background work.
+    /// Returns the lane whose appender this is; for shared appenders the first lane, which does
+    /// most of the background work.
     fn lane_of(&self, appender: usize) -> usize {
         let shared = Some(appender) == self.ordered() || appender == self.background();
         if shared { 0 } else { appender % self.lanes }
@@ -277,8 +276,8 @@ impl Log {
         self.marks_pushed.load(Ordering::SeqCst)
     }
 
-    /// Returns how many marks have to be durable for every block that is gone to stay gone: marks
-    /// become durable in their order.
+    /// Returns the number of marks that must be durable for every removed block to stay removed:
+    /// marks become durable in order.
     pub(crate) fn gone_pushed(&self) -> u64 {
         self.gone_pushed.load(Ordering::SeqCst)
     }
@@ -309,7 +308,7 @@ impl Log {
         self.set_marks_durable(count);
     }
 
-    /// Takes a RAM image for a segment that this appender opens. `None`: all are in use.
+    /// Takes a RAM image for a segment that this appender opens. Returns `None` if all are in use.
     pub(crate) fn take_buffer(&self, appender: usize) -> Option<Arc<LogBuffer>> {
         let lane = self.roles.lane_of(appender);
         self.buffers.lock().take(lane, self.layout.segment_bytes)

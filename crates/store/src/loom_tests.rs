@@ -153,7 +153,7 @@ fn a_look_up_without_the_lock_sees_one_version_or_the_other() {
 }
 
 #[test]
-fn a_look_up_without_the_lock_sees_a_word_as_it_is_before_or_after_widening() {
+fn an_unlocked_look_up_sees_words_from_before_or_after_widening() {
     loom::model(|| {
         let shared = Arc::new((index(), HazardSlots::new(1)));
         let check = 0x9876_5432;

@@ -14,8 +14,8 @@ use crate::store::Class;
 const MARK_RECORDS_AT_ONCE: usize = 4;
 
 impl StoreLane {
-    /// Appends the marks that are pending now, but for a few. Other tasks of the lane get their turn meanwhile, as a round appends
-    /// the rest at one go.
+    /// Appends the marks that are pending now, but for a few. Other tasks of the lane get their
+    /// turn meanwhile, as a round appends the rest at one go.
     pub(crate) async fn append_most_marks(self: &Rc<Self>, durably: bool) {
         let log = &self.store().log;
         for _ in 0..log.marks_pending() / (MARK_RECORDS_AT_ONCE * log.layout().max_marks) {
@@ -30,7 +30,8 @@ impl StoreLane {
         }
     }
 
-    /// Appends pending marks in at most `records` closed records. `false`: there is no room for more.
+    /// Appends pending marks in at most `records` closed records. `false`: there is no room for
+    /// more.
     pub(crate) fn append_marks(self: &Rc<Self>, durably: bool, records: usize) -> bool {
         let store = self.store();
         for _ in 0..records {

@@ -29,8 +29,8 @@ use crate::store::{SpaceUse, Store, VolumeSpace};
 /// opened again.
 pub const CLEAN_DISTRUSTED: u64 = 1;
 
-/// Feature bit in `compat`: a part of the checkpoint could not be loaded while requests were served, so
-/// that the next opening has to load it as a whole, and rebuild the index if need be.
+/// Feature bit in `compat`: a part of the checkpoint could not be loaded while requests were
+/// served, so that the next opening has to load it as a whole, and rebuild the index if need be.
 pub(crate) const LOAD_AT_ONCE: u64 = 4;
 
 /// Once the next segment gets this generation or a higher one, superblocks announce wide
@@ -45,9 +45,9 @@ fn copies(superblock: &Superblock) -> (u64, u64) {
     }
 }
 
-/// Encodes the table of these volumes. If it is too large, evidence and samples of origins are left out, those
-/// of the newest volume first: the volumes matter more than the samples that recognise their
-/// origins.
+/// Encodes the table of these volumes. If it is too large, evidence and samples of origins are left
+/// out, those of the newest volume first: the volumes matter more than the samples that recognise
+/// their origins.
 fn encode_what_fits(
     volumes: &mut [VolumeRecord],
     encode: impl Fn(&[VolumeRecord]) -> Result<EncodedTable, VolumeTableError>,
@@ -90,7 +90,8 @@ impl Store {
         self.spaces.lock().of(id)
     }
 
-    /// Returns the volume of an address, and the block's number in it. For many addresses, see [`Store::spaces`].
+    /// Returns the volume of an address, and the block's number in it. For many addresses, see
+    /// [`Store::spaces`].
     pub fn find_space(&self, address: Address) -> Option<(VolumeSpace, OriginBlock)> {
         self.spaces.lock().find(address)
     }
@@ -124,7 +125,7 @@ impl Store {
         ))
     }
 
-    /// As many numbers may rest, half of all, before a new volume waits for a checkpoint.
+    /// Limit of resting numbers, half of all; above it a new volume waits for a checkpoint.
     const MOST_REST: usize = 1 << 15;
 
     /// Skips volume numbers below `next`, for tests near limits.
@@ -280,7 +281,8 @@ impl StoreLane {
         Ok(output)
     }
 
-    /// Has some numbers of volumes free for [`Store::new_volume_id`]: writes a checkpoint if too many rest.
+    /// Makes sure that some volume numbers are free for [`Store::new_volume_id`]: writes a
+    /// checkpoint if too many rest.
     ///
     /// # Errors
     /// The device failed.

@@ -26,13 +26,13 @@ pub struct StoreOptions {
     /// Shards of the index; `None`: chosen by the capacity, one for a cache of less than 2^15
     /// blocks.
     pub shards: Option<u32>,
-    /// Blocks in the checkpoint from which the index is loaded while requests are served: with fewer, that
-    /// takes less than a tenth of a second.
+    /// Blocks in the checkpoint from which the index is loaded while requests are served: with
+    /// fewer, that takes less than a tenth of a second.
     pub load_later_from: u64,
     /// Pause between two shards of the index that a lane loads in the background, for tests.
     pub load_pause: Duration,
-    /// The most blocks of the log that are replayed at a time, if the index has to be rebuilt without a checkpoint: what that takes
-    /// has to fit into memory.
+    /// Limit of the blocks of the log that are replayed at a time if the index must be rebuilt
+    /// without a checkpoint. They must fit into memory.
     pub rebuilt_at_once: u64,
     /// Other lanes, which take part in recovering the cache. They are let go of when it is open.
     pub helpers: Vec<Helper>,
@@ -43,7 +43,8 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// Returns the number of bytes after which a cache with this geometry should write a checkpoint.
+    /// Returns the number of bytes after which a cache with this geometry should write a
+    /// checkpoint.
     pub(crate) fn checkpoint_due(&self, geometry: &Geometry) -> u64 {
         // Recovery holds the headers written since the checkpoint in memory, which must be
         // available then. More is written until the checkpoint is complete, so this plans for about

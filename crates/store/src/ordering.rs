@@ -1,4 +1,5 @@
-//! What the store does with the versions that it holds for [`ordered`](crate::ordered) volumes.
+//! Versions that the store holds for [`ordered`](crate::ordered) volumes: closing groups, releasing
+//! versions.
 
 pub(crate) mod recover;
 
@@ -79,7 +80,7 @@ impl Store {
         }
     }
 
-    /// As [`Store::cut`], for the first cut: it closes the group of all versions that existed
+    /// Like [`Store::cut`], for the first cut: it closes the group of all versions that existed
     /// before the volume was ordered. There are no groups before it.
     pub fn first_cut(&self, id: VolumeId, now: Nanos) -> Option<u64> {
         Some(self.ordered.queue(id)?.first_cut(&self.index, now))
@@ -221,7 +222,7 @@ impl Store {
         room.is_left() || self.held_versions(id) < OWN
     }
 
-    /// Returns whether somebody waits for ordered volumes to hold fewer versions.
+    /// Returns whether a writer waits for ordered volumes to hold fewer versions.
     pub fn is_order_full(&self) -> bool {
         self.ordered.room.full.load(Ordering::Relaxed)
     }

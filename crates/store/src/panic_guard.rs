@@ -16,7 +16,7 @@ impl Store {
         PanicGuard { store: self, task }
     }
 
-    /// For drop handlers in `task`: fails the cache device if the thread is panicking.
+    /// Fails the cache device if the thread is panicking; for drop handlers in `task`.
     pub fn fail_if_panicking(&self, task: &str) {
         if std::thread::panicking() {
             self.fail(&format_args!("{task} panicked"));

@@ -5,7 +5,8 @@
 
 use std::cell::Cell;
 
-/// Declares `PlantedBug`: known bugs with their documentation and the names that select them on a command line.
+/// Declares `PlantedBug`: known bugs with their documentation and the names that select them on a
+/// command line.
 #[macro_export]
 macro_rules! planted_bugs {
     ($($(#[$doc:meta])* $bug:ident = $name:literal,)*) => {
@@ -67,11 +68,11 @@ planted_bugs! {
     CleanTooEarly = "clean-too-early",
 
     // Recovery.
-    /// Of two versions of a block in the log, the one replayed last wins.
+    /// The later replayed of two versions of a block in the log wins.
     ReplayAnyOrder = "replay-any-order",
     /// Blocks that were invalidated come back.
     GoneNotReplayed = "gone-not-replayed",
-    /// A mark applies to whatever version is in its slot now.
+    /// A mark applies to any version that is in its slot now.
     MarksAnyLife = "marks-any-life",
     /// The payload of a record that was not yet durable is used without verification.
     TornPayloadTaken = "torn-payload-taken",
@@ -89,7 +90,7 @@ planted_bugs! {
     LoadedDirtyNotTold = "loaded-dirty-not-told",
     /// A shard that is loaded after a crash lacks what the log changes of it.
     LoadedWithoutLog = "loaded-without-log",
-    /// What recovery has accepted of the log is not noted before the cache is used.
+    /// The accepted end of the log is not recorded before the cache is used.
     AcceptedNotNoted = "accepted-not-noted",
 
     // Reuse of segments.
@@ -134,7 +135,7 @@ planted_bugs! {
     GapUnlocked = "gap-unlocked",
     /// A failed write to the origin counts as written back.
     FailedWritebackCleans = "failed-writeback-cleans",
-    /// Of a write of several blocks that failed, all count as refused by the origin.
+    /// After a failed write of several blocks, all of them count as refused by the origin.
     RunNotSplit = "run-not-split",
     /// A block that the origin refuses counts as written back.
     RefusedCleans = "refused-cleans",
@@ -156,7 +157,7 @@ planted_bugs! {
     HeldNotKept = "held-not-kept",
 
     // Volumes.
-    /// Of the two copies of the volume table only the first is read.
+    /// Only the first copy of the volume table is read.
     OneRootOnly = "one-root-only",
     /// Only one superblock and one volume table are replaced by a change.
     RootsOnce = "roots-once",
@@ -185,7 +186,7 @@ planted_bugs! {
     // The RAM tier.
     /// A fill of the RAM tier replaces what was written while it was read.
     FillsOvertaken = "fills-overtaken",
-    /// Of two writes in flight the RAM tier keeps the one that ends last.
+    /// The RAM tier keeps the copy of the write that ends last, of two in flight.
     RacedCopyKept = "raced-copy-kept",
     /// The RAM tier serves its copy of a range while that is written.
     OldCopyServed = "old-copy-served",
@@ -210,9 +211,9 @@ planted_bugs! {
     ProtectionIgnored = "protection-ignored",
     /// Any origin is accepted as the volume's, and as unchanged.
     AnyOriginWillDo = "any-origin-will-do",
-    /// What the origin's system tells of writes is not looked at.
+    /// Evidence of the origin's system about writes is ignored.
     EvidenceIgnored = "evidence-ignored",
-    /// It is recorded before the last writes of a stop.
+    /// Evidence is recorded before the last writes of a stop.
     EvidenceTooEarly = "evidence-too-early",
 }
 

@@ -59,7 +59,8 @@ impl StoreLane {
 
     /// Looks up a block that is read with [`StoreLane::read_now`] before this lane does anything
     /// else. Costs less than [`Store::look_up`]; holding the result longer is safe, but loses that
-    /// advantage. `rank` returns the entry's new rank, and is called again if that has to be written.
+    /// advantage. `rank` returns the entry's new rank, and is called again if that has to be
+    /// written.
     #[inline]
     pub fn look_up_now(
         &self,

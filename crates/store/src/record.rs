@@ -60,7 +60,7 @@ pub(crate) struct Ready {
 pub(crate) struct Encoded {
     /// Range to write, in bytes of the segment.
     pub(crate) bytes: Range<usize>,
-    /// How many of these bytes are payload.
+    /// Number of these bytes that are payload.
     pub(crate) payload: u64,
 }
 

@@ -3,26 +3,25 @@
 //! 1. superblock and volume table;
 //! 2. the checkpoint's segment table; the first header of every segment shows which were opened
 //!    since;
-//! 3. the checkpoint's entries, except those in segments that were opened again: the versions that
-//!    superseded them are in the log;
+//! 3. the checkpoint's entries, except those in segments that were opened again: the versions
+//!    that superseded them are in the log;
 //! 4. the records after the checkpoint's base: data, then marks;
-//! 5. a new checkpoint, before anything else is written. So a crash at any write of recovery leaves
-//!    the previous state (invariant 7).
+//! 5. a new checkpoint, before anything else is written. So a crash at any write of recovery
+//!    leaves the previous state (invariant 7).
 //!
-//! Where possible, step 3 is left to the [loader](crate::loader), which makes the changes of step 4
-//! shard by shard. Instead of the checkpoint a superblock is written then, with what this recovery
-//! has decided about the records of step 4: a later one must decide alike.
+//! Where possible, step 3 is left to the [loader](crate::loader), which applies the changes of step
+//! 4 shard by shard. Then step 5 writes a superblock instead of the checkpoint, with this
+//! recovery's decisions about the records of step 4: a later recovery must decide alike.
 //!
-//! Of records that were not yet durable when the last header was written, the payloads are
-//! verified: a block whose payload did not reach the device is dropped whole, and a record whose
-//! header did not is dropped with all of its blocks (invariant 4). No durable record may be
-//! missing: record numbers are dense. If one is, volumes are damaged, see
-//! [`damage`](crate::damage).
+//! The payloads of records that were not yet durable when the last header was written are verified:
+//! a block whose payload did not reach the device is dropped whole, and a record whose header did
+//! not reach it is dropped with all of its blocks (invariant 4). No durable record may be missing:
+//! record numbers are dense. If one is missing, volumes are damaged, see [`damage`](crate::damage).
 //!
 //! Recovery does not see every record that reached the device: a record may lie behind a page that
-//! did not. Such a record must not take effect after the next crash either. So the checkpoint
-//! bounds the generations that can follow it, and no number, sequence or generation is assigned
-//! twice.
+//! did not reach it. Such a record must not take effect after the next crash either. So the
+//! checkpoint bounds the generations that can follow it, and no number, sequence or generation is
+//! assigned twice.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ pub struct RecoveryReport {
     pub clean: bool,
     /// Cached blocks; those in the checkpoint, if the index is loaded later.
     pub blocks: u64,
-    /// How many of them are dirty.
+    /// Number of these blocks that are dirty.
     pub dirty: u64,
     /// Records replayed.
     pub records: u64,

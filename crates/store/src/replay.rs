@@ -17,7 +17,7 @@ use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, Geometry as TableGeometry, RANK_UNKNOWN};
 use crate::team::{Shared, Team};
 
-/// What a replay goes by, on all lanes that take part in it.
+/// Inputs of a replay, shared by all lanes that take part in it.
 #[derive(Clone)]
 pub(crate) struct Basis {
     pub(crate) geometry: Geometry,
@@ -35,7 +35,7 @@ pub(crate) struct Basis {
     /// Segments that were free after this generation had become the next one; see
     /// [`Replay::trust_free`].
     free_from: Option<Generation>,
-    /// What earlier recoveries have accepted.
+    /// The part of the log that earlier recoveries accepted.
     accepted: AcceptedLog,
     part: Part,
 }
@@ -61,11 +61,11 @@ pub(crate) struct Replay {
     walks: Vec<(SegmentId, Generation)>,
     /// The segments with records that count.
     ends: HashMap<SegmentId, End>,
-    /// By segment.
+    /// Whether each segment was free, by number.
     free: Vec<bool>,
     /// All data and marks records after the base, by number.
     found: BTreeMap<u64, Place>,
-    /// What they change. Holds the memory for both.
+    /// The changes that these records make. Holds the memory for both.
     changes: Changes,
     /// The shards and addresses of the blocks in a record, while it is added.
     blocks: Vec<Option<(u32, Address)>>,
@@ -85,7 +85,7 @@ pub(crate) struct Replay {
     pub(crate) bytes_read: u64,
 }
 
-/// Where a record is.
+/// Location of a record.
 #[derive(Clone, Copy)]
 struct Place {
     segment: SegmentId,
@@ -93,8 +93,8 @@ struct Place {
     payload_bytes: u32,
 }
 
-/// What a recovered cache goes on with. All numbers, sequences and generations that recovery may not
-/// have seen are skipped.
+/// First numbers for a recovered cache to use. All numbers, sequences and generations that recovery
+/// may not have seen are skipped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Next {
     /// The number of the next record.
@@ -108,7 +108,7 @@ pub(crate) struct Next {
 /// The last record of a walked segment.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct End {
-    /// Where it ends, in granules.
+    /// End of the record, in granules.
     pub(crate) position: u32,
     pub(crate) number: RecordNumber,
 }
@@ -175,7 +175,8 @@ impl Replay {
         }
     }
 
-    /// Begins anew, after this record and sequence. Decides about records as earlier recoveries did.
+    /// Begins a new replay, after this record and sequence. Earlier decisions about records are
+    /// kept.
     pub(crate) fn begin(
         &mut self,
         base: RecordNumber,
@@ -231,8 +232,8 @@ impl Replay {
         self.unreadable == 0 && self.firsts_readable
     }
 
-    /// Returns what this replay accepts, for one that may follow it: the records that were found, and
-    /// none that may turn up later.
+    /// Returns the accepted record numbers. A later replay ignores all other records, even if they
+    /// become readable.
     pub(crate) fn accepted(&self, next: &Next) -> AcceptedLog {
         let Next { record, sequence, generation: next_generation } = *next;
         let (mut left_out, mut expected) = (Vec::new(), self.basis.base.0 + 1);
@@ -265,7 +266,8 @@ impl Replay {
 
     /// Adds what a lane has found in other segments.
     fn absorb(&mut self, mut part: Self) {
-        // As in `add`: only programs that have not bounded generations can have left two records with a number.
+        // As in `add`: only programs that have not bounded generations can have left two records
+        // with a number.
         let twice = part.found.keys().filter(|number| self.found.contains_key(number));
         for number in twice.copied().collect::<Vec<_>>() {
             part.found.remove(&number);
@@ -285,7 +287,7 @@ impl Replay {
         self.bytes_read += part.bytes_read;
     }
 
-    /// Adds what a header says.
+    /// Adds the content of a header.
     fn add(&mut self, header: &RecordHeader) -> Result<(), StoreError> {
         if header.number > self.basis.base && self.basis.accepted.leaves_out(header.number.0) {
             return Ok(());
@@ -351,7 +353,7 @@ impl Replay {
         first.map(|first| Damage { first, count: end - first })
     }
 
-    /// Returns what the records change of the checkpoint.
+    /// Returns the changes that the records make to the checkpoint.
     pub(crate) fn changes(&mut self) -> Changes {
         self.records = self.found.len() as u64;
         self.found.clear();
@@ -371,17 +373,18 @@ impl Replay {
         Ok(())
     }
 
-    /// Finds the blocks in a record that count. Returns their number.
+    /// Finds the blocks of a record that count. Returns their number.
     fn find_blocks(&mut self, entries: &[DataEntry]) -> usize {
         let mut blocks = std::mem::take(&mut self.blocks);
         blocks.clear();
-        // All of them first: adding mostly waits for memory.
+        // Look all of them up first: adding mostly waits for memory.
         blocks.extend(entries.iter().map(|entry| self.block_of(entry)));
         self.blocks = blocks;
         self.blocks.iter().flatten().count()
     }
 
-    /// Adds the versions of one record that the checkpoint does not contain, of the blocks that were found.
+    /// Adds the versions of one record that the checkpoint does not contain, of the blocks that
+    /// were found.
     fn add_data(&mut self, header: &RecordHeader, entries: &[DataEntry]) {
         let blocks = std::mem::take(&mut self.blocks);
         let drops_torn =
@@ -390,7 +393,7 @@ impl Replay {
             let (Some(block), slot) = (block, header.cell(&self.basis.geometry, number)) else {
                 continue;
             };
-            // A block that an earlier recovery has found torn.
+            // An earlier recovery has found this block torn.
             if drops_torn && self.torn_slots.contains(&slot) {
                 continue;
             }
@@ -409,8 +412,8 @@ impl Replay {
         if entry.void {
             return None;
         }
-        // Of torn blocks as well: the header stays in the log, so their sequences must not be assigned
-        // again.
+        // Torn blocks count here too: the header stays in the log, so their sequences must not be
+        // assigned again.
         self.highest_sequence = self.highest_sequence.max(entry.sequence);
         if entry.sequence <= self.basis.sequence {
             return None;
@@ -426,7 +429,8 @@ impl Replay {
     }
 }
 
-/// Returns the bytes of memory for the place of a record and for the changes in it. `blocks`: how many of its blocks count.
+/// Returns the bytes of memory for the place of a record and for the changes in it. `blocks`: how
+/// many of its blocks count.
 fn memory_of(header: &RecordHeader, blocks: usize) -> u64 {
     const IN_TREE: usize = 2 * size_of::<(u64, Place)>();
     let content = match &header.body {

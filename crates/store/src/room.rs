@@ -1,8 +1,9 @@
-//! Room in the index for volumes that come, grow and go while others are served.
+//! Room in the index for volumes that are created, grow and are deleted while others are served.
 //!
-//! A volume has a range of addresses. Ranges of deleted volumes are used again. Where no range is free, the index is widened, shard by
-//! shard: its entries stay where they are and lose bits of their checks (decision 72). A volume that grows and has another one behind
-//! it moves. All of this is in RAM only: nothing on the cache device names an address.
+//! A volume has a range of addresses. Ranges of deleted volumes are used again. Where no range is
+//! free, the index is widened, shard by shard: its entries stay where they are and lose bits of
+//! their checks (decision 72). A volume that grows and has another one behind it moves. All of this
+//! is in RAM only: nothing on the cache device names an address.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -21,7 +22,7 @@ use crate::spaces::{NoRoom, NotHere};
 use crate::store::{Store, VolumeSpace};
 use crate::table::CHECK_BITS_MIN;
 
-/// Blocks that are looked at before other tasks of the lane get their turn.
+/// Blocks examined before other tasks of the lane get their turn.
 const STEP: usize = 1024;
 
 /// Pause of a volume that moves, while a shard of the index is full.
@@ -43,7 +44,8 @@ impl Store {
 }
 
 impl StoreLane {
-    /// Assigns a new volume its address range in the index. Makes room for it if necessary, while requests are served.
+    /// Assigns a new volume its address range in the index. Makes room for it if necessary, while
+    /// requests are served.
     ///
     /// # Errors
     /// The index cannot have so many addresses.
@@ -65,17 +67,19 @@ impl StoreLane {
     }
 
     /// Removes a deleted volume's blocks from the index. Its number is not reused before a
-    /// checkpoint, so its records in the log have no effect from now on. Its addresses are used again.
+    /// checkpoint, so its records in the log have no effect from now on. Its addresses are used
+    /// again.
     pub async fn remove_space(self: &Rc<Self>, space: &VolumeSpace) {
         let store = self.store();
         store.end_ordered(space.id);
-        // Nothing inserts blocks of it any more, unless a request that could not be waited for does.
+        // No task inserts blocks of it any more, except a request that could not be waited for.
         let purged = !store.spaces.lock().is_used(space.id);
         self.purge(space).await;
         store.spaces.lock().leave(space.id, purged);
     }
 
-    /// Gives a volume of which nothing is in use at least this number of blocks. The whole index is loaded. Returns its range.
+    /// Gives a volume that is not in use at least this number of blocks. The whole index must be
+    /// loaded. Returns its range.
     ///
     /// # Errors
     /// The index cannot have so many addresses, or requests of the volume have not ended yet.
@@ -118,7 +122,8 @@ impl StoreLane {
                 Err(NoRoom(end)) => self.make_room(end).await?,
             }
         };
-        // Barrier for invariant 9: a block that moves to a shard that was copied already would be missing in the checkpoint.
+        // Barrier for invariant 9: a block that moves to a shard that was already copied would be
+        // missing in the checkpoint.
         let _none = store.checkpoint_gate.enter().await;
         for shard in 0..store.index.shard_count() {
             for some in store.addresses_in(shard, &from).chunks(STEP) {
@@ -150,7 +155,8 @@ impl StoreLane {
     /// Makes room for addresses below `end`, while requests are served.
     async fn make_room(&self, end: u64) -> Result<(), StoreError> {
         let store = self.store();
-        // Barrier for invariant 10: a checkpoint says how many bits of check its entries have, and it is said for all of them.
+        // Barrier for invariant 10: a checkpoint records one number of check bits for all of its
+        // entries.
         let _none = store.checkpoint_gate.enter().await;
         let wide = store.index.begin_widening(Store::bits_for(end)).map_err(|_| {
             let slots = store.index.geometry().slot_bits();

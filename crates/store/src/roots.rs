@@ -201,9 +201,9 @@ impl Tables<'_> {
         Ok(Table { volumes, mend, note })
     }
 
-    /// Returns the successor of this superblock, lost or not yet written, if a volume table says that
-    /// the successor names it. Needed when that table has overwritten the one that this superblock
-    /// names, or the latter is lost.
+    /// Returns the successor of this superblock, lost or not yet written, if a volume table says
+    /// that the successor names it. Needed when that table has overwritten the one that this
+    /// superblock names, or the latter is lost.
     async fn next(&self, superblock: &Superblock) -> Option<Superblock> {
         let generation = superblock.generation + 1;
         for area in [0, 1] {

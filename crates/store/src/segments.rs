@@ -73,7 +73,7 @@ struct Life {
 }
 
 impl Life {
-    /// Of a segment that was never opened.
+    /// The life of a segment that was never opened.
     const FREE: Life = Life {
         state: SegmentState::Free,
         generation: Generation(0),
@@ -84,7 +84,7 @@ impl Life {
     };
 }
 
-/// What there is of each segment.
+/// State of each segment, by number.
 struct Tables {
     counters: Box<[Counters]>,
     generations: Box<[AtomicU64]>,
@@ -124,7 +124,7 @@ struct State {
 /// A segment as replacement policies see it.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentUse {
-    /// Its number.
+    /// Number of the segment.
     pub id: SegmentId,
     /// Position in the order in which segments were opened.
     pub opened: u64,
@@ -141,7 +141,7 @@ pub struct SegmentUse {
 pub struct SegmentSnapshot {
     /// Generation of this life.
     pub generation: Generation,
-    /// Its state.
+    /// State of the segment.
     pub state: SegmentState,
     /// Granules used.
     pub position: u32,
@@ -150,7 +150,7 @@ pub struct SegmentSnapshot {
 /// All segments of one cache device.
 pub struct Segments {
     counters: Box<[Counters]>,
-    /// As in the lives, to be read without the lock.
+    /// Copies of the lives' generations, to be read without the lock.
     generations: Box<[AtomicU64]>,
     live: LiveCounts,
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
@@ -163,7 +163,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Makes `count` free segments for so many lanes; the first to be opened gets `next_generation`.
+    /// Makes `count` free segments for `lanes` lanes; the first life gets `next_generation`.
     pub fn new(count: u32, lanes: usize, next_generation: Generation) -> Self {
         let tables = Tables {
             counters: (0..count).map(|_| Counters::default()).collect(),
@@ -231,12 +231,11 @@ impl Segments {
         self.state.lock().draining.len() as u32
     }
 
-    /// Opens a free segment, leaving at least `reserve` others free; the caller fills it. `None`:
-    /// there are not enough.
+    /// Opens a free segment, leaving at least `reserve` others free, or returns `None`. The caller
+    /// fills it.
     ///
     /// `appender` of `appenders` takes it from its own part of the free ones: the states of
-    /// neighbouring segments share cache lines.
-    /// `on_probation`: see [`SegmentUse::on_probation`].
+    /// neighbouring segments share cache lines. `on_probation`: see [`SegmentUse::on_probation`].
     pub fn open(
         &self,
         reserve: u32,
@@ -286,8 +285,7 @@ impl Segments {
         state.undurable.push(Undurable { segment, generation, number, end: granules.end });
     }
 
-    /// Returns where some records of a segment start, in granules and in ascending order; nothing if it was opened before
-    /// the cache was.
+    /// Returns the starts of some records of a segment, in granules and ascending, if known.
     pub fn record_starts(&self, segment: SegmentId) -> Vec<u32> {
         self.state.lock().starts.of(segment)
     }
@@ -322,7 +320,8 @@ impl Segments {
         self.state.lock().lives[segment.0 as usize].state = SegmentState::Closed;
     }
 
-    /// Returns the generation of the segment's current life. Who has found an entry, or holds a pin, asks for that of its life.
+    /// Returns the generation of the segment's current life. A caller that has found an entry in
+    /// the segment, or holds a pin, gets the generation of that entry's life.
     pub fn generation(&self, segment: SegmentId) -> Generation {
         Generation(self.generations[segment.0 as usize].load(Ordering::Acquire))
     }
@@ -342,13 +341,14 @@ impl Segments {
         self.state.lock().next_generation += count;
     }
 
-    /// Stores the closed segments that have no RAM image in `into`. They are not as of one instant: other lanes get the lock meanwhile.
+    /// Stores the closed segments that have no RAM image in `into`. They are not as of one instant:
+    /// other lanes get the lock meanwhile.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
         self.closed_among(0..self.count(), into);
     }
 
-    /// As [`Segments::closed`], of some segments, behind what is there.
+    /// Like [`Segments::closed`], but appends only segments with these numbers to `into`.
     pub fn closed_among(&self, among: Range<u32>, into: &mut Vec<SegmentUse>) {
         let end = among.end.min(self.count()) as usize;
         for first in (among.start as usize..end).step_by(LIVES_AT_ONCE) {
@@ -356,7 +356,8 @@ impl Segments {
             let last = (first + LIVES_AT_ONCE).min(end);
             for (index, life) in state.lives.iter().enumerate().take(last).skip(first) {
                 let counters = &self.counters[index];
-                // Acquire: what was added to the segment while it had an image is seen in its counts.
+                // Acquire: the counts include everything that was added while the segment had an
+                // image.
                 let buffered = counters.buffered.load(Ordering::Acquire) != 0;
                 if life.state == SegmentState::Closed && !buffered {
                     into.push(SegmentUse {
@@ -386,7 +387,7 @@ impl Segments {
         self.live_among(0..self.count())
     }
 
-    /// As [`Segments::all_live`], of some segments.
+    /// Like [`Segments::all_live`], of some segments.
     pub fn live_among(&self, among: Range<u32>) -> (u64, u64) {
         let indices = among.start as usize..among.end.min(self.count()) as usize;
         let live = indices.map(|index| self.live.of(index, Ordering::Relaxed));
@@ -470,11 +471,13 @@ impl Segments {
     }
 
     /// Returns the lives of some segments at this moment, for a checkpoint that contains every
-    /// record up to `base`. A segment with a later record is reported as open, so that recovery walks through it; one in
-    /// reclaim or draining as closed: recovery finds that nothing points into it.
+    /// record up to `base`. A segment with a later record is reported as open, so that recovery
+    /// walks through it; one in reclaim or draining as closed: recovery finds that nothing points
+    /// into it.
     ///
-    /// The caller asks for [`Segments::next_generation`] before the first of them: recovery looks for segments that were opened with
-    /// that generation or a higher one, whether or not their lives were copied before.
+    /// The caller asks for [`Segments::next_generation`] before the first of them: recovery looks
+    /// for segments that were opened with that generation or a higher one, whether or not their
+    /// lives were copied before.
     pub fn snapshot(&self, base: RecordNumber, among: Range<u32>) -> Vec<SegmentSnapshot> {
         let state = self.state.lock();
         let lives = state.lives.iter().take(among.end as usize).skip(among.start as usize);
@@ -523,8 +526,8 @@ impl Segments {
         self.live.of(segment.0 as usize, Ordering::SeqCst).blocks
     }
 
-    /// Keeps the segment from being reused while a version in it is read. Must be called under the lock of the index shard in
-    /// which the version was found, or of the queue that holds it.
+    /// Keeps the segment from being reused while a version in it is read. Must be called under the
+    /// lock of the index shard in which the version was found, or of the queue that holds it.
     pub fn pin(&self, segment: SegmentId) {
         self.counters[segment.0 as usize].pins.fetch_add(1, Ordering::Relaxed);
     }

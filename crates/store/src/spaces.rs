@@ -34,7 +34,8 @@ impl VolumeSpace {
         Address(self.base + block.0)
     }
 
-    /// Returns a number that tells a block from those of all other volumes, also of those that had the same addresses before.
+    /// Returns a number that tells a block from those of all other volumes, also of those that had
+    /// the same addresses before.
     #[inline]
     pub fn unique(&self, block: OriginBlock) -> u64 {
         self.address(block).0 ^ u64::from(self.id.0) << 48
@@ -79,7 +80,8 @@ impl Spaces {
     }
 }
 
-/// Keeps a volume's addresses from being given to another volume. Everything that may insert blocks of the volume holds one.
+/// Keeps a volume's addresses from being given to another volume. Everything that may insert blocks
+/// of the volume holds one.
 #[derive(Clone, Debug, Default)]
 pub struct SpaceUse(Arc<()>);
 
@@ -109,18 +111,19 @@ pub(crate) struct NoRoom(pub(crate) u64);
 /// Why a volume cannot have more addresses where it is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotHere {
-    /// There are not enough.
+    /// There are not enough addresses.
     NoRoom(NoRoom),
-    /// Those behind it are another volume's.
+    /// The addresses behind it belong to another volume.
     Taken,
 }
 
-/// Which addresses are whose. Addresses of a deleted volume are free once nothing is left that could put its blocks into the index.
-/// Nothing on the cache device names an address, so nothing there matters.
+/// The owners of addresses. Addresses of a deleted volume are free once nothing can insert its
+/// blocks into the index any more. The cache device stores no addresses, so nothing there
+/// constrains them.
 #[derive(Default)]
 pub(crate) struct Ranges {
     volumes: Vec<Taken>,
-    /// Where volumes move to.
+    /// Ranges to which volumes are moving.
     targets: Vec<VolumeSpace>,
     left: Vec<Left>,
 }
@@ -166,7 +169,8 @@ impl Ranges {
         sorted
     }
 
-    /// Returns the base of the smallest gap that has so many addresses, or of those behind all ranges.
+    /// Returns the base of the smallest gap that has so many addresses, or of those behind all
+    /// ranges.
     fn place(&self, blocks: u64, room: u64) -> Result<u64, NoRoom> {
         let (mut best, mut end) = (None, 0);
         for (base, next) in self.sorted() {
@@ -221,7 +225,7 @@ impl Ranges {
         Ok(to)
     }
 
-    /// All blocks of a volume have moved.
+    /// Ends a move: all blocks of the volume have moved.
     pub(crate) fn end_move(&mut self, to: &VolumeSpace) {
         self.targets.retain(|it| it.id != to.id);
         for taken in self.volumes.iter_mut().filter(|it| it.space.id == to.id) {
@@ -229,13 +233,15 @@ impl Ranges {
         }
     }
 
-    /// A volume is deleted. `purged`: none of its blocks are in the index, and nothing can insert any.
+    /// A volume is deleted. `purged`: none of its blocks are in the index, and nothing can insert
+    /// any.
     pub(crate) fn leave(&mut self, id: VolumeId, purged: bool) {
         let gone = self.volumes.extract_if(.., |it| it.space.id == id);
         self.left.extend(gone.map(|taken| Left { taken, purged }));
     }
 
-    /// Frees the addresses of deleted volumes that nothing uses any more. Returns one that must be purged before.
+    /// Frees the addresses of deleted volumes that nothing uses any more. Returns one that must be
+    /// purged before.
     pub(crate) fn free(&mut self) -> Option<VolumeSpace> {
         self.left.retain(|it| !it.purged || it.taken.is_used());
         self.left.iter().find(|it| !it.taken.is_used()).map(|it| it.taken.space)
@@ -349,7 +355,7 @@ mod tests {
         assert_eq!(added(&mut ranges, 4, 100), 0);
     }
 
-    /// No two volumes ever have an address in common, and nothing is lost of what was given back.
+    /// No two volumes ever have an address in common, and no returned address is lost.
     #[test]
     fn ranges_never_overlap() {
         let mut random = fastrand::Rng::with_seed(5);

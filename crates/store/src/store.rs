@@ -32,7 +32,7 @@ use crate::spaces::Ranges;
 pub use crate::spaces::{SpaceUse, Spaces, VolumeSpace};
 use crate::table::Entry;
 
-/// So many numbers of deleted volumes rest that a checkpoint is due: a fourth of all.
+/// Number of resting volume numbers at which a checkpoint is due: a fourth of all.
 const MANY_REST: usize = 1 << 14;
 
 /// The check of a payload that was read back and verified.
@@ -66,7 +66,7 @@ pub struct Version<'a> {
     pub block: OriginBlock,
     /// Whether it is newer than the origin.
     pub dirty: bool,
-    /// Its valid sectors; `None`: all of them.
+    /// Valid sectors of the version; `None`: all.
     pub mask: Option<SectorMask>,
     /// Rank in the replacement policy's own measure.
     pub rank: u8,
@@ -77,11 +77,11 @@ pub struct Version<'a> {
 /// The result of an append.
 #[derive(Debug)]
 pub enum Appended {
-    /// It is now the newest version.
+    /// The version is now the newest.
     Done {
         /// The version that it replaced.
         old: Option<Entry>,
-        /// Which version it is.
+        /// Identity of the version.
         version: VersionId,
     },
     /// The condition did not hold.
@@ -136,7 +136,7 @@ pub struct Store {
     pub latency: DeviceLatency,
     /// Notified when room was made.
     pub space: Notify,
-    /// Notified when somebody waits for room.
+    /// Notified when a writer waits for room.
     pub space_wanted: Notify,
     /// Whether a block found no room in the index: then blocks must be evicted even if segments are
     /// free.
@@ -147,7 +147,8 @@ pub struct Store {
     pub(crate) spaces: Mutex<Ranges>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
-    /// Numbers of volumes that were deleted since the last checkpoint began: at most [`Store::MOST_REST`].
+    /// Numbers of volumes that were deleted since the last checkpoint began: at most
+    /// [`Store::MOST_REST`].
     pub(crate) resting: Mutex<HashSet<VolumeId>>,
     pub(crate) meta_gate: Gate,
     pub(crate) sync_gate: Gate,
@@ -248,8 +249,8 @@ impl Store {
         Some(Pinned { store: self, block, found, hazard: None })
     }
 
-    /// As [`Store::look_up`], for a lane that reads the block before it does anything else. `rank`
-    /// returns the entry's new rank, and is called again if that has to be written.
+    /// Like [`Store::look_up`], for a lane that reads the block before it does anything else.
+    /// `rank` returns the entry's new rank, and is called again if that has to be written.
     #[inline]
     pub(crate) fn look_up_now(
         &self,
@@ -337,8 +338,8 @@ impl Store {
         space.seed.check(block, payload)
     }
 
-    /// With [`PlantedBug::UnboundChecksum`]: returns whether the payload is intact, wherever it
-    /// belongs. A checksum that does not cover the address would verify no more than that.
+    /// With [`PlantedBug::UnboundChecksum`]: returns whether the payload is intact, in whatever
+    /// block it belongs. A checksum that does not cover the address verifies no more than that.
     pub(crate) fn is_intact_somewhere(&self, _payload: &[u8]) -> bool {
         #[cfg(feature = "planted-bugs")]
         if planted::has(PlantedBug::UnboundChecksum) {
@@ -347,8 +348,9 @@ impl Store {
         false
     }
 
-    /// Notes that a version is durable on the origin, unless `stays`, which is asked under the lock of the block's shard. Returns
-    /// whether it was still the newest, and dirty. The mark is logged with the next commit.
+    /// Notes that a version is durable on the origin, unless `stays`, which is asked under the lock
+    /// of the block's shard. Returns whether it was still the newest, and dirty. The mark is logged
+    /// with the next commit.
     pub fn written_back(
         &self,
         space: &VolumeSpace,
@@ -408,8 +410,8 @@ impl Store {
         self.log.layout().cells_per_segment()
     }
 
-    /// Returns the blocks that fit into a segment with two records more than necessary: what is
-    /// reinserted begins in one segment and ends in another, beside other records.
+    /// Returns the blocks that fit into a segment with two records more than necessary: reinserted
+    /// blocks begin in one segment and end in another, beside other records.
     pub fn cells_if_split(&self) -> u64 {
         self.log.layout().cells_if_split()
     }
@@ -451,9 +453,9 @@ impl Store {
         self.options.checkpoint_due(&self.geometry)
     }
 
-    /// Returns whether a checkpoint is due: after that many bytes, or because volumes were created, deleted or
-    /// have grown since the last one, so that after a crash a large index could not be loaded while
-    /// requests are served; or because the numbers of many deleted volumes rest.
+    /// Returns whether a checkpoint is due: after that many bytes, or because volumes were created,
+    /// deleted or have grown since the last one, so that after a crash a large index could not be
+    /// loaded while requests are served; or because the numbers of many deleted volumes rest.
     pub fn checkpoint_is_due(&self) -> bool {
         let at_checkpoint = self.spaces_at_checkpoint.load(Ordering::Relaxed);
         let is_large = || self.index.len() >= self.options.load_later_from;
@@ -482,8 +484,8 @@ impl Store {
         self.log.gone_pushed() <= self.log.marks_durable()
     }
 
-    /// Returns the end of the blocks, from `first` on and before `end`, of which none is cached and no fill is under way, as far as that is
-    /// known without looking each of them up.
+    /// Returns the end of the blocks, from `first` on and before `end`, of which none is cached and
+    /// no fill is under way, as far as that is known without looking each of them up.
     pub fn vacant_to(
         &self,
         space: &VolumeSpace,
@@ -497,7 +499,8 @@ impl Store {
         OriginBlock(self.index.vacant_to(space.base + first.0..space.base + end.0) - space.base)
     }
 
-    /// Begins to remove each block from `first` on, up to the one that is returned: `end` at the latest.
+    /// Begins to remove each block from `first` on, up to the one that is returned: `end` at the
+    /// latest.
     pub fn walk(
         &self,
         space: &VolumeSpace,

@@ -33,7 +33,7 @@ use buckets::{At, BUCKET_BYTES, LANES, unused};
 use entry::Layout;
 use permutation::Divisor;
 
-/// Most entries in the overflow list of a table; every miss searches them.
+/// Limit of the entries in a table's overflow list; every miss searches them.
 const OVERFLOW_MAX: usize = 32;
 
 /// Returns the lowest lane in a bit set.
@@ -117,8 +117,8 @@ impl Table {
         self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64
     }
 
-    /// Gives remainders the bits that its checks have beyond `check_bits`, for larger keys. No entry moves. `check_bits` is 16 at
-    /// least, and what the table has at most.
+    /// Shortens checks to `check_bits`, and gives remainders the bits, for larger keys. No entry
+    /// moves. `check_bits` is at least 16 and at most the table's present number.
     pub fn widen(&mut self, check_bits: u32) {
         let old = self.layout;
         if self.len > 0 {

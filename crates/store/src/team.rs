@@ -1,9 +1,10 @@
 //! The lanes that recover a cache together.
 //!
-//! One lane opens a cache. What takes long before anything can be served is reading the first pages of all
-//! segments and the headers of the log; other lanes take part in that. Each has a queue to the device and a
-//! result of its own, and takes as much of the work as it can do: a lane that cannot take part, or is busy
-//! with something else until the others are done, is not waited for.
+//! One lane opens a cache. Most of the time before anything can be served goes into reading the
+//! first pages of all segments and the headers of the log, and other lanes take part in that. Each
+//! lane has a queue to the device and a result of its own, and takes as much of the work as it can
+//! do: recovery does not wait for a lane that cannot take part or is busy until the others are
+//! done.
 
 use std::fmt::{self, Debug, Formatter};
 use std::rc::Rc;
@@ -33,8 +34,8 @@ impl Debug for Helper {
 }
 
 impl Helper {
-    /// Makes one of a lane and the way in which it opens devices. If the cache device cannot be opened there, the
-    /// other lanes do all of the work.
+    /// Makes a helper of a lane and a function that opens devices there. If the cache device cannot
+    /// be opened there, the other lanes do all of the work.
     pub fn new(
         remote: LaneRemote,
         open: impl Fn(&Rc<Lane>, &Arc<dyn Device>) -> Option<Queue> + Send + Sync + 'static,
@@ -42,7 +43,7 @@ impl Helper {
         Helper { remote, open: Arc::new(open) }
     }
 
-    /// Makes one of a lane that opens devices which need no ring.
+    /// Makes a helper of a lane that opens devices which need no ring.
     pub fn without_ring(remote: LaneRemote) -> Self {
         Self::new(remote, |lane, device| {
             let context = QueueContext { clock: lane.clock().clone(), ring: None, tasks: None };
@@ -51,7 +52,7 @@ impl Helper {
     }
 }
 
-/// Most lanes that help: more would wait for the device or for the memory of this machine.
+/// Maximum number of helping lanes: more would wait for the device or for the machine's memory.
 const MOST_HELPERS: usize = 7;
 
 /// The lane that opens a cache, and those that help it.
@@ -92,11 +93,13 @@ impl Team {
         1 + self.helpers.len().min(MOST_HELPERS)
     }
 
-    /// Runs `part` on every lane at once, and returns the results of those that had begun before the lane that opens the
-    /// cache was done.
+    /// Runs `part` on every lane at once, and returns the results of the lanes that had begun
+    /// before the opening lane was done.
     ///
     /// # Panics
-    /// One of them has panicked, or its lane has ended: its part of the work would otherwise be taken for done.
+    ///
+    /// If `part` panics on a lane, or its lane ends: its share of the work would otherwise count as
+    /// done.
     pub(crate) async fn run<T, F>(
         &self,
         part: impl Fn(Rc<Lane>, Queue) -> F + Clone + Send + 'static,
@@ -127,19 +130,19 @@ impl Team {
     }
 }
 
-/// What has become of the shares of helpers.
+/// The state of the helpers' shares.
 struct Helped<T> {
     state: Mutex<State<T>>,
     ended: Notify,
 }
 
 struct State<T> {
-    /// Whether nobody may begin any more.
+    /// Whether no share may begin any more.
     closed: bool,
-    /// Shares that have begun and not ended.
+    /// Number of shares that have begun and not ended.
     running: usize,
     results: Vec<T>,
-    /// Whether one ended without a result.
+    /// Whether a share ended without a result.
     failed: bool,
 }
 
@@ -175,7 +178,7 @@ struct Share<T> {
 }
 
 impl<T> Share<T> {
-    /// `None`: it is too late.
+    /// Begins a share. Returns `None` if it is too late.
     fn begin(helped: &Arc<Helped<T>>) -> Option<Self> {
         let mut state = helped.state.lock();
         if state.closed {
@@ -190,7 +193,7 @@ impl<T> Share<T> {
         self.leave();
     }
 
-    /// Takes no part after all.
+    /// Leaves without taking part.
     fn leave(mut self) {
         self.failed = false;
     }
@@ -214,7 +217,7 @@ const RUN: usize = 16;
 pub(crate) struct Shared<W> {
     items: Arc<[W]>,
     next: Arc<AtomicUsize>,
-    /// Those that this lane has taken.
+    /// Items that this lane has taken.
     taken: std::ops::Range<usize>,
 }
 
@@ -223,14 +226,14 @@ impl<W> Shared<W> {
         Shared { items: items.into(), next: Arc::default(), taken: 0..0 }
     }
 
-    /// Leaves what no lane has taken yet: one of them has failed.
+    /// Drops the items that no lane has taken yet, because a lane has failed.
     pub(crate) fn cancel(&self) {
         self.next.fetch_max(self.items.len(), Ordering::Relaxed);
     }
 }
 
 impl<W> Clone for Shared<W> {
-    /// Nothing of what a lane has taken is in the copy.
+    /// The clone starts without the items that this lane has taken.
     fn clone(&self) -> Self {
         Shared { items: self.items.clone(), next: self.next.clone(), taken: 0..0 }
     }
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn each_item_goes_to_one_lane_whoever_takes_part() {
+    fn each_item_goes_to_one_lane_for_any_number_of_lanes() {
         let world = LaneWorld::new();
         let cases = [
             (vec![], 1),
@@ -323,7 +326,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the future has panicked")]
-    fn work_that_a_lane_has_begun_and_not_ended_is_not_taken_for_done() {
+    fn work_begun_and_not_ended_by_a_lane_is_not_taken_for_done() {
         thread_local!(static TURN: Cell<u32> = const { Cell::new(0) });
         let world = LaneWorld::new();
         run(&world, vec![helper(&world); 2], |_, _| async {
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_list_can_be_left() {
+    fn a_list_can_be_cancelled_with_items_left() {
         let mut items = Shared::new((0..3 * RUN).collect::<Vec<_>>());
         let other = items.clone();
         assert_eq!(items.next(), Some(0));

@@ -77,11 +77,12 @@ impl Version {
 
 /// Versions in a chunk: a page of them, because only whole pages can be given back to the system.
 const CHUNK: usize = 4096 / size_of::<Version>();
-/// Chunks in an area of 1 MiB. Less than a huge page, which may take longer to be found and zeroed than the log to
-/// be read: 2 ns a byte in a virtual machine that gives unused memory back to its host.
+/// Chunks in an area of 1 MiB. Less than a huge page, which may take longer to be found and zeroed
+/// than the log to be read: 2 ns a byte in a virtual machine that gives unused memory back to its
+/// host.
 const IN_AREA: usize = (1 << 20) / (CHUNK * size_of::<Version>());
 
-/// Most lists: with more of them the CPU would wait for the translation of addresses.
+/// Upper limit of the number of lists: with more, the CPU would wait for address translations.
 const MOST_LISTS: u32 = 1024;
 
 /// Lists of versions, each of one shard or of a few, in memory that is taken as it is needed.
@@ -89,12 +90,12 @@ const MOST_LISTS: u32 = 1024;
 pub(super) struct Versions {
     /// Memory for chunks.
     areas: Vec<Area>,
-    /// Chunks that were in use at any time: the others are behind them.
+    /// Chunks that were ever in use; chunks from this number on are untouched.
     used: usize,
-    /// Those of them that are in use no more, or not yet.
+    /// Free list: chunks below `used` that hold no version.
     free: Vec<u32>,
     lists: Box<[List]>,
-    /// Bits of a shard's number that its list does not depend on.
+    /// Number of low bits of a shard's number that its list ignores.
     shift: u32,
 }
 
@@ -129,7 +130,7 @@ impl Versions {
         (shard >> self.shift) as usize
     }
 
-    /// A hint: a version will be added to this shard soon.
+    /// A hint that a version will soon be added to this shard.
     pub(super) fn expect(&self, shard: u32) {
         let list = &self.lists[self.list_of(shard)];
         let within = list.len % CHUNK;
@@ -173,8 +174,8 @@ impl Versions {
         (self.used - 1) as u32
     }
 
-    /// Adds all versions in the lists of another set, which is for the same shards. Only chunks that are not full are
-    /// copied.
+    /// Adds all versions in the lists of another set, which is for the same shards. Only chunks
+    /// that are not full are copied.
     pub(super) fn absorb(&mut self, mut other: Self) {
         let end = self.areas.len() * IN_AREA;
         self.free.extend(self.used as u32..end as u32);
@@ -184,7 +185,7 @@ impl Versions {
         self.areas.append(&mut other.areas);
         for (number, more) in other.lists.iter().enumerate() {
             let list = &mut self.lists[number];
-            // Behind the chunks that are full.
+            // Append behind the full chunks.
             let at = list.len / CHUNK;
             let full = more.len / CHUNK;
             list.chunks.splice(at..at, more.chunks[..full].iter().copied().map(here));
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_keep_what_was_added_in_order_and_without_what_was_dropped() {
+    fn lists_keep_versions_in_order_without_dropped_ones() {
         let mut versions = Versions::new(3);
         let entry = |slot: u32| Entry {
             slot: Slot(slot),

@@ -5,7 +5,8 @@ use forebay_format::{CheckpointHeader, Superblock, VolumeRecord};
 
 use crate::damage::Damage;
 
-/// The most bad blocks, and the most problems, that are listed individually; further ones are only counted.
+/// The most bad blocks, and the most problems, that are listed individually; further ones are only
+/// counted.
 pub const MAX_LISTED: usize = 10_000;
 
 /// A block that the cache cannot serve.
@@ -13,7 +14,7 @@ pub const MAX_LISTED: usize = 10_000;
 pub struct BadBlock {
     /// The name of its volume.
     pub volume: String,
-    /// Its number.
+    /// Number of the block.
     pub block: OriginBlock,
     /// Offset on the origin of the first byte that it caches.
     pub offset: u64,
@@ -21,7 +22,7 @@ pub struct BadBlock {
     pub len: u64,
     /// Whether it is dirty: the origin has an older version, and the newer one is lost.
     pub dirty: bool,
-    /// What is wrong.
+    /// The problem, as a sentence.
     pub what: String,
 }
 
@@ -40,7 +41,7 @@ pub struct CheckReport {
     pub clean: bool,
     /// Cached blocks.
     pub blocks: u64,
-    /// How many of them are dirty.
+    /// Number of these blocks that are dirty.
     pub dirty: u64,
     /// Whether the device could be recovered; if not, the fields below are unknown.
     pub recovered: bool,
@@ -62,19 +63,19 @@ pub struct CheckReport {
     /// Blocks whose record header is damaged, but which the checkpoint knows and whose content is
     /// good: the daemon serves them and writes them back.
     pub without_header: u64,
-    /// How many of these are dirty.
+    /// Number of these blocks that are dirty.
     pub without_header_dirty: u64,
     /// Unusual but harmless findings.
     pub notes: Vec<String>,
     /// Problems with the structures on the device, about [`MAX_LISTED`] at most.
     pub problems: Vec<String>,
-    /// How many problems are not listed.
+    /// Number of problems that are not listed.
     pub more_problems: u64,
     /// Bad blocks, at most [`MAX_LISTED`].
     pub bad: Vec<BadBlock>,
-    /// How many bad blocks there are.
+    /// Number of bad blocks.
     pub bad_count: u64,
-    /// How many of them are dirty.
+    /// Number of bad blocks that are dirty.
     pub bad_dirty: u64,
 }
 

@@ -26,7 +26,7 @@ impl Deref for World {
 
 const BLOCKS: u64 = 40;
 
-/// How the last user of the device ended.
+/// The way in which the last user of the device ended.
 enum End {
     Crash,
     /// After a further record, whose header says that the first one was durable.
@@ -136,7 +136,7 @@ fn payload(content: &[u8], fill: u8) -> usize {
 }
 
 #[test]
-fn an_intact_device_is_sound_after_a_crash_and_after_an_orderly_end() {
+fn an_intact_device_is_sound_after_a_crash_and_an_orderly_stop() {
     for clean in [false, true] {
         let world = World::new(clean);
         for quick in [false, true] {
@@ -149,7 +149,7 @@ fn an_intact_device_is_sound_after_a_crash_and_after_an_orderly_end() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_by_volume_and_range_and_an_old_version_does_not_matter() {
+fn a_flipped_bit_is_reported_unless_it_is_in_an_old_version() {
     let world = World::new(true);
     let intact = world.content();
     for (block, dirty) in [(0u64, true), (5, false), (9, true), (BLOCKS - 1, true)] {
@@ -175,7 +175,7 @@ fn a_flipped_bit_is_found_by_volume_and_range_and_an_old_version_does_not_matter
 }
 
 #[test]
-fn blocks_with_a_damaged_header_that_the_checkpoint_knows_are_not_lost() {
+fn blocks_in_the_checkpoint_survive_a_damaged_header() {
     let world = World::new(true);
     let intact = world.content();
     let mut damaged = intact.clone();

@@ -60,7 +60,8 @@ impl<'a> ImageWriter<'a> {
         })
     }
 
-    /// Writes the segment table, for records up to `base`: a part at a time, each in its state when its turn comes.
+    /// Writes the segment table, for records up to `base`: a part at a time, each in its state when
+    /// its turn comes.
     pub(super) async fn segments(&mut self, base: RecordNumber) -> Result<(), StoreError> {
         let line = |segment: SegmentSnapshot| SegmentLine {
             generation: segment.generation,

@@ -11,8 +11,8 @@ use forebay_core::SectorMask;
 use forebay_format::checkpoint::PartialMask;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
-/// Masks for which memory is requested at a time; less where there are more shards than [`FEW_SHARDS`], each
-/// of which may hold so much that it does not use.
+/// Masks for which memory is requested at a time; less where there are more shards than
+/// [`FEW_SHARDS`], each of which may hold so much that it does not use.
 const STEP: usize = 64;
 const FEW_SHARDS: usize = 1024;
 

@@ -1,14 +1,18 @@
-//! Which parts of the address space may hold cached blocks, so that requests for long ranges need not look every block up.
+//! Regions of the address space that may hold cached blocks, so that requests for long ranges need
+//! not look every block up.
 //!
-//! A region is a power of two of addresses. One that was never inserted into is vacant, and becomes so again when a walk has found
-//! each of its blocks absent. Eviction and removal alone do not make it vacant.
+//! A region is a power of two of addresses. A region is vacant until the first insertion, and
+//! becomes vacant again when a walk has found each of its blocks absent. Eviction and removal alone
+//! do not make it vacant.
 //!
-//! Insertions test one byte, and change it only if the region is vacant or is being walked. They do that under the lock of the block's
-//! shard, under which the walk looks the block up too: either the walk finds the block, or the insertion finds the walk and spoils it.
+//! An insertion tests one byte, and changes it only if the region is vacant or is being walked. It
+//! does so under the lock of the block's shard, under which the walk looks the block up too: either
+//! the walk finds the block, or the insertion finds the walk and spoils it.
 //!
-//! When the index is widened, regions of new addresses share the states of others: such a state is vacant only if all of its regions are,
-//! and no walk makes it so again. A walk asks for the room after it has begun: either it learns that the index was widened, or whoever
-//! inserts at a new address finds the walk.
+//! When the index is widened, regions of new addresses share the states of others: such a state is
+//! vacant only if all of its regions are, and no walk makes it vacant again. A walk checks the
+//! number of addresses after it has begun: either it learns that the index was widened, or an
+//! insertion at a new address finds the walk.
 
 use std::ops::Range;
 
@@ -17,14 +21,16 @@ use forebay_core::sync::atomic::{AtomicU8, Ordering};
 use super::Address;
 use crate::table::Geometry;
 
-/// Set: the region may hold blocks. In a region that is being walked: a block was inserted since the walk began.
+/// Set: the region may hold blocks. In a region that is being walked: a block was inserted since
+/// the walk began.
 const OCCUPIED: u8 = 1;
 /// A walk is under way that may end with the region vacant. The region may hold blocks.
 const WALKED: u8 = 2;
 
 /// Fewest addresses of a region, as a power of two.
 const LEAST_SHIFT: u32 = 4;
-/// Most regions, as a power of two, of an index with at most [`WORDS_PER_REGION`] times as many words.
+/// Maximum number of regions, as a power of two, of an index with at most [`WORDS_PER_REGION`]
+/// times as many words.
 const USUAL_BITS: u32 = 20;
 const WORDS_PER_REGION: u64 = 32;
 
@@ -54,7 +60,7 @@ pub(crate) fn bytes_for(geometry: &Geometry) -> u64 {
 }
 
 impl Regions {
-    /// All regions are vacant.
+    /// Makes all regions vacant.
     pub(super) fn new(geometry: &Geometry) -> Self {
         let states = (0..bytes_for(geometry)).map(|_| AtomicU8::new(0)).collect();
         Regions { states, shift: shift_of(geometry) }
@@ -83,8 +89,8 @@ impl Regions {
         at
     }
 
-    /// Begins a walk over the part of `range` in the region of its first address. Returns the end of that part. `room`: the number of
-    /// addresses of the index now.
+    /// Begins a walk over the part of `range` in the region of its first address. Returns the end
+    /// of that part. `room`: the number of addresses of the index now.
     pub(super) fn walk(&self, range: Range<u64>, room: impl FnOnce() -> u64) -> (u64, Walk<'_>) {
         let region = range.start >> self.shift;
         let (first, end) = (region << self.shift, (region + 1) << self.shift);
@@ -102,7 +108,8 @@ impl Regions {
 }
 
 impl Walk<'_> {
-    /// Ends a walk that has found every block of the region absent, and has overtaken all fills of them, at some time since it began.
+    /// Ends a walk that has found every block of the region absent, and has overtaken all fills of
+    /// them, at some time since it began.
     pub fn found_nothing(mut self) {
         if let Some(state) = self.state.take()
             && state.compare_exchange(WALKED, 0, Ordering::SeqCst, Ordering::SeqCst).is_err()

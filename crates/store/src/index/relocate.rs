@@ -16,7 +16,8 @@ pub(crate) enum Relocated {
 }
 
 impl Index {
-    /// Moves a block's entry to another address, at which nothing is. At every moment it is at one of the two.
+    /// Moves a block's entry to another address, at which nothing is. At every moment it is at one
+    /// of the two.
     pub(crate) fn relocate(&self, from: Address, to: Address) -> Relocated {
         let (old, new) = (self.geometry.place(from.0), self.geometry.place(to.0));
         let lock = |shard: u32| self.shards[shard as usize].lock();
@@ -51,7 +52,8 @@ fn relocate(
     let inserted = match target {
         None => insert(source, new, to, entry, mask),
         Some(target) => {
-            // The block's next version is assigned there, and must be newer than all before (invariant 5).
+            // The block's next version is assigned there, and must be newer than all before
+            // (invariant 5).
             target.sequence = target.sequence.max(sequence);
             insert(target, new, to, entry, mask)
         }

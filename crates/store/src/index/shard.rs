@@ -1,8 +1,10 @@
-//! One shard: a table and what belongs to it behind a lock, and a version by which whole blocks are found without the lock.
+//! One shard: a table and its masks and fills behind a lock, and a version by which whole blocks
+//! are found without the lock.
 //!
-//! The version is a sequence lock: odd while the table changes, and after each change another even number. A look-up without the
-//! lock reads the version, the words, and the version again, and counts only if both are the same even number. So a hit writes
-//! nothing that another lane's hits read. Who finds an odd or another number takes the lock.
+//! The version is a sequence lock: odd while the table changes, and another even number after each
+//! change. A look-up without the lock reads the version, the words, and the version again; the
+//! result counts only if both versions are the same even number, otherwise the reader takes the
+//! lock. So a hit writes nothing that another lane's hits read.
 
 use std::ops::{Deref, DerefMut};
 
@@ -17,15 +19,15 @@ use crate::table::{Buckets, Entry, Geometry, LocalKey, Table};
 /// A shard on its own cache lines.
 #[repr(C, align(128))]
 pub(super) struct Shard {
-    /// In the line of the lock, and so is where the buckets are: see [`Shard::expect`].
+    /// Sequence lock. In the cache line of the lock, as are `buckets`: see [`Shard::expect`].
     version: AtomicU64,
-    /// Bits of check in the words; changes as they do.
+    /// Bits of check in the words; changes together with the words.
     check_bits: AtomicU32,
     buckets: Buckets,
     content: Mutex<Content>,
 }
 
-/// What the lock protects.
+/// The data that the lock protects.
 pub(super) struct Content {
     /// Changed by [`Locked::table_mut`] only.
     table: Table,
@@ -34,7 +36,8 @@ pub(super) struct Content {
     /// Fills in flight that have not been overtaken.
     pub(super) fills: Vec<Filling>,
     pub(super) masks: Masks,
-    /// Whether its entries were loaded; before, nothing may be looked up or changed in it, and the version is odd.
+    /// Whether the shard's entries were loaded. Until then nothing may be looked up or changed in
+    /// it, and the version is odd.
     loaded: bool,
 }
 
@@ -48,7 +51,7 @@ impl Shard {
         Shard { version: AtomicU64::new(0), check_bits, buckets, content: Mutex::new(content) }
     }
 
-    /// Makes room in its words for larger keys: see [`Table::widen`].
+    /// Makes room in the shard's words for larger keys: see [`Table::widen`].
     pub(super) fn widen(&self, check_bits: u32) {
         let mut shard = self.lock();
         let mut table = shard.table_mut();
@@ -67,9 +70,11 @@ impl Shard {
         Locked { version: &self.version, content: self.content.lock() }
     }
 
-    /// Finds the entry of a block that is valid as a whole, without the lock. `seen` is called with what may be the entry, and says
-    /// whether to go on. If it ends with a sequentially consistent exchange and this returns an entry, then whoever changes the table
-    /// afterwards sees the exchange behind a sequentially consistent fence. `None`: there may be an entry nevertheless.
+    /// Finds the entry of a block that is valid as a whole, without the lock. `seen` is called with
+    /// a candidate for the entry, and returns whether to continue. If `seen` ends with a
+    /// sequentially consistent exchange and this returns an entry, a thread that changes the table
+    /// later and then executes a sequentially consistent fence sees the exchange. `None` does not
+    /// prove that there is no entry.
     #[inline]
     pub(super) fn find_unlocked(
         &self,
@@ -89,12 +94,13 @@ impl Shard {
         }
         // The words were read before the version is read again.
         fence(Ordering::Acquire);
-        // Sequentially consistent, as is the exchange in `seen`: whoever frees a segment has a fence between the change of the table
-        // and the look at what was exchanged, so one of the two sees the other (invariant 8).
+        // Sequentially consistent, as is the exchange in `seen`. A thread that frees a segment
+        // changes the table, executes a fence, and then reads the exchanged value: either that
+        // thread sees the exchange, or this one sees the changed version (invariant 8).
         (self.version.load(Ordering::SeqCst) == before).then_some(entry)
     }
 
-    /// A hint: the key will be looked up soon, and the shard perhaps changed.
+    /// A hint that the key will be looked up soon, and that the shard may be changed.
     #[inline]
     pub(super) fn expect(&self, geometry: &Geometry, key: LocalKey, to_change: bool) {
         match to_change {
@@ -116,12 +122,13 @@ impl Locked<'_> {
         &self.content.table
     }
 
-    /// Returns the table for a change. Look-ups without the lock that see any of it find nothing until what is returned is dropped.
+    /// Returns the table for a change. Look-ups without the lock that see any part of the change
+    /// find nothing until the returned guard is dropped.
     #[inline]
     pub(super) fn table_mut(&mut self) -> Changing<'_> {
         let before = self.version.load(Ordering::Relaxed);
         self.version.store(before | 1, Ordering::Relaxed);
-        // Whoever sees a word that is changed from here on sees the odd version too.
+        // A reader that sees a word changed from here on also sees the odd version.
         fence(Ordering::Release);
         let after = if self.content.loaded { (before | 1) + 1 } else { before | 1 };
         Changing { version: self.version, after, table: &mut self.content.table }
@@ -134,7 +141,7 @@ impl Locked<'_> {
     /// Declares that the entries are loaded, or that they are not.
     pub(super) fn set_loaded(&mut self, loaded: bool) {
         self.content.loaded = loaded;
-        // The version says so from now on.
+        // Dropping the guard publishes the change through the version.
         drop(self.table_mut());
     }
 }
@@ -181,7 +188,7 @@ impl DerefMut for Changing<'_> {
 impl Drop for Changing<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: whoever sees this version sees all changes.
+        // Release: a reader that sees this version sees all changes.
         self.version.store(self.after, Ordering::Release);
     }
 }

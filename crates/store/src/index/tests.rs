@@ -7,8 +7,9 @@ use forebay_lane::MemoryUse;
 use super::*;
 use crate::table::Check;
 
-/// Has another thread remove and insert blocks in a full index, which moves others at nearly every insertion, while `observe` looks
-/// at it. The slots of the first `stays` blocks, which stay, are their addresses.
+/// Lets another thread remove and insert blocks in a full index, which moves others at nearly every
+/// insertion, while `observe` examines it. The first `stays` blocks are never removed; their slots
+/// equal their addresses.
 fn while_others_move(observe: impl FnOnce(&Index, u64)) {
     let entries = if cfg!(miri) { 200 } else { 40_000 };
     let index = Index::new(Geometry::new(entries, 1, 24, 20).expect("fits"), 1);
@@ -66,7 +67,7 @@ fn a_scan_sees_what_stays_once_while_other_threads_move_it() {
 }
 
 #[test]
-fn a_look_up_without_the_lock_finds_the_right_entry_while_other_threads_move_it() {
+fn unlocked_look_ups_find_entries_that_other_threads_move() {
     while_others_move(|index, stays| {
         let mut without_lock = 0u64;
         for round in 0..if cfg!(miri) { 2 } else { 20 * stays } {
@@ -83,7 +84,7 @@ fn a_look_up_without_the_lock_finds_the_right_entry_while_other_threads_move_it(
 }
 
 #[test]
-fn only_whole_blocks_of_loaded_shards_are_found_without_the_lock() {
+fn unlocked_look_ups_find_only_whole_blocks_of_loaded_shards() {
     let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
     let find = |index: &Index| index.find_unlocked(Address(3), |_| true);
     let entry = Entry { slot: Slot(5), dirty: true, partial: false, rank: 1, check: Check::new(0) };
@@ -333,7 +334,7 @@ fn insert(index: &Index, address: u64) {
 }
 
 #[test]
-fn a_region_is_vacant_until_something_is_inserted_and_after_a_walk_that_has_found_nothing() {
+fn a_region_is_vacant_before_insertions_and_after_an_empty_walk() {
     let index = regions();
     assert_eq!(index.vacant_to(3..1 << 20), 1 << 20);
     insert(&index, 100);
@@ -351,7 +352,7 @@ fn a_region_is_vacant_until_something_is_inserted_and_after_a_walk_that_has_foun
 }
 
 #[test]
-fn what_happens_in_a_region_while_it_is_walked_keeps_it_occupied() {
+fn changes_during_a_walk_keep_a_region_occupied() {
     type Act<'a> = (&'a str, &'a dyn Fn(&Index));
     let act: [Act; 4] = [
         ("an insertion", &|index| insert(index, 5)),

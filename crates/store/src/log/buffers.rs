@@ -1,5 +1,5 @@
-//! The RAM images that are free. A lane gets the one back that it used last: its lines are in that CPU's caches, and
-//! from a CPU with another last-level cache each of them takes some 150 ns.
+//! Free RAM images of segments. A lane gets back the image that it used last: its lines are in that
+//! CPU's caches, and fetching each from a CPU with another last-level cache takes some 150 ns.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use forebay_device::LogBuffer;
 
 struct Free {
     buffer: Arc<LogBuffer>,
-    /// Who used it last.
+    /// The lane that used the image last.
     lane: usize,
 }
 
@@ -23,8 +23,8 @@ impl Buffers {
         Buffers { free: Vec::new(), existing: 0, limit }
     }
 
-    /// Takes a free one, if possible one that this lane used last, or makes one of `bytes` bytes. `None`: there are as
-    /// many as there may be.
+    /// Takes a free image, preferably one that this lane used last, or makes one of `bytes` bytes.
+    /// Returns `None` if the limit is reached.
     pub(super) fn take(&mut self, lane: usize, bytes: u64) -> Option<Arc<LogBuffer>> {
         while let Some(last) = self.free.len().checked_sub(1) {
             let own = self.free.iter().rposition(|free| free.lane == lane);
@@ -47,7 +47,7 @@ impl Buffers {
         self.free.push(Free { buffer, lane });
     }
 
-    /// Returns how many there are, free or in use.
+    /// Returns the number of images, free or in use.
     pub(super) fn existing(&self) -> usize {
         self.existing
     }

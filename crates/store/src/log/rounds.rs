@@ -1,15 +1,17 @@
-//! Rounds: callers that want the same of the log, and arrive together, have it done once.
+//! Rounds: one commit or write of the log serves all callers that arrive together.
 
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-/// The most commits in flight if none needs a sync: one closes records and writes while another waits.
+/// The most commits in flight if none needs a sync: one closes records and writes while another
+/// waits.
 pub(super) const COMMITS_WITHOUT_SYNC: usize = 3;
-/// The most rounds in flight that only write. Those are short, and a single one at a time gathers more callers
-/// for each header: with 32 callers on a disk that makes a sixth more of them a second than three do.
+/// The most write rounds in flight. They are short, and a single one at a time gathers more callers
+/// for each header: with 32 callers on a disk, one completes a sixth more of them per second than
+/// three.
 pub(super) const WRITES: usize = 1;
-/// The same limit for ample callers: callers that were answered together come together, and if all of them
-/// waited for one round, the device would idle meanwhile.
+/// The limit for ample callers: callers that were answered together return together, and if all of
+/// them waited for one round, the device would be idle meanwhile.
 pub(super) const AMPLE_ROUNDS: usize = 16;
 /// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
 pub(crate) const AMPLE: usize = 16;
@@ -19,7 +21,7 @@ struct State {
     started: u64,
     /// Rounds in flight.
     running: usize,
-    /// How many of them are ample.
+    /// Number of ample rounds in flight.
     ample: usize,
     /// Whether the last round to begin expected to need no sync.
     without_sync: bool,
@@ -55,9 +57,9 @@ impl State {
     }
 }
 
-/// Numbers rounds, and says who runs one and who waits.
+/// Numbers rounds, and decides which caller runs one and which callers wait.
 pub(crate) struct Rounds {
-    /// One of them, for messages.
+    /// Name of one round, for messages.
     pub(crate) name: &'static str,
     /// The most rounds in flight if none needs a sync.
     most: usize,
@@ -70,14 +72,14 @@ pub(crate) struct Rounds {
 #[derive(Clone, Copy)]
 pub(crate) struct RoundTicket {
     pub(crate) number: u64,
-    /// Whether nothing that was closed before needs a sync.
+    /// Whether no record closed before needs a sync.
     pub(crate) without_sync: bool,
     ample: bool,
 }
 
 /// The result of [`Rounds::join`].
 pub(crate) enum Round {
-    /// The caller may begin a round: once others that are ready have appended what they have, it calls
+    /// The caller may begin a round: it lets other ready tasks append first, then calls
     /// [`Rounds::begin`].
     Gather,
     /// The caller runs this round.
@@ -100,9 +102,9 @@ impl Rounds {
     /// [`Round::Wait`], pass the same variable again. A round covers a caller if it began after the
     /// caller's first call. `ample` is asked only if the caller may have to run a round.
     ///
-    /// `without_sync`: the round will need no sync. Several such rounds may be in flight, so that one
-    /// closes and writes while another waits. Each covers everything that was closed before it finished
-    /// closing, so the order in which they end does not matter.
+    /// `without_sync`: the round will need no sync. Several such rounds may be in flight, so that
+    /// one closes and writes while another waits. Each covers everything that was closed before it
+    /// finished closing, so the order in which they end does not matter.
     pub(crate) fn join(
         &self,
         wanted: &mut u64,
@@ -133,8 +135,8 @@ impl Rounds {
         Round::Gather
     }
 
-    /// Begins the round for which the caller has gathered, unless another lane was faster or there is no
-    /// room any more.
+    /// Begins the round for which the caller has gathered, unless another lane was faster or there
+    /// is no room any more.
     pub(crate) fn begin(
         &self,
         gathering: Gathering<'_>,
@@ -143,8 +145,8 @@ impl Rounds {
         ample: bool,
     ) -> Round {
         let mut state = self.state.lock();
-        // Without a round of this caller, those who wait for it are told when `gathering` is dropped: the
-        // round that covers this caller may have begun before they came, and be over.
+        // If this caller runs no round, dropping `gathering` wakes its waiters: the round that
+        // covers this caller may have begun before they arrived, and have ended.
         if let Some(round) = state.known(wanted, 0) {
             return round;
         }
@@ -192,8 +194,8 @@ fn bit_of(lane: u16) -> u64 {
     1 << (lane % 64)
 }
 
-/// A caller that gathers others on its lane: they wait for its round. If it is dropped, one of them takes its
-/// place.
+/// A caller that gathers others on its lane: they wait for its round. If it is dropped, one of them
+/// takes its place.
 pub(crate) struct Gathering<'a> {
     rounds: &'a Rounds,
     lane: u16,
@@ -276,8 +278,8 @@ mod tests {
         assert!(matches!(join(&mut first, 0), Round::Covered(1)));
         assert!(matches!(join(&mut second, 0), Round::Covered(1)));
 
-        // A round of another lane begins and ends while this one gathers. Who came in between is not
-        // covered, and is told that nobody gathers any more.
+        // A round of another lane begins and ends while this one gathers. A caller that arrived in
+        // between is not covered, and learns that no lane is gathering any more.
         let (mut before, mut between, mut other) = (0, 0, 0);
         assert!(matches!(join(&mut before, 0), Round::Gather));
         assert!(matches!(join(&mut other, 1), Round::Gather));

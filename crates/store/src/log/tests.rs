@@ -108,7 +108,7 @@ fn a_lane_gets_the_image_back_that_it_used_last() {
 }
 
 #[test]
-fn records_are_written_through_when_no_earlier_one_is_on_its_way() {
+fn records_are_written_through_when_no_earlier_one_is_in_flight() {
     let (log, segments) = (log(1, 16), Segments::new(16, 2, Generation(1)));
     assert_eq!((log.last_closed(), log.durable_through()), (RecordNumber(99), RecordNumber(99)));
     let numbers = [(); 3].map(|()| close(&log, &segments, false));
@@ -166,7 +166,7 @@ fn marks_are_taken_in_their_order_and_counted() {
 }
 
 #[test]
-fn what_is_gone_waits_for_no_later_marks_of_clean_blocks() {
+fn removed_blocks_wait_for_no_later_marks_of_clean_blocks() {
     let log = log(1, 16);
     let clean = |slot| Mark { kind: MarkKind::Clean, ..marks([slot])[0] };
     log.push_marks([clean(0)]);

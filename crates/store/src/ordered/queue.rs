@@ -14,14 +14,14 @@ use crate::table::{Check, Entry};
 /// A version that the origin has to receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderedVersion {
-    /// Its slot.
+    /// Slot of the version.
     pub slot: Slot,
-    /// Its checksum, as far as it is known.
+    /// Checksum of the version, as far as it is known.
     pub(crate) check: Check,
-    /// Its valid sectors; `None`: all of them. Boxed, because few have a mask and many versions
+    /// Valid sectors of the version; `None`: all. Boxed, because few versions have a mask and many
     /// wait.
     pub(crate) mask: Option<Box<SectorMask>>,
-    /// Its sequence; 0: older than all others.
+    /// Sequence of the version; 0: older than all others.
     pub(crate) sequence: u64,
 }
 
@@ -43,11 +43,11 @@ impl OrderedVersion {
 pub(crate) struct Group {
     /// The horizon once the origin has the group; the open group has no upper sequence.
     pub(crate) through: Horizon,
-    /// Whether it is complete, and durable on the cache device.
+    /// Whether the group is complete, and durable on the cache device.
     pub(crate) confirmed: bool,
     /// Whether the origin durably has it.
     written: bool,
-    /// Whether a version in it was replaced by another one in it, so that the log has both.
+    /// True if a block was written twice in this group; the log holds both versions.
     pub(crate) collapsed: bool,
     closed_at: Nanos,
     pub(crate) versions: BTreeMap<OriginBlock, OrderedVersion>,
@@ -95,7 +95,7 @@ impl Group {
 /// The next group for the origin.
 #[derive(Debug)]
 pub struct Front {
-    /// Its versions, in the order of blocks.
+    /// Versions of the group, in the order of blocks.
     pub versions: Vec<(OriginBlock, OrderedVersion)>,
     /// The horizon must durably cover the groups before this one, before any of it is written.
     pub settle_first: bool,
@@ -116,7 +116,7 @@ struct State {
     groups: VecDeque<Group>,
     /// The horizon in the volume table; `None`: the volume is not in order there.
     horizon: Option<Horizon>,
-    /// Whether cuts separate groups. Before the first cut, all versions belong to the first group.
+    /// Whether flushes close groups. Before the first cut, all versions belong to the first group.
     separates: bool,
     /// The last cut.
     cut: u64,

@@ -33,7 +33,7 @@ pub(crate) struct Room {
     /// Bytes that held versions may take.
     most: AtomicU64,
     held: Mutex<MemoryHold>,
-    /// Whether somebody waits for room.
+    /// Whether a writer waits for room.
     pub(crate) full: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ impl Room {
         self.grow(taken.saturating_sub(most), "what ordered volumes hold")
     }
 
-    /// Returns unneeded memory to the budget. Returns whether somebody waits for room.
+    /// Returns unneeded memory to the budget. Returns whether a writer waits for room.
     pub(crate) fn released(&self) -> bool {
         let spare = || {
             let (most, taken) =

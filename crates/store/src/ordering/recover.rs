@@ -124,7 +124,8 @@ pub(crate) async fn recover(
     Ok((queues, read))
 }
 
-/// Collects the dirty blocks of the volumes that were in order, one shard of the index after the other.
+/// Collects the dirty blocks of the volumes that were in order, one shard of the index after the
+/// other.
 async fn find_dirty(index: &Index, searches: &mut BTreeMap<VolumeId, Search>) {
     let (mut dirty, mut done) = (Vec::new(), 0);
     for shard in 0..index.shard_count() {
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_version_in_a_later_record_never_goes_over_a_newer_one() {
+    fn an_older_version_in_a_later_record_replaces_no_newer_one() {
         // Block 1: the version with sequence 6 is in record 3, the older one in record 7.
         let found = [(3, 1, 6), (7, 1, 5), (7, 2, 7), (9, 1, 8)];
         let newest = [(1, 8), (2, 7)];
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_origin_has_may_be_written_again_and_what_is_torn_is_not() {
+    fn blocks_may_be_written_again_but_torn_ones_are_not() {
         // Block 1 is within the horizon, block 2 beyond the sequence only; block 4 was torn in an
         // earlier crash and has an older version.
         let found = [(3, 2, 6), (8, 3, 7), (8, 4, 8), (9, 4, 9)];

@@ -40,7 +40,7 @@ pub(super) struct Parts {
     loading: Loading,
     /// Volumes that were deleted and have records in the log.
     resting: HashSet<VolumeId>,
-    /// What the superblock has to say of the log, if no checkpoint is written now.
+    /// The accepted part of the log to record in the superblock, if no checkpoint is written now.
     accepted: Option<AcceptedLog>,
 }
 
@@ -80,7 +80,8 @@ impl Opening<'_> {
         }
         let loading = match image.later {
             Some(later) => {
-                // What is appended before the next checkpoint has to be replayed after a crash.
+                // A crash before the next checkpoint requires replaying everything appended until
+                // then.
                 let most = self.options.checkpoint_due(geometry) / geometry.segment_bytes;
                 segments.withhold_beyond(most as u32);
                 // Segments with records after the base have to wait for another checkpoint.
@@ -173,8 +174,9 @@ impl Opening<'_> {
             let stays = planted::has(PlantedBug::CleanFlagStays);
             this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
         } else if let Some(accepted) = parts.accepted {
-            // Barrier for invariants 4 and 9: before the first write, the superblock says which records
-            // count. A later recovery finds them proven durable by what is written next.
+            // Barrier for invariants 4 and 9: before the first write, the superblock records which
+            // log records count. A later recovery finds these records proven durable by later
+            // writes.
             let accepted = (!planted::has(PlantedBug::AcceptedNotNoted)).then_some(accepted);
             this.write_superblock(|superblock| superblock.accept(accepted)).await?;
         } else {
@@ -184,7 +186,7 @@ impl Opening<'_> {
     }
 }
 
-/// Counts the versions that ordered volumes hold, by segment. Without such volumes: nothing.
+/// Counts the versions that ordered volumes hold, by segment. Empty without such volumes.
 async fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u32> {
     if queues.is_empty() {
         return Vec::new();

@@ -43,7 +43,7 @@ impl Bounds {
 struct Search {
     basis: Arc<Basis>,
     bounds: Bounds,
-    /// Whether all headers of every segment are examined.
+    /// Examine all headers of every segment.
     all: bool,
     /// Bytes of the second page that are read at first: a logical block of the device.
     part: usize,
@@ -51,13 +51,13 @@ struct Search {
     reads: usize,
 }
 
-/// What one lane has found.
+/// The findings of one lane.
 struct Firsts {
     reopened: Vec<(SegmentId, Generation)>,
     bytes_read: u64,
     /// Whether the first pages could be read.
     readable: bool,
-    /// Segments that may have been opened, for all that can be read of them.
+    /// Segments that may have been opened, as far as their readable pages tell.
     hidden: u64,
     failure: Option<StoreError>,
 }
@@ -95,13 +95,13 @@ pub(super) async fn reopened(
     Ok(generations)
 }
 
-/// Of no segment a generation.
+/// Returns no generation for each of `count` segments.
 pub(super) async fn none(count: usize) -> Vec<Option<Generation>> {
     turns::filled(count, |_| None).await
 }
 
 impl Search {
-    /// Examines as many segments as other lanes leave to this one.
+    /// Examines segments that no other lane has taken yet.
     async fn part(
         self: Arc<Self>,
         lane: &Rc<Lane>,
@@ -136,9 +136,9 @@ impl Search {
         Rc::try_unwrap(firsts).map(RefCell::into_inner).map_err(|_| still_running())
     }
 
-    /// Returns the generation with which a segment was opened since the checkpoint. The opening and the
-    /// first header both have it; one of them may be damaged, or not yet overwritten. If neither is
-    /// readable, the headers behind them are searched.
+    /// Returns the generation with which a segment was opened since the checkpoint. The opening and
+    /// the first header both have it; one of them may be damaged, or not yet overwritten. If
+    /// neither is readable, the headers behind them are searched.
     async fn reopening(
         &self,
         queue: &Queue,
@@ -151,7 +151,8 @@ impl Search {
             let len = if is_used { PAGE + self.part } else { 2 * PAGE };
             let mut pages = self.read(queue, into, segment, len).await?;
             let mut opening = self.opening(&pages.bytes, segment);
-            // Most headers behind an opening are as old as that, and then none of them is needed.
+            // Most headers behind an opening are as old as the opening, and then none of them is
+            // needed.
             if opening.is_some()
                 && self.claimed(&pages.bytes, segment) <= opening
                 && pages.all_readable()
@@ -178,7 +179,8 @@ impl Search {
         let generation = newest.generation.filter(is_new);
         let mut firsts = into.borrow_mut();
         firsts.bytes_read += newest.bytes;
-        // It may have been opened for a record that was the newest of all: if so, nothing else shows that there was one.
+        // The segment may have been opened for the newest record of all; nothing else would show
+        // that this record existed.
         firsts.hidden += u64::from(newest.hides_its_start && generation.is_none());
         Ok(generation)
     }
@@ -207,8 +209,8 @@ impl Search {
         self.basis.geometry.granules_per_header() as u32
     }
 
-    /// Returns the generation that the second page claims to have. A page that is no header, or is in the wrong place, claims
-    /// to have the highest: it has to be examined.
+    /// Returns the generation that the second page claims to have. A page that is no header, or is
+    /// in the wrong place, claims the highest one: it must be examined.
     fn claimed(&self, start: &[u8], segment: SegmentId) -> Option<Generation> {
         let claimed = record::claimed(&start[PAGE..], &self.basis.cache);
         let here = claimed

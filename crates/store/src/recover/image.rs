@@ -30,11 +30,11 @@ pub(super) struct Image {
     pub(super) bytes_read: u64,
     /// Whether it was damaged, and repaired or rebuilt.
     pub(super) mended: bool,
-    /// Whether there is none, and the log has everything.
+    /// Whether there is no usable checkpoint, so that the log must supply everything.
     pub(super) rebuilt: bool,
     /// Volumes that had dirty blocks.
     pub(super) dirty: HashSet<VolumeId>,
-    /// The entries, if they will be loaded later.
+    /// Source of the entries, if they will be loaded later.
     pub(super) later: Option<loading::Source>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Source<'a> {
     pub(super) team: &'a Team,
     pub(super) geometry: &'a Geometry,
     pub(super) spaces: &'a [VolumeSpace],
-    /// What earlier recoveries have accepted of the log.
+    /// The part of the log that earlier recoveries accepted.
     pub(super) accepted: Option<&'a AcceptedLog>,
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn load(
             }
             let segment = geometry.place_of(entry.slot).0;
             let Some((_, address)) = address_in(spaces, entry.volume, entry.block) else {
-                // Its number must not be used before the next checkpoint.
+                // The number of a deleted volume must not be used again before the next checkpoint.
                 if spaces.iter().all(|space| space.id != entry.volume) {
                     replay.deleted.insert(entry.volume);
                 }
@@ -108,7 +108,7 @@ pub(super) async fn load(
                 index.restore_mask(address, mask.mask).map_err(unfit)?;
             }
         }
-        // A device that is done at once leaves no turn to others.
+        // A device that completes at once would leave no turn to other tasks.
         yield_now().await;
     }
     let (bytes_read, mended) = (source.bytes_read, source.mended);
@@ -126,7 +126,7 @@ pub(super) async fn load(
     })
 }
 
-/// Most masks with which a checkpoint is loaded later: they are loaded at once.
+/// Maximum number of masks of a checkpoint that is loaded later: all masks are loaded at once.
 pub(super) const MOST_MASKS: u64 = 1 << 16;
 
 /// Returns whether the entries of a checkpoint can be loaded later into an index with this order of
@@ -140,7 +140,7 @@ pub(super) fn can_wait(source: &CheckpointSource, order: &Arrangement, least: u6
         && header.mask_count <= MOST_MASKS
 }
 
-/// As [`load`], but leaves the entries for later.
+/// Like [`load`], but leaves the entries for later.
 ///
 /// # Errors
 /// A part of the checkpoint is damaged: load it as a whole.
@@ -215,8 +215,8 @@ pub(super) async fn load_later(
     })
 }
 
-/// As [`load`] without a checkpoint: the whole log is replayed. Superseded versions come back where
-/// the record that superseded them is gone.
+/// Like [`load`] without a checkpoint: the whole log is replayed. Superseded versions come back
+/// where the record that superseded them is gone.
 ///
 /// # Errors
 /// The device fails.

@@ -36,8 +36,8 @@ use crate::team::Team;
 /// assigned, but fewer than this: their records were in memory.
 const LEFT_OUT: u64 = 1 << 28;
 
-/// Segments that crashes may have left with little in them, in addition to those that make a checkpoint
-/// due.
+/// Segments that crashes may have left almost empty, in addition to the number that makes a
+/// checkpoint due.
 const NOT_FULL: u64 = 32;
 
 /// A cache that is being opened.
@@ -61,7 +61,7 @@ pub(super) struct Opening<'a> {
     pub(super) report: RecoveryReport,
 }
 
-/// The checkpoint, or why there is none.
+/// The checkpoint, or the reason why there is none.
 pub(super) type Checkpoint = Result<CheckpointSource, StoreError>;
 
 /// The index as of the checkpoint, before the log is replayed.
@@ -90,7 +90,8 @@ pub(super) struct Replayed {
     pub(super) image: Image,
     pub(super) segments: Vec<FoundSegment>,
     pub(super) next: Next,
-    /// What the superblock has to say of the log, if no checkpoint is written before it is used.
+    /// The accepted part of the log to record in the superblock, if no checkpoint is written before
+    /// the cache is used.
     pub(super) accepted: Option<AcceptedLog>,
 }
 
@@ -152,7 +153,7 @@ impl<'a> Opening<'a> {
         Ok((opening, checkpoint))
     }
 
-    /// Phases 2 to 4: restores the index as of the end of the log, or what it takes to load it later.
+    /// Phases 2 to 4: restores the index as of the end of the log, or prepares loading it later.
     pub(super) async fn read_log(
         &mut self,
         checkpoint: Checkpoint,
@@ -166,7 +167,7 @@ impl<'a> Opening<'a> {
                     let device = self.device.name();
                     tracing::info!(device, "the index is loaded before anything is served: {why}");
                 }
-                // Read it as a whole, and mend it.
+                // Read the checkpoint as a whole, and repair it.
                 Err(error) => {
                     tracing::warn!(%error, "the index is loaded before anything is served")
                 }
@@ -176,7 +177,8 @@ impl<'a> Opening<'a> {
         self.replay(loaded).await
     }
 
-    /// Reads the log, and leaves the checkpoint's entries for later, unless there is a reason against it.
+    /// Reads the log, and leaves the checkpoint's entries for later, unless there is a reason
+    /// against it.
     async fn replay_first(
         &mut self,
         chunks: Chunks,
@@ -186,7 +188,7 @@ impl<'a> Opening<'a> {
         let mut image =
             image::load_later(&self.source(), chunks, clean, &index, &mut replay).await?;
         let mut segments = self.choose_walks(&image, &mut replay).await;
-        // Another recovery must be able to hold what is written meanwhile.
+        // Another recovery must be able to hold everything written meanwhile.
         let geometry = &self.superblock.geometry;
         let most = 2 * self.options.checkpoint_due(geometry) / geometry.segment_bytes;
         if segments.iter().filter(|it| it.walked).count() as u64 > most + NOT_FULL {
@@ -274,8 +276,8 @@ impl<'a> Opening<'a> {
         Ok(Loaded { index, replay, image })
     }
 
-    /// Returns whether the entries of the checkpoint may be loaded while requests are served: nothing
-    /// in this opening depends on all of them, as the order of writes of a volume would.
+    /// Returns whether the entries of the checkpoint may be loaded while requests are served:
+    /// nothing in this opening depends on all of them, as the order of writes of a volume would.
     fn may_load_later(&self, source: &CheckpointSource) -> bool {
         let order = arrangement(&self.table, self.shards, &self.spaces);
         self.report.notes.is_empty()
@@ -321,8 +323,8 @@ impl<'a> Opening<'a> {
         Ok(Replayed { index, replay, image, segments, next, accepted: None })
     }
 
-    /// Returns in how many parts the index is rebuilt from the log: the log is read as often, and the versions of all blocks
-    /// of a part are in memory at a time.
+    /// Returns the number of passes in which the index is rebuilt from the log: each pass reads the
+    /// whole log, and holds all versions of one part of the index in memory.
     fn parts_of_log(&self) -> u32 {
         let geometry = &self.superblock.geometry;
         let blocks = u64::from(geometry.segment_count) * geometry.blocks_per_segment();
@@ -352,7 +354,7 @@ impl<'a> Opening<'a> {
         self.report.bytes_read += replay.bytes_read + image.bytes_read;
     }
 
-    /// Returns what to go on with.
+    /// Returns the numbers, sequences and generations to continue with.
     async fn next(&self, replay: &Replay, segments: &[FoundSegment], image: &Image) -> Next {
         let left_out = if self.report.clean { 0 } else { LEFT_OUT };
         let last = replay.highest_number.max(image.base);
@@ -465,7 +467,7 @@ impl<'a> Opening<'a> {
     }
 }
 
-/// Returns what the entries of the checkpoint in a segment mean.
+/// Returns the meaning of the checkpoint's entries in a segment.
 fn meaning(segment: &FoundSegment, reopened: bool) -> Entries {
     match (reopened, segment.in_use) {
         (true, _) => Entries::Superseded,

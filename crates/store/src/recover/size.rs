@@ -14,17 +14,17 @@ use crate::options::StoreOptions;
 use crate::segments::Segments;
 use crate::table::Geometry as TableGeometry;
 
-/// Most shards of an index.
+/// Maximum number of shards of an index.
 const MOST_SHARDS: u32 = 8192;
 
-/// Returns the number of shards in the order of a checkpoint's entries, if an index can have so many: with
-/// the same number it is loaded while requests are served.
+/// Returns the number of shards in the order of a checkpoint's entries, if an index can have so
+/// many: with the same number it is loaded while requests are served.
 pub(super) fn shards_of(order: &Arrangement) -> Option<u32> {
     (order.shards.is_power_of_two() && order.shards <= MOST_SHARDS).then_some(order.shards)
 }
 
-/// Returns the shape of a cache's index for this number of addresses, and its number of shards. It has the number of shards, and mixes
-/// as many bits of addresses, as it is told, if it can.
+/// Returns the shape of a cache's index for this number of addresses, and its number of shards. If
+/// possible, it uses the given number of shards and mixes the given number of address bits.
 pub(super) fn table_geometry(
     geometry: &Geometry,
     blocks: u64,
@@ -35,12 +35,13 @@ pub(super) fn table_geometry(
     // Every cell holds at most one version, so this is always sufficient, even while recovery
     // replays versions that a later record removes.
     let capacity = cells * u64::from(geometry.segment_count);
-    // The entries of a shard become visible at one go, and meanwhile its lane serves nobody: some
-    // milliseconds for 2^15 of them.
+    // The entries of a shard become visible at once, and meanwhile its lane serves no request: some
+    // milliseconds for 2^15 entries.
     let of = |bits: u32| (capacity >> bits).next_power_of_two();
     let by_capacity = of(14).min(1024).max(of(15).min(MOST_SHARDS.into()));
     let shards = shards.unwrap_or(by_capacity as u32);
-    // Bits that are mixed spread blocks evenly, from some tens of times the cache's size on; bits above them can be added later.
+    // Bits that are mixed spread blocks evenly, from some tens of times the cache's size on; bits
+    // above them can be added later.
     let own_bits = (capacity * 32).max(1 << 20).next_power_of_two().trailing_zeros();
     let bits = blocks.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
     let slot_bits = geometry.slot_count().next_power_of_two().trailing_zeros().max(1);
@@ -107,7 +108,8 @@ mod tests {
 
     #[test]
     fn the_index_has_room_for_every_cell_and_addresses_to_spare() {
-        // Device size, blocks of origins; the resulting shards, mixed bits, and bits of addresses and slots.
+        // Device size, blocks of origins; the resulting shards, mixed bits, and bits of addresses
+        // and slots.
         for (bytes, blocks, shards, key, address, slot) in [
             (5 << 20, 100, 1, 20, 20, 11),
             (5 << 20, (1 << 30) - 5, 1, 20, 30, 11),
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_mixes_as_many_bits_as_that_of_its_checkpoint_if_it_can() {
+    fn an_index_mixes_as_many_bits_as_its_checkpoint_if_it_can() {
         let geometry = geometry(4 << 30);
         let bits = |blocks, known| {
             let (table, _) = table_geometry(&geometry, blocks, None, Some(known)).expect("it fits");
@@ -143,7 +145,7 @@ mod tests {
         assert_eq!(bits(100, 25), (25, 25));
         assert_eq!(bits(100, 31), (31, 31));
         assert_eq!(bits(1 << 34, 31), (31, 34));
-        // Nothing writes these.
+        // No checkpoint has these values.
         assert_eq!([0, 24, 57, u32::MAX].map(|known| bits(1 << 34, known)), [(25, 34); 4]);
     }
 
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_open_cache_takes_is_held_and_tested_before_it_is_made() {
+    fn memory_of_an_open_cache_is_tested_before_formatting_and_held() {
         let bytes = 64 << 20;
         let geometry = geometry(bytes);
         let (table, _) = table_geometry(&geometry, 1000, None, None).expect("it fits");

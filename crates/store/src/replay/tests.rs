@@ -94,7 +94,7 @@ fn headers_are_read_as_far_as_memory_goes() {
 }
 
 #[test]
-fn the_memory_of_a_header_covers_its_content_and_what_applying_it_takes() {
+fn memory_held_for_a_header_covers_applying_its_content() {
     let of_data = |count| memory_of(&data(0, 8, 1, vec![entry(1, 1, 1); count]), count) as usize;
     // Nodes of a tree are half full.
     let place = size_of::<(u64, Place)>();
@@ -225,7 +225,7 @@ fn the_newest_version_wins_in_whatever_order_records_come() {
 }
 
 #[test]
-fn what_the_checkpoint_has_and_what_belongs_nowhere_is_left_out() {
+fn versions_in_the_checkpoint_or_in_no_volume_are_left_out() {
     let voided = DataEntry { void: true, ..entry(1, 3, 5000) };
     let clean = DataEntry { dirty: false, ..entry(2, 49, 1001) };
     let part = DataEntry { mask: SectorMask::of(8, 2..5), ..entry(1, 6, 1002) };
@@ -396,7 +396,7 @@ fn a_walk_finds_the_headers_of_one_life_wherever_they_are() {
 }
 
 #[test]
-fn places_where_a_header_can_be_and_that_cannot_be_read_are_counted() {
+fn unreadable_places_of_possible_headers_are_counted() {
     let world = World::new(4096);
     world.put_marks(1, 5, LIFE);
     world.put_marks(2, 6, LIFE);
@@ -440,7 +440,8 @@ fn the_newest_life_of_a_segment_is_found_in_any_of_its_pages() {
     }
 }
 
-/// Replays a segment with one record; `damage` comes between the reading of its header and of its blocks.
+/// Replays a segment with one record; `damage` comes between the reading of its header and of its
+/// blocks.
 fn verified(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Replay {
     let world = World::new(block);
     world.put_data(3, 11, blocks);
@@ -535,7 +536,7 @@ fn halves() -> [Vec<RecordHeader>; 2] {
 
 /// Programs that did not bound generations have used numbers twice.
 #[test]
-fn of_two_records_with_a_number_one_counts_whichever_lanes_find_them() {
+fn records_with_one_number_count_once_on_any_lanes() {
     let records =
         [1, 2].map(|segment| data(segment, 8, 11, vec![entry(1, u64::from(segment), 1001)]));
     for lanes in [1, 2] {

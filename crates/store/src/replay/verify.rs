@@ -19,7 +19,7 @@ use crate::store::VolumeSpace;
 use crate::table::Check;
 use crate::team::{Team, still_running};
 
-/// A block in a record, and how many bits of its payload's check are known.
+/// A block in a record, and the number of known bits of its payload's check.
 pub(super) struct Cell {
     slot: Slot,
     volume: VolumeId,
@@ -28,7 +28,8 @@ pub(super) struct Cell {
 }
 
 impl Replay {
-    /// Returns the blocks of a record, as its header says or, without that, as they were added.
+    /// Returns the blocks of a record from its header or, if that is unreadable, as they were
+    /// added.
     pub(super) fn cells_of(
         &self,
         number: RecordNumber,

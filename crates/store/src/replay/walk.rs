@@ -16,7 +16,7 @@ use crate::team::{Shared, still_running};
 /// Bytes read at a time while searching for a header.
 pub(super) const LOOK_AHEAD: u64 = 256 << 10;
 
-/// Walks through as many segments as other lanes leave to this one, and returns what it has found.
+/// Walks through the segments that no other lane has taken, and returns the findings.
 pub(super) async fn walk_all(
     lane: &Rc<Lane>,
     queue: &Queue,
@@ -101,7 +101,8 @@ pub(crate) async fn walk_headers(
         at += page;
         if !here.all_readable() {
             if at == page {
-                // An opening adds nothing to the header behind it, so its loss does not count. That of the header does.
+                // An opening adds nothing to the header behind it, so its loss does not count. The
+                // loss of the header does.
                 continue;
             }
             walked.unreadable += 1;
@@ -139,11 +140,11 @@ pub(super) fn header_in(
     (header.segment == segment && header.position == position).then_some(header)
 }
 
-/// What the headers of a segment say of its lives.
+/// The lives of a segment according to its headers.
 pub(crate) struct Newest {
     /// The highest generation in any header.
     pub(crate) generation: Option<Generation>,
-    /// Whether neither the opening nor the first header can be read.
+    /// Whether both the opening and the first header are unreadable.
     pub(crate) hides_its_start: bool,
     /// The bytes that were read.
     pub(crate) bytes: u64,

@@ -1,7 +1,8 @@
-//! How many index entries point into each segment.
+//! Counts of the index entries that point into each segment.
 //!
-//! Every write changes two of these numbers, that of the segment it is appended to and that of the segment
-//! with the version that it replaces. So each lane counts for itself, and only the sum means anything.
+//! Every write changes two of these numbers: that of the segment it is appended to, and that of the
+//! segment with the version that it replaces. So each lane counts for itself, and only the sum over
+//! all lanes has a meaning.
 
 use std::cell::Cell;
 
@@ -31,8 +32,8 @@ impl Live {
             + u64::from(self.kept) * Live::KEPT
     }
 
-    /// Decodes a sum. While an entry that one lane has added is removed by another, a number may be seen
-    /// below 0; it counts as 0.
+    /// Decodes a sum. While an entry that one lane has added is removed by another, a number may be
+    /// seen below 0; it counts as 0.
     pub(super) fn unpacked(packed: u64) -> Self {
         let mut rest = packed as i64;
         let mut next = |bits: u32| {
@@ -59,12 +60,13 @@ pub(crate) fn counts_as(lane: u16) {
     LANE.set(lane.into());
 }
 
-/// The counts of all segments, packed by [`Live`] so that one atomic operation updates all of a segment.
+/// The counts of all segments, packed by [`Live`] so that one atomic operation updates all counts
+/// of a segment.
 ///
-/// The sum of a segment is read from one lane after the other. From a segment without a RAM image entries are only
-/// removed, so what is read is not less than what is left in it: one that seems to be empty is empty
-/// (invariant 8). Entries that are loaded after a start are added to such segments as well, but none is reclaimed
-/// meanwhile.
+/// The sum of a segment is read from one lane after the other. From a segment without a RAM image
+/// entries are only removed, so the sum read is never below the true one: a segment that seems
+/// empty is empty (invariant 8). Entries that are loaded after a start are added to such segments
+/// as well, but none is reclaimed meanwhile.
 pub(super) struct LiveCounts(Box<[Box<[AtomicU64]>]>);
 
 impl LiveCounts {
@@ -73,7 +75,7 @@ impl LiveCounts {
         LiveCounts((0..lanes.max(1)).map(|_| counts()).collect())
     }
 
-    /// As [`LiveCounts::new`]. Other tasks of the lane get their turn meanwhile.
+    /// Like [`LiveCounts::new`]. Other tasks of the lane get their turn meanwhile.
     pub(super) async fn in_turns(segments: u32, lanes: usize) -> Self {
         let mut all = Vec::new();
         for _ in 0..lanes.max(1) {

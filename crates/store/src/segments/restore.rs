@@ -13,7 +13,8 @@ use super::{
 };
 
 impl Segments {
-    /// As [`Segments::new`], but no segment is free before [`Segments::restored`]. Other tasks of the lane get their turn meanwhile.
+    /// Like [`Segments::new`], but no segment is free before [`Segments::restored`]. Other tasks of
+    /// the lane get their turn meanwhile.
     pub(crate) async fn in_turns(count: u32, lanes: usize, next_generation: Generation) -> Self {
         let all = count as usize;
         let tables = Tables {
@@ -39,8 +40,8 @@ impl Segments {
         self.restored(0..self.count());
     }
 
-    /// Restores the lives of some segments, in the order in which they were opened and after those that were restored
-    /// before. [`Segments::restored`] follows.
+    /// Restores the lives of some segments, in the order in which they were opened and after those
+    /// that were restored before. [`Segments::restored`] follows.
     pub(crate) fn restore(
         &self,
         lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>,
@@ -61,7 +62,8 @@ impl Segments {
         }
     }
 
-    /// The lives of these segments are restored: those that are not in use are free. They are behind all that are free already.
+    /// The lives of these segments are restored: those that are not in use are free. They are
+    /// behind all that are free already.
     pub(crate) fn restored(&self, among: Range<u32>) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -77,7 +79,7 @@ impl Segments {
         self.set_live_from(0, counts);
     }
 
-    /// As [`Segments::set_live`], of some segments.
+    /// Like [`Segments::set_live`], of some segments.
     pub(crate) fn set_live_from(&self, first: usize, counts: &[Live]) {
         for (index, live) in (first..).zip(counts) {
             self.counters[index].durable.store(u32::MAX, Ordering::Relaxed);

@@ -1,5 +1,6 @@
-//! Where some of the records of each segment start, so that reclaim reads headers from several places at once: each header
-//! tells only where the next one is. Known for segments that were opened since the start; 36 bytes for each.
+//! Starts of some records of each segment, so that reclaim reads headers from several places at
+//! once: a header only locates the next one. Known for segments that were opened since the start;
+//! 36 bytes for each.
 
 use forebay_core::SegmentId;
 use forebay_lane::turns;
@@ -10,7 +11,7 @@ const MOST: usize = 16;
 /// The starts of a segment: those of each `2^spread`-th record.
 #[derive(Clone, Copy, Default)]
 struct Starts {
-    /// In granules.
+    /// Positions in granules.
     at: [u16; MOST],
     /// Records so far.
     records: u16,
@@ -48,7 +49,7 @@ impl RecordStarts {
         RecordStarts(vec![Starts::default(); segments as usize].into())
     }
 
-    /// As [`RecordStarts::new`]. Other tasks of the lane get their turn meanwhile.
+    /// Like [`RecordStarts::new`]. Other tasks of the lane get their turn meanwhile.
     pub(super) async fn in_turns(segments: u32) -> Self {
         RecordStarts(turns::filled(segments as usize, |_| Starts::default()).await.into())
     }

@@ -39,7 +39,7 @@ fn counts_that_share_a_word_do_not_run_into_each_other() {
 }
 
 #[test]
-fn what_points_into_a_segment_is_counted() {
+fn entries_that_point_into_a_segment_are_counted() {
     let segments = eight();
     let (one, other) = (SegmentId(1), SegmentId(6));
     for (dirty, rank) in [(true, 0), (true, 2), (false, 1)] {
@@ -214,7 +214,7 @@ fn a_drained_segment_is_free_when_nothing_speaks_against_it() {
 }
 
 #[test]
-fn segments_are_freed_together_and_one_that_waits_holds_up_no_other() {
+fn segments_are_freed_together_without_waiting_for_others() {
     let segments = eight();
     for number in 1..=4 {
         let segment = with_record(&segments, number, 10);

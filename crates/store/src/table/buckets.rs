@@ -1,5 +1,6 @@
-//! The memory of a table: buckets of eight words, each on a CPU cache line of its own. The words are atomic, because some are read
-//! without the lock of their table; who does so must find out whether they changed meanwhile.
+//! The memory of a table: buckets of eight words, each on a CPU cache line of its own. The words
+//! are atomic, because some are read without the table's lock; such a reader must find out whether
+//! they changed meanwhile.
 
 #[cfg(not(feature = "loom"))]
 use std::alloc::{Layout as Memory, handle_alloc_error};
@@ -17,7 +18,7 @@ use super::geometry::other_bucket;
 pub(super) const LANES: usize = 8;
 pub(super) const BUCKET_BYTES: u64 = (LANES * size_of::<u64>()) as u64;
 
-/// With the feature `loom`, the words are its own, and few.
+/// With the feature `loom`, the words are loom's atomics, and few.
 #[cfg(feature = "loom")]
 type Words = std::sync::Arc<[AtomicU64]>;
 #[cfg(not(feature = "loom"))]
@@ -27,7 +28,8 @@ type Words = forebay_device::Words;
 pub(super) type Bucket = [AtomicU64; LANES];
 
 /// Buckets, in huge pages if there are many. The system gives their memory when it is first written
-/// to; the allocator would write zeroes into memory with more alignment than its own. A clone refers to the same ones.
+/// to; the allocator would write zeroes into memory with more alignment than its own. A clone
+/// refers to the same ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Buckets(Words);
 
@@ -66,7 +68,8 @@ impl Buckets {
     /// Returns a word.
     #[inline]
     pub(super) fn word(&self, at: At) -> u64 {
-        // Relaxed: with the lock of the table nobody changes it, and without it the shard's version is looked at.
+        // Relaxed: under the table's lock no other thread changes it, and without the lock the
+        // reader checks the shard's version.
         self[at.bucket][at.lane].load(Ordering::Relaxed)
     }
 

@@ -56,7 +56,7 @@ pub struct Entry {
     pub slot: Slot,
     /// Whether the block is newer than the origin.
     pub dirty: bool,
-    /// Whether some sectors of the block are not valid; the mask says which.
+    /// Whether some sectors of the block are invalid; the mask has the valid ones.
     pub partial: bool,
     /// Rank for the policy, 0 to [`RANK_MAX`]; larger values are stored as [`RANK_MAX`].
     pub rank: u8,

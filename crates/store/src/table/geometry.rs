@@ -1,9 +1,10 @@
 //! Sizes of the tables, widths of their fields, and the mapping from addresses to shards and keys.
 //!
-//! The low `key_bits` bits of an address are mixed by a permutation, together with a hash of the bits above them, the *fold*. Shard
-//! and quotient come from the mixed bits alone; the key is the quotient plus the fold times the number of quotients. So more bits of
-//! addresses make keys, and with them remainders, larger; they leave every address of fewer bits where it is. A table that is in use
-//! is *widened* by giving its remainders more bits and its checks fewer.
+//! The low `key_bits` bits of an address are mixed by a permutation, together with a hash of the
+//! bits above them, the *fold*. Shard and quotient come from the mixed bits alone; the key is the
+//! quotient plus the fold times the number of quotients. So more bits of addresses make keys, and
+//! with them remainders, larger; they leave every address of fewer bits where it is. A table that
+//! is in use is *widened* by giving its remainders more bits and its checks fewer.
 
 use super::entry::{FIXED_BITS, Layout};
 use super::permutation::{Divisor, KEY_BITS_MAX, Permutation, mix};
@@ -19,11 +20,11 @@ const LOAD_USUAL: f64 = 0.953;
 /// Share of the words that are used in a shard with far more entries than the mean. Two buckets of
 /// eight fill up to 0.998 before insertions fail; searches get long slightly earlier.
 const LOAD_CROWDED: f64 = 0.99;
-/// How far a crowded shard is above the mean, in standard deviations: one shard in 50 million.
+/// Margin of a crowded shard above the mean, in standard deviations: one shard in 50 million.
 const CROWDED_DEVIATIONS: f64 = 5.5;
 /// Additional words, for tables so small that the margins above amount to a few words.
 const WORDS_EXTRA: f64 = 16.0;
-/// Total size up to which all tables may grow to make room for the check, in bytes.
+/// Total size up to which small tables may grow to make room for the check, in bytes.
 const SMALL_BYTES: u64 = 1 << 20;
 /// Keeps the index of a word within 32 bits.
 const BUCKETS_MAX: u64 = 1 << 28;
@@ -88,7 +89,7 @@ pub struct Placed {
 /// Sizes, widths and the mapping from addresses to shards and keys; common to all shards.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
-    /// Of the bits of an address that are mixed.
+    /// Mixes the low bits of an address.
     permutation: Permutation,
     shards: Divisor,
     /// The number of different quotients of mixed bits by the number of shards.
@@ -146,8 +147,9 @@ impl Geometry {
         geometry.widened(key_bits)
     }
 
-    /// Returns the same geometry for addresses below 2^`address_bits`. It has the same places for the same addresses, and perhaps
-    /// fewer bits of check; never more, and for fewer bits than it has now it stays as it is.
+    /// Returns the same geometry for addresses below 2^`address_bits`. It has the same places for
+    /// the same addresses, and perhaps fewer bits of check; never more, and for fewer bits than it
+    /// has now it stays as it is.
     ///
     /// # Errors
     /// These are more than 56 bits, or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
@@ -176,8 +178,8 @@ impl Geometry {
         Ok(self)
     }
 
-    /// Returns the same geometry with another permutation, so that only someone who knows `seed`
-    /// can choose addresses that crowd into one shard.
+    /// Returns the same geometry with another permutation: only a client that knows `seed` could
+    /// choose addresses that crowd into one shard.
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.permutation = Permutation::new(self.key_bits, seed);
         self
@@ -194,7 +196,8 @@ impl Geometry {
         self.layout.slot_bits()
     }
 
-    /// Returns the bits of an address that are mixed, 1 to 56. With the number of shards they say which shard an address is in.
+    /// Returns the number of address bits that are mixed, 1 to 56. Together with the number of
+    /// shards it determines the shard of an address.
     pub fn key_bits(&self) -> u32 {
         self.key_bits
     }
@@ -214,7 +217,8 @@ impl Geometry {
         self.shards.get() * self.buckets.get() * BUCKET_BYTES
     }
 
-    /// Returns shard and key of `address`. A key that is too large for the table's layout is refused there.
+    /// Returns shard and key of `address`. A key that is too large for the table's layout is
+    /// refused there.
     #[inline]
     pub fn place(&self, address: u64) -> Placed {
         let fold = address >> self.key_bits;
@@ -237,8 +241,8 @@ impl Geometry {
         (1 << self.key_bits) - 1
     }
 
-    /// Returns the bits that are added to those that are mixed, so that addresses that differ only in their fold are in different
-    /// shards. Nothing is added to fold 0.
+    /// Returns the bits that are added to those that are mixed, so that addresses that differ only
+    /// in their fold are in different shards. Nothing is added to fold 0.
     #[inline]
     fn spread(&self, fold: u64) -> u64 {
         if fold == 0 { 0 } else { mix(fold) >> 8 }
@@ -251,8 +255,9 @@ impl Geometry {
         first as usize * BUCKET_BYTES as usize
     }
 
-    /// Finds the entry of a key in the buckets of a table of this shape with so many bits of check, without the table's overflow
-    /// list. Needs no lock: if the table is changed meanwhile, the result is any entry or none.
+    /// Finds the entry of a key in the buckets of a table of this shape with so many bits of check,
+    /// without the table's overflow list. Needs no lock: if the table is changed meanwhile, the
+    /// result is any entry or none.
     #[inline]
     pub(crate) fn find(&self, buckets: &Buckets, check_bits: u32, key: LocalKey) -> Option<Entry> {
         let (remainder, first) = self.buckets.divide(key.0);
@@ -286,7 +291,8 @@ fn in_range(field: &'static str, bits: u32, least: u32, most: u32) -> Result<(),
     Err(GeometryError::Width { field, bits, least, most })
 }
 
-/// Returns the buckets of one of `shards` tables over which `entries` entries are spread at random.
+/// Returns the number of buckets of one of `shards` tables over which `entries` entries are spread
+/// at random.
 fn buckets_for(entries: u64, shards: u32) -> u64 {
     let share = 1.0 / f64::from(shards);
     let mean = entries as f64 * share;
@@ -354,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn impossible_geometries_are_refused() {
         assert!(matches!(Geometry::new(0, 1, 30, 20), Err(GeometryError::Empty { .. })));
         assert!(matches!(Geometry::new(1, 0, 30, 20), Err(GeometryError::Empty { .. })));
         for (key_bits, slot_bits) in [(0, 20), (57, 20), (30, 0), (30, 33), (u32::MAX, u32::MAX)] {
@@ -401,7 +407,7 @@ mod tests {
 
     /// Filesystems have their own data at regular distances.
     #[test]
-    fn addresses_that_differ_in_their_high_bits_are_in_different_shards() {
+    fn addresses_with_different_high_bits_are_in_different_shards() {
         let geometry = Geometry::new(1 << 16, 16, 21, 16).and_then(|it| it.widened(34));
         let geometry = geometry.expect("fits");
         for stride in [1 << 21, 1 << 22, (1 << 21) + 1] {

@@ -7,15 +7,15 @@
 /// Largest supported width of an address, in bits.
 pub(super) const KEY_BITS_MAX: u32 = 56;
 
-/// Odd numbers with well-spread bits. Checkpoints are in the order of shards that follows from them: with others, a start that
-/// reads a shard from an older checkpoint would miss entries.
+/// Odd numbers with well-spread bits. Checkpoints are in the order of shards that follows from
+/// them: with others, a start that reads a shard from an older checkpoint would miss entries.
 const MULTIPLIERS: [u64; 3] = [0x9e6c_63d0_876a_68e5, 0xd1b5_4a32_d192_ed03, 0xb492_b66f_be98_f273];
 
 /// A fixed one-to-one mapping of the numbers below 2^bits onto themselves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Permutation {
     mask: u64,
-    /// At least half of the width, so that `x ^ (x >> shift)` is its own inverse.
+    /// Shift of at least half of the width, so that `x ^ (x >> shift)` is its own inverse.
     shift: u32,
     whitening: [u64; 2],
     inverses: [u64; 3],

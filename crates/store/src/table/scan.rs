@@ -16,7 +16,7 @@ impl Table {
         self.for_each_where(range, |_| true, visit);
     }
 
-    /// As [`Table::for_each_in`], but only for entries that are `wanted`. Testing an entry is
+    /// Like [`Table::for_each_in`], but only for entries that are `wanted`. Testing an entry is
     /// cheaper than computing its key.
     #[inline]
     pub fn for_each_where(

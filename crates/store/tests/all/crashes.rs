@@ -1,4 +1,4 @@
-//! Crashes after crashes, with what a device may keep of the writes before each.
+//! Repeated crashes, with different subsets of the writes before each that a device may keep.
 
 use std::rc::Rc;
 
@@ -36,15 +36,17 @@ fn first_byte(world: &World, store: &Rc<StoreLane>, space: &VolumeSpace, block: 
     Some(found.expect("it can be read").content[0])
 }
 
-/// Crash 1 leaves a record of a segment whose first pages did not reach the device, so recovery does not
-/// see it. The segment is used again; crash 2 leaves less of it, and the old record is still behind.
+/// Crash 1 leaves a record of a segment whose first pages did not reach the device, so recovery
+/// does not see it. The segment is used again; crash 2 leaves less of it, and the old record is
+/// still behind.
 #[test]
 fn a_record_that_recovery_did_not_see_never_counts() {
     for world in World::both(BYTES) {
         let store = open(&world);
         let space = volume(&world, &store);
         world.checkpoint(&store, false);
-        // Background work opens a segment first each time, so that clients come to the same one again.
+        // Background work opens a segment first each time, so that clients come to the same one
+        // again.
         append_as(Class::Background, &store, &space, 50, (1, true, None));
         world.commit(&store);
         let before = world.disk.content();
@@ -71,7 +73,8 @@ fn a_record_that_recovery_did_not_see_never_counts() {
         world.commit(&store);
         append(&store, &space, 1000, 4, true, None);
         world.commit(&store);
-        // Crash 2: the beginning of the segment is torn again, so that its generation has to be searched for.
+        // Crash 2: the beginning of the segment is torn again, so that its generation has to be
+        // searched for.
         let first = headers(&world.disk.content())
             .into_iter()
             .find(|(_, it)| it.segment == segment && it.generation > stale.generation)
@@ -175,8 +178,8 @@ fn superblock(world: &World) -> Superblock {
     Superblock::choose(&content[..PAGE], &content[64 << 10..][..PAGE]).expect("a superblock")
 }
 
-/// A record is lost that later ones prove: every volume that it may have been about is damaged, until that
-/// is acknowledged for this very volume.
+/// A record is lost that later ones prove: every volume that it may have been about is damaged,
+/// until that is acknowledged for this very volume.
 #[test]
 fn damage_is_durable_and_a_matter_of_each_volume() {
     let world = World::new(BYTES);
@@ -253,7 +256,7 @@ fn a_read_that_fails_once_costs_nothing() {
     }
 }
 
-/// Where the checkpoint that counts lies, with its parity.
+/// Location of the current checkpoint, with its parity.
 fn checkpoint_pages(world: &World) -> std::ops::Range<usize> {
     let superblock = superblock(world);
     let reference = superblock.checkpoint.expect("there is one");
@@ -261,7 +264,7 @@ fn checkpoint_pages(world: &World) -> std::ops::Range<usize> {
     start..start + superblock.geometry.checkpoint_area_bytes as usize / PAGE
 }
 
-/// More than one place of the checkpoint is damaged: what can be is found in the log again.
+/// The checkpoint is damaged in more than one place: all recoverable blocks are found in the log.
 #[test]
 fn a_checkpoint_beyond_repair_is_rebuilt_from_the_log() {
     let world = World::new(BYTES);
@@ -302,7 +305,7 @@ fn a_checkpoint_beyond_repair_is_rebuilt_from_the_log() {
     append(&store, &a, 0, 9, true, None);
     world.commit(&store);
     drop(store);
-    // After a crash numbers are left out: nobody can say whether they were records.
+    // After a crash numbers are skipped: recovery cannot tell whether they were records.
     drop(open(&world));
     for page in checkpoint_pages(&world) {
         world.disk.edit(page, |content| content.fill(0x5a));
@@ -340,7 +343,7 @@ fn volume_numbers_are_used_again() {
     assert_eq!(first_byte(&world, &store, &space, 0), None);
 }
 
-/// Whatever page of a superblock or volume table is lost at any moment, also between the writes of a
+/// Any page of a superblock or volume table is lost at any moment, also between the writes of a
 /// change: the cache opens, has every change that has ended, and can lose the next page.
 #[test]
 fn no_root_is_the_only_one_at_any_moment() {

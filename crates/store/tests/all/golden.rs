@@ -1,7 +1,7 @@
-//! Caches that earlier programs wrote still open with everything that they hold (invariant 26).
+//! Caches that earlier releases wrote still open with all of their content (invariant 26).
 //!
-//! `golden/cache-*.img.zst` are devices as revision 6b960e7 left them, after a crash and after an orderly
-//! stop. They are never made anew: what `world::image` makes today is another format.
+//! `golden/cache-*.img.zst` are devices as revision 6b960e7 left them, after a crash and after an
+//! orderly stop. They are never regenerated: `world::image` writes today's format.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ fn a_cache_of_an_earlier_format_opens_with_all_it_holds() {
     for end in [End::Crash, End::Clean] {
         let (_, _, model) = make(end);
         let world = World::on(&golden(end));
-        // Twice: what the first opening has written is opened as well.
+        // Twice: the second opening reads the result of the first.
         for again in [false, true] {
             let (store, report) = world.open(StoreOptions::default()).expect("it opens");
             assert_eq!(differences(&world, &store, &model), [], "{end:?} {report:?}");

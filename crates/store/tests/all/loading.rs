@@ -31,7 +31,7 @@ fn closed() -> (World, VolumeSpace) {
     closed_with(true)
 }
 
-/// As [`closed`], with or without blocks of which only some sectors are valid.
+/// Like [`closed`], with or without blocks of which only some sectors are valid.
 fn closed_with(partial: bool) -> (World, VolumeSpace) {
     let world = World::new(200 << 20);
     let store = open(&world, u64::MAX);
@@ -160,7 +160,7 @@ fn a_shard_is_loaded_as_a_whole_and_the_others_are_not() {
 }
 
 #[test]
-fn what_is_written_while_the_index_is_loaded_survives_a_crash() {
+fn writes_while_the_index_is_loaded_survive_a_crash() {
     let (world, space) = closed();
     let store = open(&world, 1);
     for block in [3, 4, 20_000] {
@@ -211,7 +211,7 @@ fn change(world: &World, store: &Rc<StoreLane>, space: &VolumeSpace, fill: u8) {
 }
 
 #[test]
-fn what_the_log_says_is_laid_over_each_shard() {
+fn changes_of_the_log_are_applied_to_each_shard() {
     let world = World::new(300 << 20);
     let store = open(&world, u64::MAX);
     let space = world.add_volume(&store, "v", Mode::Writeback, BLOCKS + 50, &[]);
@@ -261,9 +261,9 @@ fn records(world: &World) -> BTreeMap<u64, (usize, Vec<DataEntry>)> {
     pages.filter_map(record).collect()
 }
 
-/// A crash drops the headers of two records and a cell of the one between them. Recovery goes on without
-/// them, and the cache is used; the next one must not count them either, although later records prove all
-/// others durable.
+/// A crash drops the headers of two records and a cell of the one between them. Recovery goes on
+/// without them, and the cache is used; the next one must not count them either, although later
+/// records prove all others durable.
 #[test]
 fn a_second_recovery_decides_as_the_first_one_did() {
     let (world, space) = closed();
@@ -324,7 +324,7 @@ fn a_second_recovery_decides_as_the_first_one_did() {
     }
 }
 
-/// Its records would be taken for those of a new volume by the next recovery.
+/// The next recovery would take its records for those of a new volume.
 #[test]
 fn the_number_of_a_volume_in_the_log_rests_after_a_crash() {
     let (world, _) = closed();
@@ -443,7 +443,7 @@ fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
 
 /// Two chunks of masks, of which the second begins behind the last entry.
 #[test]
-fn masks_of_any_number_do_not_keep_an_index_from_being_loaded_later() {
+fn any_number_of_masks_allows_an_index_to_be_loaded_later() {
     let world = World::new(200 << 20);
     let store = open(&world, u64::MAX);
     let space = world.add_volume(&store, "v", Mode::Writeback, BLOCKS, &[]);
@@ -463,7 +463,7 @@ fn masks_of_any_number_do_not_keep_an_index_from_being_loaded_later() {
 
 /// A cache with more blocks than can be replayed at a time.
 #[test]
-fn an_index_is_rebuilt_in_parts_of_the_log_as_at_one_go() {
+fn an_index_rebuilt_in_parts_equals_one_rebuilt_at_once() {
     let world = World::new(300 << 20);
     let store = open(&world, u64::MAX);
     let space = world.add_volume(&store, "v", Mode::Writeback, BLOCKS + 50, &[]);

@@ -1,4 +1,4 @@
-//! What a cache is after it has been opened, and what opening it took.
+//! The state of a cache after it has been opened, and the reads that opening took.
 
 use std::rc::Rc;
 
@@ -44,7 +44,7 @@ fn closed(store: &Rc<StoreLane>) -> Vec<SegmentUse> {
 
 #[test]
 fn the_report_counts_what_was_read_and_replayed() {
-    // What the roots take is not counted, and is the same each time.
+    // The reads of the roots are not counted; they are the same each time.
     let mut roots = Vec::new();
     for end in [End::Crash, End::Clean] {
         let (_, content, model) = image::make(end);
@@ -285,10 +285,10 @@ fn a_last_header_that_cannot_be_read_may_have_been_a_record() {
     assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
 }
 
-/// The newest record is the first of its segment. Of that neither the opening nor the header can be read, so nothing shows that
-/// it was opened at all.
+/// The newest record is the first of its segment. Of that neither the opening nor the header can be
+/// read, so nothing shows that it was opened at all.
 #[test]
-fn a_segment_that_does_not_show_its_beginning_may_have_had_the_newest_record() {
+fn a_segment_without_its_beginning_may_have_had_the_last_record() {
     let world = World::new(BYTES);
     let store = open(&world);
     let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
@@ -309,10 +309,10 @@ fn a_segment_that_does_not_show_its_beginning_may_have_had_the_newest_record() {
     assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
 }
 
-/// The beginning of a segment says that it was opened since the checkpoint. Without it the records behind are
-/// looked for, and what they prove to have been durable is missed.
+/// The beginning of a segment shows that it was opened since the checkpoint. Without it, the
+/// records behind it are searched, and data that they prove durable is reported missing.
 #[test]
-fn a_segment_whose_beginning_is_lost_is_found_by_what_lies_behind() {
+fn a_segment_whose_beginning_is_lost_is_found_by_later_headers() {
     let world = World::new(BYTES);
     let store = open(&world);
     let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
@@ -330,7 +330,8 @@ fn a_segment_whose_beginning_is_lost_is_found_by_what_lies_behind() {
     assert_eq!(report.dirty, 2, "{report:?}");
 }
 
-/// The opening and the record behind it are written together, but a crash may have kept only the record.
+/// The opening and the record behind it are written together, but a crash may have kept only the
+/// record.
 #[test]
 fn a_segment_is_opened_again_if_only_its_first_record_says_so() {
     let world = World::new(BYTES);
@@ -394,8 +395,8 @@ fn a_rebuilt_cache_leaves_out_the_generations_that_nobody_saw() {
     assert_eq!(next, highest + 1 + u64::from(superblock.geometry.segment_count));
 }
 
-/// A change of the volume table has set a bit of the superblock, and one or two of the four pages of the
-/// roots are as they were before, or lost. Whatever table recovery finds, the superblock describes it.
+/// A change of the volume table has set a bit of the superblock, and one or two of the four pages
+/// of the roots are stale or lost. The superblock always describes the table that recovery finds.
 #[test]
 fn the_superblock_describes_the_table_that_recovery_found() {
     let world = World::new(BYTES);

@@ -1,4 +1,5 @@
-//! Volumes come, grow and go: their addresses in the index are used again, and there is room for large ones beside others.
+//! Volumes come, grow and go: their addresses in the index are used again, and there is room for
+//! large ones beside others.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -31,7 +32,8 @@ fn space_of(store: &Rc<StoreLane>, space: &VolumeSpace) -> VolumeSpace {
     store.store().space_of(space.id).expect("it is there")
 }
 
-/// The index has addresses for a few such volumes. At every moment one block of each of two neighbours stays, and after a crash too.
+/// The index has addresses for a few such volumes. At every moment one block of each of two
+/// neighbours stays, and after a crash too.
 #[test]
 fn addresses_of_deleted_volumes_are_used_again_without_end() {
     let world = World::new(BYTES);
@@ -160,7 +162,8 @@ fn the_index_gets_room_for_a_large_volume_beside_others() {
     assert_eq!(first_byte(&world, &store, &large, 3), Some(201));
 }
 
-/// A checkpoint that has entries of before and after would compare checks of the latter with bits that they do not have.
+/// A checkpoint that has entries of before and after would compare checks of the latter with bits
+/// that they do not have.
 #[test]
 fn a_checkpoint_is_made_before_or_after_the_index_gets_room() {
     let world = World::new(BYTES);

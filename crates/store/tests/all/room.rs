@@ -1,5 +1,5 @@
-//! Room: who finds none in the log takes none away from those who come later, and what is looked up
-//! ahead may be behind the end.
+//! Room: a writer that finds none in the log takes none away from later ones, and a look-ahead may
+//! pass the end.
 
 use forebay_core::{Mode, OriginBlock};
 use forebay_store::{Appended, Class, Condition, StoreOptions, Version};
@@ -66,9 +66,10 @@ fn hints_may_point_behind_the_last_block() {
     }
 }
 
-/// Reclaim goes by this when a part of the reserved segments is gone: what it says there is, there is.
+/// Reclaim relies on this number when a part of the reserved segments is used: it must never
+/// promise too much.
 #[test]
-fn background_work_knows_what_it_can_append_without_another_segment() {
+fn background_work_knows_its_room_without_another_segment() {
     let world = World::new(16 << 20);
     let (store, _) = world.open(StoreOptions::default()).expect("a cache");
     let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
@@ -95,8 +96,8 @@ fn background_work_knows_what_it_can_append_without_another_segment() {
     panic!("no other segment was opened");
 }
 
-/// Reclaim reads a block, and writeback makes it clean meanwhile: what is reinserted is clean too, here and
-/// after a crash. Nobody counts it as dirty any more.
+/// Reclaim reads a block, and writeback makes it clean meanwhile: the reinserted copy is clean too,
+/// here and after a crash, and is not counted as dirty.
 #[test]
 fn a_copy_of_a_version_that_has_become_clean_is_clean() {
     let world = World::new(16 << 20);

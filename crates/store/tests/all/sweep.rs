@@ -1,6 +1,7 @@
-//! Every page of a cache, damaged in every way: it opens, and no more is lost than what the page held.
+//! Damages every page of a cache in every way: the cache opens, and loses no more than the page's
+//! content.
 //!
-//! `FOREBAY_SWEEP=all` takes the pages that are blank as well. With `--nocapture` it tells the counts.
+//! `FOREBAY_SWEEP=all` includes blank pages. `--nocapture` prints the counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -41,7 +42,7 @@ impl Kind {
     }
 }
 
-/// What each page of an intact device holds.
+/// The content of each page of an intact device.
 struct Pages {
     /// Blocks by page: those in a cell, and those that a header or its marks are about.
     blocks: BTreeMap<usize, BTreeSet<(u16, u64)>>,
@@ -90,11 +91,11 @@ struct Counts {
     nothing_lost: u64,
     blocks_unreadable: u64,
     volumes_damaged: u64,
-    /// Nothing tells this from a crash in the middle of writing the page.
+    /// Damage that cannot be told from a crash in the middle of writing the page.
     like_a_torn_write: u64,
 }
 
-/// What is wrong and not told.
+/// Differences that were not reported.
 fn judge(
     world: &World,
     model: &Model,

@@ -44,7 +44,7 @@ impl Bench {
 }
 
 #[test]
-fn a_group_is_what_lies_between_two_cuts_and_keeps_the_newest_of_each_block() {
+fn a_group_keeps_the_newest_version_between_two_cuts() {
     let bench = Bench::new();
     assert_eq!(bench.add(1, 1), None);
     assert_eq!(bench.add(1, 3), Some(1), "the older one is not needed");
@@ -58,7 +58,7 @@ fn a_group_is_what_lies_between_two_cuts_and_keeps_the_newest_of_each_block() {
 }
 
 #[test]
-fn what_comes_late_finds_its_group() {
+fn late_versions_join_the_group_of_their_sequence() {
     let bench = Bench::new();
     let first = bench.cut(5);
     bench.add(1, 6);
@@ -74,7 +74,7 @@ fn what_comes_late_finds_its_group() {
 }
 
 #[test]
-fn cuts_that_nobody_was_told_of_are_no_boundaries() {
+fn unannounced_cuts_are_no_boundaries() {
     let bench = Bench::new();
     bench.add(1, 1);
     let first = bench.cut(1);
@@ -159,7 +159,7 @@ fn before_the_first_cut_there_are_no_groups() {
 }
 
 #[test]
-fn a_group_that_somebody_else_has_written_is_not_taken_for_the_next() {
+fn a_group_written_by_another_task_is_not_taken_for_the_next() {
     let bench = Bench::new();
     bench.add(1, 1);
     let first = bench.cut(1);

@@ -1,4 +1,4 @@
-//! A small cache with everything that a cache can hold, and what it holds.
+//! A small cache with every kind of content, and the list of its content.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ pub const BYTES: usize = 5 << 20;
 const BLOCKS: u64 = 1024;
 const VOLUMES: [&str; 3] = ["dirty", "ordered", "clean"];
 
-/// What the newest version of a block is.
+/// The newest version of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub fill: u8,
@@ -23,14 +23,14 @@ pub struct Expected {
     pub sectors: u32,
 }
 
-/// How the last user of the cache ended.
+/// The way in which the last user of the cache ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Crash,
     Clean,
 }
 
-/// Blocks by volume and number. What is not here must not be cached.
+/// Blocks by volume and number. Blocks that are absent here must not be cached.
 pub type Model = BTreeMap<(&'static str, u64), Expected>;
 
 struct Maker<'a> {
@@ -87,7 +87,8 @@ impl Maker<'_> {
     }
 }
 
-/// Makes the cache. Returns the device before the last steps, as it is at the end, and what it holds.
+/// Makes the cache. Returns the device before the last steps, the device at the end, and its
+/// content.
 pub fn make(end: End) -> (Vec<u8>, Vec<u8>, Model) {
     let world = World::new(BYTES);
     let (store, _) = world.open(StoreOptions::default()).expect("just formatted");
@@ -124,7 +125,7 @@ pub fn make(end: End) -> (Vec<u8>, Vec<u8>, Model) {
     it.write(dirty, 600..650, 9);
     it.write(clean, 600..620, 10);
     it.commit();
-    // What was durable before is proven to have been by records that come after it.
+    // Later records prove that everything before was durable.
     it.write(dirty, 700..702, 11);
     it.commit();
     if end == End::Clean {
@@ -144,7 +145,7 @@ pub struct Difference {
 pub const UNREADABLE: &str = "cannot be read";
 pub const CLEAN_MISSING: &str = "is missing and was clean";
 
-/// Compares a cache with what it should hold.
+/// Compares a cache with its expected content.
 pub fn differences(world: &World, store: &Rc<StoreLane>, model: &Model) -> Vec<Difference> {
     let mut found = Vec::new();
     for volume in store.store().volumes() {

@@ -1,4 +1,4 @@
-//! A cache on a faulty disk, and what it should hold.
+//! A cache on a faulty disk, and its expected content.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod image;
@@ -29,7 +29,7 @@ pub struct World {
     pub disk: Disk,
     /// Whether caches are opened before their indexes are loaded, where that is possible.
     pub loads_later: bool,
-    /// How many were.
+    /// Number of caches that were loaded later.
     pub loaded_later: Cell<u32>,
 }
 
@@ -167,7 +167,7 @@ impl World {
         })
     }
 
-    /// Has the numbers of volumes rest that came and went.
+    /// Lets the numbers of created and deleted volumes rest.
     pub fn rest_numbers(&self, store: &Rc<StoreLane>, numbers: std::ops::RangeInclusive<u16>) {
         let record = |id, store: &StoreLane| VolumeRecord {
             id: forebay_core::VolumeId(id),
@@ -224,7 +224,7 @@ impl World {
     }
 }
 
-/// A version of a block that replaces whatever is there.
+/// A version that replaces the current one of its block.
 pub fn version(
     space: &VolumeSpace,
     block: u64,
@@ -247,7 +247,7 @@ pub fn append(
     append_as(Class::Foreground, store, space, block, (fill, dirty, mask));
 }
 
-/// As [`append`], to the segment of that class.
+/// Like [`append`], to the segment of that class.
 pub fn append_as(
     class: Class,
     store: &Rc<StoreLane>,
