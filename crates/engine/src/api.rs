@@ -35,7 +35,7 @@ pub struct Request {
     pub data: Option<IoBuf>,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug)]
 pub struct Completion {
     /// The request's tag.
@@ -57,7 +57,7 @@ pub trait CompletionSink {
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// Nothing is stored there.
+    /// No data is stored there.
     pub hole: bool,
     /// Reads as zeroes.
     pub zero: bool,
@@ -70,7 +70,7 @@ pub struct StateExtent {
     pub len: u64,
     /// There is a copy in the cache or in RAM.
     pub cached: bool,
-    /// It is newer than the origin.
+    /// The data is newer than the origin's.
     pub dirty: bool,
 }
 
@@ -106,10 +106,10 @@ impl StateExtent {
     }
 }
 
-/// How soon a request that a front end has received will be submitted.
+/// Distance of a received request from its submission by the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
-    /// It is the next one.
+    /// The request is submitted next.
     Next,
     /// Other requests come before it.
     Later,
@@ -124,14 +124,14 @@ pub trait BlockService {
     /// Returns the preferred request size in bytes: the cache's block size.
     fn preferred_block(&self) -> u64;
 
-    /// Returns the sizes in which clients see the volume. Requests of whole 512-byte sectors are served whatever the
-    /// logical ones are.
+    /// Returns the sizes that clients see. Requests of whole 512-byte sectors are served whatever
+    /// the logical size.
     fn sectors(&self) -> Sectors {
         Sectors::SMALL
     }
 
-    /// Returns the smallest range around this one that can be written without reading what is beside
-    /// it.
+    /// Returns the smallest range around this one that can be written without reading what is
+    /// beside it.
     fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
         let block = self.preferred_block();
         range.start / block * block..range.end.next_multiple_of(block)
@@ -158,14 +158,15 @@ pub trait BlockService {
         TASK + if matches!(op, Op::Read | Op::Write) { len } else { 0 }
     }
 
-    /// Returns a number that changes when acknowledged writes may have been lost, as by a failed sync:
-    /// what was read or written before may differ from what the next read returns. A tier above
-    /// forgets its copies.
+    /// Returns a number that changes when acknowledged writes may have been lost, for instance by a
+    /// failed sync: the next read may differ from data read or written before. A tier above drops
+    /// its copies then.
     fn losses(&self) -> u64 {
         0
     }
 
-    /// Notes that a tier above has served a read of this range: what is used there is not cold here.
+    /// Notes that a tier above has served a read of this range, so that its blocks do not count as
+    /// cold here.
     fn used(&self, _offset: u64, _len: u64) {}
 
     /// Returns whether [`BlockService::offer`] may be of use at the moment.
@@ -173,11 +174,12 @@ pub trait BlockService {
         false
     }
 
-    /// Offers the data of a range that a tier above gives up although it was used there, so that this
-    /// tier may cache it without a read from below. Nothing comes of an offer that is inconvenient.
+    /// Offers the data of a range that a tier above gives up although it was used there, so that
+    /// this tier may cache it without a read from below. Nothing comes of an offer that is
+    /// inconvenient.
     ///
-    /// `is_current` is asked at most once. `true`: a read of the range would return this data, and no
-    /// write to it has begun.
+    /// `is_current` is asked at most once. `true`: a read of the range would return this data, and
+    /// no write to it has begun.
     fn offer(&self, _offset: u64, _data: &[u8], _is_current: &dyn Fn() -> bool) {}
 
     /// Starts a request. It completes exactly once through `sink`.
@@ -187,12 +189,13 @@ pub trait BlockService {
     /// least the first byte and at most the range.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent>;
 
-    /// Returns what is above the origin, without doing I/O and without changing anything: extents in
-    /// order that cover at least the first byte and at most the range. `None`: it is not known yet,
-    /// because the index is being loaded. Takes a short time, and covers less of a long range for that.
+    /// Returns what is above the origin, without doing I/O and without changing anything: extents
+    /// in order that cover at least the first byte and at most the range. `None`: it is not known
+    /// yet, because the index is being loaded. Takes a short time, and covers less of a long range
+    /// for that.
     ///
-    /// Acknowledged data is dirty until the origin has it. So [`BlockService::origin`] has the data of
-    /// a run that is not dirty, if it is asked after this.
+    /// Acknowledged data is dirty until the origin has it. So [`BlockService::origin`] has the data
+    /// of a run that is not dirty, if it is asked after this.
     fn states(&self, _offset: u64, len: u64) -> Option<Vec<StateExtent>> {
         Some(vec![StateExtent { len, cached: false, dirty: false }])
     }
@@ -218,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_tier_has_is_there_and_only_common_ranges_are_known() {
+    fn states_of_two_tiers_merge_where_both_are_known() {
         let extent = |len, cached, dirty| StateExtent { len, cached, dirty };
         let upper = [extent(4, true, true), extent(4, false, false), extent(8, true, false)];
         let lower = [extent(2, false, false), extent(8, true, false), extent(3, true, true)];

@@ -46,7 +46,7 @@ use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::volume::{Volume, VolumeState};
 
-/// How long a close waits for background work when a volume could not be stopped in order.
+/// Longest wait for background work on close when a volume could not be stopped in order.
 const CLOSING_ANYWAY: Duration = Duration::from_secs(1);
 
 /// Longer than a tick of any kernel's clock.
@@ -202,8 +202,9 @@ impl EngineLane {
         self.change(name, |_| settings, || Ok(())).await
     }
 
-    /// As [`EngineLane::set`], with the settings that `next` makes of the present ones: no other change of the cache's
-    /// volumes comes in between. `commit` is asked right before the settings are stored.
+    /// Like [`EngineLane::set`], with the settings that `next` makes of the present ones: no other
+    /// change of the cache's volumes comes in between. `commit` is asked right before the settings
+    /// are stored.
     ///
     /// # Errors
     /// As there, or it is cancelled.
@@ -314,9 +315,10 @@ impl EngineLane {
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
             result = result.and(ended);
             Notes(&view).note_the_end().await;
-            // Barrier for invariant 12: fingerprint and evidence are taken of durable data only, and
-            // after our own last write. Writeback may have written after the sync above. The evidence
-            // comes first, so that what is written while the content is read counts as foreign.
+            // Barrier for invariant 12: fingerprint and evidence are taken of durable data only,
+            // and after our own last write. Writeback may have written after the sync above. The
+            // evidence comes first, so that a write during the reading of the content counts as
+            // foreign.
             let look = async {
                 OriginIo(&view).sync_device(WakeReason::Other).await.ok()?;
                 let evidence = match &early {
@@ -435,8 +437,8 @@ impl EngineLane {
         // Pending marks first, so that the checkpoint covers everything.
         self.store.commit().await?;
         if planted::has(PlantedBug::CleanTooEarly) || !self.cache.store.is_loaded() {
-            // Before the whole index is loaded no checkpoint can be written: the next opening replays
-            // the log over the one that there is.
+            // Before the whole index is loaded no checkpoint can be written: the next opening
+            // replays the log over the one that there is.
             return Ok(());
         }
         self.store.checkpoint(true).await?;

@@ -1,11 +1,11 @@
-//! How the daemon manages front ends, whatever their protocol.
+//! The interface by which the daemon manages front ends of any protocol.
 //!
 //! A front end claims its addresses when it is created. It then serves on every lane, reports the
-//! URIs of a volume, disconnects the clients of a stopped volume, and drains when the daemon ends. One
-//! that makes devices of volumes publishes and withdraws them.
+//! URIs of a volume, disconnects the clients of a stopped volume, and drains when the daemon ends.
+//! A front end for kernel devices also publishes and withdraws volumes.
 //!
 //! When the daemon is replaced by another program, a front end hands its clients over instead: as
-//! descriptors, which the next program inherits, each with a label that says what it is.
+//! descriptors, which the next program inherits, each with a label that identifies it.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -30,12 +30,14 @@ pub trait FrontEnd: Send + Sync {
         None
     }
 
-    /// Returns the addresses at which every volume is found, as an operator writes them; none if each has its own.
+    /// Returns the addresses at which every volume is found, as an operator writes them; none if
+    /// each has its own.
     fn addresses(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns the URIs of a volume with this setting `nbd`, one for each address that its clients may use.
+    /// Returns the URIs of a volume with this setting `nbd`, one for each address that its clients
+    /// may use.
     fn describe(&self, _volume: &str, _nbd: NbdReach) -> Vec<String> {
         Vec::new()
     }
@@ -70,22 +72,26 @@ pub trait FrontEnd: Send + Sync {
         Ok(())
     }
 
-    /// Has a published volume take no more clients of those that its next settings exclude. [`FrontEnd::publish`] takes
-    /// this back, or completes it. Called off the lanes while they serve the volume.
+    /// Stops a published volume from accepting clients that its next settings exclude.
+    /// [`FrontEnd::publish`] reverts or completes this. Called off the lanes while they serve the
+    /// volume.
     ///
     /// # Errors
-    /// [`ExportErrorKind::InUse`]: it has such clients; nothing has changed then.
+    ///
+    /// [`ExportErrorKind::InUse`] if it has such clients; nothing has changed then.
     fn narrow(&self, _volume: &str, _next: &Settings) -> Result<(), ExportError> {
         Ok(())
     }
 
-    /// Returns whether the volume is published, or something that a former daemon has left waits for it.
+    /// Returns whether the volume is published, or something that a former daemon has left waits
+    /// for it.
     fn holds(&self, volume: &str) -> bool {
         self.device(volume).is_some()
     }
 
-    /// Ends what [`FrontEnd::publish`] began; no effect on a volume that is not exported. Called off
-    /// the lanes while they serve the volume. With `force` clients that still use it get errors.
+    /// Ends what [`FrontEnd::publish`] began; no effect on a volume that is not exported. Called
+    /// off the lanes while they serve the volume. With `force` clients that still use it get
+    /// errors.
     ///
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
@@ -93,9 +99,9 @@ pub trait FrontEnd: Send + Sync {
         Ok(())
     }
 
-    /// Ends what [`FrontEnd::publish`] began, because the daemon ends: as [`FrontEnd::withdraw`] with force,
-    /// unless the next daemon can go on with it, unnoticed by clients. Called off the lanes while they
-    /// serve the volume.
+    /// Ends what [`FrontEnd::publish`] began, because the daemon ends: as [`FrontEnd::withdraw`]
+    /// with force, unless the next daemon can go on with it, unnoticed by clients. Called off the
+    /// lanes while they serve the volume.
     ///
     /// # Errors
     /// Something is left behind that the next daemon does not go on with.
@@ -103,8 +109,8 @@ pub trait FrontEnd: Send + Sync {
         self.withdraw(volume, true)
     }
 
-    /// Checks whether users of a volume notice no more than a pause when the next program of this process goes
-    /// on with it. Called off the lanes.
+    /// Checks whether users of a volume notice no more than a pause when the next program of this
+    /// process goes on with it. Called off the lanes.
     ///
     /// # Errors
     /// They would get errors, or the next program could not go on.
@@ -112,8 +118,8 @@ pub trait FrontEnd: Send + Sync {
         Ok(())
     }
 
-    /// Returns the clients that have a volume open by connections of their own; the users of its block device are not among
-    /// them. Called off the lanes, and waits for nothing.
+    /// Returns the clients that have a volume open by connections of their own; the users of its
+    /// block device are not among them. Called off the lanes, and waits for nothing.
     fn clients(&self, _volume: &str) -> Vec<Client> {
         Vec::new()
     }
@@ -123,29 +129,30 @@ pub trait FrontEnd: Send + Sync {
         None
     }
 
-    /// Returns the volumes whose devices were ended by another program than this one, so that their numbers lead to
-    /// something else or nothing; links to them are removed. [`FrontEnd::publish`] gives them new ones. Called off
-    /// the lanes, and waits for nothing.
+    /// Returns the volumes whose devices were ended by another program than this one, so that their
+    /// numbers lead to something else or nothing; links to them are removed. [`FrontEnd::publish`]
+    /// gives them new ones. Called off the lanes, and waits for nothing.
     fn lost(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Makes paths of unix sockets again that something else has removed. Called off the lanes, every second.
+    /// Makes paths of unix sockets again that something else has removed. Called off the lanes,
+    /// every second.
     fn restore_paths(&self) {}
 
     /// Releases the addresses so that another process can claim them. Called after all lanes have
     /// drained.
     fn release(&self);
 
-    /// Returns the volume of which something that this front end hands over is a client or an export; `None`: it
-    /// belongs to no volume.
+    /// Returns the volume of which something that this front end hands over is a client or an
+    /// export; `None`: it belongs to no volume.
     fn user_of<'a>(&self, _item: &'a HandedOver) -> Option<&'a str> {
         None
     }
 
     /// Returns what the next program needs to keep the addresses, beside what the lanes have handed
-    /// over. It stays this one's until the next program is executed: [`FrontEnd::release`] still releases it. Called
-    /// after all lanes have handed over.
+    /// over. It stays this one's until the next program is executed: [`FrontEnd::release`] still
+    /// releases it. Called after all lanes have handed over.
     fn hand_over(&self) -> Vec<HandedOver> {
         self.release();
         Vec::new()
@@ -161,19 +168,21 @@ pub trait LaneFrontEnd {
     /// answered and its clients have disconnected; the time is bounded.
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>>;
 
-    /// Stops serving on this lane, and returns the clients, connected, for the next program. Ends when
-    /// this lane's requests in flight have been answered; the time is bounded. Clients that cannot be
-    /// handed over are disconnected.
+    /// Stops serving on this lane, and returns the clients, connected, for the next program. Ends
+    /// when this lane's requests in flight have been answered; the time is bounded. Clients that
+    /// cannot be handed over are disconnected.
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>>;
 }
 
-/// Part of what a front end hands over to the next program.
+/// Part of the state that a front end hands over to the next program.
 #[derive(Debug, Default)]
 pub struct HandedOver {
-    /// Says what it is: words with a meaning for the front end alone. Another version may read them.
+    /// Says what it is: words with a meaning for the front end alone. Another version may read
+    /// them.
     pub label: Vec<String>,
-    /// Tells the volume of [`FrontEnd::user_of`] from others of its name. The next program goes on for that volume only.
-    /// The daemon sets it, unless the front end has inherited the part itself.
+    /// Tells the volume of [`FrontEnd::user_of`] from others of its name. The next program goes on
+    /// for that volume only. The daemon sets it, unless the front end has inherited the part
+    /// itself.
     pub identity: Option<String>,
     /// A descriptor that stays open.
     pub descriptor: Option<OwnedFd>,
@@ -189,8 +198,8 @@ impl HandedOver {
     }
 }
 
-/// Keeps descriptors open beyond the end of this process, whichever way it ends, for the next daemon: the
-/// service manager.
+/// Keeps descriptors open beyond the end of this process, whichever way it ends, for the next
+/// daemon: the service manager.
 pub trait DescriptorStore: Send + Sync {
     /// Keeps a descriptor open, labelled as for [`HandedOver`]. Returns whether it does.
     fn keep(&self, label: &[&str], descriptor: BorrowedFd<'_>) -> bool;
@@ -202,14 +211,14 @@ pub trait DescriptorStore: Send + Sync {
 /// A client that has a volume open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// It has connected by a unix socket.
+    /// The client has connected by a unix socket.
     Local {
-        /// Its process; `None`: that cannot be seen from here.
+        /// The client's process; `None` if it cannot be seen from here.
         pid: Option<NonZeroU32>,
     },
-    /// It has connected by TCP.
+    /// The client has connected by TCP.
     Remote {
-        /// From where; `None`: the connection has just ended.
+        /// The client's address; `None` if the connection has just ended.
         address: Option<SocketAddr>,
     },
 }
@@ -217,7 +226,7 @@ pub enum Client {
 /// A block device of the kernel that exports a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedDevice {
-    /// Its path.
+    /// Path of the device.
     pub path: PathBuf,
     /// A link to it that has the volume's name.
     pub link: Option<PathBuf>,
@@ -226,7 +235,7 @@ pub struct ExportedDevice {
 /// The kind of an [`ExportError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportErrorKind {
-    /// Clients or others use the export; the message ends with who they are. Force cuts them off.
+    /// The export has clients or other users, which the message names. Force disconnects them.
     InUse,
     /// Another daemon has what the front end needs.
     Taken,

@@ -1,4 +1,4 @@
-//! One volume as seen from one lane. Access only: no logic.
+//! One volume on one lane. Access only: no logic.
 
 pub(crate) mod engine;
 

@@ -10,9 +10,9 @@
 //! - `io`: the steps that requests and background work share: cached copies, the origin, admission,
 //!   commits
 //! - `lane`: a volume and a cache as seen from one lane
-//! - `state`: what lanes share: the cache, its volumes and their parts
-//! - `plan` (pure): what to do with a block; the only branches on the mode
-//! - `tags`: what a front end knows of its requests in flight
+//! - `state`: shared by lanes: the cache, its volumes and their parts
+//! - `plan` (pure): chooses the step for a block; the only branches on the mode
+//! - `tags`: tags by which a front end finds its requests in flight
 //! - [`api`], `front_end`, [`settings`], [`stats`], `error`: the interface to other crates
 #![forbid(unsafe_code)]
 

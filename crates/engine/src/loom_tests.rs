@@ -1,5 +1,6 @@
-//! Range locks and counts of dirty blocks under loom, in every order that the memory model allows. The cell stands for the
-//! bytes; loom fails if two accesses to it overlap or a waiter is never woken.
+//! Range locks and counts of dirty blocks under loom, in every order that the memory model allows.
+//! The cell stands for the bytes; loom fails if two accesses to it overlap or a waiter is never
+//! woken.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What to do with a block, given the mode, the block's state and a reason to bypass: the only
-//! place with branches on the mode.
+//! The step for a block, from the mode, the block's state and a reason to bypass: the only place
+//! with branches on the mode.
 //!
 //! Pure. Tested over the whole matrix of modes, states and bypass reasons.
 
@@ -26,7 +26,7 @@ impl BlockState {
     }
 }
 
-/// Where a read's data comes from.
+/// Source of a read's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadStep {
     /// The cached copy, as far as it is valid; the rest from the origin.
@@ -35,7 +35,7 @@ pub(crate) enum ReadStep {
     Origin { fill: bool },
 }
 
-/// Where a write's data goes.
+/// Destination of a write's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteStep {
     /// To the log; it reaches the origin later.
@@ -81,7 +81,7 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, bypass: Option<BypassRea
             Some(BypassReason::Sequential | BypassReason::Unavailable | BypassReason::NoRoom),
         ) => WriteStep::Around,
         (_, BlockState::Absent, Some(BypassReason::Frozen)) => WriteStep::Around,
-        // These modes write to the log, whatever congestion and admission say.
+        // These modes write to the log regardless of congestion and admission.
         (Mode::Writeback | Mode::Writeonly, _, _) => WriteStep::Cache,
         // A cached copy must be kept up to date; an absent block need not enter.
         (Mode::Writethrough, BlockState::Absent, Some(_)) => WriteStep::Around,
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn clean_blocks_are_left_alone_by_passthrough_and_a_device_that_is_no_help_only() {
+    fn clean_blocks_are_read_unless_passthrough_congested_or_failed() {
         for (mode, state, bypass) in matrix() {
             if state == BlockState::Clean {
                 let no_help = [BypassReason::Congested, BypassReason::Unavailable];
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn admission_is_asked_about_writes_that_it_can_keep_out_and_no_others() {
+    fn only_writes_that_admission_can_refuse_ask_it() {
         for mode in Mode::ALL {
             let refused = write_step(*mode, BlockState::Absent, Some(BypassReason::NotAdmitted));
             let admitted = write_step(*mode, BlockState::Absent, None);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_has_the_reason_of_whoever_would_have_to_change_for_a_hit() {
+    fn the_reason_of_a_miss_names_the_change_that_makes_it_a_hit() {
         use MissReason::{Congested, Frozen, Mode as ByMode, Partial, Sequential, Unavailable};
         for (mode, state, bypass) in matrix() {
             let expected = match (state, mode, bypass) {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_must_be_on_the_origin_is_acknowledged_by_the_origin() {
+    fn writethrough_writes_are_acknowledged_by_the_origin() {
         for (mode, state, bypass) in matrix() {
             if mode == Mode::Writethrough {
                 assert_ne!(write_step(mode, state, bypass), WriteStep::Cache);

@@ -32,10 +32,11 @@ use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 pub(crate) mod limited;
 mod observe;
 
-/// How often a request that waits for a cache device that hangs checks whether its volume stops.
+/// Interval at which a request that waits for a hung cache device checks whether its volume stops.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
-/// Most blocks, and vacant regions, that are looked up for one answer about their states: some dozens of microseconds.
+/// Maximum number of blocks and vacant regions that are looked up for one answer about their
+/// states: some dozens of microseconds.
 const STATES_LOOKED_UP: u64 = 512;
 
 /// A request that was submitted.
@@ -155,7 +156,8 @@ impl Dispatch<'_> {
         let now = self.0.now();
         stats.foreground(now);
         let kind = match request.op {
-            // An answer to a question, not a failure: the client, or the front end, writes zeroes instead, and that counts.
+            // An answer to a question, not a failure: the client, or the front end, writes zeroes
+            // instead, and that counts.
             _ if result == Err(IoError::NotSupported) => return,
             Op::Read | Op::Prefetch => Kind::Read,
             Op::Flush => Kind::Flush,
@@ -189,9 +191,9 @@ impl Dispatch<'_> {
         }
     }
 
-    /// Returns the blocks that a request may look up, from the first up to but excluding the last. If
-    /// blocks do not begin where logical blocks of the origin do, they include neighbours: these are
-    /// read along.
+    /// Returns the blocks that a request may look up, from the first up to but excluding the last.
+    /// If blocks do not begin where logical blocks of the origin do, they include neighbours: these
+    /// are read along.
     fn touched(self, offset: u64, len: u64) -> (OriginBlock, OriginBlock) {
         let volume = &self.0.volume;
         let (logical, block) = (volume.origin.logical_block(), volume.block.bytes());

@@ -110,14 +110,17 @@ pub(crate) struct LaneStats {
     pub(crate) written_blocks: AtomicU64,
 }
 
-/// One in this many requests answered at once has its latency measured; the sample is recorded with
-/// this weight. Without the weight, requests that had to wait would dominate the histogram.
+/// One in this many requests that are answered at once has its latency measured; the sample is
+/// recorded with this weight. Without the weight, requests that had to wait would dominate the
+/// histogram.
 pub(crate) const QUICK_SAMPLE: u64 = 16;
 
-/// A request that is being answered at once, beside those in flight: there is one on a lane at most.
+/// A request that is being answered at once, beside those in flight: there is one on a lane at
+/// most.
 const AT_ONCE: u64 = 1 << 48;
 
-/// A request that is being answered at once, until this is dropped: also if it panics, because drains wait for its end.
+/// A request that is being answered at once, until this is dropped: also if it panics, because
+/// drains wait for its end.
 pub(crate) struct Answering<'a> {
     in_flight: &'a AtomicU64,
     before: u64,
@@ -266,7 +269,8 @@ impl Stats {
         all.map(|count| count % AT_ONCE + count / AT_ONCE).sum()
     }
 
-    /// Returns whether a lane is answering a request at once. If not, whatever such a request did is seen.
+    /// Returns whether a lane is answering a request at once. If not, all effects of such a request
+    /// are visible.
     pub(crate) fn is_answering(&self, lane: usize) -> bool {
         self.lanes[lane].in_flight.load(Ordering::SeqCst) >= AT_ONCE
     }

@@ -1,7 +1,7 @@
 //! The tags of a front end's requests in flight.
 
-/// Values of requests in flight by tag. A tag is a place in a table and, in the upper bits, the number
-/// of times that it was used, so that stale tags are recognised.
+/// Values of requests in flight by tag. A tag is a place in a table and, in the upper bits, the
+/// number of times that it was used, so that stale tags are recognised.
 #[derive(Debug)]
 pub struct Tags<T> {
     places: Vec<(u32, Option<T>)>,

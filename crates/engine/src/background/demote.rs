@@ -28,12 +28,14 @@ pub(crate) struct ClockHand(u32);
 struct Queues {
     /// Blocks that are kept.
     kept: u64,
-    /// Those of them in the small queue.
+    /// Kept blocks in the small queue.
     small: u64,
-    /// Blocks that are demoted and dirty, at least: a segment does not count which of its dirty blocks are kept.
+    /// Blocks that are demoted and dirty, at least: a segment does not count which of its dirty
+    /// blocks are kept.
     ///
-    /// They cannot make room before they are written back, and reclaim would have to do that block by block, at the
-    /// price of a seek each. So they take the place of kept blocks, not that of blocks that can be evicted.
+    /// They cannot make room before they are written back, and reclaim would have to do that block
+    /// by block, at the price of a seek each. So they take the place of kept blocks, not that of
+    /// blocks that can be evicted.
     demoted_dirty: u64,
     /// The oldest segment of the small queue, behind its age.
     oldest: Option<(u64, SegmentId)>,
@@ -43,7 +45,8 @@ struct Queues {
 }
 
 impl Queues {
-    /// Looks at segments in the order of their numbers. Other tasks of the lane get their turn meanwhile.
+    /// Looks at segments in the order of their numbers. Other tasks of the lane get their turn
+    /// meanwhile.
     async fn of(closed: &[SegmentUse], hand: ClockHand) -> Self {
         let (mut this, mut done) = (Queues::default(), 0);
         for segment in closed {
@@ -97,13 +100,15 @@ impl EngineLane {
         let mut in_vain = 0;
         for _ in 0..segments.count() * 4 {
             if in_vain > closed.len() {
-                // A volume may have more kept blocks than were counted, so that some can be given up.
+                // A volume may have more kept blocks than were counted, so that some can be given
+                // up.
                 let shared = self.cache.volumes().iter().any(|volume| volume.share.is_set());
                 self.cache.shares_doubtful.store(shared, Ordering::Relaxed);
                 return;
             }
             let kept = self.kept_blocks().await;
-            // What is left may be in open segments, pinned or guarded: passing over it gains nothing.
+            // The remaining blocks may be in open segments, pinned or guarded: another pass would
+            // gain nothing.
             let doubtful = self.cache.shares_doubtful.load(Ordering::Relaxed);
             if kept <= most || queues.kept <= staying || doubtful {
                 return;
@@ -130,7 +135,8 @@ impl EngineLane {
         self.end_probation_of(segment, &mut blocks, rule);
     }
 
-    /// As [`EngineLane::end_probation`], with the segment's live blocks, which learn whether they are kept.
+    /// Like [`EngineLane::end_probation`], with the segment's live blocks, which learn whether they
+    /// are kept.
     pub(crate) fn end_probation_of(
         &self,
         segment: SegmentId,
@@ -141,8 +147,8 @@ impl EngineLane {
         self.cache.store.segments.end_probation(segment);
     }
 
-    /// Moves the clock of the main queue past a segment. Returns whether a rank has changed; `None`: there is no
-    /// segment.
+    /// Moves the clock of the main queue past a segment. Returns whether a rank has changed;
+    /// `None`: there is no segment.
     async fn advance_clock(self: &Rc<Self>, hand: &mut ClockHand, queues: &Queues) -> Option<bool> {
         let next = queues.next.or(queues.first)?;
         *hand = ClockHand(next.0 + 1);
@@ -150,8 +156,8 @@ impl EngineLane {
         Some(self.pass(&mut blocks, Rank::passed, false))
     }
 
-    /// Changes the ranks of blocks, and returns whether any has changed. `remember`: adds ghosts for
-    /// the blocks that this demotes.
+    /// Changes the ranks of blocks, and returns whether any has changed. `remember`: adds ghosts
+    /// for the blocks that this demotes.
     fn pass(
         &self,
         blocks: &mut BTreeMap<VolumeId, Vec<Live>>,

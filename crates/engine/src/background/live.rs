@@ -11,7 +11,7 @@ use forebay_store::{Entry, VolumeSpace};
 
 use crate::lane::engine::EngineLane;
 
-/// How many blocks prefetch hints are ahead of look-ups.
+/// Distance of prefetch hints ahead of look-ups, in blocks.
 const LOOKED_UP_AHEAD: usize = 4;
 
 /// Bytes to read at a time from a segment whose records have at most a quarter of that.
@@ -24,8 +24,8 @@ pub(crate) struct Live {
     pub(crate) dirty: bool,
     /// The replacement policy wants to keep it.
     pub(crate) kept: bool,
-    /// It is clean and pinned, or guarded by its volume's share: it can leave its segment only by being
-    /// reinserted.
+    /// Whether the block is clean and pinned, or guarded by its volume's share: it can leave its
+    /// segment only by being reinserted.
     pub(crate) stays: bool,
 }
 
@@ -45,7 +45,8 @@ impl EngineLane {
         self.live_by_index(segment).await
     }
 
-    /// Returns the headers of the records in a segment, in their order, without those that cannot be read.
+    /// Returns the headers of the records in a segment, in their order, without those that cannot
+    /// be read.
     pub(crate) async fn record_headers(&self, segment: SegmentId) -> Vec<RecordHeader> {
         let store = &self.cache.store;
         let granule = store.geometry().granule();
@@ -61,7 +62,8 @@ impl EngineLane {
         join_all(parts).await.into_iter().flatten().collect()
     }
 
-    /// Reads the headers of the records in a part of a segment, which begins with one, up to one that cannot be read.
+    /// Reads the headers of the records in a part of a segment, which begins with one, up to one
+    /// that cannot be read.
     async fn headers(&self, segment: SegmentId, part: Range<u64>) -> Vec<RecordHeader> {
         let store = &self.cache.store;
         let geometry = store.geometry();

@@ -9,7 +9,7 @@ use forebay_store::Entry;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
 
-/// How long volumes may take to start before loading in the background begins.
+/// Time for volumes to start before loading in the background begins.
 const VOLUMES_FIRST: Duration = Duration::from_millis(250);
 
 /// Runs until the index is loaded, or cannot be.

@@ -3,14 +3,16 @@
 //! `store::ordered`.
 //!
 //! The blocks of a group are written in address order, many at a time; then the origin is synced;
-//! then the next group may follow. The horizon, the durable record of what the origin has, must be
-//! made durable in between if the log still has a version that must not be written over the
+//! then the next group may follow. The horizon, the durable record of the origin's progress, must
+//! be made durable in between if the log still has a version that must not be written over the
 //! origin's present one; otherwise it is updated for several groups together.
 //!
-//! Blocks that the origin does not take stop the order: what was written later would make the origin a state that never
-//! was. The other blocks of their group are written, because a power cut between two flushes could have left them too.
+//! Blocks that the origin refuses stop the order: a later write would give the origin a state that
+//! never existed. The other blocks of their group are written, because a power cut between two
+//! flushes could have left them too.
 //!
-//! When a volume becomes ordered, the blocks that are dirty then are written first, in any order.
+//! When a volume becomes ordered, its dirty blocks are written first, in any order. Then the origin
+//! is at a flush, and stays at one.
 //! With that the origin is at a flush, and it stays at one from then on.
 
 mod group;
@@ -42,7 +44,7 @@ const MOST_UNSETTLED: u64 = 4096;
 /// The longest time that the horizon lags behind the origin.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// How long to wait when blocks are dirty but none can be written.
+/// Pause while blocks are dirty but none can be written.
 const NOTHING_TO_WRITE: Duration = Duration::from_millis(20);
 
 /// A drain under way: everything up to `cut`, which was taken at `started`.
@@ -67,7 +69,7 @@ struct Progress {
     why: WritebackReason,
 }
 
-/// How ordered writeback ended.
+/// The outcome of ordered writeback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The volume is no longer ordered, or leaves, or the cache stops.
@@ -79,7 +81,8 @@ pub(crate) enum Ending {
     NotEntered,
 }
 
-/// Runs until the volume is no longer ordered, cannot be put in order, or leaves, or the cache stops.
+/// Runs until the volume is no longer ordered, cannot be put in order, or leaves, or the cache
+/// stops.
 pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     let ordered = Ordered(volume.clone());
     let store = volume.cache.store.clone();
@@ -156,8 +159,8 @@ impl Ordered {
         Ok(cut)
     }
 
-    /// Groups the dirty blocks that are in no group: those that could not be read when theirs was written.
-    /// Nobody remembers them if the volume was stopped since.
+    /// Groups the dirty blocks that are in no group: blocks that could not be read when their group
+    /// was written. If the volume was stopped since, nothing in memory remembers them.
     async fn group_all(&self) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let mut dirty = Vec::new();
@@ -166,7 +169,8 @@ impl Ordered {
         self.group(&dirty).await
     }
 
-    /// Adds those of `blocks` that are dirty and in no group to the first group that the origin receives.
+    /// Adds those of `blocks` that are dirty and in no group to the first group that the origin
+    /// receives.
     async fn group(&self, blocks: &[OriginBlock]) -> Result<(), WritebackError> {
         let (store, volume) = (self.0.store.store(), &self.0.volume);
         let stray = |block: &OriginBlock| {
@@ -353,8 +357,8 @@ impl Ordered {
         progress.written += bytes;
         let mut unreadable = self.write_group(&front.versions, progress.why).await?;
         if !unreadable.is_empty() {
-            // Barrier for invariant 28: a device that cannot be read at the moment is not written past. Blocks
-            // that it still cannot read once it takes writes are given up alone.
+            // Barrier for invariant 28: a device that cannot be read at the moment is not written
+            // past. Blocks that it still cannot read once it takes writes are given up alone.
             self.0.store.change_volumes(|_, _| Ok(())).await.map_err(WritebackError::NotNoted)?;
             let is_left = |version: &&(OriginBlock, _)| unreadable.contains(&version.0);
             let left: Vec<_> = front.versions.iter().filter(is_left).cloned().collect();

@@ -1,4 +1,4 @@
-//! What plain and ordered writeback share: when to write, why, and how long to wait.
+//! Pacing shared by plain and ordered writeback: when to write, why, and how long to wait.
 
 use std::time::Duration;
 
@@ -74,14 +74,14 @@ pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u
     }
 }
 
-/// Waits before a retry, but only while the volume is attached, because a task that sleeps here keeps the
-/// origin open, and until the origin becomes writable, or a drain begins: an operator who has mended it does not wait
-/// for the pause.
+/// Waits before a retry, at most until the volume is detached (a task that sleeps here keeps the
+/// origin open), the origin becomes writable, or a drain begins: an operator who has repaired the
+/// origin does not wait for the pause.
 pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
     pause_unless(view, time, || false).await;
 }
 
-/// As [`pause_for`], and only until the volume's settings make it `over`.
+/// Like [`pause_for`], and only until the volume's settings make it `over`.
 pub(crate) async fn pause_unless(view: &LaneVolume, time: Duration, over: impl Fn() -> bool) {
     let (until, healed, drains) =
         (view.now() + time, view.volume.healed(), view.volume.drains.begun());

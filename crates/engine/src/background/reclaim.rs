@@ -42,7 +42,7 @@ const REINSERT_WAITING: u32 = 95;
 /// The cost of reinserting a block: a read of a SATA SSD, and a part of a large write.
 const REINSERTION_TIME: Duration = Duration::from_micros(35);
 
-/// How long a segment that could not be emptied is left alone.
+/// Time for which a segment that could not be emptied is left alone.
 const STUCK_FOR: Duration = Duration::from_secs(1);
 
 /// State kept from one segment to the next.
@@ -64,9 +64,9 @@ struct State {
 struct Leaving {
     id: VolumeId,
     takes_writes: bool,
-    /// How often its pinned blocks have changed.
+    /// Number of changes of the volume's pins.
     pins: u64,
-    /// How much of a segment its share leaves unguarded, in parts of `PINNED_WHOLE`.
+    /// Part of a segment that the volume's share leaves unguarded, in units of `PINNED_WHOLE`.
     spare: u64,
 }
 
@@ -92,7 +92,7 @@ impl Leaving {
 /// A segment that could not be emptied.
 struct Stuck {
     since: Nanos,
-    /// The attempt before found it in the same state: what it has does not leave soon.
+    /// The previous attempt found the segment in the same state, so its blocks will not leave soon.
     again: bool,
 }
 
@@ -117,10 +117,10 @@ impl State {
     }
 }
 
-/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block costs 8, as it has to
-/// be written again. A dirty block costs 1: it has to go to the origin some day, but rarely as cheaply
-/// as in a sweep. While clients wait for space (`waits`), clean blocks are given up and only dirty ones
-/// are in the way: a dirty block costs 8, a kept one 1.
+/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block costs 8, as it has
+/// to be written again. A dirty block costs 1: it has to go to the origin some day, but rarely as
+/// cheaply as in a sweep. While clients wait for space (`waits`), clean blocks are given up and
+/// only dirty ones are in the way: a dirty block costs 8, a kept one 1.
 ///
 /// More than `most` dirty blocks are not reinserted but written to the origin. That adds 4 for
 /// every live block: avoiding it is worth reinserting half a segment of other blocks.
@@ -204,9 +204,10 @@ impl EngineLane {
         }
     }
 
-    /// Returns whether there is no free space and will be none: held versions that no origin is about to take keep
-    /// the segments, or blocks that cannot leave, as unreadable, pinned and guarded ones, and the dirty ones of a
-    /// volume that is stopped. Other volumes cannot wait for them: that may be for good.
+    /// Returns whether there is no free space and will be none: held versions that no origin is
+    /// about to take keep the segments, or blocks that cannot leave, as unreadable, pinned and
+    /// guarded ones, and the dirty ones of a volume that is stopped. Other volumes cannot wait for
+    /// them: that may be for good.
     fn gets_no_room(&self, state: &State) -> bool {
         let (store, volumes) = (&self.cache.store, self.cache.volumes());
         let takes =
@@ -223,8 +224,9 @@ impl EngineLane {
             && !volumes.iter().any(gets_some)
     }
 
-    /// Stores the closed segments in `into`, as [`Segments::closed`](forebay_store::segments::Segments::closed) does. Other tasks of the lane get
-    /// their turn meanwhile.
+    /// Stores the closed segments in `into`, as
+    /// [`Segments::closed`](forebay_store::segments::Segments::closed) does. Other tasks of the
+    /// lane get their turn meanwhile.
     pub(crate) async fn closed_segments(&self, into: &mut Vec<SegmentUse>) {
         let segments = &self.cache.store.segments;
         into.clear();
@@ -236,7 +238,8 @@ impl EngineLane {
         }
     }
 
-    /// Returns how many of the blocks in all segments are kept. Other tasks of the lane get their turn meanwhile.
+    /// Returns how many of the blocks in all segments are kept. Other tasks of the lane get their
+    /// turn meanwhile.
     pub(crate) async fn kept_blocks(&self) -> u64 {
         let segments = &self.cache.store.segments;
         let mut kept = 0;
@@ -320,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_that_is_stuck_in_the_same_state_again_gives_no_room() {
+    fn a_segment_stuck_twice_in_the_same_state_gives_no_room() {
         let mut state = State::default();
         let stuck = |state: &mut State, opened, dirty| {
             let live = Live { blocks: 2, dirty, kept: 1 };
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_segments_are_looked_at_again_when_more_blocks_are_spare() {
+    fn packed_segments_are_tried_again_when_more_blocks_are_spare() {
         let mut state = State::default();
         let id = SegmentId(3);
         let segment =

@@ -1,10 +1,11 @@
-//! Counts the blocks of volumes that have a share of the cache, and evicts those of a volume that has more than its
-//! largest share.
+//! Counts the blocks of volumes that have a share of the cache, and evicts those of a volume that
+//! has more than its largest share.
 //!
-//! Where the log has free space, nothing is reclaimed, so reclaim cannot enforce the largest share. Blocks are taken
-//! out of the index instead, and their space is reclaimed like that of overwritten ones. The hand of a clock goes round
-//! the shards of the index: a block that the replacement policy keeps is lowered in rank, any other one is
-//! evicted. The smallest share is guarded by [`demote`](super::demote) and [`reclaim`](super::reclaim).
+//! Where the log has free space, nothing is reclaimed, so reclaim cannot enforce the largest share.
+//! Blocks are taken out of the index instead, and their space is reclaimed like that of overwritten
+//! ones. The hand of a clock goes round the shards of the index: a block that the replacement
+//! policy keeps is lowered in rank, any other one is evicted. The smallest share is guarded by
+//! [`demote`](super::demote) and [`reclaim`](super::reclaim).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,16 +26,18 @@ use crate::state::cache::BackgroundEnding;
 use crate::state::replacement::{How, Replacement};
 use crate::state::volume::{Volume, VolumeState};
 
-/// How often to check whether a count is due.
+/// Interval of checks whether a count is due.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Blocks are counted again when volumes with a share have appended one in this many of the blocks that the cache holds.
+/// Blocks are counted again when volumes with a share have appended one in this many of the blocks
+/// that the cache holds.
 const PART: u64 = 128;
 
 /// Blocks that have become clean are worth another visit of the index if they are one in this many.
 const LEAST: u64 = 1024;
 
-/// The most rounds of the hand for one volume: a block that was used often is lowered in four of them.
+/// The most rounds of the hand for one volume: a block that was used often is lowered in four of
+/// them.
 const ROUNDS: u32 = 6;
 
 /// Evicted blocks whose marks wait in RAM for their record.
@@ -43,7 +46,7 @@ const MARKS: usize = 1 << 16;
 /// Blocks that are looked at before other tasks of the lane get their turn.
 const STEP: usize = 1024;
 
-/// What the last count depends on: volumes, shares in percent, and changes of pins.
+/// Inputs of the last count: volumes, shares in percent, and changes of pins.
 type Basis = Vec<(VolumeId, (u8, u8), u64)>;
 
 /// Runs until the cache stops.
@@ -55,8 +58,8 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     let mut basis = Basis::new();
     let mut counted_at = 0;
     let mut hand = 0;
-    // Volumes that kept their excess, with their dirty blocks then: until fewer are dirty, or blocks are
-    // counted again, another visit of the index would find nothing.
+    // Volumes that kept their excess, with their dirty blocks then: until fewer are dirty, or
+    // blocks are counted again, another visit of the index would find nothing.
     let mut vain = BTreeMap::new();
     while !cache.is_stopping() {
         let changed = cache.background_changed.listen();
@@ -119,7 +122,8 @@ impl EngineLane {
         }
     }
 
-    /// Evicts blocks of a volume until it has no more than its largest share, or only blocks that cannot leave.
+    /// Evicts blocks of a volume until it has no more than its largest share, or only blocks that
+    /// cannot leave.
     async fn trim(self: &Rc<Self>, view: &LaneVolume, hand: &mut u32) {
         let store = &self.cache.store;
         let (_, replacement) = self.cache.replacement();
@@ -149,7 +153,8 @@ impl EngineLane {
                 found.clear();
                 if marks >= MARKS {
                     marks = 0;
-                    // Without its mark an evicted block may come back after a crash, which does no harm.
+                    // Without its mark an evicted block may come back after a crash, which does no
+                    // harm.
                     let _ = self.store.sync_marks().await;
                 }
                 yield_now().await;

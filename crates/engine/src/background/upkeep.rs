@@ -16,7 +16,7 @@ use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
 
-/// How often to check whether a checkpoint is due.
+/// Interval of checks whether a checkpoint is due.
 const CHECKPOINT_ASKED: Duration = Duration::from_secs(1);
 
 /// Commits periodically until the cache stops: acknowledged writes are on their way to the device

@@ -1,6 +1,6 @@
 //! Checks periodically whether the cache device answers. Each lane checks its own requests; the
-//! lane that opened the cache also keeps the notes about its volumes up to date and has bad and refused
-//! blocks tried again. For origins see `state::origin`.
+//! lane that opened the cache also keeps the notes about its volumes up to date and has bad and
+//! refused blocks tried again. For origins see `state::origin`.
 
 use std::rc::Weak;
 use std::time::Duration;
@@ -22,7 +22,8 @@ const TRY_BAD_AFTER: Duration = Duration::from_secs(60);
 /// Bytes that a probe reads.
 const PROBE_BYTES: usize = 4096;
 
-/// Runs until the lane leaves the cache, or the cache stops. `first`: the lane that opened the cache.
+/// Runs until the lane leaves the cache, or the cache stops. `first`: the lane that opened the
+/// cache.
 pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
     let mut tried = Nanos(0);
     loop {

@@ -25,20 +25,20 @@ use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
 use sweep::{Next, Sweep};
 
-/// How long after a panic writeback starts again.
+/// Pause before writeback restarts after a panic.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// How many writes are still started after one has failed, and for how long. So a bad place on the
-/// origin delays other blocks less, and a dead origin is not retried for long.
+/// Number of writes that are still started after one has failed, and time limit for them: a bad
+/// place on the origin delays other blocks less, and a dead origin is not retried for long.
 const GO_ON_FOR: u32 = 256;
 const GO_ON_UNTIL: Duration = Duration::from_secs(1);
 
-/// The longest pause after a failure while a drain waits: it gives up after a few seconds without progress, and one
-/// failure after many must not look like that.
+/// The longest pause after a failure while a drain waits: it gives up after a few seconds without
+/// progress, and one failure after many must not look like that.
 const DRAIN_RETRY: Duration = Duration::from_millis(500);
 
-/// How long writes through the cache may wait for their origin sync. A sync empties the disk's
-/// queue, so it should be rare; blocks not yet synced are written again after a crash.
+/// Longest time for which writes through the cache wait for their origin sync. A sync empties the
+/// disk's queue, so it should be rare; blocks not yet synced are written again after a crash.
 const THROUGH_SYNC: Duration = Duration::from_secs(1);
 
 /// The writeback of one volume.
@@ -122,7 +122,8 @@ impl Writeback {
         let view = self.view.clone();
         let volume = &view.volume;
         if volume.is_read_only() {
-            // What is dirty was written before, and stays until the volume may write.
+            // The dirty blocks were written before the volume became read-only, and stay until it
+            // may write.
             let wanted = volume.writeback_wanted.listen();
             either(wanted, view.lane().sleep(LONGEST_WAIT)).await;
             return;
@@ -195,8 +196,8 @@ impl Writeback {
 
     fn state(&self, now: Nanos, draining: bool, asked: bool, settings: &Settings) -> DirtyState {
         let volume = &self.view.volume;
-        // A drain ends with sweeps that have passed everything, should writes through the cache never
-        // end: so it counts and passes their blocks as well.
+        // A drain ends with sweeps that have passed everything, should writes through the cache
+        // never end: so it counts and passes their blocks as well.
         let through = if asked { 0 } else { volume.through.count() };
         let pending = through + self.flow.unmarked();
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);

@@ -32,7 +32,8 @@ use crate::state::volume::Volume;
 /// Ranges of a note that are taken before other tasks of the lane get their turn.
 const RANGES_AT_ONCE: usize = 4096;
 
-/// Returns the identity of an origin that was recognised by it, with the parts that are not known now.
+/// Returns the identity of an origin that was recognised by it, with the parts that are not known
+/// now.
 fn completed(now: Option<Identity>, record: &VolumeRecord) -> Option<Identity> {
     match (now, record.identity.clone()) {
         (Some(now), Some(before)) => Some(now.completed_by(&before)),
@@ -49,7 +50,7 @@ enum Distrust {
 }
 
 impl EngineLane {
-    /// As [`EngineLane::attach_verified`], without a comparison of all blocks.
+    /// Like [`EngineLane::attach_verified`], without a comparison of all blocks.
     ///
     /// # Errors
     /// As there.
@@ -62,7 +63,8 @@ impl EngineLane {
         self.attach_verified(name, origin, force, None).await
     }
 
-    /// As [`EngineLane::attach_with`], with the sectors that the volume's settings on the cache device choose.
+    /// Like [`EngineLane::attach_with`], with the sectors that the volume's settings on the cache
+    /// device choose.
     ///
     /// # Errors
     /// As there.
@@ -78,25 +80,25 @@ impl EngineLane {
     }
 
     /// Starts a known volume with its origin. If the origin has grown, the volume takes the new
-    /// size, provided that the store was opened with space for it. With `on_verify` every clean block is
-    /// compared with the origin first, and only those that differ are dropped, whatever else tells of
-    /// the origin.
+    /// size, provided that the store was opened with space for it. With `on_verify` every clean
+    /// block is compared with the origin first, and only blocks that differ are dropped, regardless
+    /// of other evidence about the origin.
     ///
     /// # Errors
-    /// - The origin is another device, or was changed since the volume left it. `force` goes on: it
-    ///   keeps dirty data and drops clean data. Without dirty data, an origin that was written
+    /// - The origin is another device, or was changed since the volume left it. `force` accepts
+    ///   it, keeps dirty data and drops clean data. Without dirty data, an origin that was written
     ///   elsewhere needs no force.
     /// - The volume may have lost data. `force` acknowledges that for this volume.
-    /// - The origin is smaller than the volume, or has other logical sectors than clients have seen, and
-    ///   `sector_size` does not choose them. `force` makes no difference.
-    /// - A note lists dirty blocks that the cache device no longer has. `force` goes on with the
+    /// - The origin is smaller than the volume, or has other logical sectors than clients have
+    ///   seen, and `sector_size` does not choose them. `force` makes no difference.
+    /// - A note lists dirty blocks that the cache device no longer has. `force` accepts the
     ///   origin's data.
     /// - A device cannot be read, or `on_verify` ends the comparison.
-    /// - The command was given up, as `commit` says, which is asked right before the volume table is written: nothing of
-    ///   the origin has been accepted.
+    /// - `commit`, which is called right before the volume table is written, returns that the
+    ///   command was abandoned: nothing of the origin has been accepted.
     ///
-    /// After the first three errors nothing has been written; after the others, clean blocks may have
-    /// been dropped.
+    /// After the first three errors nothing has been written; after the others, clean blocks may
+    /// have been dropped.
     pub async fn attach_with(
         self: &Rc<Self>,
         name: &str,
@@ -133,13 +135,14 @@ impl EngineLane {
             self.drop_what_is_outlived(&record, note, force).await?;
             self.store.sync_marks().await?;
         }
-        // Barrier for invariant 12: another volume that was here before knows from now on that it is not the
-        // last one. What it may not serve any more of this one's is dropped durably above.
+        // Barrier for invariant 12: claim the origin for this volume's UUID. An earlier owner then
+        // sees a foreign UUID and distrusts its clean blocks. Our own invalidated blocks were
+        // dropped durably above.
         self.claim(&*origin, record.uuid).await?;
         let settled = self.sync_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
         let size = if grown { size } else { record.origin_bytes };
-        // Nobody has written to the origin since the samples were read, so the sync covers them.
+        // No write to the origin has happened since the samples were read, so the sync covers them.
         let samples = match (settled, grown) {
             (false, _) => None,
             (true, false) => Some(look.samples()),
@@ -149,8 +152,8 @@ impl EngineLane {
         // one recognised by identity keeps it.
         let anew = record.fingerprint.is_some() || !check.verdict.is_same();
         let identity = if anew { identity } else { completed(identity, &record) };
-        // Barrier for invariant 12: if the command was given up, the origin may have been exchanged since, and the
-        // consent of `force` does not cover the new one.
+        // Barrier for invariant 12: if the command was given up, the origin may have been exchanged
+        // since, and the consent of `force` does not cover the new one.
         commit()?;
         if note.is_some() {
             self.take_note_back(name).await?;
@@ -193,8 +196,9 @@ impl EngineLane {
         records.find(|record| record.name == name).ok_or_else(|| EngineError::no_volume(name))
     }
 
-    /// Finds out whether an origin is as its volume left it. Returns that, and the clean blocks that differ if
-    /// all were compared. `trusted`: the record's samples and the cached copies are up to date.
+    /// Finds out whether an origin is as its volume left it. Returns that, and the clean blocks
+    /// that differ if all were compared. `trusted`: the record's samples and the cached copies are
+    /// up to date.
     async fn check_origin(
         &self,
         record: &VolumeRecord,
@@ -216,8 +220,8 @@ impl EngineLane {
         };
         let differing = compared.differing.len() as u64;
         if verdict.is_same() && differing > 0 {
-            // A block is called clean only once the origin has it durably, and is forgotten durably before the
-            // origin changes below it: a crash alone leaves no difference.
+            // A block is called clean only once the origin has it durably, and is forgotten durably
+            // before the origin changes below it: a crash alone leaves no difference.
             let after_crash = record.fingerprint.is_none();
             verdict = Verdict::Changed(Sign::Blocks { after_crash });
         }
@@ -225,8 +229,8 @@ impl EngineLane {
         Ok((check, on_verify.map(|_| compared.differing)))
     }
 
-    /// Compares some clean blocks with the origin, unless their copies or the origin are not to be trusted
-    /// anyway, or it is known that nothing was written.
+    /// Compares some clean blocks with the origin, unless their copies or the origin are not to be
+    /// trusted anyway, or it is known that nothing was written.
     async fn compare_if_unclear(
         &self,
         record: &VolumeRecord,
@@ -242,8 +246,8 @@ impl EngineLane {
     }
 
     /// Drops the clean blocks of a volume whose origin is not as it was left, if `force` or the
-    /// verdict allows it; only `which` if that is known. Returns their number. Nothing else changes these blocks: the
-    /// volume is not attached.
+    /// verdict allows it; only `which` if that is known. Returns their number. Nothing else changes
+    /// these blocks: the volume is not attached.
     async fn drop_clean(
         self: &Rc<Self>,
         record: &VolumeRecord,
@@ -287,8 +291,8 @@ impl EngineLane {
         Ok(dropped)
     }
 
-    /// Returns why the cache device is not trusted, if that is so. A note that cannot be read may have said so: that needs
-    /// `force`.
+    /// Returns why the cache device is not trusted, if that is so. A note that cannot be read may
+    /// have said so: that needs `force`.
     fn distrust_of(&self, name: &str, force: bool) -> Result<Option<Distrust>, EngineError> {
         let Some(ledger) = self.cache.ledger() else { return Ok(None) };
         match ledger.distrusts(name, self.cache.store.uuid()) {
@@ -305,8 +309,8 @@ impl EngineLane {
     }
 
     /// Drops cached blocks after the device failed while the volume was in use, except blocks that
-    /// are dirty in both the index and the note, if that can be read. Noted blocks that are no longer dirty on the
-    /// device are lost; that needs `force`.
+    /// are dirty in both the index and the note, if that can be read. Noted blocks that are no
+    /// longer dirty on the device are lost; that needs `force`.
     async fn drop_what_is_outlived(
         self: &Rc<Self>,
         record: &VolumeRecord,
@@ -367,9 +371,10 @@ impl EngineLane {
             "the cache device failed when it was last in use: its outdated blocks are dropped"
         );
         if held {
-            // Barrier for invariants 1 and 28: writeback writes held versions whatever the index says, and the
-            // origin has newer data there. Before the blocks are forgotten, because without them nothing would
-            // show after a crash that the order is over. The volume is put in order again by itself.
+            // Barrier for invariants 1 and 28: writeback writes held versions regardless of the
+            // index, and the origin has newer data there. This precedes forgetting the blocks:
+            // without them nothing would show after a crash that the order has ended. The volume is
+            // put in order again automatically.
             self.store.leave_order(record.id).await?;
         }
         let forget = |block| _ = store.forget(&space, block, |_| true);
@@ -411,14 +416,16 @@ impl EngineLane {
         Ok((Some(SampledOrigin::take(origin, &queue, size).await.samples()), true))
     }
 
-    /// Has the origin know that a volume uses it, unless it does, or cannot be written.
+    /// Claims the origin for a volume, unless it is claimed already or cannot be written.
     ///
-    /// A claim that is given up may be recorded late. That is safe: only a client that may still write to the origin can
-    /// record it, and what the volume may not serve any more is dropped already. The device takes
-    /// such a claim back if it can; where it cannot, the volume that had the origin before takes it for written by another one.
+    /// A claim that is abandoned may be recorded late. That is safe: only a client that may still
+    /// write to the origin can record it, and blocks that the volume may no longer serve are
+    /// dropped already. The device withdraws such a claim if it can; otherwise the volume that had
+    /// the origin before takes it for one that was written by another volume.
     ///
     /// # Errors
-    /// It cannot be recorded, or takes too long.
+    ///
+    /// If the claim cannot be recorded, or takes too long.
     pub(crate) async fn claim(&self, origin: &dyn Device, volume: Uuid) -> Result<(), EngineError> {
         if origin.holder() == Some(volume) || origin.for_reading_only() {
             return Ok(());
@@ -465,7 +472,7 @@ impl EngineLane {
         if self.cache.ledger().is_none() {
             volume.intent.is_pointless();
         }
-        // What is loaded from now on is counted when it is loaded.
+        // Entries loaded from here on are counted when they are loaded.
         let loaded = store.while_none_is_loaded(|| {
             if !store.is_loaded() {
                 // Any region may have dirty blocks that are not loaded yet.
@@ -482,8 +489,8 @@ impl EngineLane {
             });
             yield_now().await;
         }
-        // Before the first client (invariant 36): the origin may have become write-protected since it was opened,
-        // and a volume does not know what the one before it knew.
+        // Before the first client (invariant 36): the origin may have become write-protected since
+        // it was opened, and a volume does not know what the one before it knew.
         volume.look_at_origin();
         self.cache.add_volume(volume.clone());
         let Some(view) = self.lane_volume(volume.id) else {

@@ -16,7 +16,7 @@ use forebay_store::{Entry, VolumeSpace};
 use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 
-/// Bytes of the origin that are read at once, and what lies in them compared.
+/// Bytes of the origin that are read at once, and whose blocks are then compared.
 const REGION: u64 = 64 << 10;
 /// The most blocks that are compared in a region.
 const BLOCKS: usize = 16;
@@ -24,11 +24,11 @@ const BLOCKS: usize = 16;
 const SEGMENTS: usize = 24;
 /// Reads of the origin in flight.
 const DEPTH: usize = 32;
-/// What every device can read.
+/// Alignment that every device can read.
 const ALIGN: u64 = 4096;
 
-/// Regions that are compared after an orderly stop: a disk reads them in order of their addresses, in
-/// about a second.
+/// Regions that are compared after an orderly stop: a disk reads them in order of their addresses,
+/// in about a second.
 pub(crate) const FEW: usize = 192;
 /// Regions that are compared after a crash, which leaves less evidence.
 pub(crate) const MORE: usize = 384;
@@ -38,16 +38,17 @@ pub(crate) const MORE: usize = 384;
 pub(crate) struct Compared {
     /// Blocks that were compared.
     pub(crate) blocks: u64,
-    /// Those that differ.
+    /// Blocks that differ.
     pub(crate) differing: Vec<OriginBlock>,
 }
 
 impl EngineLane {
-    /// Compares the clean blocks that entered the cache last, in at most `regions` parts of the origin.
-    /// What cannot be read shows nothing.
+    /// Compares the clean blocks that entered the cache last, in at most `regions` parts of the
+    /// origin. Unreadable blocks are skipped.
     ///
     /// # Errors
-    /// The index cannot be loaded.
+    ///
+    /// If the index cannot be loaded.
     pub(crate) async fn compare_recent(
         &self,
         record: &VolumeRecord,
@@ -83,8 +84,8 @@ impl EngineLane {
         Ok(compared)
     }
 
-    /// Returns the blocks of a volume whose versions are the newest in the log, with their slots, by
-    /// regions of the origin. Some of them may have left the index.
+    /// Returns the blocks of a volume whose versions are the newest in the log, with their slots,
+    /// by regions of the origin. Some of them may have left the index.
     async fn recent(
         &self,
         record: &VolumeRecord,
@@ -141,7 +142,8 @@ impl EngineLane {
         newest.into_iter().rev().map(|(_, segment)| segment).collect()
     }
 
-    /// Compares blocks of one region, which are in order. Returns their number, and those that differ.
+    /// Compares blocks of one region, which are in order. Returns their number, and those that
+    /// differ.
     async fn compare_region(
         &self,
         record: &VolumeRecord,
@@ -162,7 +164,7 @@ impl EngineLane {
             Some(async move { (*block, self.differs(space, *block, own, 0).await) })
         });
         let differs = join_all(compare).await.into_iter();
-        // What the cache device does not give shows nothing.
+        // Blocks that the cache device cannot return are skipped.
         let known: Vec<(OriginBlock, bool)> =
             differs.filter_map(|(block, differs)| Some((block, differs.ok()?))).collect();
         let differing = known.iter().filter(|(_, differs)| *differs).map(|(block, _)| *block);
@@ -176,7 +178,8 @@ pub(crate) fn place(record: &VolumeRecord, bytes: u64, block: OriginBlock) -> Op
     (at.checked_add(bytes)? <= record.origin_bytes).then_some(at)
 }
 
-/// Returns the first byte of all blocks that start at these places, in order, and the end of the last.
+/// Returns the first byte of all blocks that start at these places, in order, and the end of the
+/// last.
 fn span(mut places: impl Iterator<Item = u64>, bytes: u64) -> Option<(u64, u64)> {
     let first = places.next()?;
     Some((first, places.last().unwrap_or(first) + bytes))

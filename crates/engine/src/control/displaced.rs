@@ -1,22 +1,22 @@
-//! Devices to which their paths do not lead any more: what may be reported as safe all the same, and how a volume
-//! stops (invariants 20 and 36).
+//! Devices to which their paths no longer lead: which data may still be reported as safe, and how a
+//! volume stops (invariants 20 and 36).
 //!
-//! To look at a path may take for ever ([`forebay_device::Device::displaced`]). So the caller does that, away from the
-//! lanes, and asks here what follows from what it found.
+//! Examining a path may block for ever ([`forebay_device::Device::displaced`]), so the caller does
+//! that away from the lanes, and passes the result here.
 
 use forebay_device::Displaced;
 use forebay_store::planted::{self, PlantedBug};
 
-/// What precedes the stop of a volume.
+/// Steps that must precede the stop of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BeforeStop {
-    /// Nothing: what only the cache device has is found there again.
+    /// No step: data that only the cache device has is found there again.
     Nothing,
     /// A drain: the cache device may not be found again.
     Drain,
 }
 
-/// What is not safe under the path of a device although the volume has stopped.
+/// Data that is unsafe under the path of a device although the volume has stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeftUnsafe {
     /// Everything: the path of the origin has come apart from it during the stop.
@@ -25,11 +25,12 @@ pub enum LeftUnsafe {
     OnCacheDevice(Displaced),
 }
 
-/// Returns whether the data that a drain has written may be reported as safe. `origin`: what a look at the path of
-/// the origin after the drain has found.
+/// Returns whether the data that a drain has written may be reported as safe. `origin`: the result
+/// of examining the origin's path after the drain.
 ///
 /// # Errors
-/// The path leads elsewhere.
+///
+/// If the path leads to another device.
 pub fn after_drain(origin: Option<Displaced>) -> Result<(), Displaced> {
     if planted::has(PlantedBug::DisplacedDrained) {
         return Ok(());
@@ -38,11 +39,13 @@ pub fn after_drain(origin: Option<Displaced>) -> Result<(), Displaced> {
     origin.map_or(Ok(()), Err)
 }
 
-/// Returns what has to precede the stop of a volume, which nobody gave up, by what a look at the paths of its devices
-/// has just found.
+/// Returns the steps that must precede the stop of a volume that was not given up, by the result of
+/// examining the paths of its devices.
 ///
 /// # Errors
-/// The path of the origin leads elsewhere: a stop would close the origin, and may lose it with that.
+///
+/// If the path of the origin leads to another device: a stop would close the origin, and could lose
+/// it.
 pub fn before_stop(
     origin: Option<Displaced>,
     cache: Option<Displaced>,
@@ -56,11 +59,13 @@ pub fn before_stop(
     }
 }
 
-/// Returns whether the stop of a volume, which nobody gave up, may be reported as one that left everything safe.
-/// `origin` and `cache`: what a look at the paths after the stop has found, while the devices were still open.
+/// Returns whether the stop of a volume that was not given up may be reported as having left
+/// everything safe. `origin` and `cache`: the results of examining the paths after the stop, while
+/// the devices were still open.
 ///
 /// # Errors
-/// A path has come apart from its device since the stop began.
+///
+/// If a path stopped leading to its device since the stop began.
 pub fn after_stop(
     origin: Option<Displaced>,
     cache: Option<Displaced>,

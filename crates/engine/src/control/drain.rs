@@ -18,11 +18,12 @@ use crate::state::volume::Volume;
 
 /// Whether the attempts to write back still lead anywhere.
 struct Attempts {
-    /// Dirty blocks at the last look, and how many looks in a row found writeback failing and no fewer of them.
+    /// Dirty blocks at the last look, and how many looks in a row found writeback failing and no
+    /// fewer of them.
     left: u64,
     failing: u32,
-    /// Sweeps seen, good and failed; the fewest dirty blocks after a failed one, and how many failed in a row
-    /// without fewer.
+    /// Sweeps seen, good and failed; the fewest dirty blocks after a failed one, and how many
+    /// failed in a row without fewer.
     good: u64,
     failed: u64,
     least: u64,
@@ -37,9 +38,9 @@ impl Attempts {
         Attempts { left: u64::MAX, failing: 0, good, failed, least: u64::MAX, vain: 0, error: None }
     }
 
-    /// Looks at a volume with `left` dirty blocks. Returns the error if writeback has led nowhere for a while: it
-    /// fails and the number of dirty blocks does not fall, or sweep after sweep fails at the same blocks, as it
-    /// does while clients write elsewhere.
+    /// Looks at a volume with `left` dirty blocks. Returns the error if writeback has led nowhere
+    /// for a while: it fails and the number of dirty blocks does not fall, or sweep after sweep
+    /// fails at the same blocks, as it does while clients write elsewhere.
     fn in_vain(&mut self, volume: &Volume, left: u64) -> Option<WritebackError> {
         const LOOKS: u32 = 50;
         const SWEEPS: u32 = 3;
@@ -63,11 +64,12 @@ impl Attempts {
 
 impl EngineLane {
     /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
-    /// blocks that they make dirty do not keep this from ending. Without such requests none is dirty
-    /// in the end. `progress` is called with the number of dirty blocks left, and may end it.
+    /// blocks that they make dirty do not keep this from ending. Without such requests none is
+    /// dirty in the end. `progress` is called with the number of dirty blocks left, and may end it.
     ///
     /// # Errors
-    /// It is cancelled; or the origin cannot be written, or blocks not read back, for a while; or a device hangs.
+    /// It is cancelled; or the origin cannot be written, or blocks not read back, for a while; or a
+    /// device hangs.
     pub async fn drain(
         self: &Rc<Self>,
         name: &str,
@@ -109,14 +111,15 @@ impl EngineLane {
         }
         if volume.dirty_blocks() == 0 {
             let settled = match self.lane_volume(volume.id) {
-                // Barrier for invariant 12: blocks that a crash makes dirty again cannot be compared, and would be written over
-                // what others write to the origin after this.
+                // Barrier for invariant 12: blocks that a crash makes dirty again cannot be
+                // compared, and would be written over what others write to the origin after this.
                 Some(view) => {
                     Commits(&view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
                 }
                 None => Err(IoError::Io),
             };
-            // Any other failure leaves marks to the next commit: after a crash the blocks count as dirty, which is safe.
+            // Any other failure leaves marks to the next commit: after a crash the blocks count as
+            // dirty, which is safe.
             if settled.is_err() && self.cache.store.health.failed() {
                 self.retire(volume).await?;
             }
@@ -124,8 +127,8 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Waits until no lane answers a request any more that may have begun with settings before the present ones:
-    /// the blocks that it makes dirty are counted then.
+    /// Waits until no lane answers a request any more that may have begun with settings before the
+    /// present ones: the blocks that it makes dirty are counted then.
     async fn pass_those_answered_at_once(&self, volume: &Volume) {
         fence(Ordering::SeqCst);
         let mut lanes: Vec<usize> = (0..volume.stats.lanes()).collect();
@@ -138,9 +141,10 @@ impl EngineLane {
         }
     }
 
-    /// Waits until no block is dirty, or, in a mode whose writes make blocks dirty, `enough` sweeps have been made and a further
-    /// one has left as many dirty blocks as the one before. A block that reclaim moves, or that a write of the mode
-    /// before makes dirty, while a sweep passes it stays dirty; and some of these are unlucky twice.
+    /// Waits until no block is dirty, or, in a mode whose writes make blocks dirty, `enough` sweeps
+    /// have been made and a further one has left as many dirty blocks as the one before. A block
+    /// that reclaim moves, or that a write of the mode before makes dirty, while a sweep passes it
+    /// stays dirty; and some of these are unlucky twice.
     async fn until_clean(
         &self,
         volume: &Arc<Volume>,
@@ -165,7 +169,8 @@ impl EngineLane {
             // Until a volume has left the order for good, its clients write to the log alone.
             let leaves = volume.is_ordered() && !volume.settings().wants_order();
             let stuck = volume.has_bad() || volume.has_refused();
-            // Writes in these modes leave no block dirty, and the command reports that the origin has all data.
+            // Writes in these modes leave no block dirty, and the command reports that the origin
+            // has all data.
             let all = matches!(volume.mode(), Mode::Writearound | Mode::Passthrough);
             if !leaves && (left == 0 || (swept && !stuck && !all)) {
                 return Ok(());
@@ -211,7 +216,8 @@ impl EngineLane {
     }
 }
 
-/// Returns the error of a drain that has left only blocks that cannot be read back, or that the origin refuses.
+/// Returns the error of a drain that has left only blocks that cannot be read back, or that the
+/// origin refuses.
 fn given_up(volume: &Volume, count: u64) -> EngineError {
     let (name, failed) = (&volume.name, EngineErrorKind::Failed);
     let unreadable = volume.unreadable_count();

@@ -30,12 +30,12 @@ fn forget(view: &LaneVolume, block: OriginBlock) {
 }
 
 impl EngineLane {
-    /// Forgets all clean blocks of a volume. Requests are served meanwhile; blocks that they read may
-    /// enter again. `progress` is called with the number of blocks left, and may end it.
+    /// Forgets all clean blocks of a volume. Requests are served meanwhile; blocks that they read
+    /// may enter again. `progress` is called with the number of blocks left, and may end it.
     ///
     /// # Errors
-    /// There is no such volume, it is cancelled, or the cache device fails: blocks may then come back after a crash,
-    /// which does no harm.
+    /// There is no such volume, it is cancelled, or the cache device fails: blocks may then come
+    /// back after a crash, which does no harm.
     pub async fn forget_clean(
         self: &Rc<Self>,
         name: &str,
@@ -68,7 +68,7 @@ impl EngineLane {
         Ok(self.store.sync_marks().await?)
     }
 
-    /// As [`EngineLane::forget_clean`], for some blocks: looks up these, and not the whole index.
+    /// Like [`EngineLane::forget_clean`], for some blocks: looks up these, and not the whole index.
     ///
     /// # Errors
     /// As for [`EngineLane::forget_clean`].
@@ -92,8 +92,8 @@ impl EngineLane {
         Ok(self.store.sync_marks().await?)
     }
 
-    /// Has `forget` forget the blocks of a volume that are `wanted`, one shard of the index after the other. The whole index is
-    /// loaded, and the volume not attached.
+    /// Calls `forget` with the blocks of a volume that are `wanted`, one shard of the index after
+    /// the other. The whole index must be loaded, and the volume not attached.
     pub(super) async fn forget_where(
         self: &Rc<Self>,
         space: &VolumeSpace,
@@ -113,7 +113,8 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Has `forget` forget these blocks. `marks`: how many may wait for their record.
+    /// Calls `forget` with these blocks in steps. `marks`: limit of marks that wait for their
+    /// record.
     pub(super) async fn in_steps(
         self: &Rc<Self>,
         blocks: &[OriginBlock],

@@ -14,7 +14,7 @@ use crate::lane::engine::{EngineLane, LaneContext};
 use crate::serve::requests;
 use crate::state::cache::Cache;
 
-/// How often to check whether the cache device still answers.
+/// Interval of checks whether the cache device still answers.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 impl EngineLane {
@@ -38,14 +38,16 @@ impl EngineLane {
         let clock = context.lane.clock().clone();
         let cache = Cache::new(store.store().clone(), policy, clock, meter);
         let held = cache.hold_needed();
-        // Nothing changes in the index while these pass over it: no volume is attached, and no other lane has joined.
+        // Nothing changes in the index while these pass over it: no volume is attached, and no
+        // other lane has joined.
         cache.detached.count(&store).await;
         for shard in 0..cache.store.index.shard_count() {
             cache.show_cached(shard);
             yield_now().await;
         }
         if let Err(over) = held {
-            // What recovery has kept of the log may be in the way. It is not needed any more once the index is loaded.
+            // The log's changes that recovery keeps in memory may use up the budget. They are
+            // dropped once the index is loaded.
             if store.store().is_loaded() || !store.store().checkpoint_is_outdated() {
                 return Err(over.into());
             }
@@ -70,7 +72,8 @@ impl EngineLane {
     /// Opens another lane's view of an open cache.
     ///
     /// # Errors
-    /// The cache device cannot be opened for this lane, or the cache was opened for fewer lanes: there is no counter for this one.
+    /// The cache device cannot be opened for this lane, or the cache was opened for fewer lanes:
+    /// there is no counter for this one.
     pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
         let (lane, lanes) = (context.lane.id().0, cache.store.options().lanes.max(1));
         if usize::from(lane) >= lanes {
@@ -87,7 +90,7 @@ impl EngineLane {
         Ok(engine)
     }
 
-    /// Takes part in loading the index, if it is not loaded, and in what follows.
+    /// Takes part in loading the index, if it is not loaded, and in the steps after it.
     fn start_loading(self: &Rc<Self>) {
         let store = &self.cache.store;
         if !store.is_loaded() || store.checkpoint_is_outdated() {

@@ -11,11 +11,11 @@ use forebay_lane::either;
 /// The time that an origin which has not answered for long still gets when a wait begins.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
-/// How often to check whether an origin still answers.
+/// Interval of checks whether an origin still answers.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 impl Volume {
-    /// Returns an error if the origin has not answered for so long that nobody should wait for it.
+    /// Returns an error if the origin has not answered for so long that waiting should end.
     pub(crate) fn unanswered(&self) -> Option<EngineError> {
         let waits = self.waits.given_up()?;
         Some(EngineError::caused(
@@ -59,7 +59,7 @@ impl EngineLane {
         }
     }
 
-    /// As [`EngineLane::patiently`], but the work continues in the background after an error. A
+    /// Like [`EngineLane::patiently`], but the work continues in the background after an error. A
     /// sync that fails later must still be recorded, because the next one may succeed and prove
     /// nothing.
     ///

@@ -19,14 +19,15 @@ use crate::state::volume::{Volume, VolumeState};
 /// Pieces that are filled at a time: the origin has the next one before the first has ended.
 const TOGETHER: u64 = 2;
 
-/// The longest time that a piece gives way to clients, so that the work comes to its end beside them.
+/// The longest time that a piece gives way to clients, so that the work comes to its end beside
+/// them.
 const GIVES_WAY: Duration = Duration::from_millis(100);
 
-/// How often work that waits looks again.
+/// Interval at which waiting work checks again.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// How often a piece is read although there are free segments, before it is given up. Others than reclaim
-/// may keep blocks out, and a fill that is faster than the cache device finds the log's buffers in use.
+/// Attempts to read a piece while there are free segments. Other causes than reclaim may keep
+/// blocks out, and a fill that is faster than the cache device finds the log's buffers in use.
 const ATTEMPTS: u32 = 12;
 
 /// The longest time that a piece waits for space that reclaim frees.
@@ -43,8 +44,8 @@ impl EngineLane {
     /// reclaim does not evict them while the volume is attached. Blocks beyond its end are ignored.
     ///
     /// # Errors
-    /// There is no such volume, or more would be pinned than [`EngineLane::most_pinned`]; the pins are
-    /// then as they were.
+    /// There is no such volume, or more would be pinned than [`EngineLane::most_pinned`]; the pins
+    /// are then as they were.
     pub fn pin(&self, name: &str, blocks: &BlockSet) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let inside = 0..volume.space.blocks;
@@ -52,7 +53,7 @@ impl EngineLane {
         let others = self.cache.volumes().into_iter().filter(|other| other.id != volume.id);
         let others: u64 = others.map(|other| other.pinned().len()).sum();
         let most = self.most_pinned();
-        // What is no more than before is never refused: the operator unpins.
+        // A set that is no larger than before is never refused, so that the operator can unpin.
         if blocks.len() > most.saturating_sub(others) && blocks.len() > volume.pinned().len() {
             let bytes = |blocks: u64| format_size(blocks.saturating_mul(volume.block.bytes()));
             let message = format!(
@@ -69,12 +70,13 @@ impl EngineLane {
     }
 
     /// Reads these blocks of a volume from the origin unless they are cached, so that they are
-    /// afterwards. Gives way to clients. `progress` is called with the number of blocks left, and may end it. Returns
-    /// how many blocks did not enter, because the admission settings, writes that overtake or a lack of space keep
-    /// them out.
+    /// afterwards. Gives way to clients. `progress` is called with the number of blocks left, and
+    /// may end it. Returns how many blocks did not enter, because the admission settings, writes
+    /// that overtake or a lack of space keep them out.
     ///
     /// # Errors
-    /// There is no such volume, it is cancelled, it stops, its origin cannot be read, or no block that is read may enter.
+    /// There is no such volume, it is cancelled, it stops, its origin cannot be read, or no block
+    /// that is read may enter.
     pub async fn fill(
         self: &Rc<Self>,
         name: &str,

@@ -10,8 +10,8 @@ use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 pub use crate::state::origin_check::{OriginCheck, Sign, Verdict};
 
-/// Compares a volume's record with its origin, and with samples of that, taken with the size in the record.
-/// `trusted`: the record's samples are up to date.
+/// Compares a volume's record with its origin, and with samples of that, taken with the size in the
+/// record. `trusted`: the record's samples are up to date.
 ///
 /// # Errors
 /// A sample that is needed cannot be read.
@@ -29,8 +29,9 @@ pub fn recognise(
         return Ok(difference().map_or(changed, Verdict::Other));
     }
     if let Some(expected) = record.fingerprint {
-        // After an orderly stop the content decides for files, which are moved. A disk has its serial numbers wherever it is put: a clone
-        // has the same content, and dirty blocks belong to one of the two. The content of a blank file is that of every other one.
+        // After an orderly stop the content decides for files, which are moved. A disk has its
+        // serial numbers wherever it is put: a clone has the same content, and dirty blocks belong
+        // to one of the two. The content of a blank file is that of every other one.
         if look.fingerprint()? != expected {
             return Ok(difference().map_or(Verdict::Changed(Sign::Samples), Verdict::Other));
         }
@@ -71,8 +72,8 @@ impl Verdict {
     /// dirty blocks.
     ///
     /// # Errors
-    /// [`EngineErrorKind::DataAtRisk`] if there are dirty blocks and the origin is not as it was left;
-    /// [`EngineErrorKind::Refused`] if it is another device.
+    /// [`EngineErrorKind::DataAtRisk`] if there are dirty blocks and the origin is not as it was
+    /// left; [`EngineErrorKind::Refused`] if it is another device.
     pub fn allow(&self, volume: &str, origin: &str, dirty: u64) -> Result<(), EngineError> {
         let newer = format!("the cache has {dirty} newer blocks of '{volume}'");
         let ways_out = format!(

@@ -14,9 +14,9 @@ use crate::lane::engine::EngineLane;
 pub struct Naming {
     /// The volume.
     pub id: VolumeId,
-    /// Its name; no other volume of the cache may have it.
+    /// New name; no other volume of the cache may have it.
     pub name: String,
-    /// Its identity.
+    /// New UUID.
     pub uuid: Uuid,
 }
 

@@ -17,7 +17,8 @@ use forebay_lane::{join_all, off_lane};
 use crate::control::starts;
 use crate::error::EngineError;
 
-/// Returns what the system says about writes to an origin. The lane does not wait for a file server.
+/// Returns what the system says about writes to an origin. The lane does not wait for a file
+/// server.
 pub(crate) async fn write_evidence(origin: &Arc<dyn Device>) -> Option<Evidence> {
     if !origin.evidence_may_wait() {
         return origin.write_evidence();
@@ -26,7 +27,7 @@ pub(crate) async fn write_evidence(origin: &Arc<dyn Device>) -> Option<Evidence>
     off_lane::run("evidence", move || origin.write_evidence()).await?
 }
 
-/// The content of an origin at its sample places, and what its system says about writes.
+/// The content of an origin at its sample places, and its system's evidence about writes.
 pub struct SampledOrigin {
     size: u64,
     evidence: Option<Evidence>,
@@ -35,8 +36,8 @@ pub struct SampledOrigin {
 }
 
 impl SampledOrigin {
-    /// Syncs an origin and reads the samples of its first `size` bytes. Pages that cannot be read are
-    /// recorded as errors.
+    /// Syncs an origin and reads the samples of its first `size` bytes. Pages that cannot be read
+    /// are recorded as errors.
     pub async fn take(device: &Arc<dyn Device>, origin: &Queue, size: u64) -> Self {
         // Another program may have left its writes in the kernel, where nothing has counted them.
         let synced = origin.sync().await;
@@ -46,7 +47,8 @@ impl SampledOrigin {
         SampledOrigin { evidence, ..look }
     }
 
-    /// As [`SampledOrigin::take`], with given evidence and a given way to read the origin, which is synced.
+    /// Like [`SampledOrigin::take`], with given evidence and a given way to read the origin, which
+    /// is synced.
     pub(crate) async fn read(
         size: u64,
         evidence: Option<Evidence>,
@@ -67,19 +69,21 @@ impl SampledOrigin {
         Left { evidence: self.evidence.clone(), starts: self.starts }
     }
 
-    /// Returns whether a start of a partition, or of what is inside of it, differs from when an origin was
-    /// left like this.
+    /// Returns whether the start of a partition, or of the content in it, differs from the state in
+    /// which an origin was left.
     pub(crate) fn starts_differ(&self, left: &Left) -> bool {
         left.starts.is_some() && self.starts != left.starts
     }
 
-    /// Returns whether every sample is of zeroes, as on any other origin to which little was written.
+    /// Returns whether every sample is of zeroes, as on any other origin to which little was
+    /// written.
     pub(crate) fn is_blank(&self) -> bool {
         let zeroes = |page: &IoBuf| page.iter().all(|byte| *byte == 0);
         self.pages.values().all(|page| page.as_ref().is_ok_and(zeroes))
     }
 
-    /// Returns what the system says about writes since an orderly stop that left the origin like this.
+    /// Returns what the system says about writes since an orderly stop that left the origin like
+    /// this.
     pub(crate) fn since(&self, left: &Left) -> Since {
         match (&self.evidence, &left.evidence) {
             (Some(now), Some(before)) => now.since(before),

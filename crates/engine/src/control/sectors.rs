@@ -1,5 +1,5 @@
-//! Which logical sectors the clients of a volume see, and that they stay the same: partition tables and many
-//! filesystems count in them, and cannot be read in others (invariant 37).
+//! The logical sectors that the clients of a volume see, which must stay the same: partition tables
+//! and many filesystems count in them, and cannot be read in others (invariant 37).
 
 use forebay_core::{SectorSize, Sectors};
 use forebay_device::Device;
@@ -11,7 +11,7 @@ use crate::error::{EngineError, EngineErrorKind};
 /// The sectors of a volume that is being started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// As clients see them.
+    /// Sizes that clients see.
     pub(crate) sectors: Sectors,
     /// Whether the record is to have their size.
     pub(crate) recorded: bool,
@@ -42,8 +42,8 @@ fn fitting(origin: &dyn Device, sectors: Sectors) -> Result<Sectors, EngineError
     ))
 }
 
-/// Checks that the clients of a known volume see the same logical sectors as before, unless they were `chosen`
-/// anew.
+/// Checks that the clients of a known volume see the same logical sectors as before, unless they
+/// were `chosen` anew.
 ///
 /// # Errors
 /// [`EngineErrorKind::Refused`]: the origin has others now, as a disk in another USB enclosure has.
@@ -55,7 +55,7 @@ pub fn check_sectors(
     seen(record, origin, chosen).map(|_| ())
 }
 
-/// As [`check_sectors`]. Returns the sectors.
+/// Like [`check_sectors`]. Returns the sectors.
 pub(crate) fn seen(
     record: &VolumeRecord,
     origin: &dyn Device,
@@ -77,8 +77,8 @@ pub(crate) fn seen(
     Ok(seen)
 }
 
-/// Chooses the sectors of a volume whose clients have seen those of `before` bytes, if that is known, and whose origin
-/// has its `own`. Fails with the former ones if they are not the same.
+/// Chooses the sectors of a volume whose clients have seen those of `before` bytes, if that is
+/// known, and whose origin has its `own`. Fails with the former ones if they are not the same.
 fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<Seen, u64> {
     if let Some(bytes) = chosen.bytes() {
         return Ok(Seen { sectors: own.with_logical(bytes), recorded: true });
@@ -86,8 +86,9 @@ fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<Seen,
     match before {
         Some(before) if before != u64::from(own.logical) => Err(before),
         Some(_) => Ok(Seen { sectors: own, recorded: true }),
-        // Versions that recorded nothing exported sectors of 512 bytes. Where the origin has others, that is kept but
-        // not recorded, so that it is not taken for a change of the origin.
+        // Versions that recorded nothing exported sectors of 512 bytes. Where the origin has
+        // others, that is kept but not recorded, so that it is not taken for a change of the
+        // origin.
         None => {
             let recorded = own.logical == Sectors::SMALL.logical;
             Ok(Seen { sectors: own.with_logical(Sectors::SMALL.logical), recorded })

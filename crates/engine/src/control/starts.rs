@@ -14,15 +14,15 @@ use forebay_format::Digest;
 const HEAD: u64 = 256 << 10;
 /// The most starts.
 const MOST: usize = 64;
-/// How many of them may be inside of each other.
+/// Maximum depth of nesting.
 const DEPTH: u32 = 5;
 /// The most bytes of LVM's metadata.
 const METADATA: u64 = 128 << 10;
-/// What every device can read.
+/// Alignment that every device can read.
 const ALIGN: u64 = 4096;
 const SECTOR: u64 = 512;
 
-/// What lies at a start.
+/// The kind of content at a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// A disk, a partition, or a volume.

@@ -9,14 +9,14 @@ use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::hang::Work;
 
-/// Where a change of the volume table is recorded.
+/// The place where a change of the volume table is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum TableChange {
-    /// On the cache device.
+    /// The cache device.
     OnDevice,
-    /// Nowhere for certain: the device has failed or does not answer, and the daemon has to remember the change until
-    /// the device is opened again.
+    /// Nowhere for certain: the device has failed or does not answer, and the daemon has to
+    /// remember the change until the device is opened again.
     ByDaemon,
 }
 

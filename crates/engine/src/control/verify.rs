@@ -1,6 +1,7 @@
-//! Compares all clean cached blocks with the origin before a volume starts, at the operator's request.
+//! Compares all clean cached blocks with the origin before a volume starts, at the operator's
+//! request.
 //!
-//! Afterwards only the blocks that differ have to be dropped. Memory is bounded: what is cached is
+//! Afterwards only blocks that differ have to be dropped. Memory is bounded: cached blocks are
 //! noted by regions of the origin, and one group of regions is read at a time.
 
 use forebay_core::{OriginBlock, SECTOR_SIZE};
@@ -130,8 +131,8 @@ impl EngineLane {
         Ok(compared)
     }
 
-    /// Returns whether a sector that is cached clean differs from `origin`, which is the block's content
-    /// from byte `skipped` on. A copy that fails its check is none: readers find that out.
+    /// Returns whether a sector that is cached clean differs from `origin`, which is the block's
+    /// content from byte `skipped` on. A copy that fails its check is none: readers find that out.
     pub(crate) async fn differs(
         &self,
         space: &VolumeSpace,

@@ -14,7 +14,7 @@ use crate::io::streams::StreamControl;
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, miss_reason};
 
-/// Which fills of one request are admitted.
+/// The fills of one request that are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// Every block may enter.
@@ -66,7 +66,8 @@ impl AdmissionControl<'_> {
         }
         let sequential = StreamControl(self.0).bypasses(write, offset, len);
         if self.0.volume.is_frozen() {
-            // A write keeps cached blocks up to date whatever else holds: they could not enter again.
+            // A write to a frozen cache updates cached blocks even under congestion: dropped blocks
+            // could not enter again.
             let congested = !write && self.is_congested();
             return Some(if congested { BypassReason::Congested } else { BypassReason::Frozen });
         }

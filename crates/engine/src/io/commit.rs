@@ -1,11 +1,11 @@
-//! Commits of the log, and going on without the cache device when it has failed or hangs.
+//! Commits of the log, and continued service when the cache device has failed or hangs.
 //!
 //! A failed or hung log can no longer record that a clean copy was forgotten because the origin has
-//! newer data, or that a dirty one was written back. If the device came back after a restart, an
+//! newer data, or that a dirty one was written back. If the device returned after a restart, an
 //! older copy would be served, or written over the origin. So before the origin gets ahead of the
-//! log, a note in the [`Ledger`](crate::state::ledger::Ledger) says that only what is dirty now
-//! still counts on the device. The next attach of the volume drops the rest (invariants 5, 6, 9 and
-//! 15).
+//! log, a note in the [`Ledger`](crate::state::ledger::Ledger) records that only the blocks that
+//! are dirty now still count on the device. The next attach of the volume drops the rest
+//! (invariants 5, 6, 9 and 15).
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::cache::hang::Work;
 
-/// How long a flush waits for the origin to make durable what was written through a failed cache.
+/// Longest wait of a flush for the origin to make writes durable that went through a failed cache.
 const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The changes that have to be durable before the origin gets ahead of the log.
@@ -56,8 +56,9 @@ impl Commits<'_> {
                 {
                     return Err(self.failed(&error));
                 }
-                // Counted by region: a block's arrival and departure change one counter, and it is counted before another lane
-                // can clean it, so the total never misses a dirty block. The counts by lane may.
+                // Counted by region: a block's arrival and departure change one counter, and it is
+                // counted before another lane can clean it, so the total never misses a dirty
+                // block. The counts by lane may.
                 None if self.0.volume.dirty.total() > 0 => {
                     let changed = self.0.cache.health.changed.listen();
                     let timer = self.0.lane().sleep(Duration::from_millis(100));
@@ -144,8 +145,8 @@ impl Commits<'_> {
         secured.map_err(|error| self.failed(&error))
     }
 
-    /// Writes everything appended before this call to the cache device. No client has flushed, so on an
-    /// ordered volume this ends no group.
+    /// Writes everything appended before this call to the cache device. No client has flushed, so
+    /// on an ordered volume this ends no group.
     async fn write_out(self) -> Result<(), CommitError> {
         self.0.store.write_out().await?;
         Notes(self.0).note_regions().await;

@@ -29,7 +29,8 @@ const RETRY_AFTER: [Duration; 4] = [
     Duration::from_millis(250),
 ];
 
-/// So many copies in a row that cannot be read mean that the device fails as a whole: clean ones are not retried.
+/// Number of consecutive unreadable copies after which the device counts as failing as a whole, so
+/// that clean copies are not retried.
 const CLEAN_IN_VAIN: u32 = 8;
 
 /// The outcome for a copy that could not be read.
@@ -75,7 +76,7 @@ impl Copies<'_> {
         (buf, failed.into_iter().map(unreadable).collect())
     }
 
-    /// As [`Copies::read_copies`], but leaves handling of unreadable copies to the caller.
+    /// Like [`Copies::read_copies`], but leaves handling of unreadable copies to the caller.
     pub(crate) async fn read_patiently(
         self,
         run: &[Pinned<'_>],
@@ -93,10 +94,10 @@ impl Copies<'_> {
         (buf, failed)
     }
 
-    /// Retries copies that could not be read, one by one: a single bad sector fails the read of a whole
-    /// run. Clean ones, which the origin has as well, are retried once, and not if many in a row are
-    /// bad; dirty ones several times. Copies already known to be bad are retried once, so that clients do not wait
-    /// each time; so are copies that fail verification.
+    /// Retries copies that could not be read, one by one: a single bad sector fails the read of a
+    /// whole run. Clean ones, which the origin has as well, are retried once, and not if many in a
+    /// row are bad; dirty ones several times. Copies already known to be bad are retried once, so
+    /// that clients do not wait each time; so are copies that fail verification.
     async fn read_again(
         self,
         run: &[Pinned<'_>],
@@ -163,8 +164,8 @@ impl Copies<'_> {
             return Unreadable::Gone;
         }
         volume.add_bad(pinned.block);
-        // Who replaced it just now may have looked for the flag before. With the lock of the shard, which this
-        // takes, either sees the other.
+        // A writer that has just replaced the block may have read the flag before. Both take the
+        // lock of the shard, so one of them sees the other.
         let now = store.look_up(&volume.space, pinned.block);
         if now.is_some_and(|pinned| is_it(&pinned.found.entry)) {
             return Unreadable::Lost;

@@ -4,8 +4,8 @@ use forebay_store::{Appended, Class, Entry, Version};
 
 use crate::lane::LaneVolume;
 
-/// Appends versions of a volume's blocks. Dirty ones are counted before another task can clean them, so that the counts never miss a
-/// dirty block.
+/// Appends versions of a volume's blocks. Dirty ones are counted before another task can clean
+/// them, so that the counts never miss a dirty block.
 #[derive(Clone, Copy)]
 pub(crate) struct Counted<'a>(pub(crate) &'a LaneVolume);
 
@@ -23,7 +23,7 @@ impl Counted<'_> {
         self.0.store.append_counted(version, class, copy, count)
     }
 
-    /// As [`Counted::append`] with the whole payload at hand.
+    /// Like [`Counted::append`] with the whole payload at hand.
     #[inline]
     pub(crate) fn append_whole(
         self,

@@ -2,7 +2,8 @@
 //! borrows a [`LaneVolume`](crate::lane::LaneVolume) and has the methods of one concern.
 //!
 //! - [`admission`]: which requests bypass the cache and which blocks enter it; ghosts
-//! - [`streams`]: which requests belong to long sequential streams, and which of these bypass the cache
+//! - [`streams`]: which requests belong to long sequential streams, and which of these bypass the
+//!   cache
 //! - [`policy`]: events for the replacement policy, and its answers
 //! - [`space`]: free space in the log
 //! - [`copies`]: reads of cached copies, retries, and unreadable copies

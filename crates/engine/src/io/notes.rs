@@ -20,7 +20,8 @@ use crate::state::volume::VolumeState;
 /// The most ranges in the note of a volume that stops.
 const MOST_RANGES: usize = 1 << 14;
 
-/// The most dirty blocks whose ranges are looked for then: a list of more would take longer than the rest of the stop.
+/// The most dirty blocks whose ranges are looked for then: a list of more would take longer than
+/// the rest of the stop.
 const MOST_BLOCKS: u64 = 1 << 20;
 
 /// Blocks that are looked up before other tasks of the lane get their turn.
@@ -74,8 +75,9 @@ pub(crate) struct Notes<'a>(pub(crate) &'a LaneVolume);
 
 impl Notes<'_> {
     /// Adds every region in which a block has become dirty to the note. Called before anything is
-    /// reported durable. A note that cannot be written, or is not durable within a second, is logged; no data is at
-    /// risk: only the loss of the cache device would then be reported without these regions.
+    /// reported durable. A note that cannot be written, or is not durable within a second, is
+    /// logged; no data is at risk: only the loss of the cache device would then be reported without
+    /// these regions.
     pub(crate) async fn note_regions(self) {
         let intent = &self.0.volume.intent;
         if planted::has(PlantedBug::NotesForgotten) {
@@ -174,7 +176,8 @@ impl Notes<'_> {
         }
     }
 
-    /// Returns the dirty ranges of the volume, unless there are too many of them or of blocks in them.
+    /// Returns the dirty ranges of the volume, unless there are too many of them or of blocks in
+    /// them.
     async fn exact_ranges(self) -> Option<Vec<Range<u64>>> {
         let volume = &self.0.volume;
         if volume.dirty_blocks() > MOST_BLOCKS {
@@ -186,7 +189,8 @@ impl Notes<'_> {
         (dirty.len() <= MOST_RANGES).then_some(dirty)
     }
 
-    /// Writes the dirty blocks of a stopping volume to its note: exactly, unless they are too many or in too many ranges.
+    /// Writes the dirty blocks of a stopping volume to its note: exactly, unless they are too many
+    /// or in too many ranges.
     pub(crate) async fn note_the_end(self) {
         let volume = &self.0.volume;
         let Some(ledger) = self.0.cache.ledger() else { return };
@@ -250,7 +254,7 @@ impl Notes<'_> {
         Ok(())
     }
 
-    /// As [`Volume::ranges_of`]. Other tasks of the lane get their turn meanwhile.
+    /// Like [`Volume::ranges_of`]. Other tasks of the lane get their turn meanwhile.
     async fn ranges_of(self, blocks: &DirtySet) -> Vec<Range<u64>> {
         let mut all = Vec::new();
         for (number, range) in blocks.ranges().enumerate() {
@@ -267,8 +271,8 @@ impl Notes<'_> {
         found.is_some_and(|found| found.entry.dirty)
     }
 
-    /// Returns every dirty block of the volume, from a pass over the whole index. Blocks whose state changes meanwhile may be in it
-    /// or not.
+    /// Returns every dirty block of the volume, from a pass over the whole index. Blocks whose
+    /// state changes meanwhile may be in it or not.
     async fn all_dirty(self) -> DirtySet {
         let mut blocks = DirtySet::default();
         let space = &self.0.volume.space;

@@ -35,8 +35,8 @@ impl OriginIo<'_> {
         (result.and_then(|()| self.unless_lost(failures)), data)
     }
 
-    /// Fails a change of the origin if a sync has failed since `failures` were counted, before it:
-    /// that may have lost the change, and nobody else will learn of it (invariant 18).
+    /// Fails a change of the origin if a sync has failed since `failures` were counted, before the
+    /// change: the sync may have lost it, and the kernel reports that only once (invariant 18).
     pub(crate) fn unless_lost(self, failures: u64) -> Result<(), IoError> {
         if self.0.volume.syncs.failures() == failures {
             return Ok(());
@@ -45,7 +45,7 @@ impl OriginIo<'_> {
         Err(IoError::Io)
     }
 
-    /// As [`OriginIo::write`], for whole logical blocks of the origin.
+    /// Like [`OriginIo::write`], for whole logical blocks of the origin.
     async fn write_aligned(self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.0.volume;
         let len = data.len();
@@ -68,7 +68,7 @@ impl OriginIo<'_> {
         }
     }
 
-    /// As [`OriginIo::write`], for whole sectors that are not whole logical blocks of the origin.
+    /// Like [`OriginIo::write`], for whole sectors that are not whole logical blocks of the origin.
     async fn write_unaligned(self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         let volume = &self.0.volume;
         let (start, whole) =
@@ -155,9 +155,9 @@ impl OriginIo<'_> {
         self.0.volume.write_error.set(error);
     }
 
-    /// Makes the clients' writes to the origin durable that ended before this call, and marks blocks
-    /// that were written through as clean. Callers share syncs: whoever comes while one is under way
-    /// waits for it, and the next one covers all that wait.
+    /// Makes the clients' writes to the origin durable that ended before this call, and marks
+    /// blocks that were written through as clean. Callers share syncs: a caller that arrives during
+    /// one waits for it, and the next one covers all that wait.
     pub(crate) async fn sync(self, cause: WakeReason) -> Result<(), IoError> {
         let volume = &self.0.volume;
         if volume.origin_sync_failed() {
@@ -229,8 +229,9 @@ impl OriginIo<'_> {
         }
     }
 
-    /// Syncs the origin. One sync at a time: the kernel reports a failure once, so the failure of one
-    /// has to be known before another, which may have lost the same writes, succeeds (invariant 18).
+    /// Syncs the origin. One sync at a time: the kernel reports a failure once, so the failure of
+    /// one has to be known before another, which may have lost the same writes, succeeds (invariant
+    /// 18).
     async fn sync_in_turn(
         self,
         _turn: &GateGuard<'_>,

@@ -112,8 +112,8 @@ impl Policy<'_> {
         self.with_lists(|lists, lane| lists.placed(lane, slot, old, self.key(block)));
     }
 
-    /// Records that a version of a block has become clean. Where clients read next to nothing, nobody gains
-    /// by a clean copy, however often it was overwritten while it was dirty.
+    /// Records that a version of a block has become clean. On an almost write-only volume a clean
+    /// copy saves no reads, however often it was overwritten while dirty, so it becomes evictable.
     pub(crate) fn cleaned(self, block: OriginBlock, version: &VersionId) {
         let (volume, store) = (&self.0.volume, self.0.store.store());
         if self.0.cache.ranks() && volume.read_share.is_only_written() && !self.0.is_pinned(block) {
@@ -149,7 +149,7 @@ impl Policy<'_> {
         })
     }
 
-    /// As [`Policy::admits`], for a fill. Partly cached blocks are always admitted.
+    /// Like [`Policy::admits`], for a fill. Partly cached blocks are always admitted.
     pub(crate) fn admit_to_lists(self, block: OriginBlock) -> Result<(), RefusalReason> {
         if self.0.is_pinned(block) {
             return Ok(());
@@ -169,8 +169,8 @@ impl Policy<'_> {
         self.with_replacement(|replacement| replacement.remember(address));
     }
 
-    /// Calls `tell` with the shadow caches of policy `auto`, and with what makes a block of the volume
-    /// unique, if that policy is in force.
+    /// Calls `tell` with the shadow caches of policy `auto`, and with what makes a block of the
+    /// volume unique, if that policy is in force.
     pub(crate) fn with_shadows(self, tell: impl FnOnce(&AutoPolicy, &dyn Fn(Key) -> Key)) {
         self.with_replacement(|replacement| {
             if let Some(auto) = &replacement.auto {

@@ -1,4 +1,4 @@
-//! Which requests belong to long sequential streams, and which of these bypass the cache.
+//! Long sequential streams: which requests belong to one, and which of these bypass the cache.
 
 use forebay_policy::{AWAKE_FOR, Route, SharedStreams};
 
@@ -23,7 +23,8 @@ pub(crate) struct StreamControl<'a>(pub(crate) &'a LaneVolume);
 
 impl StreamControl<'_> {
     /// Observes a request. Returns whether it belongs to a long stream, as far as that is known
-    /// without a write to shared memory that a small request which is answered at once is not worth.
+    /// without a write to shared memory that a small request which is answered at once is not
+    /// worth.
     #[inline]
     pub(crate) fn observe(self, write: bool, offset: u64, len: u64) -> bool {
         let request = Extent { write, offset, len };
@@ -90,8 +91,9 @@ impl StreamControl<'_> {
         }
     }
 
-    /// Returns whether long writes bypass the cache: while the origin keeps up with them and need not be
-    /// woken, and when the write budget is spent. Modes that write to the origin in any case cannot be faster.
+    /// Returns whether long writes bypass the cache: while the origin keeps up with them and need
+    /// not be woken, and when the write budget is spent. Modes that write to the origin in any case
+    /// cannot be faster.
     pub(crate) fn writes_bypass(self) -> bool {
         let volume = &self.0.volume;
         let written = || volume.stats.cache_written();
@@ -100,8 +102,8 @@ impl StreamControl<'_> {
             || volume.admission.is_over_budget(self.0.now(), written)
     }
 
-    /// Returns whether lazy writeback leaves the origin alone at the moment. A log that is appended to now and
-    /// then is a long stream as well, and would wake the disk each time.
+    /// Returns whether lazy writeback leaves the origin alone at the moment. A log that is appended
+    /// to now and then is a long stream as well, and would wake the disk each time.
     fn lets_sleep(self) -> bool {
         let volume = &self.0.volume;
         let is_awake = |used| self.0.now().since(used) < AWAKE_FOR;

@@ -1,4 +1,4 @@
-//! One cache as seen from one lane.
+//! One cache on one lane.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::state::volume::VolumeState;
 /// Registers the queues that a lane opens, so that the lane drives them.
 pub(crate) type Register = Rc<dyn Fn(&Queue)>;
 
-/// What a lane needs to open devices.
+/// The resources with which a lane opens devices.
 #[derive(Clone)]
 pub struct LaneContext {
     /// The lane's executor.
@@ -41,7 +41,7 @@ impl LaneContext {
         Ok(queue)
     }
 
-    /// As [`LaneContext::open`]; the operations are counted.
+    /// Like [`LaneContext::open`]; the operations are counted.
     pub(crate) fn open_metered(
         &self,
         device: &Arc<dyn Device>,
@@ -118,8 +118,8 @@ impl EngineLane {
         self.volumes.borrow_mut().remove(&id).map(|view| Rc::downgrade(&view))
     }
 
-    /// Lifts the limits of all volumes until their settings are next set, so that no request waits for its
-    /// turn while the front ends end.
+    /// Lifts the limits of all volumes until their settings are next set, so that no request waits
+    /// for its turn while the front ends end.
     pub fn lift_limits(&self) {
         self.cache.volumes().iter().for_each(|volume| volume.limits.set(0, 0));
     }

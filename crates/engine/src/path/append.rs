@@ -19,11 +19,11 @@ use crate::state::volume::layout::Piece;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
-/// How far a write to the log has come.
+/// Progress of a write to the log.
 #[derive(Default)]
 pub(crate) struct Progress {
     pub(crate) written: Vec<Written>,
-    /// How many of the blocks were cached before.
+    /// Number of blocks that were cached before.
     pub(crate) cached: usize,
 }
 
@@ -226,8 +226,8 @@ impl Appender<'_> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         loop {
-            // Until the block is appended: if the segment were reused meanwhile, a newer version of the block could be in the
-            // same slot (invariant 5).
+            // Until the block is appended: if the segment were reused meanwhile, a newer version of
+            // the block could be in the same slot (invariant 5).
             let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
             let under = match &pinned {
                 None => Under::nothing(volume, piece),

@@ -1,4 +1,5 @@
-//! Discard and write zeroes. Older data must never come back, not even after a crash: see [`pieces`].
+//! Discard and write zeroes. Older data must never come back, not even after a crash: see
+//! [`pieces`].
 
 use std::ops::Range;
 
@@ -99,8 +100,8 @@ impl<'a> Discarder<'a> {
     async fn end(self, survives: Survives) -> Result<(), IoError> {
         match Writer(self.0).promised(survives) {
             Survives::Nothing => Ok(()),
-            // Barrier for invariant 31: the records are written. Without the cache device, only what is
-            // durable on the origin survives.
+            // Barrier for invariant 31: the records are written. Without the cache device, only
+            // data that is durable on the origin survives.
             Survives::Daemon if Commits(self.0).secure(survives).await.is_ok() => Ok(()),
             // Barrier for invariant 2: both the origin and the log may have some of the zeroes.
             Survives::Daemon | Survives::PowerLoss => Flusher(self.0).flush().await,

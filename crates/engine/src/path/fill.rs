@@ -23,11 +23,12 @@ use crate::stats::bump;
 /// Blocks up to this size, in bytes, are filled whole; of larger blocks, parts of this size.
 const FILL_BYTES: u64 = 64 << 10;
 
-/// The most bytes under way at a time, for one volume on one lane, that are read from the origin
-/// although nobody asked for them. Beyond that, misses fill only what was asked for.
+/// The most bytes in flight that one volume on one lane reads from the origin without a request for
+/// them. Above that, misses fill only the requested blocks.
 const MOST_PROMOTED: u64 = 16 << 20;
 
-/// Which part of a read of the origin fails is found out at most so often, and in so many parts and so much time.
+/// Limits of the search for the failing part of an origin read: how often, in how many parts, and
+/// for how long.
 const LOCATED_EVERY: Duration = Duration::from_secs(1);
 const LOCATED_PARTS: u64 = 16;
 const LOCATED_IN: Duration = Duration::from_secs(1);
@@ -47,7 +48,7 @@ struct Filling<'a> {
     ticket: Option<FillTicket<'a>>,
 }
 
-/// Bytes being read that nobody asked for; counted until this is dropped.
+/// Bytes being read without a request for them; counted until this is dropped.
 struct Promotion<'a> {
     volume: &'a LaneVolume,
     bytes: u64,
@@ -102,8 +103,8 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Reads more than the range that was asked for. `None`: something there cannot be read, perhaps not what was
-    /// asked for. It is not tried again there for a while.
+    /// Reads more than the requested range. `None`: a part cannot be read, perhaps not the
+    /// requested one. Such a read is not repeated there for a while.
     async fn read_wider(
         self,
         range: &Range<u64>,
@@ -147,8 +148,8 @@ impl<'a> Filler<'a> {
         tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
     }
 
-    /// Returns the error of the first part of a span that cannot be read, of a logical block if a disk that takes
-    /// its time leaves enough for that. A client waits for this.
+    /// Returns the error of the first part of a span that cannot be read, of a logical block if a
+    /// disk that takes its time leaves enough for that. A client waits for this.
     async fn locate(self, mut span: Range<u64>, mut error: DeviceError) -> DeviceError {
         let (logical, until) = (self.0.volume.origin.logical_block(), self.0.now() + LOCATED_IN);
         while span.end - span.start > logical {
@@ -207,7 +208,7 @@ impl<'a> Filler<'a> {
     ) -> Option<(Range<u64>, Promotion<'a>)> {
         let volume = &self.0.volume;
         let bytes = volume.admission.promote();
-        // What the neighbours have is not known before they are loaded, and not worth loading them.
+        // The neighbours' states are unknown before they are loaded, and not worth loading them.
         if bytes <= self.fill_bytes() || !self.0.store.store().is_loaded() {
             return None;
         }

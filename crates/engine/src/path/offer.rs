@@ -30,8 +30,8 @@ impl Offers<'_> {
         if !self.are_welcome() || volume.still_there().is_err() {
             return;
         }
-        // As for a fill from the origin: writes to the origin, and discards, wait until the range is
-        // released, or nothing enters.
+        // As for a fill from the origin: writes to the origin, and discards, wait until the range
+        // is released, or nothing enters.
         let Some(_range) = volume.ranges.try_shared(volume.widen(range.clone())) else { return };
         let store = self.0.store.store();
         let mut tickets = Vec::new();
@@ -39,8 +39,8 @@ impl Offers<'_> {
             if let Some(found) = store.peek(&volume.space, piece.block) {
                 Policy(self.0).used(piece.block, &found.entry);
             } else if piece.whole && self.admits(piece.block) {
-                // Begun before the question below: a write that is not seen there overtakes the fill
-                // (invariant 5).
+                // Begun before the question below: a write that is not seen there overtakes the
+                // fill (invariant 5).
                 let ticket = store.index.begin_fill(volume.space.address(piece.block));
                 tickets.push((piece, ticket));
             }

@@ -215,11 +215,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Fills the absent blocks of a range. Where it cannot be read, block by block: what is beside a bad sector is
-    /// filled as well.
+    /// Fills the absent blocks of a range. Where the range cannot be read, it is filled block by
+    /// block, so that the blocks beside a bad sector are filled as well.
     ///
     /// # Errors
-    /// The first block that was not filled.
+    ///
+    /// The error of the first block that was not filled.
     pub(crate) async fn prefetch(self, offset: u64, len: u64) -> Result<(), IoError> {
         const STEP: u64 = PREFETCH_PIECE;
         let (mut at, mut result) = (offset, Ok(()));
@@ -267,7 +268,7 @@ impl<'a> Reader<'a> {
             == ReadStep::Origin { fill: true }
     }
 
-    /// Cuts a read into parts by what is cached at the moment.
+    /// Splits a read into parts by the cached blocks at this moment.
     fn split(self, offset: u64, len: u64, buf: IoBuf, bypass: Option<BypassReason>) -> Parts<'a> {
         let volume = &self.0.volume;
         let store = self.0.store.store();

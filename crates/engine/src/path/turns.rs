@@ -64,8 +64,8 @@ impl Cache {
         throttle::pause(self.unwritten_of(volume), most, volume.dirty_limit())
     }
 
-    /// Returns whether writers of a volume have to wait for turns at present, because of the whole cache or of
-    /// the volume's share; engages or releases the throttle accordingly.
+    /// Returns whether writers of a volume have to wait for turns at present, because of the whole
+    /// cache or of the volume's share; engages or releases the throttle accordingly.
     pub(crate) fn makes_wait(&self, volume: &Volume) -> bool {
         self.pauses().of(volume.is_bound()).is_some() || self.pause_of_share(volume).is_some()
     }

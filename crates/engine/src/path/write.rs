@@ -249,7 +249,8 @@ impl Writer<'_> {
         self.0.store.store().health.failed() && !self.0.volume.is_ordered()
     }
 
-    /// Returns whether a write whose blocks are in the log may be acknowledged before the origin has it.
+    /// Returns whether a write whose blocks are in the log may be acknowledged before the origin
+    /// has it.
     fn may_leave_dirty(self) -> bool {
         // Either a drain for another mode sees the blocks dirty, or this sees the mode.
         fence(Ordering::SeqCst);
@@ -306,8 +307,8 @@ impl Writer<'_> {
                 return result;
             }
         }
-        // Barrier for invariants 2 and 31: the data is durable on the origin, and nothing in the log may
-        // overwrite it.
+        // Barrier for invariants 2 and 31: the data is durable on the origin, and nothing in the
+        // log may overwrite it.
         self.until_written_back(offset..seam, || true).await?;
         Commits(self.0).sync_forgotten(&(offset..seam), Forgotten::Marks).await
     }
@@ -355,8 +356,8 @@ impl Writer<'_> {
             return Ok(Room::Never);
         }
         let ignored = survives == Survives::PowerLoss && planted::has(PlantedBug::FuaIgnored);
-        // Barrier for invariants 2 and 31: the write's own record is durable, or written, before the
-        // write is acknowledged.
+        // Barrier for invariants 2 and 31: the write's own record is durable, or written, before
+        // the write is acknowledged.
         let promised = self.promised(if ignored { Survives::Nothing } else { survives });
         Commits(self.0).secure(promised).await?;
         Ok(Room::Found)
@@ -424,7 +425,8 @@ impl Writer<'_> {
             OriginIo(self.0).note_through(versions);
         }
         drop(under_way);
-        // What follows may wait for writeback, or for a sync that covers others' writes to the range too.
+        // The next step may wait for writeback, or for a sync that also covers others' writes to
+        // the range.
         drop(range);
         if result.is_err() {
             self.left_in_log(blocks);
@@ -504,7 +506,8 @@ impl Writer<'_> {
         (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }
 
-    /// Returns what a change survives that is to survive this: the volume's durability may promise more.
+    /// Returns what a change survives that is to survive this: the volume's durability may promise
+    /// more.
     pub(crate) fn promised(self, survives: Survives) -> Survives {
         match self.0.volume.durability() {
             Durability::Strict if !planted::has(PlantedBug::StrictIgnored) => Survives::PowerLoss,
@@ -529,8 +532,9 @@ impl Writer<'_> {
         if !self.0.is_unavailable_to(true) && !self.0.volume.is_noted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Barrier for invariants 2 and 31: the log may not have recorded the change before the origin did,
-        // so its older data must not come back now. Nor after a hang, until what was noted is in the log.
+        // Barrier for invariants 2 and 31: the log may not have recorded the change before the
+        // origin did, so its older data must not come back now. Nor after a hang, until what was
+        // noted is in the log.
         let store = self.0.store.store();
         let dirty = |block| {
             let found = store.peek(&self.0.volume.space, OriginBlock(block));

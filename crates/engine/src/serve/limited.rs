@@ -1,11 +1,11 @@
-//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings allow, no writes
-//! while the origin takes none, and nothing any more when another machine has taken the origin over: what is cached
-//! may be out of date then.
+//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings
+//! allow, no writes while the origin takes none, and no requests at all once another machine has
+//! taken over the origin, because cached blocks may be out of date then.
 //!
-//! Flushes are not limited, so that a limit delays no commit of what was written. Nor is background
-//! work, which has settings of its own.
+//! Flushes are not limited, so that a limit delays no commit of earlier writes. Background work is
+//! not limited either; it has settings of its own.
 //!
-//! Requests are recorded here, as clients send them, while somebody wants that.
+//! Requests are recorded here, as clients send them, while recording is on.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -32,7 +32,8 @@ pub struct LimitedVolume {
 }
 
 impl LimitedVolume {
-    /// Puts the limits of `volume` in front of `below`, which is the volume, or a tier in front of it.
+    /// Puts the limits of `volume` in front of `below`, which is the volume, or a tier in front of
+    /// it.
     pub fn new(volume: Rc<LaneVolume>, below: Rc<dyn BlockService>) -> Rc<Self> {
         Rc::new(LimitedVolume { volume, below, admitted: Admitted::default() })
     }

@@ -1,5 +1,5 @@
-//! Counts the blocks of requests and samples them, for the miss-ratio curve and for the shadow caches
-//! of policy `auto`.
+//! Counts the blocks of requests and samples them, for the miss-ratio curve and for the shadow
+//! caches of policy `auto`.
 
 use forebay_core::{Op, OriginBlock};
 use forebay_policy::curve::Access;
@@ -21,7 +21,7 @@ impl Observer<'_> {
         self.watch_on(self.0.stats(), access, offset, len);
     }
 
-    /// As [`Observer::watch`], for callers that already have this lane's counters.
+    /// Like [`Observer::watch`], for callers that already have this lane's counters.
     #[inline]
     pub(crate) fn watch_on(self, stats: &LaneStats, access: Access, offset: u64, len: u64) {
         let blocks = self.0.volume.blocks(offset..offset + len);

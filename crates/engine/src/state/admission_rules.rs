@@ -40,8 +40,8 @@ impl AdmissionRules {
         }
     }
 
-    /// Returns the admission rule for data that is read. Below a RAM tier nothing enters merely because
-    /// it was read once: that tier has it, and offers what is used there.
+    /// Returns the admission rule for data that is read. Below a RAM tier nothing enters merely
+    /// because it was read once: that tier has it, and offers what is used there.
     pub(crate) fn rule_of_reads(&self) -> Admission {
         match self.rule() {
             Admission::Always if self.below_ram.load(Ordering::Relaxed) => Admission::Ghost(1),
@@ -54,13 +54,14 @@ impl AdmissionRules {
         Admission::from_times(self.admission.load(Ordering::Relaxed).into()).unwrap_or_default()
     }
 
-    /// Returns whether the write budget is spent. `written`: the bytes written for the volume so far.
+    /// Returns whether the write budget is spent. `written`: the bytes written for the volume so
+    /// far.
     pub(crate) fn is_over_budget(&self, now: Nanos, written: impl FnOnce() -> u64) -> bool {
         let limit = self.budget_bytes.load(Ordering::Relaxed);
         limit > 0 && !self.budget.lock().allows(limit, now, written())
     }
 
-    /// Returns how many bytes an admitted miss fills; 0: only what was asked for.
+    /// Returns how many bytes an admitted miss fills; 0: only the requested blocks.
     pub(crate) fn promote(&self) -> u64 {
         self.promote.load(Ordering::Relaxed)
     }

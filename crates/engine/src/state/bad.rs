@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// The retry state of a bad block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
-    /// It was found bad in the round with this number.
+    /// The block was found bad in the round with this number.
     In(u64),
     /// A writeback that reads it again is under way.
     Again,
@@ -28,7 +28,7 @@ pub(crate) struct Bad {
     pub(crate) blocks: BTreeMap<OriginBlock, Tried>,
     /// The current round. All blocks are tried again in each.
     pub(crate) round: u64,
-    /// How many blocks were found bad in this round.
+    /// Number of blocks that were found bad in this round.
     pub(crate) tried: u64,
 }
 
@@ -41,7 +41,8 @@ impl Bad {
         before.is_none()
     }
 
-    /// Has a block tried without waiting for the next round. Returns whether it was found bad in this one.
+    /// Makes a block eligible before the next round. Returns whether it was found bad in this
+    /// round.
     pub(crate) fn try_soon(&mut self, block: OriginBlock) -> bool {
         let found = Tried::In(self.round);
         let Some(tried) = self.blocks.get_mut(&block).filter(|tried| **tried == found) else {

@@ -1,4 +1,5 @@
-//! Places of the origin where a read of more than a client wanted failed, and what the client wanted did not.
+//! Places of the origin where a read that was widened beyond the request failed, although the
+//! requested part was readable.
 //!
 //! For a while reads there are not widened: a disk may take many seconds to fail one.
 
@@ -13,15 +14,15 @@ use parking_lot::Mutex;
 /// The most places that are remembered.
 const MOST: usize = 64;
 
-/// How long.
+/// Time for which a place is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// Why more was read than a client wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Widened {
-    /// To fill blocks.
+    /// A read that fills blocks.
     Filled,
-    /// To fill the neighbourhood as well.
+    /// A read that also fills the neighbourhood.
     Promoted,
 }
 

@@ -27,7 +27,7 @@ use crate::state::volume::Volume;
 pub(crate) struct Memory {
     /// Incremented when the ghosts are replaced, so that lanes notice.
     pub(crate) number: u64,
-    /// Its capacity, in multiples of the blocks of the cache; 0: it serves statistics only.
+    /// Capacity, in multiples of the blocks of the cache; 0: it serves statistics only.
     times: u8,
     pub(crate) ghost: Arc<Ghost>,
 }
@@ -61,14 +61,14 @@ pub struct Cache {
     replacement_number: AtomicU64,
     /// Whether the policy in force uses the ranks in the index.
     ranks: AtomicBool,
-    /// What became of blocks that are not cached: the ghosts.
+    /// Ghosts: records of blocks that are not cached.
     memory: RwLock<Memory>,
     memory_number: AtomicU64,
     /// Whether the cache device answers.
     pub(crate) health: DeviceHealth,
-    /// Where notes are kept for changes that the cache device cannot record.
+    /// Keeps notes of changes that the cache device cannot record.
     ledger: RwLock<Option<Arc<dyn Ledger>>>,
-    /// Only ordered writeback can free space.
+    /// Whether only ordered writeback can free space.
     pressed: AtomicBool,
     /// See [`Cache::starve`].
     starved: AtomicBool,
@@ -76,9 +76,9 @@ pub struct Cache {
     pub(crate) throttle: Throttle,
     /// The counts of the volumes' shares are too low: they are to be counted again.
     pub(crate) shares_doubtful: AtomicBool,
-    /// Held by the change of settings in progress: each stores those of all volumes.
+    /// Held by the change of settings in progress: each change stores the settings of all volumes.
     pub(crate) settings_gate: Gate,
-    /// Not 0: background work must end.
+    /// Not 0 if background work must end.
     pub(crate) stopping: AtomicU64,
     /// Wakes background tasks: settings have changed, or the cache stops.
     pub(crate) background_changed: Notify,
@@ -218,7 +218,8 @@ impl Cache {
     }
 
     fn volumes_changed(&self) {
-        // A volume that is not attached has the blocks that it had at its end, not those of an earlier count.
+        // A volume that is not attached has the blocks that it had at its end, not those of an
+        // earlier count.
         *self.counted.lock() = None;
         self.settings_changed();
     }
@@ -244,8 +245,8 @@ impl Cache {
         self.replacement.read().1.kind
     }
 
-    /// Returns the name of the rule that policy `auto` follows at the moment; `None` if another policy
-    /// is in force.
+    /// Returns the name of the rule that policy `auto` follows at the moment; `None` if another
+    /// policy is in force.
     pub fn policy_rule(&self) -> Option<&'static str> {
         self.replacement.read().1.auto.as_ref().map(|auto| auto.rule().name)
     }
@@ -294,8 +295,8 @@ impl Cache {
         }
     }
 
-    /// Notes that a block is loaded into the index: for a policy with lists, and for its volume if it
-    /// is dirty.
+    /// Notes that a block is loaded into the index: for a policy with lists, and for its volume if
+    /// it is dirty.
     pub(crate) fn on_load(&self, lane: &Lane, address: Address, entry: &Entry) {
         if !self.ranks()
             && let How::Lists(lists) = &self.replacement().1.how
@@ -362,9 +363,9 @@ impl Cache {
         self.pressed.load(Ordering::SeqCst) || self.store.is_order_full()
     }
 
-    /// Sets whether the log has no free space and will get none: every segment has versions held for
-    /// ordered writeback, which no origin is about to take, or blocks that must stay. Wakes the tasks
-    /// that wait for space.
+    /// Sets whether the log has no free space and will get none: every segment has versions held
+    /// for ordered writeback, which no origin is about to take, or blocks that must stay. Wakes the
+    /// tasks that wait for space.
     pub(crate) fn starve(&self, starved: bool) {
         if self.starved.swap(starved, Ordering::SeqCst) != starved && starved {
             tracing::warn!(

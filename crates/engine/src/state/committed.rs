@@ -1,17 +1,16 @@
-//! Which data in the log is durable, so that a flush with nothing to commit leaves the cache device
-//! alone.
+//! Durable data of the log, so that a flush with nothing to commit leaves the cache device alone.
 //!
-//! Lanes count the versions that they append for writes that end in the log. Fills do not count, nor
-//! do writes through the cache: the origin has their data.
+//! Lanes count the versions that they append for writes that end in the log. Fills do not count,
+//! nor do writes through the cache: the origin has their data.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stats::Stats;
 
-/// How many of the counted versions of each lane are durable.
+/// Number of the counted versions of each lane that are durable.
 pub(crate) struct Committed(Box<[AtomicU64]>);
 
-/// What a commit that starts now covers.
+/// The versions that a commit that starts now covers.
 pub(crate) struct Covered(Vec<u64>);
 
 impl Committed {

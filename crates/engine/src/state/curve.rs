@@ -1,10 +1,10 @@
-//! The miss-ratio curve of a volume, and what other settings would have done. `serve::observe` feeds it, and a RAM
-//! tier in front of the volume has one of its own, of all that clients ask for.
+//! The miss-ratio curve of a volume, and the predicted results of other settings. `serve::observe`
+//! feeds it. A RAM tier in front of the volume has a curve of its own, of all client requests.
 //!
-//! Each lane counts blocks and checks whether a request touches the sample. The sampled blocks of these requests,
-//! one in some dozens or thousands, are put aside under a lock that is held only for that.
-//! [`Watched::catch_up`] shows them to the curve and the shadow caches; the daemon calls it from a thread of its
-//! own. A lane does so only if it finds a lot put aside.
+//! Each lane counts blocks and checks whether a request touches the sample. The sampled blocks of
+//! these requests, one in some dozens or thousands, are put aside under a lock that is held only
+//! for that. [`Watched::catch_up`] feeds them to the curve and the shadow caches; the daemon calls
+//! it from a thread of its own. A lane does so only if it finds many blocks put aside.
 //!
 //! Requests must not be slowed down by this. The first sample is therefore a constant, so most
 //! requests are ruled out without touching memory, and the counters lie beside others that are
@@ -39,7 +39,7 @@ enum Event {
     Bypassed(Access, Key),
 }
 
-/// What lanes put aside.
+/// Sampled requests that lanes put aside.
 struct Aside {
     /// The blocks that are put aside.
     sample: Sample,
@@ -49,16 +49,16 @@ struct Aside {
 /// Everything that is made of the sample.
 struct Seen {
     live: Live,
-    /// Empty, with the room that lanes need: they get it in exchange for what they have put aside.
+    /// Empty buffer with capacity: a lane swaps it for the events that are put aside.
     spare: Vec<Event>,
-    /// For `what_if`.
+    /// Memory held for `what_if`.
     memory: Option<MemoryHold>,
     what_if: Option<WhatIf>,
 }
 
 /// The curve and the shadow caches of one volume.
 pub struct Watched {
-    /// Blocks that are dirty, as of when somebody looked.
+    /// Number of dirty blocks at the last report.
     dirty: AtomicU64,
     is_off: AtomicBool,
     aside: Mutex<Aside>,
@@ -110,7 +110,7 @@ impl Watched {
         aside.events.extend(events(sample));
         let many = aside.events.len() >= ASIDE;
         drop(aside);
-        // Otherwise somebody else is at it.
+        // Otherwise another thread is processing them.
         if many && let Some(mut seen) = self.seen.try_lock() {
             self.show(&mut seen, now());
         }
@@ -122,12 +122,13 @@ impl Watched {
         self.is_off.store(off, Ordering::Relaxed);
     }
 
-    /// Tells how many blocks are dirty, for what is shown to the shadow caches from now on.
+    /// Reports the number of dirty blocks, for events that are processed from now on.
     pub fn set_dirty(&self, dirty: u64) {
         self.dirty.store(dirty, Ordering::Relaxed);
     }
 
-    /// Shows everything that was put aside to the curve and the shadow caches. Takes a few milliseconds at most.
+    /// Shows everything that was put aside to the curve and the shadow caches. Takes a few
+    /// milliseconds at most.
     pub fn catch_up(&self, now: Nanos) {
         self.show(&mut self.seen.lock(), now);
     }
@@ -169,8 +170,8 @@ impl Watched {
         self.aside.lock().sample = denser.unwrap_or(live.sample());
     }
 
-    /// Begins to simulate other settings; `None` ends that. Nothing changes if the setup is that of before.
-    /// `blocks`: all blocks read and written so far.
+    /// Begins to simulate other settings; `None` ends that. Nothing changes if the setup is that of
+    /// before. `blocks`: all blocks read and written so far.
     ///
     /// Nothing is simulated either if `memory` leaves no room for it: 4 MB at most.
     pub fn simulate(&self, setup: Option<Setup>, blocks: (u64, u64), memory: &Arc<MemoryBudget>) {
@@ -178,7 +179,7 @@ impl Watched {
         if seen.what_if.as_ref().map(WhatIf::setup) == setup {
             return;
         }
-        // What is held for the old one is given back first.
+        // Return the memory of the old prediction first.
         seen.memory = None;
         seen.what_if = setup.and_then(|setup| {
             let mut what_if = WhatIf::new(setup, FIRST, blocks.0, blocks.1);
@@ -201,8 +202,8 @@ impl Watched {
         live.into_curve(blocks.0, blocks.1)
     }
 
-    /// Returns what other settings would have done since the present ones are in force, which come first; and how
-    /// many blocks were read and written since then. Empty if nothing is simulated.
+    /// Returns what other settings would have done since the present ones are in force, which come
+    /// first; and how many blocks were read and written since then. Empty if nothing is simulated.
     pub fn what_if(&self, now: Nanos, blocks: (u64, u64)) -> (Vec<Prediction>, (u64, u64)) {
         self.catch_up(now);
         let seen = self.seen.lock();
@@ -223,8 +224,8 @@ pub(crate) struct Sizes {
     pub(crate) cells: u64,
 }
 
-/// Returns what is to be simulated for a cache of these sizes with blocks of `block` bytes and these settings; `None` if
-/// nothing is cached.
+/// Returns what is to be simulated for a cache of these sizes with blocks of `block` bytes and
+/// these settings; `None` if nothing is cached.
 pub(crate) fn simulated(settings: &Settings, sizes: Sizes, block: u64) -> Option<Setup> {
     let Sizes { capacity, cells } = sizes;
     let mode = settings.effective_mode();
@@ -238,7 +239,8 @@ pub(crate) fn simulated(settings: &Settings, sizes: Sizes, block: u64) -> Option
     caches.then_some(Setup { capacity, cells, mode, now })
 }
 
-/// One lane's copy of the sample, which may be outdated for a moment: the lock's own is checked again.
+/// One lane's copy of the sample, which may be outdated for a moment: the check is repeated under
+/// the lock.
 pub struct Watch(Cell<Sample>);
 
 impl Default for Watch {

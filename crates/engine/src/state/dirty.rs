@@ -1,4 +1,4 @@
-//! How many blocks of a volume are dirty, and since when any is.
+//! The number of dirty blocks of a volume, and the time since which any is dirty.
 //!
 //! Every write may change the number, so each lane counts on a cache line of its own: a shared
 //! counter would make lanes wait for each other at every write. Only the sum is meaningful; a
@@ -56,12 +56,12 @@ impl DirtyCount {
         }
     }
 
-    /// Returns the number of dirty blocks. 0: no block of `regions`, in which the same blocks are counted, was dirty throughout the
-    /// call.
+    /// Returns the number of dirty blocks. 0: no block of `regions`, in which the same blocks are
+    /// counted, was dirty throughout the call.
     pub(crate) fn total_beside(&self, regions: &DirtyMap) -> u64 {
         match self.total() {
-            // The lanes are not read at one instant: that a block became dirty may be missed, and that it became clean seen. A region
-            // counts both in one place.
+            // The lanes are not read at one instant: that a block became dirty may be missed, and
+            // that it became clean seen. A region counts both in one place.
             0 => regions.total(),
             dirty => dirty,
         }
@@ -84,7 +84,8 @@ impl DirtyCount {
     pub(crate) fn swept(&self, since: Nanos) {
         let before = self.since.load(Ordering::SeqCst);
         if before != 0 && self.total() > 0 {
-            // Not if another lane has cleaned the last dirty block meanwhile: the next one starts the clock.
+            // Not if another lane has cleaned the last dirty block meanwhile: the next one starts
+            // the clock.
             let exchanged = Ordering::SeqCst;
             _ = self.since.compare_exchange(before, since.0.max(1), exchanged, Ordering::Relaxed);
         }
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_lanes_do_at_once_a_dirty_block_has_a_time() {
+    fn dirty_blocks_have_a_time_under_any_concurrency_of_lanes() {
         let count = DirtyCount::new(2);
         for _ in 0..if cfg!(miri) { 3 } else { 300 } {
             std::thread::scope(|scope| {

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_blocks_far_apart_or_side_by_side_takes_little_memory() {
+    fn sets_of_sparse_or_dense_blocks_take_little_memory() {
         for (step, most) in [(1u64, 1), (2, 1), (64, 3)] {
             let mut set = DirtySet::default();
             (0..1 << 20).for_each(|number| set.insert(OriginBlock(number * step)));

@@ -1,4 +1,5 @@
-//! How much of a volume is zeroed under one range lock, and which blocks are being zeroed.
+//! Zeroing of the origin: the size that is zeroed under one range lock, and the blocks being
+//! zeroed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +9,8 @@ use forebay_core::OriginBlock;
 use forebay_device::DeviceOp;
 use parking_lot::Mutex;
 
-/// The bytes to zero under one range lock: the limits, and the number to begin with. Other requests to the range wait meanwhile.
+/// The bytes to zero under one range lock: the limits, and the number to begin with. Other requests
+/// to the range wait meanwhile.
 const LEAST_PIECE: u64 = 1 << 20;
 const FIRST_PIECE: u64 = 4 << 20;
 const MOST_PIECE: u64 = 1 << 30;
@@ -16,12 +18,12 @@ const MOST_PIECE: u64 = 1 << 30;
 /// Pieces that take longer become smaller; those that take much less become larger.
 pub(crate) const LONG_PIECE: Duration = Duration::from_millis(50);
 
-/// How a range of the origin is zeroed.
+/// The way in which a range of the origin is zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ZeroBy {
-    /// Its space is given back.
+    /// The range is deallocated.
     Discard,
-    /// Its space stays allocated, which may take as long as to write it.
+    /// The range stays allocated; this may take as long as writing it.
     WriteZeroes,
 }
 
@@ -39,7 +41,7 @@ impl ZeroBy {
 /// See the module. Requests of all lanes share it.
 pub(crate) struct Discarding {
     pieces: [AtomicU64; 2],
-    /// The number of `ranges`, for those who find none.
+    /// The number of `ranges`, so that a look-up without any takes no lock.
     count: AtomicU64,
     ranges: Mutex<Vec<Range<OriginBlock>>>,
 }
@@ -67,15 +69,15 @@ impl Discarding {
         self.pieces[by as usize].store(next, Ordering::Relaxed);
     }
 
-    /// Notes that blocks are being zeroed on the origin, until the result is dropped. Whoever looks one of them up in the index later
-    /// finds them here.
+    /// Notes that blocks are being zeroed on the origin, until the result is dropped. A task that
+    /// looks one of them up in the index later finds them here.
     pub(crate) fn begin(&self, blocks: Range<OriginBlock>) -> UnderWay<'_> {
         self.ranges.lock().push(blocks.clone());
         self.count.fetch_add(1, Ordering::SeqCst);
         UnderWay(self, blocks)
     }
 
-    /// Returns whether a block is being zeroed: what was written to the origin before may not be there any more.
+    /// Returns whether a block is being zeroed: data written to the origin before may be gone.
     #[inline]
     pub(crate) fn concerns(&self, block: OriginBlock) -> bool {
         self.count.load(Ordering::SeqCst) > 0
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_become_as_large_as_keeps_others_waiting_for_a_short_time() {
+    fn pieces_grow_while_others_wait_only_briefly() {
         let [fast, slow, hopeless] = [1, 20, 5000].map(Duration::from_millis).map(settled);
         assert_eq!((fast, slow, hopeless), (8, 2, 1));
         assert_eq!(settled(Duration::from_nanos(10)), MOST_PIECE >> 20);

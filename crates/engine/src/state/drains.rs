@@ -15,7 +15,8 @@ impl Drains {
         self.under_way.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns how many have begun. It never falls, so that a new one can be told from one that has ended.
+    /// Returns how many have begun. It never falls, so that a new one can be told from one that has
+    /// ended.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
     }

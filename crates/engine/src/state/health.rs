@@ -91,9 +91,9 @@ impl DeviceHealth {
         (since != 0).then(|| looked.since(Nanos(since)))
     }
 
-    /// Records when the oldest request of a lane began. `true`: the caller has to send a probe, a
-    /// small request, and call [`DeviceHealth::probed`] when it ends. Requests that nobody waits
-    /// for any more are not tracked, so without a probe an idle device would seem healthy.
+    /// Records when the oldest request of a lane began. Returns `true` if the caller must send a
+    /// probe, a small request, and call [`DeviceHealth::probed`] when it ends. Abandoned requests
+    /// are not tracked, so without a probe an idle device would seem healthy.
     pub(crate) fn look(
         &self,
         device: &str,

@@ -1,8 +1,8 @@
-//! Where a volume may be dirty, noted outside of the cache device before a flush is answered:
-//! `io::notes` writes the note.
+//! Regions where a volume may be dirty, noted outside of the cache device before a flush is
+//! answered: `io::notes` writes the note.
 //!
-//! If the cache device is gone when the daemon starts, this note is all that is known of the dirty
-//! blocks that only it had. The origin is divided into at most 4096 regions. A region enters the
+//! If the cache device is gone when the daemon starts, only this note tells of the dirty blocks
+//! that were lost with it. The origin is divided into at most 4096 regions. A region enters the
 //! note with the first commit after one of its blocks becomes dirty, and leaves it some time after
 //! its last dirty block. A write pays for checking one bit when it makes a clean block dirty.
 
@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_policy::sweep::DirtyMap;
 use parking_lot::Mutex;
 
-/// How many regions in a note must have become clean before it is worth writing a shorter one.
+/// Number of regions in a note that must have become clean before writing a shorter one is
+/// worthwhile.
 pub(crate) const WORTH_SHRINKING: u64 = 16;
 
 /// The regions of a volume that are noted, or have to be.
@@ -21,7 +22,7 @@ pub(crate) struct Intent {
     pub(crate) noted: Box<[AtomicU64]>,
     /// Regions that the next note must contain.
     pub(crate) wanted: Box<[AtomicU64]>,
-    /// How many regions were requested since all were in a durable note.
+    /// Number of regions requested since all were in a durable note.
     requests: AtomicU64,
     /// The regions in the note, which may be more than are dirty; and whether the note is being
     /// shortened.
@@ -51,12 +52,12 @@ impl Intent {
         }
     }
 
-    /// Forgets the requests, unless regions were requested meanwhile: whoever flushes after a request waits for a
-    /// note, so no moment may show none.
+    /// Resets the requests, unless regions were requested meanwhile: a flush after a request waits
+    /// for a note, so the count must never be 0 in between.
     pub(crate) fn all_noted(&self) {
         let seen = self.requests.load(Ordering::SeqCst);
         if self.wanted.iter().all(|word| word.load(Ordering::SeqCst) == 0) {
-            // Who requested a region since the look at its word has counted, or is about to.
+            // A task that requested a region since its word was read has counted, or is about to.
             let _ = self.requests.compare_exchange(seen, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
     }

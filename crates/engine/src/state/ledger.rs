@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::error::LedgerError;
 
-/// Which blocks of a volume are newer on its cache device than on its origin.
+/// The blocks of a volume that are newer on its cache device than on its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// The UUID of the cache.
@@ -58,12 +58,12 @@ pub trait Ledger: Send + Sync {
         self.distrusts(volume, cache).map_or(true, |note| note.is_some())
     }
 
-    /// Replaces the note of a volume durably, without waiting. Notes of one volume become durable in the order of
-    /// calls.
+    /// Replaces the note of a volume durably, without waiting. Notes of one volume become durable
+    /// in the order of calls.
     fn write(&self, volume: &str, note: Note, noted: Noted);
 }
 
-/// How long a request waits for a note without which its data is safe.
+/// Longest wait of a request for a note that its data does not need to be safe.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A note that is being written.
@@ -123,11 +123,12 @@ pub(crate) async fn write(
     Writing::begin(ledger, volume, note, &Arc::default()).end().await
 }
 
-/// As [`write`], but waits for a second only, and not at all while an earlier note of the volume is `late`. What is given
-/// up may still become durable, before any later note of the volume.
+/// Like [`write`], but waits for a second only, and not at all while an earlier note of the volume
+/// is `late`. An abandoned note may still become durable, before any later note of the volume.
 ///
 /// # Errors
-/// As [`write`]; [`LedgerError::Late`].
+///
+/// Like [`write`]; [`LedgerError::Late`].
 pub(crate) async fn write_in_time(
     lane: &Rc<Lane>,
     ledger: &dyn Ledger,

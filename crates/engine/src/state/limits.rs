@@ -1,8 +1,8 @@
 //! Limits of a volume's requests and bytes per second, over all lanes.
 //!
-//! Each limit is a virtual schedule (the generic cell rate algorithm of ITU-T I.371): a request takes
-//! the time that it may occupy at the limited rate, and waits until the time before it has passed.
-//! Requests are admitted in the order of asking. Up to [`BURST`] of unused time is kept.
+//! Each limit is a virtual schedule (the generic cell rate algorithm of ITU-T I.371): a request
+//! takes the time that it may occupy at the limited rate, and waits until the time before it has
+//! passed. Requests are admitted in the order of asking. Up to [`BURST`] of unused time is kept.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use forebay_lane::Notify;
 
-/// How long a volume may have been idle and still make up for it: enough for requests that arrive
-/// together, too little to disturb others.
+/// Idle time that a volume may make up for: enough for requests that arrive together, too little to
+/// disturb others.
 const BURST: Duration = Duration::from_millis(50);
 
 const SECOND: u64 = 1_000_000_000;
@@ -62,8 +62,8 @@ impl Rate {
         self.limit.load(Ordering::Relaxed) == 0 || self.passed.load(Ordering::Relaxed) <= now.0
     }
 
-    /// Returns whether the limit has changed. Requests that were admitted count by the limit of then
-    /// no more.
+    /// Returns whether the limit has changed. Requests that were admitted count by the limit of
+    /// then no more.
     fn set(&self, limit: u64) -> bool {
         let changed = self.limit.swap(limit, Ordering::Relaxed) != limit;
         if changed {
@@ -73,8 +73,8 @@ impl Rate {
     }
 }
 
-/// What was admitted ahead of time for the requests of one lane, so that not each of them needs the clock and lines that
-/// other lanes write.
+/// Quota admitted ahead of time for the requests of one lane, so that not every request reads the
+/// clock and cache lines that other lanes write.
 #[derive(Default)]
 pub(crate) struct Admitted {
     /// The [`Limits::version`] that it was admitted under; changed limits take the rest back.
@@ -122,7 +122,8 @@ impl Limits {
         if changed.contains(&true) {
             let any = u64::from(requests > 0 || bytes > 0);
             let next = (self.version.load(Ordering::Relaxed) | 1) + 1 + any;
-            // After the rates, so that a lane that sees the version admits nothing more at the old ones.
+            // After the rates, so that a lane that sees the version admits nothing more at the old
+            // ones.
             self.version.store(next, Ordering::Release);
             self.changed.notify_all();
         }
@@ -134,7 +135,8 @@ impl Limits {
         self.version.load(Ordering::Relaxed) % 2 == 1
     }
 
-    /// Returns whether a request of this many bytes may begin now, and then admits it and perhaps some to come.
+    /// Returns whether a request of this many bytes may begin now, and then admits it and perhaps
+    /// some to come.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_admitted_ahead_counts_and_saves_looks_at_the_clock() {
+    fn requests_admitted_ahead_count_and_save_clock_reads() {
         for (limit, most_looks) in [(100, 10_000), (1_000_000, 400)] {
             let limits = Limits::default();
             limits.set(limit, 0);
@@ -235,7 +237,8 @@ mod tests {
         };
         limits.set(1 << 20, 0);
         assert!(limits.admit(&lane, 4096, || Nanos(1000 * MS)));
-        // As many as have room in 50 ms, and one more; none of the bytes that were not limited before.
+        // As many as have room in 50 ms, and one more; none of the bytes that were not limited
+        // before.
         limits.set(1 << 20, 4096 * 100);
         assert_eq!(at_once(&limits), 6);
         limits.set(100, 0);

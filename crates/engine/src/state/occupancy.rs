@@ -1,8 +1,8 @@
-//! How much of a cache each volume occupies, including volumes that are not attached.
+//! The space of a cache that each volume occupies, including volumes that are not attached.
 //!
 //! The dirty blocks of a volume that is not attached (stopped, waiting, failed) stay in the cache
-//! until it is attached again or deleted. They are neither written back nor increased meanwhile, so
-//! their number is taken once: when the volume leaves, or when the cache is opened.
+//! until it is attached again or deleted. Their number does not change meanwhile, so it is taken
+//! once: when the volume leaves, or when the cache is opened.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use forebay_core::VolumeId;
 use forebay_store::{Address, Entry, Store, StoreLane};
 use parking_lot::Mutex;
 
-/// What one volume occupies in the cache, in blocks.
+/// The space that one volume occupies in the cache, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     /// Cached blocks, clean and dirty.
     pub cached: u64,
     /// Dirty blocks: newer than the origin.
     pub dirty: u64,
-    /// Those of the cached blocks that the replacement policy keeps, if it goes by ranks.
+    /// Cached blocks that the replacement policy keeps, if it uses ranks.
     pub kept: u64,
     /// Versions held for ordered writeback, whether or not newer ones have replaced them.
     pub held: u64,

@@ -36,7 +36,7 @@ const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
 #[derive(Default)]
 struct Oldest(AtomicU64);
 
-/// How long operations on one origin have been under way, across all lanes.
+/// Durations of the operations in flight on one origin, across all lanes.
 pub(crate) struct Waits {
     clock: Arc<dyn Clock>,
     lanes: Box<[Oldest]>,
@@ -84,7 +84,7 @@ impl Waits {
         Some(self.longest()).filter(|waits| *waits >= SHOWN_AFTER)
     }
 
-    /// Returns for how long the origin has not answered, if nobody should wait for it any more.
+    /// Returns for how long the origin has not answered, if waiting for it should end.
     pub(crate) fn given_up(&self) -> Option<Duration> {
         Some(self.longest()).filter(|waits| *waits >= GIVEN_UP_AFTER)
     }

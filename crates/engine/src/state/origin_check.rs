@@ -1,26 +1,27 @@
-//! What the start of a volume has found out about its origin.
+//! Findings about the origin at the start of a volume.
 
 use std::fmt;
 
 use forebay_core::identity::Difference;
 
-/// How an origin relates to a volume.
+/// The relation of an origin to a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the volume's origin, and nothing was written to it.
+    /// The device is the volume's origin, and was not written to.
     Same,
-    /// It is the volume's origin, unchanged as far as can be told; why more cannot be told.
+    /// The device is the volume's origin, unchanged as far as the evidence shows; the text says why
+    /// it shows no more.
     Unclear(&'static str),
-    /// It is the volume's origin, but an external writer has changed it.
+    /// The device is the volume's origin, but an external writer has changed it.
     Changed(Sign),
-    /// It is another device.
+    /// The device is another one.
     Other(Difference),
 }
 
-/// What shows that an external writer has changed an origin.
+/// Evidence that an external writer has changed an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// Its system says so, and how.
+    /// The evidence of its system, as a sentence.
     System(&'static str),
     /// Another volume has used it since.
     OtherVolume,
@@ -28,9 +29,10 @@ pub enum Sign {
     Samples,
     /// The start of a partition, or of a filesystem or volume in one, differs.
     Starts,
-    /// It differs from clean blocks of the cache.
+    /// The origin differs from clean blocks of the cache.
     Blocks {
-        /// Lost records of the log may be the cause as well: those that no later one confirms look torn.
+        /// Lost records of the log may be the cause as well: those that no later one confirms look
+        /// torn.
         after_crash: bool,
     },
 }
@@ -50,14 +52,14 @@ impl fmt::Display for Sign {
     }
 }
 
-/// What the start of a volume has found out about its origin.
+/// Findings about the origin at the start of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginCheck {
     /// The result.
     pub verdict: Verdict,
     /// Clean cached blocks that were compared with the origin.
     pub compared: u64,
-    /// Those among them that differed.
+    /// Number of compared blocks that differed.
     pub differing: u64,
     /// Clean blocks that were dropped.
     pub dropped: u64,

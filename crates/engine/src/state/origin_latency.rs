@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ended_counts_and_else_what_waits() {
+    fn ended_requests_count_before_waiting_ones() {
         let (latency, clock) = (OriginLatency::default(), ManualClock::at(Nanos(1_000_000)));
         let take = || latency.take(clock.now()).map(|time| time.as_micros());
         let pass = |micros| clock.pass(Duration::from_micros(micros));

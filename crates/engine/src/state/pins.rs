@@ -1,4 +1,5 @@
-//! The pinned blocks of a volume: they enter whenever they are missed, and reclaim never evicts them.
+//! The pinned blocks of a volume: they enter whenever they are missed, and reclaim never evicts
+//! them.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -77,9 +78,9 @@ impl From<Range<u64>> for BlockSet {
 /// The pinned blocks of a volume. Volumes without any pay one load of a number.
 #[derive(Default)]
 pub(crate) struct Pins {
-    /// How many.
+    /// Number of pinned blocks.
     count: AtomicU64,
-    /// How often they have been set.
+    /// Number of changes of the pins.
     changes: AtomicU64,
     blocks: RwLock<Arc<BlockSet>>,
 }
@@ -88,7 +89,7 @@ impl Pins {
     pub(crate) fn set(&self, blocks: BlockSet) {
         self.count.store(blocks.len(), Ordering::Relaxed);
         *self.blocks.write() = Arc::new(blocks);
-        // Who sees this sees the blocks as well.
+        // Release: a reader that sees the new count also sees the blocks.
         self.changes.fetch_add(1, Ordering::Release);
     }
 
@@ -113,10 +114,10 @@ impl Pins {
     }
 }
 
-/// One lane's copy of a volume's pins, so that its requests write to no memory of others.
+/// One lane's copy of a volume's pins, so that its requests write to no shared memory.
 #[derive(Default)]
 pub(crate) struct LanePins {
-    /// Of the copy.
+    /// Number of changes at which the copy was made.
     changes: Cell<u64>,
     blocks: RefCell<Arc<BlockSet>>,
 }

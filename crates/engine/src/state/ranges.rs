@@ -1,7 +1,7 @@
 //! Range locks: order among operations that reach the origin.
 //!
 //! Reads of the origin share a range; writes to it (around or through the cache, writeback,
-//! discard) hold it exclusively. Overlapping ranges are granted in the order of arrival, so nobody
+//! discard) hold it exclusively. Overlapping ranges are granted in the order of arrival, so no task
 //! starves. Writes that end in the log need no range: the index orders them.
 
 use std::collections::VecDeque;
@@ -42,14 +42,14 @@ impl Ranges {
         self.acquire(range, Access::Shared).await
     }
 
-    /// Locks `range` shared if nobody who came earlier has locked it exclusively, or waits to.
+    /// Locks `range` shared if no earlier task has locked it exclusively or waits to.
     pub(crate) fn try_shared(&self, range: Range<u64>) -> Option<RangeGuard<'_>> {
         let guard = self.enqueue(range, Access::Shared);
         self.granted(guard.number).then_some(guard)
     }
 
-    /// Locks `range` exclusively: waits for all earlier holders, and keeps everybody else waiting
-    /// until the guard is dropped.
+    /// Locks `range` exclusively: waits for all earlier holders, and makes later ones wait until
+    /// the guard is dropped.
     pub(crate) async fn exclusive(&self, range: Range<u64>) -> RangeGuard<'_> {
         self.acquire(range, Access::Exclusive).await
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_does_not_wait_gets_the_range_only_if_it_is_free() {
+    fn locking_without_waiting_succeeds_only_on_a_free_range() {
         let ranges = Ranges::default();
         let reader = poll(std::pin::pin!(ranges.shared(0..8))).expect("free");
         assert!(ranges.try_shared(0..8).is_some());
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_gives_up_waiting_is_in_nobodys_way() {
+    fn an_abandoned_wait_blocks_no_other_lock() {
         let ranges = Ranges::default();
         let reader = poll(std::pin::pin!(ranges.shared(0..8))).expect("free");
         {

@@ -1,5 +1,5 @@
-//! The share of reads among the blocks that a volume's clients use: the chance that a block which is used again is read
-//! then, rather than overwritten.
+//! The share of reads among the blocks that a volume's clients use: the chance that a block which
+//! is used again is read then, rather than overwritten.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// Blocks read and written.
 type Blocks = (u64, u64);
 
-/// Volumes with a smaller share are only written to: what they lack costs nobody time.
+/// Read share below which a volume is almost write-only, so that misses cost clients no time.
 const NEXT_TO_NONE: f64 = 1.0 / 64.0;
 
 /// See the module.
@@ -18,7 +18,7 @@ pub(crate) struct ReadShare {
     is_only_written: AtomicBool,
 }
 
-/// Where the window before this one began, and where this one did.
+/// Counters at the start of the previous window, and of this one.
 #[derive(Default)]
 struct Windows {
     before: Blocks,
@@ -26,8 +26,8 @@ struct Windows {
 }
 
 impl ReadShare {
-    /// Returns the share in the last one or two windows of `window` blocks, from 0 to 1; 0 without any blocks. `now`: all
-    /// blocks so far.
+    /// Returns the share in the last one or two windows of `window` blocks, from 0 to 1; 0 without
+    /// any blocks. `now`: all blocks so far.
     pub(crate) fn of(&self, now: Blocks, window: u64) -> f64 {
         let since = |start: Blocks| (now.0.saturating_sub(start.0), now.1.saturating_sub(start.1));
         let mut windows = self.windows.lock();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_long_ago_is_forgotten() {
+    fn old_windows_are_forgotten() {
         let share = ReadShare::default();
         assert_eq!(share.of((0, 0), 100), 0.0);
         assert!(!share.is_only_written(), "nothing is known");

@@ -1,7 +1,7 @@
-//! Records the requests of a volume's clients while somebody wants them. `serve::limited` tells it.
+//! Records the requests of a volume's clients while recording is on. `serve::limited` feeds it.
 //!
-//! Each lane has a ring of its own, which it fills and one reader empties. A lane never waits for the
-//! reader: what finds its ring full is counted and left out.
+//! Each lane fills a ring of its own, which one reader empties. A lane never waits for the reader:
+//! requests that find the ring full are counted and left out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +20,8 @@ const LEN_BITS: u32 = 56;
 pub struct Recorded {
     /// When it arrived, on the lanes' clock.
     pub time: Nanos,
-    /// A read, a write or a discard. Zeroes count as the cache treats them: few as a write, many as a
-    /// discard.
+    /// A read, a write or a discard. Zeroes count as the cache treats them: few as a write, many as
+    /// a discard.
     pub op: Op,
     /// The first byte on the volume.
     pub offset: u64,
@@ -70,7 +70,7 @@ impl Ring {
         }
     }
 
-    /// Called by its lane only.
+    /// Adds a request. Called only by the ring's lane.
     fn put(&self, request: Recorded) {
         let put = self.put.load(Ordering::Relaxed);
         if put - self.taken.load(Ordering::Acquire) >= RING as u64 {
@@ -85,7 +85,7 @@ impl Ring {
         self.put.store(put + 1, Ordering::Release);
     }
 
-    /// Called by the reader only.
+    /// Moves all requests to `into`. Called only by the reader.
     fn take(&self, into: &mut Vec<Recorded>) {
         let (mut taken, put) =
             (self.taken.load(Ordering::Relaxed), self.put.load(Ordering::Acquire));
@@ -114,7 +114,7 @@ impl Rings {
         Rings((0..lanes).map(|_| Ring::new()).collect())
     }
 
-    /// Called by the reader only.
+    /// Moves the requests of all lanes to `into`. Called only by the reader.
     pub(crate) fn take(&self, into: &mut Vec<Recorded>) {
         self.0.iter().for_each(|ring| ring.take(into));
     }

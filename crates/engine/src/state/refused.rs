@@ -1,9 +1,9 @@
-//! Dirty blocks that the origin refuses although it takes others: bad sectors of a disk. They stay dirty, are shown,
-//! and are tried again more and more rarely, because a disk may replace a bad sector when it is written. The others do
-//! not wait for them (invariants 16 and 18).
+//! Dirty blocks that the origin refuses although it takes others: bad sectors of a disk. They stay
+//! dirty, are shown, and are tried again more and more rarely, because a disk may replace a bad
+//! sector when it is written. The others do not wait for them (invariants 16 and 18).
 //!
-//! An origin that takes nothing is another matter: after [`IN_VAIN`] writes in a row that failed, runs are no longer
-//! split to find out which blocks are good.
+//! An origin that takes nothing is another matter: after [`IN_VAIN`] writes in a row that failed,
+//! runs are no longer split to find out which blocks are good.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 
 use crate::state::bad::Bad;
 
-/// So many failed writes in a row are the origin's failure, not that of some sectors.
+/// Number of consecutive failed writes that count as the origin's failure, not that of some
+/// sectors.
 const IN_VAIN: u32 = 32;
 
 /// The most blocks that are listed. Of more, whole runs fail.
@@ -69,7 +70,8 @@ impl Refused {
             && self.takes_nothing.swap(false, Ordering::Relaxed)
     }
 
-    /// Counts a write that failed. Returns whether others may succeed, so that a run is worth splitting.
+    /// Counts a write that failed. Returns whether others may succeed, so that a run is worth
+    /// splitting.
     pub(crate) fn failed(&self) -> bool {
         let worth = self.in_vain.fetch_add(1, Ordering::Relaxed).saturating_add(1) < IN_VAIN;
         if !worth {
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_that_takes_nothing_is_told_from_one_with_bad_sectors() {
+    fn a_failed_origin_is_told_from_one_with_bad_sectors() {
         let refused = Refused::default();
         for _ in 0..3 {
             assert!((1..IN_VAIN).all(|_| refused.failed()));

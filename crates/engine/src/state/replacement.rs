@@ -1,8 +1,8 @@
 //! The replacement policy of a cache; `io::policy` feeds and queries it.
 //!
 //! There are two kinds of policies. [`ReplacementKind::S3Fifo`] and [`ReplacementKind::Auto`] keep
-//! their state in the ranks in the index ([`forebay_policy::replacement`]) and in ghosts; `auto` also
-//! has shadow caches that choose its [`Rule`]. The others have lists
+//! their state in the ranks in the index ([`forebay_policy::replacement`]) and in ghosts; `auto`
+//! also has shadow caches that choose its [`Rule`]. The others have lists
 //! ([`forebay_policy::exact`]), kept by a [`ListPolicy`]. Both only say which blocks are worth
 //! keeping; `background::reclaim` frees the space.
 
@@ -34,7 +34,7 @@ pub(crate) fn room(store: &Store) -> u64 {
     u64::from(used) * store.cells_per_segment()
 }
 
-/// How a policy tracks which blocks are worth keeping.
+/// The way in which a policy tracks which blocks are worth keeping.
 pub(crate) enum How {
     /// By ranks in the index, and ghosts.
     Ranks(GhostGroups),

@@ -1,24 +1,26 @@
-//! A volume's share of the cache: how much of it the volume may have at most, and how much of its data other
-//! volumes do not displace.
+//! A volume's share of the cache: how much of it the volume may have at most, and how much of its
+//! data other volumes do not displace.
 //!
-//! The blocks of a volume are not counted on the data path, where every lane would write the number. If the volume
-//! has a share, `background::shares` counts them in the index from time to time; in between, evictions are deducted,
-//! so a volume is taken to have no more than it has, apart from blocks that were discarded.
+//! The blocks of a volume are not counted on the data path, where every lane would write the
+//! number. If the volume has a share, `background::shares` counts them in the index from time to
+//! time; in between, evictions are deducted, so a volume is taken to have no more than it has,
+//! apart from blocks that were discarded.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::state::occupancy::Occupancy;
 use crate::state::throttle::TurnOrder;
 
-/// The percentage of the cache that all least shares and pinned blocks together can guard. Segments of which
-/// three quarters are guarded are not reclaimed (see `background::reclaim`): some have to be left.
+/// The percentage of the cache that all least shares and pinned blocks together can guard. Segments
+/// of which three quarters are guarded are not reclaimed (see `background::reclaim`): some have to
+/// be left.
 const GUARDED: u64 = 60;
 
 /// A volume's share. Volumes without one pay one load of a number.
 pub(crate) struct Share {
-    /// In percent of the cache; 0: nothing is guarded.
+    /// Guarded share, in percent of the cache; 0: nothing is guarded.
     least: AtomicU8,
-    /// In percent of the cache; 100: everything.
+    /// Largest share, in percent of the cache; 100: everything.
     most: AtomicU8,
     /// The same in blocks, once they have been counted.
     least_blocks: AtomicU64,
@@ -67,8 +69,8 @@ impl Share {
         self.percents() != (0, 100)
     }
 
-    /// Takes a count of the volume's blocks in a cache of `capacity` blocks, of which `pinned` are pinned.
-    /// `all_least`: the least shares of all volumes together, in percent.
+    /// Takes a count of the volume's blocks in a cache of `capacity` blocks, of which `pinned` are
+    /// pinned. `all_least`: the least shares of all volumes together, in percent.
     pub(crate) fn count(&self, own: Occupancy, capacity: u64, pinned: u64, all_least: u64) {
         let (least, most) = self.percents();
         let of_capacity = |percent: u64| capacity * percent / 100;
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_guarded_is_divided() {
+    fn guarded_shares_shrink_to_blocks_that_can_be_guarded() {
         let share = Share::default();
         share.set(60, 100);
         counted(&share, 1000, 0, 100);

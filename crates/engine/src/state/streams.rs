@@ -1,4 +1,4 @@
-//! The sequential streams of a volume: what each lane knows of them, and what the lanes share.
+//! The sequential streams of a volume: each lane's part, and the part that lanes share.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use forebay_policy::{Route, SequentialCutoff, SharedStreams, StreamRoute};
 use forebay_settings::Settings;
 use parking_lot::Mutex;
 
-/// What the lanes know together of a volume's streams.
+/// The part of a volume's streams that lanes share.
 #[derive(Default)]
 pub(crate) struct Streams {
     /// Requests that continue a stream of this many bytes belong to a long one; 0: there are none.
@@ -78,7 +78,7 @@ pub(crate) struct Extent {
     pub(crate) len: u64,
 }
 
-/// What one lane knows of a volume's streams.
+/// One lane's part of a volume's streams.
 pub(crate) struct LaneStreams {
     pub(crate) table: RefCell<SequentialCutoff>,
     /// The last request, and whether this lane's table has it as part of a long stream.

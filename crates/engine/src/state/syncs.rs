@@ -1,8 +1,8 @@
-//! Syncs of an origin: which changes they make durable, and what their failure means.
+//! Syncs of an origin: which changes they make durable, and the effect of a failure.
 //!
-//! Syncs are made one after the other and numbered: one that began after a task came has covered all
-//! that the task did before. The kernel reports a failed sync once, to the first caller, and may have
-//! dropped everybody's writes (invariant 18).
+//! Syncs are made one after the other and numbered: a sync that began after a task arrived covers
+//! everything that the task did before. The kernel reports a failed sync once, to the first caller,
+//! and may have dropped the writes of all callers (invariant 18).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use forebay_core::OriginBlock;
 use forebay_lane::Gate;
 use parking_lot::Mutex;
 
-/// Something about blocks of the origin. Every write through the cache inserts into two of these, so the
-/// hash is a fast one, and a fixed one, so that the simulator repeats its runs.
+/// Something about blocks of the origin. Every write through the cache inserts into two of these,
+/// so the hash is a fast one, and a fixed one, so that the simulator repeats its runs.
 pub(crate) type Blocks<T> = HashMap<OriginBlock, T, FixedState>;
 
 /// The most blocks whose changes on the origin are tracked one by one until the next sync.
@@ -63,7 +63,8 @@ impl Default for Syncs {
 impl Syncs {
     /// Records that a client's operation has changed these blocks on the origin.
     pub(crate) fn changed(&self, blocks: Range<u64>) {
-        // The number is taken under the lock: a sync on another lane that covers it finds its blocks.
+        // The number is taken under the lock: a sync on another lane that covers it finds its
+        // blocks.
         let mut unsynced = self.unsynced.lock();
         let number = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
         let more = blocks.end.saturating_sub(blocks.start);
@@ -120,7 +121,7 @@ impl Syncs {
         (number, self.changes.load(Ordering::SeqCst))
     }
 
-    /// Makes whoever has written before, and waits for a sync, write again.
+    /// Makes every task that has written before, and waits for a sync, write again.
     pub(crate) fn doubt(&self) {
         self.failures.fetch_add(1, Ordering::SeqCst);
     }

@@ -12,9 +12,9 @@ use forebay_core::Nanos;
 /// The throttle of a cache.
 #[derive(Default)]
 pub(crate) struct Throttle {
-    /// Whether writes have to wait for a turn.
+    /// Whether writes must wait for a turn.
     pub(crate) engaged: AtomicBool,
-    /// Whether writers of volumes that cannot, or may not, be written back have to wait: they would
+    /// Whether writers of volumes that cannot, or may not, be written back must wait: they would
     /// take the free space of other volumes for an unknown time.
     pub(crate) crowded: AtomicBool,
     /// Turns of all volumes.
@@ -47,13 +47,13 @@ impl TurnOrder {
     }
 }
 
-/// The pauses between turns; `None`: nobody has to wait.
+/// The pauses between turns; `None`: no writer has to wait.
 pub(crate) struct Pauses {
-    /// For volumes whose dirty blocks can be written back. Bound blocks are deducted from the space
-    /// that they may use.
+    /// Pause for volumes whose dirty blocks can be written back. Bound blocks are deducted from the
+    /// space that they may use.
     pub(crate) others: Option<Duration>,
-    /// For bound volumes, which cannot be written back: their blocks count as dirty, so they get no
-    /// more space.
+    /// Pause for bound volumes, which cannot be written back: their blocks count as dirty, so they
+    /// get no more space.
     pub(crate) bound: Option<Duration>,
 }
 

@@ -79,12 +79,12 @@ pub struct Volume {
     /// The origin.
     pub origin: Arc<dyn Device>,
     pub(crate) space: VolumeSpace,
-    /// Its addresses stay its own as long as anything has the volume.
+    /// Reserves the volume's addresses while anything refers to the volume.
     _space_use: Option<SpaceUse>,
     pub(crate) block: BlockSize,
     size: u64,
     alignment: u64,
-    /// Of the cache, for all of its volumes.
+    /// Sizes of the cache, for all of its volumes.
     sizes: Sizes,
     memory: Arc<MemoryBudget>,
     settings: Mutex<Settings>,
@@ -109,10 +109,10 @@ pub struct Volume {
     pub(crate) committed: Committed,
     /// Latency of foreground requests on the origin.
     pub(crate) origin_latency: OriginLatency,
-    /// How long operations on the origin have been under way.
+    /// Durations of the operations in flight on the origin.
     pub(crate) waits: Arc<Waits>,
-    /// Reclaim has waited for the origin long enough. It goes on without it until the writeback
-    /// that it requested has ended.
+    /// Whether reclaim has waited long enough for the origin, until the writeback it requested
+    /// ends.
     overdue: AtomicBool,
     /// The cost of writeback's writes to the origin.
     pub(crate) write_cost: WriteCost,
@@ -124,11 +124,11 @@ pub struct Volume {
     /// Dirty blocks have become fewer, or writeback has failed.
     pub(crate) progress: Notify,
     pub(crate) drains: Drains,
-    /// Only ordered writeback may write to the origin.
+    /// Whether only ordered writeback may write to the origin.
     ordered: AtomicBool,
     /// Blocks that are being written through.
     pub(crate) through: Through,
-    /// What a sync of the origin makes durable.
+    /// Syncs of the origin, and the changes that each makes durable.
     pub(crate) syncs: Syncs,
     /// Whether the origin can discard: 0 not tried yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
@@ -144,23 +144,22 @@ pub struct Volume {
     pub(crate) write_error: LastError,
     /// The sizes in which clients see the volume.
     sectors: Sectors,
-    /// Whether clients may not write as long as the volume is started.
+    /// Whether clients may not write while the volume is started.
     read_only: bool,
     /// Why the origin takes no writes at the moment, although clients may write.
     protection: LastError,
     /// Whether the device itself says so, and not just a write that it has refused.
     is_protected: AtomicBool,
-    /// How often the origin has become writable again.
+    /// Number of times that the origin became writable again.
     healed: AtomicU64,
     pub(crate) shrunk_told: AtomicBool,
     pub(crate) leaves_no_print: AtomicBool,
     /// Whether the origin was taken over by another machine.
     is_fenced: AtomicBool,
-    /// Whether clients' requests are recorded. Read for each, like the state.
+    /// Whether clients' requests are recorded. Read for each request, like the state.
     pub(crate) is_recorded: AtomicBool,
     pub(crate) recorder: Recorder,
-    /// The dirty blocks in the volume's distrusting note, if there is one: nothing else on the
-    /// cache device counts.
+    /// Dirty blocks of the distrusting note, if any: nothing else on the cache device counts.
     pub(crate) noted: Mutex<Option<Arc<DirtySet>>>,
     /// Whether there is a distrusting note.
     pub(crate) is_noted: AtomicBool,
@@ -168,13 +167,13 @@ pub struct Volume {
     pub(crate) write_down: Gate,
     /// Held while a note is written.
     pub(crate) note_gate: Gate,
-    /// How often a task has relied on the note for a change that the cache device did not record.
+    /// Number of times that a task relied on the note for a change missing on the cache device.
     pub(crate) note_uses: AtomicU64,
     writeback_error: Mutex<Option<WritebackError>>,
     writeback_fails: AtomicBool,
     /// The miss-ratio curve. On the heap, because few requests touch it.
     pub(crate) watched: Box<Watched>,
-    /// What its start has found out about the origin; empty for a new volume.
+    /// Findings about the origin at the start; empty for a new volume.
     pub checked: OnceLock<OriginCheck>,
     /// The operations of the origin.
     pub meter: Arc<Meter>,
@@ -282,8 +281,7 @@ impl Volume {
         self.sectors
     }
 
-    /// Returns the number of bytes by which the block grid is shifted towards the start of the
-    /// origin.
+    /// Returns the bytes by which the block grid is shifted towards the start of the origin.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
@@ -341,8 +339,7 @@ impl Volume {
         Durability::ALL.get(number).copied().unwrap_or_default()
     }
 
-    /// Returns whether only ordered writeback may write to the origin. True from when the setting
-    /// is switched on until some time after it is switched off.
+    /// Returns whether only ordered writeback may write to the origin: while set, and until done.
     #[inline]
     pub(crate) fn is_ordered(&self) -> bool {
         self.ordered.load(Ordering::SeqCst)
@@ -353,8 +350,7 @@ impl Volume {
         self.ordered.store(ordered, Ordering::SeqCst);
     }
 
-    /// Returns the highest share of the cache, in percent, that may be dirty before this volume
-    /// writes back.
+    /// Returns the dirty share of the cache, in percent, above which this volume writes back.
     pub(crate) fn dirty_limit(&self) -> u8 {
         self.dirty_limit.load(Ordering::Relaxed)
     }
@@ -364,7 +360,7 @@ impl Volume {
         self.watched.curve(self.waits.now(), self.stats.blocks())
     }
 
-    /// Shows requests to the curve and the shadow caches, or does not, which only measurements of what that costs want.
+    /// Switches feeding requests to the curve and the shadow caches; off only to measure the cost.
     pub fn watch(&self, on: bool) {
         self.watched.set_off(!on);
     }
@@ -374,7 +370,8 @@ impl Volume {
         simulated(&self.settings.lock(), self.sizes, self.block.bytes())
     }
 
-    /// Returns what other settings would have done since the present ones are in force, see [`Watched::what_if`].
+    /// Returns what other settings would have done since the present ones are in force, see
+    /// [`Watched::what_if`].
     pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
         self.watched.what_if(self.waits.now(), self.stats.blocks())
     }
@@ -394,11 +391,11 @@ impl Volume {
         }
     }
 
-    /// Checks that the volume has not been removed while a request was under way, which happens if
-    /// the origin does not answer for too long. Neither the origin nor the cache may be changed
-    /// then.
+    /// Checks that the volume was not removed during a request, which happens if the origin does
+    /// not answer for too long. The request must change neither origin nor cache then.
     ///
     /// # Errors
+    ///
     /// [`IoError::ShuttingDown`] if the volume has been removed.
     pub(crate) fn still_there(&self) -> Result<(), IoError> {
         match self.state() {
@@ -451,7 +448,7 @@ impl Volume {
         self.dirty_count.swept(since);
     }
 
-    /// As [`Volume::swept`], but does not count as a sweep.
+    /// Like [`Volume::swept`], but does not count as a sweep.
     pub(crate) fn clean_since(&self, since: Nanos) {
         self.dirty_count.swept(since);
     }
@@ -472,7 +469,8 @@ impl Volume {
         self.failed_sweeps.load(Ordering::SeqCst)
     }
 
-    /// Returns the clean blocks that reclaim cannot evict, nearly: pinned ones, and those that the share guards.
+    /// Returns the clean blocks that reclaim cannot evict, nearly: pinned ones, and those that the
+    /// share guards.
     pub(crate) fn staying_blocks(&self) -> u64 {
         let guarded = match self.share.guarded() {
             0 => 0,
@@ -490,8 +488,7 @@ impl Volume {
         self.dirty_count.since()
     }
 
-    /// Records that a client's operation has changed a range of the origin: a write around or
-    /// through the cache, or a discard. Writeback is not recorded here.
+    /// Records that a client's operation, not writeback, has changed a range of the origin.
     pub(crate) fn origin_changed(&self, range: Range<u64>) {
         self.syncs.changed(self.blocks(range));
     }
@@ -507,14 +504,15 @@ impl Volume {
         self.syncs.has_failed()
     }
 
-    /// Records that a range of the origin may be zeroes or not: nobody knows whether it still has what writeback has written there.
-    /// Blocks that were not marked clean yet stay dirty.
+    /// Records that a range of the origin may be zeroes, and may have lost blocks that writeback
+    /// wrote. Blocks that were not marked clean yet stay dirty.
     pub(crate) fn origin_is_uncertain(&self) {
         self.syncs.doubt();
         self.through.clear();
     }
 
-    /// Returns whether a request zeroes a block on the origin, so that it must not become clean by what was written there before.
+    /// Returns whether a request zeroes a block on the origin, so that an earlier write there must
+    /// not make it clean.
     pub(crate) fn is_being_zeroed(&self, block: OriginBlock) -> bool {
         self.discarding.concerns(block)
     }
@@ -554,8 +552,9 @@ impl Volume {
         self.progress.notify_all();
     }
 
-    /// Records that the origin takes writes again. The last error stays until nothing is dirty, or a sweep has
-    /// written everything: the blocks that it is about are perhaps still dirty (invariant 18).
+    /// Records that the origin takes writes again. The last error stays until nothing is dirty, or
+    /// a sweep has written everything: the blocks that it is about are perhaps still dirty
+    /// (invariant 18).
     pub(crate) fn writeback_works(&self) {
         self.writeback_fails.store(false, Ordering::SeqCst);
         self.progress.notify_all();
@@ -587,7 +586,8 @@ impl Volume {
         self.overdue.store(overdue, Ordering::SeqCst);
     }
 
-    /// Returns why dirty blocks cannot be written back at the moment: all, or those that the origin refuses.
+    /// Returns why dirty blocks cannot be written back at the moment: all, or those that the origin
+    /// refuses.
     pub fn writeback_error(&self) -> Option<WritebackError> {
         let error = self.writeback_error.lock().clone();
         error.or_else(|| self.refusal())

@@ -1,7 +1,7 @@
-//! A histogram that one lane writes and anybody reads, without a lock.
+//! A histogram that one lane writes and any thread reads, without a lock.
 //!
-//! Latencies are counted in ranges whose width is a 32nd of the latency, from 64 ns to 18 minutes; a reported
-//! quantile is the middle of its range, and so at most 1.6 % off.
+//! Latencies are counted in ranges whose width is a 32nd of the latency, from 64 ns to 18 minutes;
+//! a reported quantile is the middle of its range, and so at most 1.6 % off.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

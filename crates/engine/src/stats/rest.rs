@@ -1,7 +1,7 @@
-//! When a volume's origin was last accessed: how long it rests, and what ends its rests.
+//! Rests of a volume's origin: their lengths, and the accesses that end them.
 //!
-//! Only accesses through the volume are seen. Whether a disk sleeps in a rest is decided by the disk,
-//! and by whatever else is on it.
+//! Only accesses through the volume are seen. Whether a disk sleeps during a rest is decided by the
+//! disk, and by its other users.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use forebay_core::why::{Reason, WakeReason};
 
-/// An origin that has not been accessed for this long rests, and the next access is a wake-up. Disks
-/// need minutes; shorter gaps are not worth telling apart.
+/// An origin that has not been accessed for this long rests, and the next access is a wake-up.
+/// Disks need minutes; shorter gaps are not worth telling apart.
 pub const RESTS_AFTER: Duration = Duration::from_secs(60);
 
 /// The times are this exact, so that lanes that access the origin at once rarely write to the same
@@ -37,8 +37,8 @@ fn advance(time: &AtomicU64, now: Nanos) -> Nanos {
     before
 }
 
-/// Returns whether somebody else than background writeback chose the time of an access, so that the
-/// disk is awake anyway.
+/// Returns whether the time of an access was not chosen by background writeback, so that the disk
+/// is awake anyway.
 fn is_given(cause: WakeReason) -> bool {
     use WakeReason::{Flush, Read, Reclaim, Write};
     matches!(cause, Read | Write | Flush | Reclaim)
@@ -73,7 +73,8 @@ impl Rest {
         }
     }
 
-    /// Returns when the origin was last accessed at a time that background writeback did not choose.
+    /// Returns when the origin was last accessed at a time that background writeback did not
+    /// choose.
     pub(crate) fn used(&self) -> Option<Nanos> {
         Some(Nanos(self.used.load(Ordering::Relaxed))).filter(|used| used.0 > 0)
     }

@@ -181,7 +181,7 @@ fn writes_that_have_to_land_somewhere_always_enter() {
 }
 
 #[test]
-fn writes_through_the_cache_enter_like_reads_and_keep_up_to_date_what_is_there() {
+fn writes_through_enter_like_reads_and_update_cached_blocks() {
     for durability in Durability::ALL {
         let rule = with_rule(Mode::Writethrough, Admission::Ghost(1));
         let test = Test::new(Settings { durability: *durability, ..rule });
@@ -201,7 +201,7 @@ fn writes_through_the_cache_enter_like_reads_and_keep_up_to_date_what_is_there()
 }
 
 #[test]
-fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() {
+fn fills_stop_at_the_write_budget_and_resume_with_time() {
     // The bucket holds 1/24 of the budget: 1 MiB.
     let budget = Settings { write_budget: 24 * MIB, ..settings(Mode::Writeback) };
     let test = Test::new(budget.clone());
@@ -301,7 +301,7 @@ fn a_slow_cache_device_is_left_alone_but_for_dirty_data() {
 }
 
 #[test]
-fn writes_through_a_slow_cache_device_go_round_it_unless_they_are_cached() {
+fn writes_through_bypass_a_slow_cache_device_unless_cached() {
     let through = Settings {
         congested_read_threshold: Duration::from_millis(2),
         ..settings(Mode::Writethrough)
@@ -341,7 +341,7 @@ fn a_miss_fills_its_whole_neighbourhood() {
 }
 
 #[test]
-fn what_is_cached_of_a_neighbourhood_is_left_as_it_is() {
+fn promotion_leaves_cached_blocks_of_a_neighbourhood_alone() {
     let test = Test::new(Settings { promote: 64 << 10, ..settings(Mode::Writeback) });
     // One dirty block, one partly dirty, one clean. The origin has the same content.
     test.write(2 * BLOCK, BLOCK);

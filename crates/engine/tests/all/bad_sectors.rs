@@ -1,4 +1,5 @@
-//! Origins with bad sectors: they concern exactly the blocks that have them (invariants 11, 16, 18 and 28).
+//! Origins with bad sectors: they concern exactly the blocks that have them (invariants 11, 16, 18
+//! and 28).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -87,7 +88,7 @@ fn only(block: u64) -> Vec<Range<u64>> {
 }
 
 #[test]
-fn what_is_beside_bad_sectors_arrives_and_they_are_named() {
+fn blocks_beside_bad_sectors_arrive_and_bad_ones_are_named() {
     for ordered in [false, true] {
         let bench = Bench::new(quiet(ordered));
         (0..RUN).for_each(|block| bench.write(block));
@@ -130,7 +131,7 @@ fn a_block_that_the_origin_takes_again_arrives_by_itself() {
     bench.world.advance(Duration::from_secs(600));
     let failed = bench.faults.failed() - before;
     assert!((8..=20).contains(&failed), "{failed} attempts in ten minutes");
-    // What was written last arrives, although the block was refused with other content.
+    // The last content arrives, although the block was refused with other content.
     bench.world.write(&bench.target, 7 * BLOCK, &[99; 4096]);
     bench.faults.heal();
     bench.world.advance(Duration::from_secs(90));
@@ -140,7 +141,7 @@ fn a_block_that_the_origin_takes_again_arrives_by_itself() {
 }
 
 #[test]
-fn writers_elsewhere_do_not_keep_a_refused_block_from_being_named() {
+fn a_refused_block_is_named_despite_writers_elsewhere() {
     let bench = Bench::new(running(false));
     bench.damage(OpKind::Write, &[7]);
     (0..RUN).for_each(|block| bench.write(block));
@@ -226,7 +227,8 @@ fn order_stops_at_a_bad_sector_until_it_is_given_up() {
     assert!(bench.has(7));
 }
 
-/// A block that is mended arrives, although others of its group do not, and counts as refused no longer.
+/// A block that is mended arrives, although others of its group do not, and counts as refused no
+/// longer.
 #[test]
 fn a_mended_block_of_an_ordered_volume_is_no_longer_named() {
     let bench = Bench::new(quiet(true));
@@ -248,7 +250,7 @@ fn a_mended_block_of_an_ordered_volume_is_no_longer_named() {
 }
 
 #[test]
-fn a_write_through_a_bad_sector_fails_and_its_other_blocks_arrive() {
+fn a_write_over_a_bad_sector_fails_but_its_other_blocks_arrive() {
     let bench = Bench::new(settings(Mode::Writethrough));
     bench.damage(OpKind::Write, &[7]);
     let data: Vec<u8> = (0..16).flat_map(content).collect();

@@ -27,8 +27,8 @@ impl Test {
         let engine = world.new_cache(&ram(32), BlockSize::DEFAULT);
         let origin = ram(32);
         let target = world.create(&engine, &origin, settings, 0);
-        // Without a sync, the origin could still lose writes of an earlier run, and nothing would be
-        // filled.
+        // Without a sync, the origin could still lose writes of an earlier run, and nothing would
+        // be filled.
         world.op(&target, Op::Flush, 0, 0);
         Test { world, engine, target, origin }
     }
@@ -75,7 +75,7 @@ impl Test {
 }
 
 #[test]
-fn a_paused_volume_has_written_everything_down_and_passes_through() {
+fn a_paused_volume_has_drained_and_passes_through() {
     for mode in [Mode::Writeback, Mode::Writeonly, Mode::Writethrough] {
         let test = Test::new(settings(mode));
         test.write(0, 8, 1);
@@ -99,7 +99,7 @@ fn a_paused_volume_has_written_everything_down_and_passes_through() {
 }
 
 #[test]
-fn an_ordered_volume_may_be_paused_and_is_in_order_again_after_that() {
+fn an_ordered_volume_is_in_order_again_after_a_pause() {
     let test = Test::new(Settings { ordered: true, ..settings(Mode::Writeback) });
     test.write(0, 8, 1);
     test.set(Caching::Paused);
@@ -116,7 +116,7 @@ fn an_ordered_volume_may_be_paused_and_is_in_order_again_after_that() {
 }
 
 #[test]
-fn a_frozen_volume_serves_and_updates_what_is_cached_and_admits_nothing() {
+fn a_frozen_volume_serves_and_updates_blocks_but_admits_none() {
     for mode in [Mode::Writeback, Mode::Writeonly, Mode::Writethrough] {
         let test = Test::new(settings(mode));
         // Blocks 1 and 3 are cached.
@@ -126,7 +126,8 @@ fn a_frozen_volume_serves_and_updates_what_is_cached_and_admits_nothing() {
         test.read(0, 8);
         test.world.op(&test.target, Op::Prefetch, 8 * BLOCK, 8 * BLOCK);
         assert_eq!(test.cached(), 2, "{mode}: reads fill nothing");
-        // Part of a block, at once and as requests with more than one block, cached ones among them.
+        // Part of a block, at once and as requests with more than one block, cached ones among
+        // them.
         test.world.write(&test.target, 5 * BLOCK + 512, &[9; 512]);
         assert_eq!(test.target.write_now(6 * BLOCK, &[7; LEN]), None, "it has to go around");
         test.write(0, 5, 2);
@@ -161,7 +162,7 @@ fn a_sequential_write_to_a_frozen_volume_keeps_what_is_cached() {
 }
 
 #[test]
-fn a_fill_that_is_in_flight_when_a_volume_is_frozen_does_not_end_in_the_cache() {
+fn freezing_keeps_fills_in_flight_out_of_the_cache() {
     let world = World::new();
     let engine = world.new_cache(&ram(32), BlockSize::DEFAULT);
     let (origin, faults) = world.faulty(ram(32));
@@ -178,7 +179,7 @@ fn a_fill_that_is_in_flight_when_a_volume_is_frozen_does_not_end_in_the_cache() 
 }
 
 #[test]
-fn what_is_dropped_is_clean_and_counted() {
+fn dropped_blocks_are_clean_and_counted() {
     let test = Test::new(settings(Mode::Writeback));
     test.read(0, 16);
     test.write(4, 4, 1);

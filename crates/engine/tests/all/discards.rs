@@ -93,7 +93,7 @@ fn dirty_blocks_are_taken_away_and_no_zeroes_are_written() {
 }
 
 #[test]
-fn what_only_the_log_has_stays_until_the_zeroes_are_durable() {
+fn blocks_only_in_the_log_stay_until_the_zeroes_are_durable() {
     let mut bench = bench();
     bench.faults.hang(&[OpKind::Sync]);
     let tag = bench.world.submit(&bench.target, Op::Discard, 0, MIB, None);
@@ -122,10 +122,10 @@ fn a_version_that_is_not_durable_leaves_no_older_one_behind() {
     assert_eq!(bench.target.volume().dirty_blocks(), 256);
 }
 
-/// The blocks were cached clean, and what was written over them is not durable yet: a power failure would remove
-/// it from the log, and bring the clean copies back.
+/// The blocks were cached clean, and the versions written over them are not durable yet: a power
+/// failure would remove them from the log, and bring the clean copies back.
 #[test]
-fn the_origin_is_not_zeroed_below_a_version_that_the_log_may_lose() {
+fn the_origin_is_not_zeroed_below_a_version_not_yet_durable() {
     for op in [Op::Discard, Op::WriteZeroes] {
         let mut bench = bench();
         let at = 4 * MIB;
@@ -147,8 +147,8 @@ fn the_origin_is_not_zeroed_below_a_version_that_the_log_may_lose() {
     }
 }
 
-/// Writeback has written the blocks to the origin, and waits for a sync. Then a discard fails, after which nobody knows what the origin
-/// has.
+/// Writeback has written the blocks to the origin, and waits for a sync. Then a discard fails,
+/// which leaves the content of the origin unknown.
 #[test]
 fn a_discard_that_fails_has_writeback_write_again() {
     let bench = bench();
@@ -169,7 +169,8 @@ fn a_discard_that_fails_has_writeback_write_again() {
     assert_eq!(bench.read(0), 1);
 }
 
-/// Writeback has written the blocks to the origin, and its sync ends while a discard of half of them is under way there.
+/// Writeback has written the blocks to the origin, and its sync ends while a discard of half of
+/// them is under way there.
 #[test]
 fn writeback_cleans_no_block_that_is_being_zeroed() {
     let mut bench = bench();

@@ -37,14 +37,14 @@ impl Bench {
         self.world.submit(&self.target, Op::Write, block * BLOCK, BLOCK, Some(&[1; 4096]))
     }
 
-    /// From now on, the origin takes its time, for one operation after the other.
+    /// Slows down every following operation of the origin.
     fn slow_down(&self) {
         let clock = self.world.clock.clone();
         self.faults.observe(move |_| clock.pass(Duration::from_millis(3)));
     }
 
-    /// Lets time pass while a client rewrites blocks that are far from each other, until `ended` or ten seconds
-    /// are over.
+    /// Lets time pass while a client rewrites blocks that are far from each other, until `ended` or
+    /// ten seconds are over.
     fn rewrite_until(&self, ended: impl Fn() -> bool) {
         for round in 0..1000 {
             if ended() {
@@ -57,7 +57,7 @@ impl Bench {
         }
     }
 
-    /// Starts `work`; what it returns is there when it has ended.
+    /// Starts `work`; the cell has its result once it has ended.
     fn start<F>(&self, work: impl FnOnce(Rc<EngineLane>) -> F) -> Rc<Cell<Option<F::Output>>>
     where
         F: Future<Output = Result<(), EngineError>> + 'static,
@@ -77,7 +77,7 @@ fn has_ended<T>(result: &Cell<Option<T>>) -> bool {
 }
 
 #[test]
-fn a_drain_gives_up_a_range_that_the_origin_does_not_take_although_clients_write_elsewhere() {
+fn a_drain_gives_up_a_refused_range_despite_writes_elsewhere() {
     let bench = Bench::new();
     bench.faults.fail_in(OpKind::Write, 7 * BLOCK..8 * BLOCK);
     (0..64).for_each(|block| _ = bench.write(block));
@@ -173,7 +173,7 @@ fn after_a_doubt_only_what_was_sent_before_it_is_written_again() {
     while seen.lock().len() < 200 {
         bench.world.advance(Duration::from_millis(1));
     }
-    // Nobody knows what a discard that fails has left there, and of what was written until then.
+    // A failed discard leaves unknown content there, also of earlier writes.
     let range = discarded * BLOCK..(discarded + 1) * BLOCK;
     bench.faults.fail_next(OpKind::Discard, range.clone(), 1);
     bench.faults.fail_next(OpKind::Write, range.clone(), 1);

@@ -29,8 +29,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// Creates a volume that has cached data around [`PLACE`], with a dirty block if `dirty`, in a process
-    /// that ended in order or crashed.
+    /// Creates a volume that has cached data around [`PLACE`], with a dirty block if `dirty`, in a
+    /// process that ended in order or crashed.
     fn used(evidence: &str, dirty: bool, orderly: bool) -> Pair {
         for place in [PLACE, DIRTY] {
             assert!(sample_places(SIZE).iter().all(|sample| sample.abs_diff(place) > 64 << 10));
@@ -91,9 +91,10 @@ fn content(world: &World, engine: &Rc<EngineLane>, place: u64) -> Vec<u8> {
     world.read(&engine.target("data").expect("attached"), place, 4096)
 }
 
-/// Were its blocks dirty again, they could not be compared, and would be written over what others wrote.
+/// Were its blocks dirty again, they could not be compared, and would be written over what others
+/// wrote.
 #[test]
-fn what_a_drain_has_cleaned_is_clean_after_a_crash() {
+fn drained_blocks_are_clean_after_a_crash() {
     let (world, pair) = (World::new(), Pair { cache: ram(16), disk: ram(SIZE >> 20) });
     let engine = world.new_cache(&pair.cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &pair.as_(WAS), settings(Mode::Writeback), 0);
@@ -107,7 +108,7 @@ fn what_a_drain_has_cleaned_is_clean_after_a_crash() {
 }
 
 #[test]
-fn the_system_of_an_origin_tells_of_writes_that_no_sample_covers() {
+fn evidence_reveals_writes_that_no_sample_covers() {
     let changed = Verdict::Changed(Sign::System("its file was modified"));
     for (now, verdict) in [
         (WAS, Verdict::Same),
@@ -210,8 +211,8 @@ fn a_lost_last_record_shows_by_a_clean_block_that_came_back() {
         world.op(&target, Op::Discard, PLACE, 4096);
         assert_eq!(peek(&pair.disk, PLACE, 4096), [0; 4096]);
         world.lane.abandon();
-        // The record that forgets the block was synced before the origin changed. Nothing confirms it, so that
-        // recovery takes it for torn, and the block comes back.
+        // The record that forgets the block was synced before the origin changed. Nothing confirms
+        // it, so that recovery takes it for torn, and the block comes back.
         rot_last_record(&pair.cache);
         let started = match pair.start("", false, false) {
             Err(refused) if dirty => {
@@ -232,7 +233,7 @@ fn a_lost_last_record_shows_by_a_clean_block_that_came_back() {
 }
 
 #[test]
-fn verified_blocks_are_kept_and_only_those_that_differ_are_dropped() {
+fn verification_drops_only_blocks_that_differ() {
     // The system is mistaken, or tells nothing: the content decides.
     for now in [WAS, "file 1 7 50331648 101 101", ""] {
         let pair = Pair::used(WAS, false, true);

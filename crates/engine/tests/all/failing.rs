@@ -50,7 +50,7 @@ impl Case {
         Case { world, cache, origin, cache_faults, origin_faults, book, engine, target }
     }
 
-    /// Attaches the volume to what the devices have after a crash.
+    /// Attaches the volume to the devices' content after a crash.
     fn reopen(&mut self, force: bool) -> Result<(), EngineErrorKind> {
         let (engine, _) = self.world.open(&self.cache);
         engine.cache.set_ledger(self.book.clone());
@@ -112,7 +112,7 @@ impl Case {
 }
 
 #[test]
-fn what_needs_no_cache_device_goes_on_without_and_nothing_old_comes_back() {
+fn service_without_the_cache_device_brings_no_old_data_back() {
     for mode in [Mode::Writearound, Mode::Passthrough, Mode::Writethrough] {
         for faults in [&REJECTS[..], &ALL[..]] {
             let mut case = Case::new(mode);
@@ -151,7 +151,7 @@ fn what_needs_no_cache_device_goes_on_without_and_nothing_old_comes_back() {
 }
 
 #[test]
-fn dirty_blocks_leave_a_device_that_takes_nothing_new_and_do_not_come_back() {
+fn dirty_blocks_leave_a_read_only_device_and_stay_away() {
     let mut case = Case::new(Mode::Writeback);
     for block in 0..16 {
         case.write(block, 1).expect("all is well");
@@ -235,7 +235,7 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
 }
 
 #[test]
-fn a_stopped_volume_is_deleted_on_a_failed_device_by_the_daemon_only() {
+fn only_the_daemon_deletes_a_stopped_volume_on_a_failed_device() {
     let mut case = Case::new(Mode::Writeback);
     case.write(0, 1).and(case.flush()).expect("all is well");
     case.stop().expect("all is well");
@@ -249,7 +249,7 @@ fn a_stopped_volume_is_deleted_on_a_failed_device_by_the_daemon_only() {
 }
 
 #[test]
-fn a_note_that_cannot_be_read_needs_force_and_drops_clean_blocks() {
+fn an_unreadable_note_needs_force_and_drops_clean_blocks() {
     let mut case = Case::new(Mode::Writeback);
     case.write(0, 1).and(case.flush()).expect("all is well");
     assert_eq!(case.read(9), Ok(0), "a clean block");
@@ -303,7 +303,7 @@ fn a_change_of_settings_that_fails_changes_nothing() {
 }
 
 #[test]
-fn a_cache_device_that_hangs_holds_up_nothing_that_can_do_without() {
+fn a_hung_cache_device_holds_up_no_request_that_can_avoid_it() {
     for mode in [Mode::Writearound, Mode::Writethrough, Mode::Passthrough] {
         let mut case = Case::new(mode);
         for block in 0..16 {
@@ -375,7 +375,7 @@ fn a_crash_while_the_cache_device_hangs_brings_nothing_old_back() {
 }
 
 #[test]
-fn an_origin_is_still_recognised_after_the_cache_device_has_hung() {
+fn an_origin_is_recognised_after_the_cache_device_has_hung() {
     let mut case = Case::new(Mode::Writethrough);
     case.cache_faults.hang(&ALL);
     assert_eq!(case.write(0, 1), Ok(()));
@@ -397,7 +397,7 @@ fn an_origin_is_still_recognised_after_the_cache_device_has_hung() {
 }
 
 #[test]
-fn cached_blocks_are_served_while_the_origin_hangs_and_that_is_seen() {
+fn cached_blocks_are_served_while_the_origin_reportedly_hangs() {
     let case = Case::new(Mode::Writeback);
     for block in 0..16 {
         case.write(block, 1).expect("all is well");
@@ -423,7 +423,7 @@ fn cached_blocks_are_served_while_the_origin_hangs_and_that_is_seen() {
 }
 
 #[test]
-fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop() {
+fn dirty_regions_are_noted_before_a_flush_is_answered() {
     let mut case = Case::new(Mode::Writeback);
     let covers = |note: &Note, block: u64| {
         let byte = block * BLOCK as u64;
@@ -460,7 +460,7 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
 }
 
 #[test]
-fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
+fn writes_to_a_full_log_still_reach_log_and_origin() {
     let case = Case::new(Mode::Writethrough);
     case.cache_faults.hang(&[OpKind::Write]);
     let write = |block: u64| {
@@ -540,9 +540,10 @@ fn an_ordered_volume_does_not_go_round_its_log() {
     assert_eq!(peek(&case.origin, 2 * 4096, BLOCK), [0; BLOCK]);
 }
 
-/// Versions that were held when the cache device failed are older than what the origin got without it.
+/// Versions that were held when the cache device failed are older than the data that the origin
+/// received without the cache.
 #[test]
-fn held_versions_are_not_written_over_what_went_around_the_failed_cache_device() {
+fn held_versions_never_replace_writes_around_a_failed_device() {
     let mut case = Case::with(Mode::Writeback, |settings| {
         settings.ordered = true;
         settings.writeback_running = true;

@@ -27,7 +27,7 @@ fn used(last: Last, alignment: u64, orderly: bool) -> (Arc<dyn Device>, Arc<dyn 
     used_by(last, alignment, orderly, false)
 }
 
-/// As [`used`], for an ordered volume or not.
+/// Like [`used`], for an ordered volume or not.
 fn used_by(
     last: Last,
     alignment: u64,
@@ -106,8 +106,8 @@ fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
     }
 }
 
-/// The origin of an ordered volume gets the versions of a block one after the other, as their
-/// records say, and each includes a tail past the old end that nobody wrote.
+/// The origin of an ordered volume gets the versions of a block one after the other, in the order
+/// of their records, and each includes a tail past the old end that no client wrote.
 #[test]
 fn an_ordered_origin_grows_when_it_has_its_last_block() {
     for alignment in [0, 512] {
@@ -130,7 +130,7 @@ fn an_ordered_origin_grows_when_it_has_its_last_block() {
     }
 }
 
-/// Whatever is in the index before and behind it.
+/// The index holds blocks of the other volume before and behind the range that grows.
 #[test]
 fn a_volume_grows_in_a_cache_that_serves_another() {
     for last in [Last::Absent, Last::Clean, Last::Dirty, Last::PartlyDirty] {
@@ -165,7 +165,7 @@ fn a_volume_grows_in_a_cache_that_serves_another() {
 
 /// Requests of its last run may still put blocks where the volume was.
 #[test]
-fn a_volume_that_cannot_move_keeps_its_size_and_a_smaller_origin_is_refused() {
+fn an_unmovable_volume_keeps_its_size_and_refuses_to_shrink() {
     let (cache, disk, model) = used(Last::Dirty, 0, false);
     let world = World::new();
     let (engine, _) = world.open(&cache);
@@ -182,8 +182,8 @@ fn a_volume_that_cannot_move_keeps_its_size_and_a_smaller_origin_is_refused() {
     assert_eq!(refused.kind, EngineErrorKind::Refused);
 }
 
-/// A fill of the neighbourhood of the last block ends where the volume does, also if its origin goes
-/// on: addresses behind it belong to the next volume of the cache.
+/// A fill of the neighbourhood of the last block ends where the volume does, also if its origin
+/// goes on: addresses behind it belong to the next volume of the cache.
 #[test]
 fn a_fill_at_the_end_stays_within_the_volume() {
     let (cache, disk, model) = used(Last::Absent, 0, true);

@@ -13,7 +13,7 @@ use crate::world::two::*;
 /// Held versions cannot be moved: each keeps a whole segment, and their volume's writers may not
 /// take all segments.
 #[test]
-fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
+fn held_versions_for_a_hung_origin_leave_room_to_others() {
     let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
     // Makes each write a group of its own.
     ordered.durability = Durability::Strict;
@@ -66,8 +66,8 @@ fn few_held_versions_in_many_segments_are_written_back_soon() {
     assert!(dirty() < 20, "{} are dirty", dirty());
 }
 
-/// An origin that fails a few writes of each attempt would never take a group that is written as a whole
-/// each time.
+/// An origin that fails a few writes of each attempt would never take a group that is written as a
+/// whole each time.
 #[test]
 fn only_those_writes_of_a_group_are_repeated_that_failed() {
     let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
@@ -133,7 +133,7 @@ fn starve(two: &Two) {
 /// Meanwhile other volumes bypass the log, even with the rest of a request that is partly in the
 /// log.
 #[test]
-fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
+fn a_stopped_volume_with_held_versions_stops_no_other() {
     for mode in [Mode::Writeback, Mode::Writeonly, Mode::Writethrough] {
         let two = two(16, kept_dirty(), settings(Mode::Writeback));
         starve(&two);

@@ -1,4 +1,5 @@
-//! Requests for long ranges in which little or nothing is cached. Were each block looked up, these tests would not end.
+//! Requests for long ranges in which little or nothing is cached. Were each block looked up, these
+//! tests would not end.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -81,7 +82,7 @@ fn a_map_and_a_discard_of_64_tib_look_up_only_what_is_cached() {
 }
 
 #[test]
-fn what_a_discard_has_found_empty_is_not_looked_up_again() {
+fn regions_that_a_discard_found_empty_are_not_looked_up_again() {
     let world = World::new();
     let (engine, target) = create(&world, &void(TIB), Mode::Writearound);
     let store = &engine.cache.store;

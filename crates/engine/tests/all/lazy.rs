@@ -104,7 +104,7 @@ fn a_read_miss_is_followed_by_one_sweep_down_to_nothing() {
         assert_eq!((why.wake.read, why.wake.total()), (1, 1), "{:?}", why.wake);
         bench.world.advance(Duration::from_secs(10));
         let before = bench.accesses();
-        // A read of what is cached wakes nobody.
+        // A read of cached blocks does not access the origin.
         bench.dirty(0..200);
         bench.world.read(&bench.target, 3000 * BLOCK, 4096);
         bench.world.advance(60 * MINUTE);
@@ -129,7 +129,7 @@ fn a_write_around_the_cache_is_followed_by_a_sweep_too() {
 
 /// A log that is appended to is a long stream after a while, whose writes must not wake the disk.
 #[test]
-fn a_long_stream_goes_round_the_cache_only_while_the_disk_is_awake() {
+fn long_streams_bypass_the_cache_only_while_the_disk_is_awake() {
     let bench = bench(Settings { sequential_cutoff: 64 << 10, ..lazy() });
     let before = bench.accesses();
     for block in 0..200 {

@@ -1,5 +1,5 @@
-//! The top of a volume's stack: clients get the rate that the limits allow, whatever serves their requests, and
-//! nothing when another machine has the origin.
+//! The top of a volume's stack: clients get the rate that the limits allow, from whatever tier, and
+//! no service once another machine has the origin.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -178,7 +178,7 @@ fn a_volume_whose_origin_was_taken_over_serves_nothing() {
 }
 
 #[test]
-fn requests_are_recorded_as_clients_send_them_and_only_while_wanted() {
+fn client_requests_are_recorded_only_while_recording_is_on() {
     let mut test = Test::new(limited(1000, 0));
     let volume = test.volume.volume().clone();
     test.read(BLOCK);

@@ -36,7 +36,7 @@ fn open(
 }
 
 #[test]
-fn what_is_kept_of_the_log_does_not_keep_a_cache_from_opening() {
+fn log_changes_kept_in_memory_allow_a_cache_to_open() {
     let (world, cache, origin) = (World::new(), ram(64), ram(64));
     world.format(&cache, BlockSize::DEFAULT);
     let options = StoreOptions { checkpoint_bytes: Some(24 << 20), ..StoreOptions::default() };

@@ -98,7 +98,7 @@ impl Case {
 }
 
 #[test]
-fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
+fn sector_writes_complete_blocks_when_masks_find_no_memory() {
     let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
     let modes = [Mode::Writeback, Mode::Writeonly, Mode::Writethrough].map(settings);
     let cases = modes.into_iter().chain([ordered]);
@@ -129,7 +129,7 @@ fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
 }
 
 #[test]
-fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
+fn a_write_waiting_for_the_rest_of_its_block_ends_at_a_stop() {
     let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let (origin, faults) = case.world.faulty(case.origin.clone());
     let engine = case.open(&memory);
@@ -155,7 +155,7 @@ fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
 }
 
 #[test]
-fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_memory() {
+fn ordered_writers_wait_for_the_origin_when_memory_is_short() {
     let (mut case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let engine = case.open(&memory);
     let mut settings = Settings { ordered: true, ..settings(Mode::Writeback) };
@@ -189,7 +189,7 @@ fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_mem
 }
 
 #[test]
-fn an_ordered_volume_gets_on_beside_one_whose_versions_take_all_the_memory() {
+fn an_ordered_volume_proceeds_beside_one_that_uses_all_memory() {
     let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let engine = case.open(&memory);
     let settings = Settings { ordered: true, ..settings(Mode::Writeback) };

@@ -63,8 +63,8 @@ fn write_both(two: &Two, blocks: u64, flush_every: u64) {
     }
 }
 
-/// Asserts that `b`, beside a stopped volume with `waiting` blocks not yet on its origin, hits at
-/// least this share of what it hits alone on a cache smaller by as much.
+/// Asserts that `b`, beside a stopped volume with `waiting` blocks not yet on its origin, has at
+/// least this share of the hits that it has alone on a cache smaller by as much.
 fn assert_rest_is_usable(two: &Two, cache: u64, waiting: u64, share: f64) {
     let blocks = cache * MIB / 4096;
     let hits = storm(&two.world, &two.b, blocks, blocks * 16, 2);
@@ -112,7 +112,7 @@ fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
 }
 
 #[test]
-fn an_ordered_volume_that_is_stopped_holds_no_more_than_what_waits() {
+fn a_stopped_ordered_volume_holds_only_waiting_versions() {
     const CACHE: u64 = 64;
     let mut of_a = kept_dirty();
     of_a.ordered = true;
@@ -157,7 +157,7 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way() {
 
 /// The rest of the cache is pinned, or guarded by a share: nothing else can leave.
 #[test]
-fn a_neighbour_that_is_all_dirty_leaves_a_way_beside_blocks_that_stay() {
+fn a_dirty_neighbour_leaves_room_beside_bound_blocks() {
     let stays = [(60, 0..0), (0, 6690..8190)];
     for ((share_min, pinned), dirty_first) in
         stays.iter().cloned().flat_map(|stays| [(stays.clone(), 0), (stays, 2000)])
@@ -199,7 +199,7 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way_beside_blocks_that_stay() {
 }
 
 #[test]
-fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
+fn remains_of_a_deleted_volume_disturb_no_other() {
     let two = two(16, kept_dirty(), settings(Mode::Writeback));
     for block in 0..1500 {
         two.world.write(&two.a, block * 4096, &pattern(block));
@@ -282,7 +282,7 @@ fn a_hung_origin_leaves_the_rest_of_the_cache_to_others() {
 }
 
 #[test]
-fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
+fn writers_to_a_hung_origin_leave_room_to_others() {
     for fails in [false, true] {
         let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
         if fails {
@@ -365,7 +365,7 @@ fn a_stop_and_a_drain_before_a_hung_origin_end() {
     assert!(error.to_string().contains("answered"), "{error}");
     assert!(two.world.lane.now().since(before) < LONG);
     assert!(two.engine.cache.volume("a").is_none(), "it is stopped all the same");
-    // What was acknowledged is there the next time.
+    // Acknowledged data is there the next time.
     two.faults.heal();
     two.world.wait(read);
     let a = two.attach_a();
@@ -387,7 +387,7 @@ fn a_cache_closes_while_an_origin_hangs() {
 }
 
 #[test]
-fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
+fn a_volume_is_deleted_with_dirty_data_while_its_origin_hangs() {
     let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
     for block in 0..500 {
         two.world.write(&two.a, block * 4096, &pattern(block));
@@ -408,7 +408,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
 
 /// A write through the cache while the log is full.
 #[test]
-fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
+fn a_write_through_a_full_log_is_acknowledged_by_the_origin() {
     for survives in [Survives::Nothing, Survives::Daemon, Survives::PowerLoss] {
         let world = World::new();
         let engine = open_small(&world, 8 * MIB);

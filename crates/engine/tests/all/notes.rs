@@ -40,7 +40,7 @@ impl Ledger for SlowBook {
 /// The first flush starts the note. The second has nothing to add to it, but must not be answered
 /// before that note is durable either.
 #[test]
-fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {
+fn every_flush_waits_for_the_note_of_its_regions() {
     let world = World::new();
     let cache = ram(8);
     let engine = world.new_cache(&cache, BlockSize::DEFAULT);
@@ -64,7 +64,7 @@ fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {
 
 /// Every other block is dirty, so that each has a range of its own.
 #[test]
-fn the_note_of_a_volume_that_stops_with_dirty_blocks_everywhere_names_regions() {
+fn the_note_of_a_stop_with_scattered_dirty_blocks_names_regions() {
     for (blocks, exact) in [(1u64 << 14, true), ((1 << 14) + 1, false)] {
         let world = World::new();
         let cache = ram(256);
@@ -89,7 +89,7 @@ fn the_note_of_a_volume_that_stops_with_dirty_blocks_everywhere_names_regions() 
     }
 }
 
-/// They are in a single range: it is the list of blocks that would take too long.
+/// The blocks are in a single range: listing single blocks is what would take too long.
 #[test]
 fn a_volume_that_stops_with_a_million_dirty_blocks_lists_none() {
     for (blocks, exact) in [(1000, true), ((1u64 << 20) + 1, false)] {
@@ -127,7 +127,8 @@ fn a_volume_that_stops_with_a_million_dirty_blocks_lists_none() {
     }
 }
 
-/// The data is safe without the note; clients do not wait for a state directory that does not answer.
+/// The data is safe without the note; clients do not wait for a state directory that does not
+/// answer.
 #[test]
 fn no_flush_waits_for_a_late_note_for_more_than_a_second() {
     let world = World::new();
@@ -150,14 +151,14 @@ fn no_flush_waits_for_a_late_note_for_more_than_a_second() {
     assert!(both.iter().all(|flush| world.done(*flush).is_none()), "they wait for the note");
     world.advance(Duration::from_millis(200));
     both.iter().for_each(|flush| assert_eq!(world.wait(*flush).result, Ok(())));
-    // Another region; nobody waits for a place that is known not to answer, and nothing piles up there.
+    // Another region. No task waits for a ledger that is known not to answer, and no notes pile up.
     world.write(&target, 8 << 20, &[2; 4096]);
     (0..10).for_each(|_| flush(Duration::from_millis(10)));
     assert_eq!(book.complete_all(), 1, "one note was begun");
     let has =
         |at: u64| book.note_of("data").expect("a note").dirty.iter().any(|it| it.contains(&at));
     assert!(has(0) && !has(8 << 20));
-    // It answers again: what was left out is in the next note, and is waited for.
+    // The ledger answers again: the next note includes the skipped regions, and is waited for.
     world.write(&target, 0, &[3; 4096]);
     let next = world.submit(&target, Op::Flush, 0, 0, None);
     world.advance(Duration::from_millis(100));

@@ -74,7 +74,7 @@ impl Pair {
         Self::used_on(ram(SIZE >> 20), dirty, orderly)
     }
 
-    /// As [`Pair::used`], with an origin that has data.
+    /// Like [`Pair::used`], with an origin that has data.
     fn used_on(disk: Arc<dyn Device>, dirty: bool, orderly: bool) -> Pair {
         let world = World::new();
         let pair = Pair { cache: ram(8), disk };
@@ -118,10 +118,10 @@ impl Pair {
     }
 }
 
-/// As the superblock of ext4: a CRC32C is behind the data that it covers, so that a CRC32C of both together is
-/// always the same.
+/// As the superblock of ext4: a CRC32C is behind the data that it covers, so that a CRC32C of both
+/// together is always the same.
 #[test]
-fn a_superblock_that_ends_in_its_own_crc_is_noticed_after_a_crash() {
+fn a_changed_superblock_with_its_crc_is_noticed_after_a_crash() {
     let superblock = |mounts: u8| {
         let mut page = [0; PAGE];
         page[1024 + 52] = mounts;
@@ -140,7 +140,7 @@ fn a_superblock_that_ends_in_its_own_crc_is_noticed_after_a_crash() {
 }
 
 #[test]
-fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
+fn writes_elsewhere_to_an_origin_are_noticed_after_a_crash() {
     for orderly in [true, false] {
         let pair = Pair::used(false, orderly);
         change(&pair.disk, sampled(), 0x55);
@@ -166,7 +166,7 @@ fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
 }
 
 #[test]
-fn an_origin_that_another_volume_has_had_is_noticed_wherever_that_wrote() {
+fn an_origin_that_another_volume_used_is_noticed() {
     // Of a page that no sample covers.
     let place = 5 << 20;
     assert!(!sample_places(SIZE).iter().any(|sample| sample.abs_diff(place) < 4096));
@@ -323,7 +323,7 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
 }
 
 #[test]
-fn a_cache_of_an_earlier_program_starts_with_its_dirty_data_and_learns() {
+fn a_cache_of_an_earlier_release_starts_with_its_dirty_data() {
     let pair = Pair::used(true, false);
     // As the first versions left it: no identity, no samples, no feature bit.
     let world = World::new();

@@ -1,4 +1,4 @@
-//! Tasks that panic while others wait for what they hold: the cache fails as if its device had, and
+//! Tasks that panic while others wait for their results: the cache fails as if its device had, and
 //! every request and every command ends (invariants 15 and 25).
 
 use std::rc::Rc;
@@ -160,7 +160,7 @@ fn a_request_that_panics_gives_back_what_it_held() {
 fn a_panic_over_a_part_of_the_index_keeps_nobody_waiting() {
     let world = World::new();
     let (cache, faults) = world.faulty(ram(8));
-    // It is known that nobody writes to it, so no block is looked up when the volume starts.
+    // The evidence excludes other writers, so no block is looked up when the volume starts.
     let origin = with_evidence(&ram(32), None, "file 1 7 33554432 1 1");
     world.format(&cache, BlockSize::DEFAULT);
     let options = StoreOptions { shards: Some(8), load_later_from: 1, ..StoreOptions::default() };

@@ -1,4 +1,4 @@
-//! Pinned blocks stay cached, whatever else is read and written.
+//! Pinned blocks stay cached, regardless of other reads and writes.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::world::{World, settings};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
-/// Of the cache of 32 MiB.
+/// Pinned blocks of the cache of 32 MiB.
 const PINNED: std::ops::Range<u64> = 1000..2000;
 
 struct Test {

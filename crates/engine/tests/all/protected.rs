@@ -1,5 +1,5 @@
-//! Origins that take no writes: found so while a volume is served (invariants 18 and 36), or opened for reading
-//! only (invariant 37).
+//! Origins that take no writes: found so while a volume is served (invariants 18 and 36), or opened
+//! for reading only (invariant 37).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ fn quiet(mode: Mode) -> Settings {
 }
 
 #[test]
-fn writes_are_refused_while_the_origin_is_protected_and_dirty_data_arrives_afterwards() {
+fn a_protected_origin_refuses_writes_and_gets_dirty_data_later() {
     for ordered in [false, true] {
         let case = Case::new(Settings { ordered, ..quiet(Mode::Writeback) });
         case.write(0, 7).expect("written");
@@ -124,7 +124,7 @@ fn a_refused_write_tells_it_where_the_device_does_not() {
 }
 
 #[test]
-fn a_volume_that_starts_with_a_protected_origin_takes_no_write_before_that_is_noticed() {
+fn a_start_with_a_protected_origin_refuses_writes_at_once() {
     for ordered in [false, true] {
         let mut case = Case::new(Settings { ordered, ..quiet(Mode::Writeback) });
         case.write(0, 7).expect("written");
@@ -159,7 +159,7 @@ fn modes_that_write_to_the_origin_report_its_answer() {
 }
 
 #[test]
-fn a_volume_that_is_read_only_caches_what_is_read_and_changes_nothing() {
+fn a_read_only_volume_caches_reads_and_changes_nothing() {
     let (world, cache) = (World::new(), ram(16));
     let (disk, faults) = faulty(ram(12));
     forebay_testkit::poke(&disk, 0, &[5; BLOCK]);
@@ -182,7 +182,7 @@ fn a_volume_that_is_read_only_caches_what_is_read_and_changes_nothing() {
 }
 
 #[test]
-fn dirty_blocks_of_a_volume_that_became_read_only_are_served_and_kept() {
+fn dirty_blocks_of_a_now_read_only_volume_are_served_and_kept() {
     for ordered in [false, true] {
         let case = Case::new(Settings { ordered, ..quiet(Mode::Writeback) });
         case.write(0, 7).expect("written");
@@ -207,7 +207,7 @@ fn dirty_blocks_of_a_volume_that_became_read_only_are_served_and_kept() {
 }
 
 #[test]
-fn a_cache_full_of_dirty_blocks_that_cannot_leave_serves_hits_and_misses() {
+fn a_cache_full_of_bound_dirty_blocks_serves_hits_and_misses() {
     let case = Case::new(quiet(Mode::Writeback));
     forebay_testkit::poke(&case.origin, 11 << 20, &[4; BLOCK]);
     let offsets = || (0..8 << 20).step_by(BLOCK);

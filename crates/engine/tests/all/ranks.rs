@@ -116,7 +116,7 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
 }
 
 #[test]
-fn what_nobody_reads_is_given_up_once_it_is_clean() {
+fn unread_blocks_are_evicted_once_they_are_clean() {
     for reads in [false, true] {
         let test = test();
         // More than fits, so that reclaim has seen what clients do.
@@ -137,7 +137,7 @@ fn what_nobody_reads_is_given_up_once_it_is_clean() {
     }
 }
 
-/// How a task holds the block that it has looked up.
+/// The way in which a task holds the block that it has looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     /// In a hazard slot of its own.
@@ -149,7 +149,7 @@ enum Look {
 }
 
 #[test]
-fn what_somebody_looks_at_is_not_overwritten() {
+fn blocks_being_read_are_not_overwritten() {
     for look in [Look::Hazard, Look::Second, Look::Pin] {
         let test = test();
         let (engine, world) = (&test.engine, &test.world);
@@ -203,7 +203,7 @@ fn a_rank_that_changes_during_a_hit_is_not_overwritten() {
 
 /// A tier above serves reads that do not come here.
 #[test]
-fn what_a_tier_above_is_asked_for_counts_as_used() {
+fn reads_served_by_a_tier_above_count_as_uses() {
     let test = test();
     for block in 0..4 {
         test.write_now(block, 7);
@@ -218,8 +218,9 @@ fn what_a_tier_above_is_asked_for_counts_as_used() {
     test.check();
 }
 
-/// Writes and reads blocks of which the cache holds all, and reads others once, from an origin whose reads take `time` and
-/// whose writes take none. Returns how many reads of the former missed in the end.
+/// Writes and reads blocks of which the cache holds all, and reads others once, from an origin
+/// whose reads take `time` and whose writes take none. Returns how many reads of the former missed
+/// in the end.
 fn misses_of_hot(time: Duration) -> u64 {
     let world = World::new();
     let engine = world.new_cache(&ram(16), BlockSize::DEFAULT);

@@ -48,7 +48,7 @@ fn clients_see_the_sizes_of_the_origin() {
 }
 
 #[test]
-fn a_change_across_a_restart_is_refused_unless_the_operator_chooses() {
+fn a_changed_sector_size_is_refused_unless_the_operator_chooses() {
     use SectorSize::{Auto, Large, Small};
     for (before, now, other) in [(512, 4096, Small), (4096, 512, Large)] {
         let (world, disk) = (World::new(), ram(8));

@@ -1,4 +1,4 @@
-//! Long sequential streams: they use space that nobody needs, and take none from others.
+//! Long sequential streams: they use spare space, and take none from other volumes.
 
 use std::rc::Rc;
 
@@ -30,7 +30,8 @@ impl Test {
         Test { world, engine, volume }
     }
 
-    /// Reads a range in the order of addresses. Returns how many of its requests bypassed the cache.
+    /// Reads a range in the order of addresses. Returns how many of its requests bypassed the
+    /// cache.
     fn stream(&self, mib: std::ops::Range<u64>) -> u64 {
         let before = self.bypassed();
         for offset in (mib.start * MIB..mib.end * MIB).step_by(CHUNK as usize) {

@@ -1,4 +1,4 @@
-//! Writes through the cache, and what makes them durable.
+//! Writes through the cache, and the syncs that make them durable.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ fn write_many(world: &World, target: &Rc<LaneVolume>) -> Vec<u64> {
 /// The first write's sync hangs until the others have come: the next sync covers all of them. None
 /// of them is written to the origin again by writeback.
 #[test]
-fn writes_that_come_during_a_sync_share_the_next_and_reach_the_origin_once() {
+fn writes_during_a_sync_share_the_next_one() {
     let Bench { world, faults, engine: _engine, target } = bench(strict());
     let totals = || target.volume().stats.totals();
     world.write(&target, 0, &[1; BLOCK]);
@@ -67,7 +67,8 @@ fn writes_that_come_during_a_sync_share_the_next_and_reach_the_origin_once() {
     assert_eq!((totals().written_back_blocks, target.volume().dirty_blocks()), (0, 0));
 }
 
-/// Zeroes that do not go through the log, and discards: what is acknowledged survives a loss of power here too.
+/// Zeroes that do not go through the log, and discards: acknowledged ones survive a loss of power
+/// here too.
 #[test]
 fn a_strict_volume_syncs_what_it_zeroes_on_the_origin() {
     for op in [Op::WriteZeroes, Op::Discard] {
@@ -84,7 +85,8 @@ fn a_strict_volume_syncs_what_it_zeroes_on_the_origin() {
     }
 }
 
-/// What became dirty because the block was overwritten before its sync is for writeback, which needs the range.
+/// A block that became dirty because it was overwritten before its sync is left to writeback, which
+/// needs the range.
 #[test]
 fn a_write_through_a_cache_that_fails_does_not_wait_for_itself() {
     let world = World::new();
@@ -129,7 +131,7 @@ fn a_failed_sync_fails_all_that_wait_for_the_next() {
 /// A flush needs nothing of the cache device if the origin has all data: neither for writes through
 /// the cache nor for fills. The data of a write that ends in the log is committed once.
 #[test]
-fn a_flush_leaves_the_cache_device_alone_unless_the_log_alone_has_data() {
+fn a_flush_commits_only_if_the_log_alone_has_data() {
     let world = World::new();
     let (cache, faults) = faulty(ram(64));
     let origin = ram(16);
@@ -189,7 +191,7 @@ impl CompletionSink for Again {
     }
 }
 
-/// Each sync covers the writes that came during the one before: there is always a dirty block on
+/// Each sync covers the writes that arrived during the one before: there is always a dirty block on
 /// its way to the origin.
 #[test]
 fn a_drain_ends_while_writes_through_the_cache_never_do() {
@@ -224,7 +226,7 @@ fn a_drain_ends_while_writes_through_the_cache_never_do() {
 /// must not bring them into the cache, which would remember them when the origin does not
 /// (invariant 12).
 #[test]
-fn what_a_failed_sync_may_have_lost_does_not_enter_the_cache() {
+fn writes_that_a_failed_sync_may_have_lost_stay_uncached() {
     let Bench { world, faults, engine, target } = bench(settings(Mode::Writearound));
     world.write(&target, 0, &[1; BLOCK]);
     faults.fail_next(OpKind::Sync, 0..u64::MAX, 1);
@@ -244,7 +246,7 @@ fn what_a_failed_sync_may_have_lost_does_not_enter_the_cache() {
 
 /// A write that waits for free space was meant for the log alone when it began.
 #[test]
-fn a_write_that_waited_while_the_mode_changed_is_on_the_origin_when_it_is_acknowledged() {
+fn a_write_that_waited_during_a_mode_change_is_on_the_origin() {
     let world = World::new();
     let (origin, faults) = faulty(ram(16));
     let engine = open_small(&world, 8 * MIB);
@@ -268,7 +270,7 @@ fn a_write_that_waited_while_the_mode_changed_is_on_the_origin_when_it_is_acknow
 
 /// Until the end of the order is durable, clients write to the log alone.
 #[test]
-fn a_volume_that_leaves_order_and_writeback_is_clean_when_both_are_over() {
+fn leaving_order_and_writeback_leaves_a_volume_clean() {
     let world = World::new();
     let origin = ram(16);
     let (cache, faults) = faulty(ram(64));

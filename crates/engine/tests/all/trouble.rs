@@ -45,7 +45,7 @@ fn failed_reads_are_counted_by_device() {
 }
 
 #[test]
-fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
+fn a_discard_keeps_cached_blocks_if_the_origin_cannot_discard() {
     for can in [false, true] {
         let world = World::new();
         let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
@@ -150,7 +150,7 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
 /// origin is at a flush, so the volume cannot be put in order. Its dirty blocks used to wait for
 /// that, and filled the cache.
 #[test]
-fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
+fn a_volume_that_cannot_be_ordered_is_still_written_back() {
     let world = World::new();
     let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
     let engine = world.new_cache(&cache, BlockSize::DEFAULT);

@@ -1,4 +1,6 @@
-//! What one command does between two turns of the other tasks of its lane: a few blocks, or one shard of the index.
+//! The work of one command between two turns of its lane's other tasks: a few blocks, or one shard
+//! of the index.
+//! shard of the index.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -108,7 +110,7 @@ fn a_start_on_a_changed_origin_leaves_turns_to_neighbours() {
 }
 
 #[test]
-fn a_start_with_many_dirty_blocks_leaves_turns_to_neighbours_and_counts_each_once() {
+fn a_start_with_many_dirty_blocks_leaves_turns_to_neighbours() {
     let Full { world, engine, target: _, cache, origin } = full(Mode::Writeback, |at| at < 4096);
     world.close(&engine).expect("closed");
     for load_later_from in [0, u64::MAX] {
@@ -177,7 +179,7 @@ fn a_cache_counts_what_is_dirty_in_turns() {
 }
 
 #[test]
-fn a_checkpoint_leaves_turns_to_neighbours_on_a_device_without_waits() {
+fn a_checkpoint_on_an_instant_device_leaves_turns_to_neighbours() {
     let mut closed_in = Vec::new();
     for entries in [0, 60_000] {
         let (world, cache, origin) = (World::new(), ram(512), ram(256));

@@ -91,7 +91,7 @@ fn an_error_that_passes_loses_nothing() {
 }
 
 #[test]
-fn errors_that_last_concern_exactly_what_cannot_be_read_until_it_can() {
+fn lasting_errors_concern_only_the_unreadable_blocks() {
     for ordered in [false, true] {
         let dirty = dirty(ordered);
         let bad = dirty.place(7);
@@ -115,7 +115,7 @@ fn errors_that_last_concern_exactly_what_cannot_be_read_until_it_can() {
 }
 
 #[test]
-fn what_a_client_reads_again_is_not_lost() {
+fn a_block_that_a_client_reads_again_is_not_lost() {
     let dirty = dirty(false);
     dirty.faults.fail_in(OpKind::Read, dirty.place(7));
     assert_eq!(dirty.read(7), Err(IoError::Io));
@@ -131,7 +131,7 @@ fn what_a_client_reads_again_is_not_lost() {
 /// One bad sector fails the read of the whole run around it, including blocks that were bad earlier
 /// and are readable again.
 #[test]
-fn what_can_be_read_again_is_not_lost_beside_what_cannot() {
+fn readable_blocks_are_not_lost_beside_unreadable_ones() {
     let dirty = dirty(false);
     let read_all = || dirty.world.try_read(&dirty.target, 0, BLOCKS * BLOCK);
     dirty.faults.fail(&[OpKind::Read]);
@@ -168,7 +168,7 @@ fn sectors_that_a_lost_copy_does_not_hold_come_from_the_origin() {
 
 /// A group was written without a block that cannot be read at the moment.
 #[test]
-fn a_block_that_its_group_went_without_is_written_when_it_can_be_read() {
+fn a_block_missing_from_its_group_is_written_once_readable() {
     for (read, stopped) in [(true, false), (false, false), (false, true)] {
         let mut dirty = dirty(true);
         dirty.faults.fail_in(OpKind::Read, dirty.place(7));

@@ -52,7 +52,7 @@ fn a_block_that_was_never_here_is_cold_and_then_a_hit() {
 }
 
 #[test]
-fn what_was_evicted_discarded_or_overwritten_elsewhere_is_remembered_as_that() {
+fn misses_have_the_cause_of_the_blocks_removal() {
     let (world, engine, target) = start(16, 64, settings(Mode::Writethrough));
     // Invalidated: overwritten on the origin.
     world.read(&target, 0, 4 * BLOCK as usize);
@@ -130,7 +130,7 @@ fn sectors_that_were_not_written_are_a_partial_miss() {
 fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
     let cutoff = Settings { sequential_cutoff: 64 << 10, ..settings(Mode::Writeback) };
     let (world, engine, target) = start(16, 64, cutoff.clone());
-    // Fills the cache: while there is space that nobody needs, streams do not bypass it.
+    // Fill the cache: while there is spare space, streams do not bypass it.
     for block in (4096..16384).step_by(2) {
         world.read(&target, block * BLOCK, BLOCK as usize);
     }
@@ -157,7 +157,7 @@ fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
 }
 
 #[test]
-fn writes_that_the_origin_has_before_they_are_acknowledged_are_counted() {
+fn writes_acknowledged_by_the_origin_are_counted() {
     let (world, engine, target) = start(32, 32, settings(Mode::Writeback));
     let modes = [
         (Mode::Writeback, 0),

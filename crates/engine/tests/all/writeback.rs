@@ -69,7 +69,7 @@ impl Bench {
 }
 
 #[test]
-fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
+fn short_wholly_cached_gaps_are_written_along() {
     // Clean cached blocks, dirty blocks, the longest gap in bytes, and the blocks written.
     for (clean, dirty, gap, written) in [
         (0..10, vec![2, 6], 64 << 10, 5),
@@ -174,7 +174,7 @@ fn quiet_hours_write_everything_back() {
 }
 
 #[test]
-fn outside_of_quiet_hours_what_is_not_pressing_keeps_to_the_floor() {
+fn outside_of_quiet_hours_writeback_stays_at_the_floor() {
     let bench = bench(at_rest());
     bench.set(|settings| {
         settings.quiet_hours = QuietHours::new(60, 120);

@@ -66,7 +66,8 @@ impl Volume {
 }
 
 impl Ordered {
-    /// Writes versions to the origin in block order, and syncs it. Returns the blocks that cannot be read.
+    /// Writes versions to the origin in block order, and syncs it. Returns the blocks that cannot
+    /// be read.
     pub(super) async fn write_group(
         &self,
         versions: &[(OriginBlock, OrderedVersion)],
@@ -76,8 +77,8 @@ impl Ordered {
         let failures = self.0.volume.syncs.failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let merge = Merge::of(self.0.volume.block, settings.merge_bytes, 0);
-        // First the blocks that were refused the last time: as long as the origin does not take them, writing the
-        // others once more is in vain.
+        // First the blocks that were refused the last time: as long as the origin does not take
+        // them, writing the others once more is in vain.
         let stuck = versions.iter().filter(|(block, _)| self.0.volume.is_refused(*block));
         let stuck: Vec<Run> = stuck.map(|version| vec![version.clone()]).collect();
         if !stuck.is_empty() {
@@ -120,9 +121,9 @@ impl Ordered {
         }
     }
 
-    /// Writes runs, many at a time. Those that fail are split, and written again as long as others succeed: an
-    /// origin that fails one write in a hundred might never take a whole group at once. What it does not take in the
-    /// end are single blocks, unless it takes nothing.
+    /// Writes runs, many at a time. Runs that fail are split, and written again as long as others
+    /// succeed: an origin that fails one write in a hundred might never take a whole group at once.
+    /// In the end only single blocks are refused, unless the origin takes nothing.
     async fn write_runs(
         &self,
         mut runs: Vec<Run>,
@@ -159,7 +160,8 @@ impl Ordered {
         }
     }
 
-    /// Notes why the origin does not have these runs, and lists the blocks that it does not take alone.
+    /// Notes why the origin does not have these runs, and lists the blocks that it does not take
+    /// alone.
     fn note_refused(&self, failed: Vec<(Run, WritebackError)>, outcome: &RefCell<Outcome>) {
         let volume = &self.0.volume;
         let (mut refused, mut other) = (false, None);
@@ -210,7 +212,7 @@ impl Ordered {
         });
         let reads = {
             let mut reads = std::pin::pin!(join_all(reads));
-            // Clients, and whoever stops the volume, wait for this range.
+            // Clients, and the task that stops the volume, wait for this range.
             self.0.cache.unless_hung(&mut reads).await.ok_or(WritebackError::CacheHung)?
         };
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -236,7 +238,8 @@ impl Ordered {
     }
 }
 
-/// Splits the runs whose error may concern a part only. Returns whether any was split, and the runs to write.
+/// Splits the runs whose error may concern a part only. Returns whether any was split, and the runs
+/// to write.
 fn split(
     failed: Vec<(Run, WritebackError)>,
     mut is_local: impl FnMut(&forebay_device::DeviceError) -> bool,

@@ -47,13 +47,13 @@ pub(super) const PINNED_WHOLE: u32 = 4;
 #[derive(PartialEq, Eq)]
 pub(super) enum Emptied {
     AsFarAsPossible,
-    /// Nothing was done: the segment is full of blocks that have to stay.
+    /// No action: the segment is full of blocks that must stay.
     Packed,
 }
 
-/// Which of an owner's blocks in a segment are reinserted.
+/// The blocks of one owner in a segment that are reinserted.
 struct Worth {
-    /// Those that can leave it in no other way.
+    /// Blocks that can leave the segment in no other way.
     bound: bool,
     /// Clean blocks that the policy keeps.
     kept: bool,
@@ -99,8 +99,8 @@ impl EngineLane {
         if bound * WHOLE > capacity * PACKED || u64::from(bound) >= store.cells_if_split() {
             return Emptied::Packed;
         }
-        // Pinned blocks are moved only where that gains a good part of a segment, and count as kept below:
-        // otherwise reclaim would move the same blocks for ever (invariant 25).
+        // Pinned blocks are moved only where that gains a good part of a segment, and count as kept
+        // below: otherwise reclaim would move the same blocks for ever (invariant 25).
         let pinned = count(|owner, live| !live.dirty && owner.must_reinsert(live));
         if pinned * PINNED_WHOLE > capacity * PINNED_PACKED {
             return Emptied::Packed;
@@ -122,7 +122,8 @@ impl EngineLane {
             || (store.segments.free_count() > 0 && bound * 2 <= capacity);
         let most_kept = if waits { REINSERT_KEPT_WAITING } else { REINSERT_KEPT };
         let keep = room && kept * 100 <= capacity * most_kept;
-        // A segment tells nothing if many of its blocks have to stay: the policy can do nothing about these.
+        // A segment tells nothing if many of its blocks have to stay: the policy can do nothing
+        // about these.
         if room && !waits && (bound + pinned) * 8 <= capacity {
             replacement.kept.found(!keep);
         }
@@ -244,7 +245,7 @@ impl EngineLane {
 
     /// Reinserts the blocks that can be read at once, and returns the rest.
     fn reinsert_now(&self, owner: &Owner<'_>, kept: Vec<Live>) -> Vec<Live> {
-        /// How many blocks prefetch hints are ahead.
+        /// Distance of prefetch hints, in blocks.
         const AHEAD: usize = 2;
         let store = &self.cache.store;
         let mut payload = IoBuf::for_overwrite(store.block_size().as_usize());

@@ -23,9 +23,9 @@ pub(super) struct Owner<'a> {
     replacement: &'a Replacement,
     pub(super) space: VolumeSpace,
     pub(super) view: Option<Rc<LaneVolume>>,
-    /// Its dirty blocks cannot be written back now.
+    /// The volume's dirty blocks cannot be written back now.
     pub(super) bound: bool,
-    /// Its dirty blocks are left to ordered writeback.
+    /// The volume's dirty blocks are left to ordered writeback.
     pub(super) in_order: bool,
 }
 
@@ -53,8 +53,9 @@ impl<'a> Owner<'a> {
         Some(Owner { engine, replacement, space, view, bound, in_order })
     }
 
-    /// Returns whether a dirty block that the policy keeps is worth reinserting for the reads to come: a miss costs more, as
-    /// often as blocks are read and not overwritten. What it saves in writes to the origin does not count here.
+    /// Returns whether future reads justify reinserting a dirty block that the policy keeps: they
+    /// cost a miss each if blocks are read and not overwritten. Saved writes to the origin do not
+    /// count here.
     pub(super) fn reads_pay(&self) -> bool {
         let Some(view) = &self.view else { return false };
         let (volume, store) = (&view.volume, &self.engine.cache.store);
@@ -70,13 +71,15 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Returns whether the origin refuses a dirty block, so that only other blocks of its volume can be written back.
+    /// Returns whether the origin refuses a dirty block, so that only other blocks of its volume
+    /// can be written back.
     fn is_refused(&self, live: &Live) -> bool {
         self.view.as_ref().is_some_and(|view| view.volume.is_refused(live.block))
     }
 
-    /// Finds out which clean blocks stay: those that are pinned, and those that the volume's share guards. What
-    /// the replacement policy does not keep leaves first. They count as kept.
+    /// Decides which clean blocks stay: pinned ones, and those that the volume's share guards.
+    /// Blocks that the replacement policy does not keep leave first. Blocks that stay count as
+    /// kept.
     pub(super) fn guard(&self, blocks: &mut [Live]) {
         let Some(view) = &self.view else { return };
         let mut spare = view.volume.share.spare();

@@ -30,7 +30,7 @@ const SORTED_TOGETHER: u64 = 4096;
 /// Index entries that a pass visits in the time of one look-up.
 const PASSED_PER_LOOK_UP: u64 = 8;
 
-/// How many blocks prefetch hints are ahead of look-ups.
+/// Distance of prefetch hints ahead of look-ups, in blocks.
 const LOOKED_UP_AHEAD: u64 = 8;
 
 /// Look-ups before yielding to other tasks.

@@ -22,12 +22,12 @@ use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// The most bytes under way, whatever the depth. A disk takes 0.15 s to write them, and requests
-/// behind them wait.
+/// The most bytes in flight, whatever the depth. A disk takes 0.15 s to write them, and later
+/// requests wait.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// How many written blocks trigger a sync of the origin: this many, or `1 / PART_SYNCED` of the
-/// cache if that is less, so that space is freed in small steps.
+/// Written blocks that trigger a sync of the origin: this many, or `1 / PART_SYNCED` of the cache
+/// if that is less, so that space is freed in small steps.
 const MOST_SYNCED: u64 = 16_384;
 const PART_SYNCED: u64 = 32;
 

@@ -9,7 +9,8 @@ use forebay_lane::Notify;
 /// nearly all were, and the disk would be idle meanwhile.
 const READING: u64 = 4;
 
-/// The same for an origin without seeks, which takes many writes at a time: so many reads keep up with it.
+/// The same for an origin without seeks, which takes many writes at a time: so many reads keep up
+/// with it.
 const READING_SEEKLESS: u64 = 32;
 
 /// Gives out turns to read, in the order of asking.

@@ -1,10 +1,10 @@
 //! One write to the origin: dirty neighbours, and the clean blocks between them.
 //!
 //! A clean block that is wholly valid is the same on the origin and in the cache, so writing it
-//! along changes nothing there, as long as nobody else writes to the origin in between. Every other
-//! writer to the origin (around or through the cache, or a discard) holds the range exclusively and
-//! first takes the clean copy out of the index. This write holds its whole range exclusively before
-//! it looks up what is cached.
+//! along changes nothing there, as long as no other task writes to the origin in between. Every
+//! other writer to the origin (around or through the cache, or a discard) holds the range
+//! exclusively and first takes the clean copy out of the index. This write holds its whole range
+//! exclusively before it looks up the cached blocks.
 
 use std::time::Duration;
 

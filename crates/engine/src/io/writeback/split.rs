@@ -1,7 +1,9 @@
-//! Writes to the origin that fail, split until only the blocks are left that the origin does not take.
+//! Writes to the origin that fail, split until only the blocks are left that the origin does not
+//! take.
 //!
-//! Each part is a write of its own: it locks its range, looks up what is dirty now, and reads it again. So clients do
-//! not wait for the range while a slow disk fails one part after the other, and a part is as safe as any write.
+//! Each part is a write of its own: it locks its range, looks up what is dirty now, and reads it
+//! again. So clients do not wait for the range while a slow disk fails one part after the other,
+//! and a part is as safe as any write.
 
 use std::time::Duration;
 
@@ -15,16 +17,17 @@ use super::run::SpanWriter;
 use super::span::{Span, Written};
 use crate::error::WritebackError;
 
-/// A write that fails is split into so many. With more parts, fewer writes fail until a block is found, each of which
-/// may take a disk many seconds; with fewer, fewer writes succeed in between.
+/// A write that fails is split into so many. With more parts, fewer writes fail until a block is
+/// found, each of which may take a disk many seconds; with fewer, fewer writes succeed in between.
 pub(crate) const PARTS: usize = 16;
 
-/// Pauses before each retry of a block alone that was not refused before: disks and paths have errors that pass.
+/// Pauses before each retry of a block alone that was not refused before: disks and paths have
+/// errors that pass.
 const RETRY_AFTER: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
 
 impl SpanWriter<'_> {
-    /// Writes a span back, see [`SpanWriter::write_back_span`], and splits it as long as a part fails and others may
-    /// not. Blocks that the origin refuses alone are listed, and are no error.
+    /// Writes a span back, see [`SpanWriter::write_back_span`], and splits it as long as a part
+    /// fails and others may not. Blocks that the origin refuses alone are listed, and are no error.
     pub(crate) async fn write_back_parts(
         self,
         span: Span,

@@ -1,12 +1,14 @@
-//! Zeroes whole blocks of the origin, and takes what is cached of them out, in pieces.
+//! Zeroes whole blocks of the origin, and removes them from the cache, in pieces.
 //!
-//! Clean copies are durably forgotten before the origin changes: until then the origin has the same data. Dirty ones are durable by
-//! then, so that no clean copy comes back that they have replaced, and stay until the origin durably has the zeroes. So after a crash
-//! a block has its dirty data, which nobody has seen replaced yet, or zeroes; the older data of the origin is never seen again.
-//! Meanwhile nothing may mark such a block clean: writeback may have written it to the origin before the zeroes, and sync the origin
-//! after them.
+//! Clean copies are durably forgotten before the origin changes: until then the origin has the same
+//! data. Dirty copies are durable by then, so that no clean copy returns that they replaced, and
+//! stay until the origin durably has the zeroes. So after a crash a block has its dirty data, whose
+//! replacement no client has seen yet, or zeroes; the older data of the origin is never seen again.
+//! Meanwhile nothing may mark such a block clean: writeback may have written it to the origin
+//! before the zeroes, and sync the origin after them.
 //!
-//! The range is locked from the first look-up to the end, so that no request sees zeroes before the block is taken out for good.
+//! The range is locked from the first look-up to the end, so that no request sees zeroes before the
+//! block is removed for good.
 
 use std::ops::Range;
 
@@ -29,22 +31,23 @@ use crate::state::ranges::RangeGuard;
 /// Blocks that are looked up before other tasks of the lane have their turn.
 const LOOKED_UP: u64 = 512;
 
-/// Most dirty blocks of a piece.
+/// Maximum number of dirty blocks of a piece.
 const MOST_DIRTY: usize = 1 << 14;
 
-/// What was found of the blocks of a piece.
+/// The cached blocks that were found in a piece.
 struct TakenOut {
     /// The end of the blocks that were looked up. No copy of these is left, but for the dirty ones.
     end: OriginBlock,
     /// Ascending.
     dirty: Vec<OriginBlock>,
-    /// Whether a power failure may remove a dirty version, and bring back the copy that it replaced.
+    /// Whether a power failure may remove a dirty version, and bring back the copy that it
+    /// replaced.
     undurable: bool,
 }
 
 impl<'a> Discarder<'a> {
-    /// Zeroes whole blocks from `at` on, which it advances, in pieces, so that locks and memory do not grow with the request. Ends
-    /// before `end` if the origin does not support it.
+    /// Zeroes whole blocks from `at` on, which it advances, in pieces, so that locks and memory do
+    /// not grow with the request. Ends before `end` if the origin does not support it.
     pub(super) async fn zero_blocks(
         self,
         at: &mut OriginBlock,
@@ -65,8 +68,9 @@ impl<'a> Discarder<'a> {
         Ok(())
     }
 
-    /// Zeroes blocks at the beginning of a piece, and returns their end; `None`: the origin does not support it. `end` is the end of the
-    /// request's blocks, where the origin can be zeroed in any case.
+    /// Zeroes blocks at the beginning of a piece, and returns their end; `None`: the origin does
+    /// not support it. `end` is the end of the request's blocks, where the origin can be zeroed in
+    /// any case.
     async fn zero_piece(
         self,
         piece: Range<OriginBlock>,
@@ -98,7 +102,7 @@ impl<'a> Discarder<'a> {
         if !dirty.is_empty() {
             match zeroed {
                 Ok(true) => self.give_up(&dirty, bytes(to)).await?,
-                // What writeback has written there may be zeroes now.
+                // Blocks that writeback wrote there may be zeroes now.
                 Err(_) => volume.origin_is_uncertain(),
                 Ok(false) => (),
             }
@@ -175,8 +179,9 @@ impl<'a> Discarder<'a> {
         _lock: &RangeGuard<'a>,
     ) -> Result<bool, IoError> {
         let volume = &self.0.volume;
-        // Barrier for invariants 6 and 21: no clean copy may come back over the zeroes, neither one that was taken
-        // out nor one that a dirty version replaced which a power failure could remove.
+        // Barrier for invariants 6 and 21: no clean copy may come back over the zeroes, neither one
+        // that was taken out nor one that a dirty version replaced which a power failure could
+        // remove.
         Commits(self.0).sync_forgotten(&range, what).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
         let failures = volume.syncs.failures();
@@ -195,7 +200,8 @@ impl<'a> Discarder<'a> {
     async fn give_up(self, dirty: &[OriginBlock], range: Range<u64>) -> Result<(), IoError> {
         let volume = &self.0.volume;
         if !planted::has(PlantedBug::DiscardUnsynced) {
-            // Barrier for invariants 8 and 21: what the log alone has is kept until the zeroes are durable.
+            // Barrier for invariants 8 and 21: data that only the log has is kept until the zeroes
+            // are durable.
             let synced = OriginIo(self.0).sync_device(WakeReason::Write).await;
             synced.map_err(|error| {
                 OriginIo(self.0).write_failed(&error);
@@ -208,8 +214,9 @@ impl<'a> Discarder<'a> {
             some.iter().for_each(|block| self.forget(*block, |_| true));
             yield_now().await;
         }
-        // Barrier for invariants 1, 6 and 21: nothing of this comes back, although a flush may find nothing to commit. With the marks
-        // the versions become durable that they name, so no older version comes back either.
+        // Barrier for invariants 1, 6 and 21: nothing of this comes back, although a flush may find
+        // nothing to commit. With the marks the versions become durable that they name, so no older
+        // version comes back either.
         Commits(self.0).sync_forgotten(&range, Forgotten::Removals).await
     }
 }

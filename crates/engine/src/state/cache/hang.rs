@@ -33,7 +33,7 @@ impl Cache {
         }
     }
 
-    /// As [`Cache::unless_hung`], for work that may be abandoned only if a note can record that:
+    /// Like [`Cache::unless_hung`], for work that may be abandoned only if a note can record that:
     /// without a ledger, or before the index is loaded, always waits for its end.
     pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut Work<T>) -> Option<T> {
         match self.ledger() {

@@ -26,7 +26,8 @@ impl Cache {
         all
     }
 
-    /// Returns the cached blocks of a volume as [`Cache::occupancy_lately`] last counted them. `None`: never.
+    /// Returns the cached blocks of a volume as [`Cache::occupancy_lately`] last counted them.
+    /// `None`: never.
     pub fn cached_as_counted(&self, volume: VolumeId) -> Option<u64> {
         let counted = self.counted.lock();
         counted.as_ref().and_then(|(_, known)| known.get(&volume)).map(|own| own.cached)
@@ -74,8 +75,8 @@ impl Cache {
     }
 
     /// Returns the part of [`Cache::unwritten_blocks`] that cannot be written back at the moment:
-    /// the volumes are not attached, or their origins take no writes, or not these. The rest of the cache is left
-    /// to the other volumes.
+    /// the volumes are not attached, or their origins take no writes, or not these. The rest of the
+    /// cache is left to the other volumes.
     pub(crate) fn bound_blocks(&self) -> u64 {
         let bound = |volume: &Volume| match volume.is_bound() {
             true => self.unwritten_of(volume),

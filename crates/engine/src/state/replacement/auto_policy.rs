@@ -1,8 +1,8 @@
 //! The shadow caches of policy `auto` in the engine.
 //!
 //! Lanes put accesses to sampled blocks aside; `background::reclaim` shows them to the shadows, so
-//! that no client waits for that. Until then at most [`AutoPolicy::MOST_ASIDE`] accesses are kept, and
-//! further ones are dropped: all shadows miss them alike.
+//! that no client waits for that. Until then at most [`AutoPolicy::MOST_ASIDE`] accesses are kept,
+//! and further ones are dropped: all shadows miss them alike.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,8 +50,8 @@ impl AutoPolicy {
         RULES.get(self.chosen.load(Ordering::Relaxed)).unwrap_or(&Rule::S3_FIFO)
     }
 
-    /// Puts aside the accesses of a request to sampled blocks. `key_of` makes a volume's block unique
-    /// among volumes.
+    /// Puts aside the accesses of a request to sampled blocks. `key_of` makes a volume's block
+    /// unique among volumes.
     pub(crate) fn access(&self, access: Access, blocks: Range<Key>, key_of: impl Fn(Key) -> Key) {
         for key in self.sample.of(blocks) {
             self.put_aside(Event::Access(access, key_of(key)));

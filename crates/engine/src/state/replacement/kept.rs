@@ -1,15 +1,15 @@
-//! How many blocks the policy keeps: its share of the room, or fewer.
+//! The number of blocks that the policy keeps: its share of the usable blocks, or fewer.
 //!
-//! The share is for a log in which only kept blocks stay. Demoted blocks that are dirty stay too, and overwritten ones leave
-//! holes. If reclaim finds the cheapest segment too full, it evicts all clean blocks in it, whatever they are worth. So
-//! the policy then keeps fewer, until that is rare.
+//! The share assumes a log in which only kept blocks stay. Demoted blocks that are dirty stay too,
+//! and overwritten ones leave holes. If reclaim finds the cheapest segment too full, it evicts all
+//! clean blocks in it, whatever they are worth. So the policy then keeps fewer, until that is rare.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_policy::Shares;
 
-/// The part of the room, as one of so many, that the policy yields for a segment that is too full, and regains for each that
-/// is not: one of seventeen is too full in the long run.
+/// The part of the room, as one of so many, that the policy yields for a segment that is too full,
+/// and regains for each that is not: one of seventeen is too full in the long run.
 const YIELDED_AT_ONCE: u64 = 128;
 const REGAINED_AT_ONCE: u64 = 2048;
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_that_are_too_full_lower_what_is_kept_and_others_raise_it_again() {
+    fn full_segments_lower_the_kept_share_and_others_raise_it() {
         let kept = Kept::new(Shares::of(20_480, ReplacementKind::Lru));
         assert_eq!(kept.most(), 18_432);
         kept.found(false);

@@ -49,7 +49,7 @@ impl Volume {
         self.try_unreadable_again();
     }
 
-    /// As [`Volume::try_bad_again`], for blocks that cannot be read back.
+    /// Like [`Volume::try_bad_again`], for blocks that cannot be read back.
     pub(crate) fn try_unreadable_again(&self) {
         if self.has_bad() {
             let mut bad = self.bad.bad.lock();
@@ -76,8 +76,9 @@ impl Volume {
         blocks
     }
 
-    /// Records that a block has been read: it is no longer bad. That of an ordered volume is listed until it is
-    /// clean, because ordered writeback writes what is in its groups, and the block is in none.
+    /// Records that a block has been read: it is no longer bad. That of an ordered volume is listed
+    /// until it is clean, because ordered writeback writes what is in its groups, and the block is
+    /// in none.
     pub(crate) fn reads_again(&self, block: OriginBlock) {
         let was_bad = match self.is_ordered() {
             true => self.bad.bad.lock().try_soon(block),
@@ -110,8 +111,8 @@ impl Volume {
         self.bad.bad.lock().blocks.range(first..end).map(|(block, _)| *block).collect()
     }
 
-    /// Returns how many dirty blocks could not be read, or were refused by the origin, in this round: waiting for
-    /// them is pointless.
+    /// Returns how many dirty blocks could not be read, or were refused by the origin, in this
+    /// round: waiting for them is pointless.
     pub(crate) fn bad_count(&self) -> u64 {
         self.unreadable_count() + self.refused_count()
     }

@@ -57,8 +57,8 @@ impl Volume {
         byte.saturating_sub(self.alignment)
     }
 
-    /// Returns the blocks of the volume that a byte range touches. The range may go beyond the end of
-    /// the volume, as logical blocks of the origin do, or an origin that has grown.
+    /// Returns the blocks of the volume that a byte range touches. The range may go beyond the end
+    /// of the volume, as logical blocks of the origin do, or an origin that has grown.
     pub(crate) fn blocks(&self, range: Range<u64>) -> Range<u64> {
         let first = self.block.block_of(range.start + self.alignment).0;
         let end = range.end.min(self.size);
@@ -68,7 +68,8 @@ impl Volume {
         first..self.block.block_of(end - 1 + self.alignment).0 + 1
     }
 
-    /// Returns the blocks that ranges of bytes touch, in any order and as far as they are within the volume.
+    /// Returns the blocks that ranges of bytes touch, in any order and as far as they are within
+    /// the volume.
     pub fn blocks_of(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> BlockSet {
         BlockSet::of(ranges.into_iter().map(|range| self.blocks(range)))
     }

@@ -1,5 +1,5 @@
-//! The state of a volume's origin: whether it answers, its last errors, whether it has shrunk or takes no
-//! writes, and whether another machine has it.
+//! The state of a volume's origin: whether it answers, its last errors, whether it has shrunk or
+//! takes no writes, and whether another machine has it.
 
 use std::fmt::Display;
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ impl Volume {
         self.waits.too_long()
     }
 
-    /// Returns for how long the origin has not been accessed now, and how long it has rested in all,
-    /// see [`RESTS_AFTER`](crate::RESTS_AFTER).
+    /// Returns for how long the origin has not been accessed now, and how long it has rested in
+    /// all, see [`RESTS_AFTER`](crate::RESTS_AFTER).
     pub fn origin_rests(&self) -> (Duration, Duration) {
         let (rest, now) = (&self.stats.rest, self.waits.now());
         (rest.current(now), rest.total(now))
@@ -45,13 +45,14 @@ impl Volume {
         Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
     }
 
-    /// Has a stop record nothing by which another device with the same content is taken for the origin: the path of
-    /// the origin leads to something else.
+    /// Prevents a stop from recording anything by which another device with the same content would
+    /// be taken for the origin: the path of the origin leads to another device.
     pub fn leave_no_print(&self) {
         self.leaves_no_print.store(true, Ordering::Relaxed);
     }
 
-    /// Returns a message if the origin was taken over by another machine. Clients are refused from then on.
+    /// Returns a message if the origin was taken over by another machine. Clients are refused from
+    /// then on.
     pub fn origin_fenced(&self) -> Option<String> {
         let cause = self.origin.fenced()?;
         let fenced = format!("the origin {} is lost: {cause}", self.origin_name);
@@ -73,15 +74,15 @@ impl Volume {
         self.read_only
     }
 
-    /// Returns whether clients' writes are refused, because the volume is read-only or its origin takes none: what
-    /// is acknowledged has to have a way to the origin (invariant 36).
+    /// Returns whether clients' writes are refused, because the volume is read-only or its origin
+    /// takes none: acknowledged data must have a way to the origin (invariant 36).
     #[inline]
     pub(crate) fn refuses_writes(&self) -> bool {
         (self.read_only || self.protection.is_set()) && !planted::has(PlantedBug::ProtectionIgnored)
     }
 
-    /// Returns a message if dirty blocks have no way to the origin, because it takes no writes; and if clients are
-    /// refused for that reason.
+    /// Returns a message if dirty blocks have no way to the origin, because it takes no writes; and
+    /// if clients are refused for that reason.
     pub fn origin_protected(&self) -> Option<String> {
         if let Some(cause) = self.protection.get() {
             return Some(format!("the origin {} cannot be written: {cause}", self.origin_name));
@@ -95,7 +96,8 @@ impl Volume {
         })
     }
 
-    /// Returns a message if there are dirty blocks and an attempt to write them to the origin is pointless.
+    /// Returns a message if there are dirty blocks and an attempt to write them to the origin is
+    /// pointless.
     pub(crate) fn kept_from_origin(&self) -> Option<String> {
         self.look_at_protection();
         let hopeless = self.read_only || self.is_protected.load(Ordering::Relaxed);
@@ -121,8 +123,8 @@ impl Volume {
         self.healed.load(Ordering::SeqCst)
     }
 
-    /// Checks whether the origin takes writes. If only a write shows that it takes none, a write has to show that
-    /// it takes them again.
+    /// Checks whether the origin takes writes. If only a write shows that it takes none, a write
+    /// has to show that it takes them again.
     fn look_at_protection(&self) {
         if let Some(cause) = self.origin.write_protected() {
             self.is_protected.store(true, Ordering::Relaxed);
@@ -141,8 +143,8 @@ impl Volume {
         }
     }
 
-    /// Checks whether the origin was taken over, has shrunk or takes no writes, and logs that once. Tells the shadow caches how much
-    /// waits to be written to it.
+    /// Checks whether the origin was taken over, has shrunk or takes no writes, and logs that once.
+    /// Tells the shadow caches how much waits to be written to it.
     pub(crate) fn look_at_origin(&self) {
         self.watched.set_dirty(self.dirty_blocks());
         self.origin_fenced();

@@ -14,7 +14,8 @@ use crate::state::volume::Volume;
 const NAMED: usize = 3;
 
 impl Volume {
-    /// Records that the origin does not take a dirty block, written alone. `false`: too many are listed already.
+    /// Records that the origin does not take a dirty block, written alone. `false`: too many are
+    /// listed already.
     pub(crate) fn refuses(&self, block: OriginBlock, error: &DeviceError, now: Nanos) -> bool {
         if planted::has(PlantedBug::RefusalForgotten) {
             return true;
@@ -48,7 +49,7 @@ impl Volume {
     /// Records that the origin has taken a write.
     pub(crate) fn origin_takes(&self) {
         if self.refused.succeeded() {
-            // What was refused while it took nothing may have been good.
+            // Blocks that were refused while the origin took nothing may be writable.
             self.try_refused_again();
         }
     }
@@ -82,9 +83,11 @@ impl Volume {
         if self.has_refused() { self.refused.with(|list| list.bad.blocks.len() as u64) } else { 0 }
     }
 
-    /// Returns how many dirty blocks writeback need not wait for: the origin refuses them alone, and takes others.
+    /// Returns how many dirty blocks writeback need not wait for: the origin refuses them alone,
+    /// and takes others.
     pub(crate) fn passed_over(&self) -> u64 {
-        // Of an origin that takes nothing, each block is refused sooner or later, and none of them has been passed over.
+        // Of an origin that takes nothing, each block is refused sooner or later, and none of them
+        // has been passed over.
         if self.refused.takes_nothing() { 0 } else { self.all_refused() }
     }
 
@@ -103,8 +106,9 @@ impl Volume {
         }
     }
 
-    /// Records that a block is no longer dirty, or that the origin has taken it. It may stay dirty in the latter case:
-    /// until the origin is synced, or as one of an ordered group of which others are refused.
+    /// Records that a block is no longer dirty, or that the origin has taken it. It may stay dirty
+    /// in the latter case: until the origin is synced, or as one of an ordered group of which
+    /// others are refused.
     #[inline]
     pub(crate) fn remove_refused(&self, block: OriginBlock) {
         if self.has_refused() {
