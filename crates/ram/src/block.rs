@@ -1,4 +1,5 @@
-//! Blocks, the regions that they are written down in, and the parts of requests that lie in one block.
+//! Blocks, the regions that they are written down in, and the parts of requests that lie in one
+//! block.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -65,8 +66,8 @@ impl Default for RamBlock {
 pub(crate) struct RamBlockNumber(pub(crate) u64);
 
 impl RamBlockNumber {
-    /// Returns 64 well-mixed bits: the lowest 40 choose the place in a shard's index, and some above
-    /// the guard.
+    /// Returns 64 well-mixed bits: the lowest 40 choose the place in a shard's index, and some
+    /// above the guard.
     pub(crate) fn hash(self) -> u64 {
         Key(self.0).spread()
     }
@@ -82,8 +83,8 @@ pub(crate) struct Region(pub(crate) u64);
 
 impl Region {
     /// Returns the shard among `shards`, a power of two. As many neighbouring regions as there are
-    /// shards have one each, so that a range of the volume fills all of them alike; which region has
-    /// which differs from one such group to the next, so that no stride fills one shard alone.
+    /// shards have one each, so that a range of the volume fills all of them alike; which region
+    /// has which differs from one such group to the next, so that no stride fills one shard alone.
     pub(crate) fn shard(self, shards: usize) -> usize {
         let group = self.0 / shards as u64;
         (self.0 ^ (Key(group).spread() >> 32)) as usize & (shards - 1)
@@ -108,9 +109,9 @@ fn is_whole(range: &Range<u64>) -> bool {
 /// A change of the lower tier, for the tier above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It will have data that is known.
+    /// The range gets known data.
     Data,
-    /// It will have zeroes, or perhaps, after a discard.
+    /// The range gets zeroes, or may get zeroes after a discard.
     Zeroes,
 }
 
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_regions_fill_all_shards_alike_and_no_stride_fills_one_alone() {
+    fn neighbouring_regions_and_strides_fill_all_shards_alike() {
         for shards in [1usize, 2, 8, 64] {
             let mut counts = vec![0; shards];
             (0..10 * shards as u64).for_each(|number| counts[Region(number).shard(shards)] += 1);

@@ -1,5 +1,5 @@
-//! What is in each frame: the block, and the states of its sectors. Packed, because it exists for
-//! every block: 11 bytes for blocks of 4 KiB.
+//! Contents of the frames: the block of each, and the states of its sectors. Packed, because they
+//! exist for every block: 11 bytes for blocks of 4 KiB.
 
 use forebay_device::hint::Spot;
 
@@ -17,7 +17,7 @@ const USED: u8 = 0x80;
 pub(crate) struct Sectors {
     /// Reads may be served from the frame.
     pub(crate) valid: u128,
-    /// Only the frame has the data.
+    /// Sectors whose data only the frame has.
     pub(crate) dirty: u128,
     /// The data is being written to the lower tier, or replaced there.
     pub(crate) writing: u128,

@@ -28,11 +28,11 @@ pub struct TierCounts {
     pub superseded_bytes: u64,
     /// Bytes written down.
     pub written_down_bytes: u64,
-    /// Of these, the bytes written down early because space ran short.
+    /// Bytes among these that were written down early because space ran short.
     pub urgent_bytes: u64,
     /// Requests in which data was written down.
     pub write_downs: u64,
-    /// Of these, the requests whose data waited for longer than the time allowed.
+    /// Requests among these whose data waited for longer than the time allowed.
     pub late_write_downs: u64,
     /// Requests that failed; their data is deferred again.
     pub failed_write_downs: u64,

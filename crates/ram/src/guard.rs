@@ -6,14 +6,14 @@
 
 use crate::block::RamBlockNumber;
 
-/// Guards of a shard. Blocks that share one disturb each other's fills, no more.
+/// Guards of a shard. A collision only cancels a fill.
 const GUARDS: usize = 64;
 
-/// What a request remembers of a block from its start until the lower tier has answered.
+/// State of a block's guard at the start of a request, until the lower tier has answered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Token {
     epoch: u32,
-    /// No write to the block was in flight.
+    /// Whether no write to the block was in flight.
     undisturbed: bool,
 }
 
@@ -44,7 +44,8 @@ impl Guards {
         &mut self.own[Self::number(block)]
     }
 
-    /// Returns what a request begins with. Both epochs only advance, so their sum stays the same only if both do.
+    /// Returns what a request begins with. Both epochs only advance, so their sum stays the same
+    /// only if both do.
     fn token(&self, block: RamBlockNumber) -> Token {
         let (own, all) = (self.own[Self::number(block)], self.all);
         let epoch = own.epoch.wrapping_add(all.epoch);
@@ -106,7 +107,7 @@ impl Guards {
         self.all.writers > 0 || self.own[Self::number(block)].writers > 0
     }
 
-    /// Notes a write that only RAM has for now: what reads of the lower tier return is not current.
+    /// Notes a write that only RAM has for now: reads of the lower tier do not return current data.
     pub(crate) fn deferred(&mut self, block: RamBlockNumber) {
         let guard = self.of(block);
         guard.epoch = guard.epoch.wrapping_add(1);

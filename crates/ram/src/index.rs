@@ -1,4 +1,4 @@
-//! Which frame holds which block: a hash table of frame numbers, whose keys are in the frames.
+//! Index of frames by block: a hash table of frame numbers, whose keys are in the frames.
 
 use forebay_device::hint::Spot;
 
@@ -12,14 +12,15 @@ impl Frame {
     }
 }
 
-/// Most frames of a table.
+/// Maximum number of frames of a table.
 pub(crate) const MOST_FRAMES: u32 = (1 << FRAME_BITS) - 1;
 
 /// Bits of an entry for the frame's number plus one; the others hold a part of the hash, so that
 /// hardly any other frame is looked at.
 const FRAME_BITS: u32 = 24;
 
-/// See the module. Collisions go to the next entry; at most three quarters of the entries are in use.
+/// See the module. Collisions go to the next entry; at most three quarters of the entries are in
+/// use.
 pub(crate) struct Index {
     entries: Box<[u32]>,
     len: usize,
@@ -51,7 +52,8 @@ impl Index {
         Spot::of(&self.entries[self.first(hash)])
     }
 
-    /// Returns a frame that probably has this hash. Looks only at what [`Index::spot`] names.
+    /// Returns a frame that probably has this hash. Reads only the memory that [`Index::spot`]
+    /// names.
     pub(crate) fn guess(&self, hash: u64) -> Option<Frame> {
         let at = self.first(hash);
         let near = self.entries[at..].iter().take(4).take_while(|entry| **entry != 0);

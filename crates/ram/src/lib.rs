@@ -6,22 +6,22 @@
 //!
 //! - [`options`]: size, block size and policy, and how writes are deferred
 //! - `block`: blocks, regions, and the parts of a request
-//! - `index`: which frame of a shard holds which block
-//! - `contents`: what is in a frame, and the states of its sectors
+//! - `index`: the frame of each block of a shard
+//! - `contents`: the content of a frame, and the states of its sectors
 //! - `guard`: which copies are certain to be current
 //! - `offer`: blocks that RAM gives up, for the lower tier
 //! - `shard`: a part of the blocks, under one lock
 //! - `counts`: counts of a tier
 //! - [`tier`]: all blocks of a volume, shared by its lanes
-//! - [`watch`]: what clients ask for, and its miss-ratio curve
+//! - [`watch`]: counts and miss-ratio curve of client requests
 //! - `schedule`: when deferred data is written down
 //! - [`write_down`]: writes it down
 //! - [`prefetch`]: reads blocks so that they are cached before a client asks for them
 //! - [`volume`]: the volume on one lane, as front ends see it
 //!
-//! A write goes to the lower tier before it is acknowledged, so a crash loses nothing here. If writes are
-//! deferred, a crash loses those that neither a flush nor FUA has covered, like a disk with a volatile
-//! write cache.
+//! A write goes to the lower tier before it is acknowledged, so a crash loses nothing here. If
+//! writes are deferred, a crash loses writes that neither a flush nor FUA has covered, like a disk
+//! with a volatile write cache.
 #![forbid(unsafe_code)]
 
 pub mod block;

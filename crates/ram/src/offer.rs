@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use crate::block::RamBlockNumber;
 use crate::guard::Token;
 
-/// Most offers that wait. RAM gives up one block for each that enters, and offers are passed on just
-/// after that.
+/// Maximum number of waiting offers. RAM gives up one block for each that enters, and passes offers
+/// on just after that.
 const MOST_OFFERS: u64 = 16;
 
 /// Returns the most RAM that offers take, in bytes.

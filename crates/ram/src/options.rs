@@ -9,24 +9,24 @@ use crate::block::{REGION_BYTES, RamBlock};
 use crate::index::MOST_FRAMES;
 use crate::offer;
 
-/// Most RAM per block beside its data, in bytes: the index at its emptiest, masks, and the policy with
-/// its ghosts.
+/// Upper limit of RAM per block beside its data, in bytes: the index at its emptiest, masks, and
+/// the policy with its ghosts.
 const BLOCK_OVERHEAD: u64 = 56;
-/// Most RAM per sector beside its data, in bytes: its bits in the masks.
+/// Upper limit of RAM per sector beside its data, in bytes: its bits in the masks.
 const SECTOR_OVERHEAD: f64 = 3.0 / 8.0;
-/// Most RAM per shard beside its blocks and the shadow caches of its policy, in bytes.
+/// Upper limit of RAM per shard beside its blocks and the shadow caches of its policy, in bytes.
 const SHARD_OVERHEAD: u64 = 104 << 10;
-/// Most shards of a tier, unless it has more blocks than they can hold. Two lanes rarely meet in one
-/// of so many.
+/// Maximum number of shards of a tier, unless it has more blocks than they can hold. Two lanes
+/// rarely meet in one of so many.
 const MOST_SHARDS: u64 = 64;
-/// Fewest blocks in a shard, if there is more than one. Each has a policy with memory of its own, and
-/// with fewer blocks that would evict much sooner than one policy for all of them.
+/// Fewest blocks in a shard, if there is more than one. Each has a policy with memory of its own,
+/// and with fewer blocks that would evict much sooner than one policy for all of them.
 const SHARD_BLOCKS: u64 = 4096;
-/// Fewest regions in a shard, if there is more than one: neighbouring regions are in different shards,
-/// and with few regions in each a small range of the volume would leave most shards empty.
+/// Fewest regions in a shard, if there is more than one: neighbouring regions are in different
+/// shards, and with few regions in each a small range of the volume would leave most shards empty.
 const SHARD_REGIONS: u64 = 8;
 
-/// How a tier is made.
+/// Parameters of a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierOptions {
     /// Bytes of cached data.
@@ -35,7 +35,7 @@ pub struct TierOptions {
     pub block: RamBlock,
     /// The replacement policy.
     pub policy: ReplacementKind,
-    /// Which requests are cached.
+    /// Strategy: the requests that are cached.
     pub strategy: RamStrategy,
     /// Whether the data is locked in RAM, so that it is never swapped out.
     pub locked: bool,
@@ -49,7 +49,7 @@ impl TierOptions {
         self.memory_in(self.shards())
     }
 
-    /// As [`TierOptions::memory`], for a tier with this number of shards.
+    /// Like [`TierOptions::memory`], for a tier with this number of shards.
     pub(crate) fn memory_in(&self, shards: u64) -> u64 {
         let blocks = self.bytes / self.block.bytes();
         let masks = (blocks * u64::from(self.block.sectors())) as f64 * SECTOR_OVERHEAD;
@@ -59,8 +59,8 @@ impl TierOptions {
         self.bytes.saturating_add(overhead + offer::memory(self.block.bytes()))
     }
 
-    /// Returns the most RAM that a tier made with these options and with room for `room` bytes takes,
-    /// in bytes: see [`crate::Tier::with_room`].
+    /// Returns the most RAM that a tier made with these options and with room for `room` bytes
+    /// takes, in bytes: see [`crate::Tier::with_room`].
     pub fn memory_with_room(&self, room: u64) -> u64 {
         self.memory_in(TierOptions { bytes: room, ..*self }.shards())
     }
@@ -74,14 +74,14 @@ impl TierOptions {
     }
 }
 
-/// How writes are deferred.
+/// Parameters of deferred writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferral {
     /// The time within which deferred data is written down.
     pub within: Duration,
     /// When it is written down.
     pub mode: WriteDown,
-    /// Most of the tier that deferred data takes, in percent: 1 to 100.
+    /// Largest share of the tier that deferred data takes, in percent: 1 to 100.
     pub share: u8,
     /// Whether flushes and FUA are ignored: for data that may be lost.
     pub ignore_flush: bool,
@@ -94,7 +94,7 @@ impl Deferral {
     }
 }
 
-/// What a strategy caches.
+/// The requests that a strategy caches.
 pub(crate) trait Keeps {
     fn keeps_reads(self) -> bool;
     fn keeps_writes(self) -> bool;

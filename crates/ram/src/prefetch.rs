@@ -20,26 +20,26 @@ const DEPTH: usize = 2;
 /// Longest time that a read gives way to clients, so that it comes to its end beside them.
 const GIVES_WAY: Duration = Duration::from_millis(100);
 
-/// How often a read that gives way looks again.
+/// Interval at which a read that gives way checks again.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A read that fails is split into parts of this size, until so many of them have failed.
 const PART: u64 = 64 << 10;
 const MOST_BAD: u64 = 8;
 
-/// What came of it.
+/// The outcome of a prefetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefetched {
     /// Bytes read.
     pub bytes: u64,
-    /// Reads that failed; nobody needed them.
+    /// Reads that failed; no client needed them.
     pub failed: u64,
 }
 
-/// Reads ranges of bytes of `volume`, which has `tier`, in their order and in requests of up to 1 MiB.
-/// Nothing is evicted for them: what has no room is left out. Each read waits for a while as long as
-/// `in_flight`, the requests in flight below the tier, are more than its own. `progress` is called
-/// with the bytes of the ranges that are done, and may end it.
+/// Reads ranges of bytes of `volume`, which has `tier`, in their order and in requests of up to 1
+/// MiB. Nothing is evicted for them: blocks without room are left out. Each read waits for a while
+/// as long as `in_flight`, the number of requests in flight below the tier, exceeds its own.
+/// `progress` is called with the bytes of the finished ranges, and may end the prefetch.
 pub async fn prefetch(
     tier: &Tier,
     volume: &Rc<dyn BlockService>,
@@ -88,8 +88,8 @@ pub async fn prefetch(
     Prefetched { bytes: bytes.get(), failed: failed.get() }
 }
 
-/// Reads a range, in parts where a bad sector fails the whole. Returns how many bytes were read, and how many reads
-/// failed that were not split.
+/// Reads a range, in parts where a bad sector fails the whole. Returns how many bytes were read,
+/// and how many reads failed that were not split.
 ///
 /// # Errors
 /// The volume stops.
@@ -121,8 +121,8 @@ async fn read_parts(
     Ok((good, bad))
 }
 
-/// Returns the part of a range within one region that is to be read, beside `reading` bytes that may
-/// need room too; `None`: it is cached, or there is no room.
+/// Returns the part of a range within one region that is to be read, beside `reading` bytes that
+/// may need room too; `None`: it is cached, or there is no room.
 fn missing(tier: &Tier, range: &Range<u64>, reading: u64) -> Option<Range<u64>> {
     let (cached, room) = tier.room_at(range.start, range.end - range.start);
     let room = (room * tier.block().bytes()).saturating_sub(reading);

@@ -10,7 +10,7 @@ use crate::options::Deferral;
 const URGENT: f64 = 0.5;
 /// Early write-downs end at this share.
 const RELAXED: f64 = 0.45;
-/// From this share on they have the greatest depth.
+/// Fill from which on write-downs have the greatest depth.
 const PRESSED: f64 = 0.9;
 
 /// Regions written down concurrently: in time, and at most.
@@ -20,7 +20,7 @@ const MOST_DEPTH: usize = 16;
 /// A lower tier that no client has needed for this long is idle.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// How much is deferred, and the state of the lower tier.
+/// The amount of deferred data, and the state of the lower tier.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Situation {
     pub(crate) now: Nanos,
@@ -38,7 +38,7 @@ pub(crate) struct Situation {
     pub(crate) rate: f64,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Next {
     /// Wait for the first deferred write, or for scarce space.
@@ -51,9 +51,9 @@ pub(crate) enum Next {
         depth: usize,
         /// The time over which the regions are spread, if they are not written as fast as possible.
         spread: Duration,
-        /// Only until there is enough space again.
+        /// Write only until there is enough space again.
         urgent: bool,
-        /// Only until a client needs the lower tier.
+        /// Write only until a client needs the lower tier.
         idle: bool,
     },
 }
@@ -71,8 +71,8 @@ fn urgent_depth(fill: f64, waiting: bool) -> usize {
     if waiting { MOST_DEPTH } else { 1 + (pressure * (MOST_DEPTH - 1) as f64) as usize }
 }
 
-/// Returns whether an early write-down of this depth has become much too slow. One over many regions
-/// takes seconds, in which space may run out.
+/// Returns whether an early write-down of this depth has become much too slow. One over many
+/// regions takes seconds, in which space may run out.
 pub(crate) fn is_overtaken(depth: usize, fill: f64, waiting: bool) -> bool {
     urgent_depth(fill, waiting) >= 2 * depth
 }
@@ -103,8 +103,8 @@ pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
         }
         WriteDown::Average if due <= it.now => ALL,
         WriteDown::Average => {
-            // Data that arrives right behind this sweep is reached by the next one, in time, and there
-            // is enough time left to write it.
+            // Data that arrives right behind this sweep is reached by the next one, in time, and
+            // there is enough time left to write it.
             let spread = (how.within.saturating_sub(lead) / 2).min(due.since(it.now));
             Next::Write { depth: 1, spread, urgent: false, idle: false }
         }

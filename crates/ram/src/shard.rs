@@ -1,7 +1,7 @@
 //! A part of a tier's blocks, under one lock: index, data, policy, and the requests in flight.
 //!
-//! The policy knows the blocks that it may evict. A block with deferred data is **pinned**: it stays
-//! in its frame until the data is written down, and the policy does not know it.
+//! The policy knows the blocks that it may evict. A block with deferred data is **pinned**: it
+//! stays in its frame until the data is written down, and the policy does not know it.
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
@@ -33,14 +33,14 @@ pub(crate) use turns::Turn;
 /// Sectors of a block that are prefetched.
 const EXPECTED_SECTORS: u32 = 8;
 
-/// One in so many hits is told to the lower tier: enough to keep what is hot here from being evicted
-/// there, at a small part of what telling all of them would cost.
+/// One hit in this many is reported to the lower tier: enough to keep blocks that are hot here from
+/// being evicted there, at a small part of the cost of reporting all.
 const TOLD_EVERY: u64 = 16;
 
 /// A read that was served from RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hit {
-    /// Nobody else needs to know.
+    /// No report to the lower tier.
     Quiet,
     /// The lower tier is told.
     Tell,
@@ -71,9 +71,9 @@ pub(crate) struct Shard {
     free: Vec<Frame>,
     data: Area,
     policy: Box<dyn BlockPolicy>,
-    /// Most blocks; there is one frame more.
+    /// Maximum number of blocks; there is one frame more.
     capacity: u32,
-    /// Most blocks at the moment.
+    /// Present limit of the number of blocks.
     room: u32,
     guards: Guards,
     /// The blocks of each write to the lower tier that is in flight.
@@ -81,7 +81,7 @@ pub(crate) struct Shard {
     offers: Arc<Offers>,
     deferred: Deferred,
     clock: Arc<dyn Clock>,
-    /// Whether data that was read is cached, and data that was written.
+    /// Whether read data is cached, and whether written data is.
     keeps: (bool, bool),
     /// Whether no other block may enter.
     frozen: bool,
@@ -89,8 +89,8 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Makes an empty shard for `frames` blocks, fewer than [`crate::index::MOST_FRAMES`]; with 0 it
-    /// stays empty.
+    /// Makes an empty shard for `frames` blocks, fewer than [`crate::index::MOST_FRAMES`]; with 0
+    /// it stays empty.
     ///
     /// # Errors
     /// The system has no memory.
@@ -128,8 +128,9 @@ impl Shard {
         })
     }
 
-    /// Becomes `other`, an empty shard, except for what requests in flight rely on, whether it is
-    /// frozen, and the counts. Returns what it was: dropping that takes a while, and needs no lock.
+    /// Becomes `other`, an empty shard, but keeps the state that requests in flight rely on,
+    /// whether it is frozen, and the counts. Returns the previous shard: dropping it takes a while,
+    /// and needs no lock.
     #[must_use]
     pub(crate) fn replace(&mut self, other: Shard) -> Shard {
         let (guards, frozen, counts) = (self.guards, self.frozen, self.counts);
@@ -237,10 +238,10 @@ impl Shard {
         }
     }
 
-    /// Notes that a write to the lower tier begins, of these parts of adjacent blocks, and passes on a
-    /// token for each. Its sectors are not served from RAM until it ends: a read that another one sent
-    /// to the lower tier may already have returned the new data. Deferred data in its sectors is not
-    /// written down meanwhile, and reads of it wait.
+    /// Notes that a write to the lower tier begins, of these parts of adjacent blocks, and passes
+    /// on a token for each. Its sectors are not served from RAM until it ends: a read that another
+    /// one sent to the lower tier may already have returned the new data. Deferred data in its
+    /// sectors is not written down meanwhile, and reads of it wait.
     ///
     /// `false`: the write has to wait, see [`Shard::in_the_way`], and nothing has changed.
     pub(crate) fn begin_write(
@@ -263,7 +264,7 @@ impl Shard {
         true
     }
 
-    /// Lets nobody read sectors of a block that are about to be replaced in the lower tier.
+    /// Hides sectors of a block from reads, because the lower tier is about to replace them.
     fn hide(&mut self, block: RamBlockNumber, sectors: &Range<u32>) {
         let Some(frame) = self.find(block) else { return };
         let (mut own, range) = (self.contents.sectors(frame), bits(sectors));
@@ -280,7 +281,7 @@ impl Shard {
         self.held.may_have(region)
     }
 
-    /// As [`Shard::begin_write`], of zeroes to a whole region.
+    /// Like [`Shard::begin_write`], of zeroes to a whole region.
     pub(crate) fn begin_zeroing(
         &mut self,
         region: Region,
@@ -318,7 +319,7 @@ impl Shard {
         replaced
     }
 
-    /// As [`Shard::cancel_write`], for what [`Shard::begin_zeroing`] has begun.
+    /// Like [`Shard::cancel_write`], for a write that [`Shard::begin_zeroing`] has begun.
     pub(crate) fn cancel_zeroing(
         &mut self,
         region: Region,
@@ -350,10 +351,10 @@ impl Shard {
         }
     }
 
-    /// Ends a write. `done`: whether it took effect; otherwise nobody knows how much of it did.
+    /// Ends a write. `done`: whether it took effect; otherwise an unknown part of it did.
     /// `written`: the bytes of each piece that the lower tier has now, if they are known and worth
-    /// caching. Without them, or if another write was in flight, a block is forgotten. Returns whether
-    /// it has replaced deferred data.
+    /// caching. Without them, or if another write was in flight, a block is forgotten. Returns
+    /// whether the write has replaced deferred data.
     pub(crate) fn end_write<'a>(
         &mut self,
         pieces: impl Iterator<Item = Piece> + Clone,
@@ -404,7 +405,7 @@ impl Shard {
             },
         };
         let mut own = self.contents.sectors(frame);
-        // What is deferred is newer.
+        // Deferred data is newer.
         for run in runs(bits(sectors) & !own.held()) {
             let first = (run.start - sectors.start) as usize * SECTOR_SIZE as usize;
             let into = self.bytes(frame, &run);
@@ -415,7 +416,8 @@ impl Shard {
         self.contents.set_sectors(frame, own);
     }
 
-    /// Gives a block an empty frame; `None` if the policy does not admit it, or the shard is frozen.
+    /// Gives a block an empty frame; `None` if the policy does not admit it, or the shard is
+    /// frozen.
     fn enter(&mut self, block: RamBlockNumber) -> Option<Frame> {
         let key = Key(block.0);
         if self.frozen || !self.policy.admits(key) {
@@ -482,7 +484,7 @@ impl Shard {
         self.guards.end_read(block, token)
     }
 
-    /// Forgets all blocks but deferred data, and whatever requests in flight have read or written.
+    /// Forgets all blocks but deferred data, also for requests in flight.
     pub(crate) fn forget_all(&mut self) {
         for frame in self.frames() {
             self.forget(self.contents.block(frame));

@@ -54,7 +54,8 @@ fn frames_of(options: &TierOptions, shards: u64) -> u32 {
 }
 
 impl Tier {
-    /// Makes an empty tier that defers no writes. Its memory is taken from the system as blocks enter.
+    /// Makes an empty tier that defers no writes. Its memory is taken from the system as blocks
+    /// enter.
     ///
     /// # Errors
     /// The system has not enough memory.
@@ -62,7 +63,7 @@ impl Tier {
         Tier::with_room(options, options.bytes, clock)
     }
 
-    /// As [`Tier::new`], but with as many shards as a tier of `room` bytes has, because it may be
+    /// Like [`Tier::new`], but with as many shards as a tier of `room` bytes has, because it may be
     /// changed to that size later.
     ///
     /// # Errors
@@ -97,12 +98,12 @@ impl Tier {
         options.memory_in(self.shards.len() as u64)
     }
 
-    /// Takes another size, policy or strategy and forgets all blocks. The block size stays, and so does
-    /// the number of shards, which limits the size: to 64 GiB of 4 KiB blocks for each.
+    /// Takes another size, policy or strategy and forgets all blocks. The block size stays, and so
+    /// does the number of shards, which limits the size: to 64 GiB of 4 KiB blocks for each.
     ///
     /// # Errors
-    /// The system has not enough memory, or the tier has deferred data or still defers writes; nothing
-    /// has changed then.
+    /// The system has not enough memory, or the tier has deferred data or still defers writes;
+    /// nothing has changed then.
     pub fn change(&self, options: TierOptions) -> io::Result<()> {
         let mut own = self.options.lock();
         if self.deferral().is_some() || self.has_deferred() {
@@ -126,10 +127,10 @@ impl Tier {
         Ok(())
     }
 
-    /// Forgets all blocks for good, deferred data as well: from now on every request goes to the lower
-    /// tier.
+    /// Forgets all blocks for good, deferred data as well: from now on every request goes to the
+    /// lower tier.
     pub fn close(&self) {
-        // First: whoever finds that data is gone learns that it was not written down.
+        // First: a task that finds the data gone then learns that it was not written down.
         self.deferring.close();
         let mut own = self.options.lock();
         let options = TierOptions { bytes: 0, ..*own };
@@ -147,13 +148,13 @@ impl Tier {
         self.shards.iter().for_each(|shard| shard.0.lock().freeze(frozen));
     }
 
-    /// Forgets everything but deferred data, and what requests in flight have read.
+    /// Forgets everything but deferred data, also for reads in flight.
     pub fn forget_clean(&self) {
         self.shards.iter().for_each(|shard| shard.0.lock().forget_all());
     }
 
-    /// Returns the numbers of the cached blocks, in order, in units of [`Tier::block`]. Takes 8 bytes
-    /// for each.
+    /// Returns the numbers of the cached blocks, in order, in units of [`Tier::block`]. Takes 8
+    /// bytes for each.
     pub fn cached_blocks(&self) -> Vec<u64> {
         let mut blocks = Vec::new();
         self.shards.iter().for_each(|shard| shard.0.lock().add_blocks(&mut blocks));
@@ -161,8 +162,8 @@ impl Tier {
         blocks
     }
 
-    /// Returns whether all of a range of whole blocks is cached, and how many blocks can enter beside
-    /// its first one without the eviction of others.
+    /// Returns whether all of a range of whole blocks is cached, and how many blocks can enter
+    /// beside its first one without the eviction of others.
     pub(crate) fn room_at(&self, offset: u64, len: u64) -> (bool, u64) {
         let room = self.shard_of(Region(offset / REGION_BYTES)).spare_blocks();
         (self.has(offset, len), room)
@@ -185,8 +186,8 @@ impl Tier {
         self.watched.traffic()
     }
 
-    /// Returns the miss-ratio curve of all that clients have read and written, whoever served it, in
-    /// blocks of the lower tier.
+    /// Returns the miss-ratio curve of all client reads and writes, from whatever tier they were
+    /// served, in blocks of the lower tier.
     pub fn curve(&self) -> LiveCurve {
         self.watched.curve()
     }
@@ -271,14 +272,15 @@ impl Tier {
         self.shard(block).expect_next(block)
     }
 
-    /// Returns whether reads of a range of whole sectors would be served from RAM; no use of its blocks
-    /// is noted.
+    /// Returns whether reads of a range of whole sectors would be served from RAM; no use of its
+    /// blocks is noted.
     pub fn has(&self, offset: u64, len: u64) -> bool {
         let cached = |piece: Piece| self.shard(piece.block).has(piece.block, &piece.sectors);
         self.pieces(offset, len).all(cached)
     }
 
-    /// Returns what RAM has of a range, or of the beginning of a long one: a block with any data that the lower tier lacks is dirty.
+    /// Returns what RAM has of a range, or of the beginning of a long one: a block with any data
+    /// that the lower tier lacks is dirty.
     pub(crate) fn states(&self, offset: u64, len: u64) -> Vec<StateExtent> {
         let (mut states, mut looked_up) = (Vec::new(), 0);
         for (region, range) in in_regions(offset..offset + len) {
@@ -301,8 +303,8 @@ impl Tier {
         states
     }
 
-    /// Reads a range of whole sectors. `None`: not all of it is cached, and `into` may be overwritten in
-    /// part.
+    /// Reads a range of whole sectors. `None`: not all of it is cached, and `into` may be
+    /// overwritten in part.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Option<Hit> {
         let len = into.len() as u64;
         // A long request that misses must not pass for a use of the blocks that are cached.
@@ -336,17 +338,17 @@ impl Tier {
         }
     }
 
-    /// Returns whether what was offered is what the lower tier has, and no write to it has begun.
-    /// `losses`: that tier's number of losses now.
+    /// Returns whether the offered data equals that of the lower tier, and no write to it has
+    /// begun. `losses`: that tier's number of losses now.
     pub(crate) fn is_current(&self, offer: &Offer, losses: u64) -> bool {
         self.losses.load(Ordering::Acquire) == losses
             && self.shard(offer.block).is_current(offer.block, offer.token)
     }
 
-    /// Notes that a write to the lower tier begins, for each block of its range. `replaces`: afterwards
-    /// the lower tier certainly has something newer than what was deferred. `false`: the write must
-    /// wait until [`Deferring::changed`], because data of this range is being written down, or is
-    /// deferred and would not be replaced.
+    /// Notes that a write to the lower tier begins, for each block of its range. `replaces`:
+    /// afterwards the lower tier certainly has newer data than was deferred. Returns `false` if the
+    /// write must wait until [`Deferring::changed`], because data of this range is being written
+    /// down, or is deferred and would not be replaced.
     pub(crate) fn begin_write(
         &self,
         offset: u64,
@@ -380,8 +382,8 @@ impl Tier {
         true
     }
 
-    /// Ends a write. `done`: whether it took effect. `written`: the data that the lower tier has now;
-    /// `None`: forget the range.
+    /// Ends a write. `done`: whether it took effect. `written`: the data that the lower tier has
+    /// now; `None`: forget the range.
     pub(crate) fn end_write(
         &self,
         offset: u64,

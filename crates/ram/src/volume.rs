@@ -22,7 +22,7 @@ mod forward;
 
 use forward::{Forward, MOST_AT_ONCE, Then};
 
-/// Most blocks of a request that is answered at once although it needs the lower tier.
+/// Maximum number of blocks of a request that is answered at once although it needs the lower tier.
 const QUICK_BLOCKS: usize = 8;
 
 /// Zeroes up to this many bytes are deferred like data. More may be cheaper below.
@@ -45,8 +45,8 @@ impl RamVolume {
         Rc::new(RamVolume { tier, lower, forward, watcher })
     }
 
-    /// Returns whether a range is inside the volume and in whole sectors. The lower tier answers all
-    /// others.
+    /// Returns whether a range is inside the volume and in whole sectors. The lower tier answers
+    /// all others.
     fn is_valid(&self, offset: u64, len: u64) -> bool {
         let whole = offset.is_multiple_of(SECTOR_SIZE) && len.is_multiple_of(SECTOR_SIZE);
         whole && len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.lower.size())
@@ -247,7 +247,8 @@ impl BlockService for RamVolume {
                 self.watcher.passed_write(len);
                 Then::Written
             }
-            // Fast zeroes as well: that a later part is refused leaves zeroes where zeroes were asked for.
+            // Fast zeroes as well: that a later part is refused leaves zeroes where zeroes were
+            // asked for.
             Op::WriteZeroes | Op::Discard if len > MOST_AT_ONCE => {
                 return self.forward.in_parts(request, sink);
             }

@@ -1,9 +1,8 @@
-//! What clients ask of a volume with a RAM tier: who served how many of their requests, and the
-//! miss-ratio curve of all of them.
+//! Client requests of a volume with a RAM tier: counts of the requests by the tier that served
+//! them, and the miss-ratio curve of all.
 //!
-//! The tier below sees only what misses RAM, and its curve is that of the misses: it could not tell
-//! what more RAM would serve. So the tier has a curve of its own, over everything that clients read
-//! and write.
+//! The tier below sees only the misses of RAM, so its curve cannot tell what more RAM would serve.
+//! So the tier has a curve of its own, over all client reads and writes.
 //!
 //! A hit in RAM must cost next to nothing. Each [`Watcher`] has counters that it alone writes, and
 //! decides by itself, without memory that others write, whether a request touches the sample. Only
@@ -72,7 +71,7 @@ struct Own {
     counters: Counters,
 }
 
-/// What all watchers of a tier have seen.
+/// The sums of all watchers of a tier.
 pub(crate) struct Watched {
     seen: Seen,
     all: Mutex<All>,
@@ -144,7 +143,7 @@ impl Watcher {
     /// Watches requests in blocks of `lower`.
     pub(crate) fn new(watched: &Arc<Watched>, lower: &dyn BlockService) -> Self {
         let bytes = lower.preferred_block().max(SECTOR_SIZE).next_power_of_two();
-        // The first block is shorter by what they are shifted.
+        // The first block is shortened by the alignment of blocks.
         let first = lower.whole_blocks(0..SECTOR_SIZE).end;
         let block = (bytes.trailing_zeros(), bytes.saturating_sub(first));
         let own = Arc::new(Own { block, counters: Counters::default() });

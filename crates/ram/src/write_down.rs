@@ -45,7 +45,7 @@ const MOST_STALLED: usize = 8;
 /// Time until a failed write-down is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How data is written down when writes are no longer deferred.
+/// Parameters for writing down the rest after deferring was switched off.
 const LEFT: Deferral =
     Deferral { within: Duration::ZERO, mode: WriteDown::Buffer, share: 100, ignore_flush: false };
 
@@ -131,7 +131,7 @@ struct InFlight<'a> {
     tier: &'a Tier,
     taken: Taken,
     urgent: bool,
-    /// What the lower tier does not have.
+    /// Ranges that the lower tier does not have.
     failed: Vec<Range<u64>>,
 }
 
@@ -142,8 +142,8 @@ impl Drop for InFlight<'_> {
 }
 
 /// Calls `work` for each item, for at most `depth` at a time, until there is no other, or the lower
-/// tier takes no requests any more. Other tasks of the lane have their turn even if no item waits for
-/// anything.
+/// tier takes no requests any more. Other tasks of the lane have their turn even if no item waits
+/// for anything.
 ///
 /// # Errors
 /// The first failure. The others had their turn, so that data which can be written is.
@@ -178,8 +178,8 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     result.get()
 }
 
-/// Writes down what is deferred now in blocks of a region that touch `within`. `answered` is called at
-/// each answer of the lower tier.
+/// Writes down what is deferred now in blocks of a region that touch `within`. `answered` is called
+/// at each answer of the lower tier.
 ///
 /// # Errors
 /// The lower tier did not take all of it; it is still deferred.
@@ -269,8 +269,8 @@ pub(crate) async fn range(
     Ok(())
 }
 
-/// Keeps the age limit of deferred data, and makes space. Each tier that defers writes needs one, on
-/// one lane; `lower` is the lower tier there. Ends when the tier is closed.
+/// Keeps the age limit of deferred data, and makes space. Each tier that defers writes needs one,
+/// on one lane; `lower` is the lower tier there. Ends when the tier is closed.
 pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) {
     let (oldest, restored, rate) = Default::default();
     let (under_way, passes) = Default::default();
@@ -278,12 +278,12 @@ pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) 
     Rc::new(task).run().await;
 }
 
-/// One round over what is deferred.
+/// One round over the deferred data.
 #[derive(Clone, Copy)]
 struct Pass {
-    /// Only the newest begins anything.
+    /// Only the newest round begins write-downs.
     number: u64,
-    /// How writes were deferred when it began.
+    /// The parameters of deferring at its start.
     how: Deferral,
     depth: usize,
     spread: Duration,
@@ -295,9 +295,9 @@ struct WriteDownTask {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
-    /// No deferred data is older, unless some became dirty again since; `None`: not known.
+    /// No deferred data is older, unless some became dirty again since; `None`: unknown.
     oldest: Cell<Option<Nanos>>,
-    /// How often data had become dirty again then.
+    /// The number of times that data had become dirty again at that moment.
     restored: Cell<u64>,
     /// Bytes per second that were last written down.
     rate: Cell<f64>,
@@ -313,7 +313,7 @@ impl WriteDownTask {
         while !own.is_closed() {
             let work = own.work.listen();
             own.expect_first();
-            // What is left when writes are no longer deferred is written down at once.
+            // The rest after deferring was switched off is written down at once.
             let how = self.tier.deferral().unwrap_or(LEFT);
             let mut next = schedule::next(&how, &self.situation(false));
             if matches!(next, Next::Write { urgent: false, .. }) {
@@ -321,7 +321,7 @@ impl WriteDownTask {
             }
             let result = match next {
                 Next::Wait if !self.under_way.borrow().is_empty() => {
-                    // Beside data that waits for a stalled region, more does not notify anybody.
+                    // While a stalled region has data waiting, further data notifies no one.
                     either(self.lane.sleep(RETRY), work).await;
                     Ok(())
                 }
@@ -340,7 +340,7 @@ impl WriteDownTask {
                 }
             };
             if result.is_err() {
-                // Whoever flushes or stops the volume tries at once, and has the error.
+                // A flush or stop of the volume tries at once, and gets the error.
                 either(self.lane.sleep(RETRY), self.closed()).await;
             }
         }
@@ -356,8 +356,8 @@ impl WriteDownTask {
         }
     }
 
-    /// Returns the situation. Unless it is to be `exact`, the oldest data may be younger than it says,
-    /// so that not all regions have to be looked at each time.
+    /// Returns the situation. Unless it is to be `exact`, the oldest data may be younger than it
+    /// says, so that not all regions have to be looked at each time.
     fn situation(&self, exact: bool) -> Situation {
         let (own, load) = (&self.tier.deferring, self.tier.load());
         let restored = own.restored();
@@ -368,7 +368,7 @@ impl WriteDownTask {
         } else if !known || self.oldest.get().is_none() {
             self.oldest.set(self.tier.oldest());
         }
-        // What has to wait for a region that has stalled is no reason for a pass.
+        // Data that must wait for a stalled region is no reason for a pass.
         let apart = || self.regions(0.0).into_iter().filter_map(|(_, since)| since).min();
         Situation {
             now: self.lane.now(),
@@ -381,8 +381,8 @@ impl WriteDownTask {
         }
     }
 
-    /// Runs a pass in a task of its own, and waits until it has ended, or all regions that it is writing
-    /// down have stalled. It goes on then: write-downs of the same data must not overlap.
+    /// Runs a pass in a task of its own, and waits until it has ended, or all regions that it is
+    /// writing down have stalled. It goes on then: write-downs of the same data must not overlap.
     async fn begin(self: &Rc<Self>, pass: Pass) -> Result<(), IoError> {
         let end = Rc::new(End::default());
         let (own, task) = (end.clone(), self.clone());
@@ -442,8 +442,8 @@ impl WriteDownTask {
         // The time of all pauses, and the bytes that others, as a flush, wrote down in them.
         let paused = Cell::new((Duration::ZERO, 0));
         let mut numbers = regions.into_iter().map(|(number, _)| number);
-        // Regions of which no block can be written wait for the next pass: otherwise writes that wait for space
-        // would have them tried without end (invariant 25).
+        // Regions of which no block can be written wait for the next pass: otherwise writes that
+        // wait for space would have them tried without end (invariant 25).
         let stuck = RefCell::new(BTreeSet::new());
         let mut near = Region(0);
         let wanted = std::iter::from_fn(|| {
@@ -482,7 +482,7 @@ impl WriteDownTask {
         };
         let result = each(depth, wanted, one).await;
         if urgent {
-            // Those who wait may need no more than their turn.
+            // Waiting writes may need only their turn.
             yield_now().await;
         }
         // Pauses are those of one worker: a pass with pauses has no other.
@@ -509,8 +509,8 @@ impl WriteDownTask {
         }
     }
 
-    /// Returns whether a pass is still wanted. An urgent one gives way to a much deeper one, and any to
-    /// another way to defer writes, which may have a much shorter age limit.
+    /// Returns whether a pass is still wanted. An urgent one gives way to a much deeper one, and
+    /// any to another way to defer writes, which may have a much shorter age limit.
     fn goes_on(&self, pass: &Pass) -> bool {
         let own = &self.tier.deferring;
         if self.passes.get() != pass.number

@@ -1,9 +1,9 @@
 //! Deferred writes of a shard: data that only RAM has, until it is written down.
 //!
-//! Data is written down by region. [`Shard::take`] copies the dirty sectors of a region and marks them
-//! as being written; they may be overwritten meanwhile, which makes them dirty again. At most one
-//! write-down of a region is in flight, and none of a sector that another request is replacing in the
-//! lower tier, so that data reaches the lower tier in the order of its acknowledgement.
+//! Data is written down by region. [`Shard::take`] copies the dirty sectors of a region and marks
+//! them as being written; they may be overwritten meanwhile, which makes them dirty again. At most
+//! one write-down of a region is in flight, and none of a sector that another request is replacing
+//! in the lower tier, so that data reaches the lower tier in the order of its acknowledgement.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
@@ -42,9 +42,9 @@ struct Pinned {
 pub(super) struct Deferred {
     /// Whether writes are deferred.
     on: bool,
-    /// Most of the blocks that may be pinned, in percent.
+    /// Largest share of the blocks that may be pinned, in percent.
     pub(super) share: u8,
-    /// Most pinned blocks.
+    /// Maximum number of pinned blocks.
     most: u32,
     /// Pinned blocks.
     pub(super) pinned: u32,
@@ -65,29 +65,30 @@ pub(super) struct Deferred {
     failing: bool,
 }
 
-/// Write-downs of whole regions that are remembered, for those who wait for them.
+/// Number of write-downs of whole regions that are remembered for waiters.
 const REMEMBERED: usize = 64;
 
 /// Whether a write was deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defer {
-    /// It was. `wakes`: nothing else in its shard was dirty, or space begins to run short.
+    /// The write was deferred. `wakes`: nothing else in its shard was dirty, or space begins to run
+    /// short.
     Done {
         /// See above.
         wakes: bool,
     },
-    /// It has to go to the lower tier at once.
+    /// The write must go to the lower tier at once.
     Through,
-    /// It has to wait until other data is written down.
+    /// The write must wait until other data is written down.
     NoSpace,
 }
 
-/// Who asks for a region's deferred data.
+/// A task that asks for a region's deferred data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taker {
     /// The write-downs that had begun when it asked first.
     since: u64,
-    /// It has waited for another write-down of the region.
+    /// Whether the task has waited for another write-down of the region.
     waited: bool,
 }
 
@@ -97,7 +98,7 @@ pub(crate) enum Take {
     None,
     /// Some of it is on its way to the lower tier already.
     Busy,
-    /// It is to be written down now.
+    /// The data is to be written down now.
     Taken(Taken),
 }
 
@@ -114,9 +115,9 @@ pub(crate) struct Taken {
     pub(crate) since: Nanos,
     /// Other dirty data of the region has to wait for requests in flight.
     pub(crate) partly: bool,
-    /// Which write-down of the shard this is.
+    /// Number of this write-down in its shard.
     number: u64,
-    /// It is of the whole region, for others that have waited as well.
+    /// Whether it covers the whole region, for other waiters too.
     whole: bool,
 }
 
@@ -136,8 +137,8 @@ pub(crate) struct Load {
 impl Shard {
     /// Defers writes from now on, with at most `share` percent of the blocks pinned; 0: no longer.
     pub(crate) fn set_deferring(&mut self, share: u8) {
-        // With all frames pinned, reads are served from below and not cached. If some were left to them,
-        // a range as large as the tier would not fit, and every round over it would wait.
+        // With all frames pinned, reads are served from below and not cached. If some were left to
+        // them, a range as large as the tier would not fit, and every round over it would wait.
         self.deferred.share = share;
         self.deferred.most = (u64::from(self.room) * u64::from(share) / 100) as u32;
         self.deferred.on = share > 0 && self.keeps.1;
@@ -146,7 +147,7 @@ impl Shard {
     /// Returns how much is deferred.
     pub(crate) fn load(&self) -> Load {
         let Deferred { on, most, pinned, dirty, writing, .. } = self.deferred;
-        // What is left when writes are no longer deferred is in nobody's way.
+        // Remaining data after deferring was switched off blocks no write.
         let fill = if on { f64::from(pinned) / f64::from(most.max(1)) } else { 0.0 };
         let (bytes, writing) = (dirty * SECTOR_SIZE, writing * SECTOR_SIZE);
         Load { bytes, writing, pinned: pinned.into(), fill }
@@ -176,8 +177,8 @@ impl Shard {
             && self.find(block).is_some_and(|frame| self.contents.sectors(frame).pinned())
     }
 
-    /// Passes on what RAM has of these sectors of a block and the lower tier lacks: sectors from the
-    /// start of the range, and the bytes. `false`: some of it is being replaced.
+    /// Passes on the sectors of a block that RAM has and the lower tier lacks: their numbers from
+    /// the start of the range, and the bytes. Returns `false` if some of them are being replaced.
     pub(crate) fn copy_deferred(
         &self,
         block: RamBlockNumber,
@@ -212,8 +213,8 @@ impl Shard {
         sum.superseded_bytes += counts.superseded * SECTOR_SIZE;
     }
 
-    /// Returns the sectors of a frame for which a write to the lower tier has to wait: those whose data
-    /// is on its way there, and, unless it `replaces` them for certain, deferred ones.
+    /// Returns the sectors of a frame for which a write to the lower tier has to wait: those whose
+    /// data is on its way there, and, unless it `replaces` them for certain, deferred ones.
     pub(super) fn in_the_way(&self, frame: Frame, replaces: bool) -> u128 {
         let own = self.contents.sectors(frame);
         let writing = if planted::has(PlantedBug::WriteDownOvertaken) { 0 } else { own.writing };
@@ -253,9 +254,9 @@ impl Shard {
         self.deferred.turns.leave(turn);
     }
 
-    /// Returns the next region at or behind `near`, and round again, whose write-down makes space for
-    /// writes that wait, among those that are not `left_out`. `None`: none wait, or as many regions as writes
-    /// are on their way.
+    /// Returns the next region at or behind `near`, and round again, whose write-down makes space
+    /// for writes that wait, among those that are not `left_out`. `None`: none wait, or as many
+    /// regions as writes are on their way.
     pub(crate) fn awaited(
         &self,
         near: Region,
@@ -272,7 +273,8 @@ impl Shard {
         in_order.find(awaited).map(|(region, _)| *region)
     }
 
-    /// Returns whether the last write-down made no space: the lower tier did not take all of any block.
+    /// Returns whether the last write-down made no space: the lower tier did not take all of any
+    /// block.
     pub(crate) fn is_failing(&self) -> bool {
         self.deferred.failing
     }
@@ -315,7 +317,8 @@ impl Shard {
         Defer::Done { wakes }
     }
 
-    /// Returns the frame of a block, pinned; `None`: there is no room, or it is another write's turn.
+    /// Returns the frame of a block, pinned; `None`: there is no room, or it is another write's
+    /// turn.
     fn pin(&mut self, block: RamBlockNumber, is_next: bool) -> Option<Frame> {
         let found = self.find(block);
         if let Some(frame) = found.filter(|frame| self.contents.sectors(*frame).pinned()) {
@@ -410,16 +413,16 @@ impl Shard {
         self.begin_writing(block, own, sectors);
     }
 
-    /// Returns somebody who asks for deferred data now.
+    /// Returns a taker that asks for deferred data now.
     pub(crate) fn taker(&self) -> Taker {
         Taker { since: self.deferred.begun, waited: false }
     }
 
     /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
     ///
-    /// Those who have to wait take the whole region next, on behalf of all who wait: the others are
-    /// done when that is. One after the other, each would wait for all before it, and for ever if
-    /// there are always others.
+    /// A taker that must wait takes the whole region next, on behalf of all waiters, which are then
+    /// done together. One after the other, each would wait for all before it, and for ever if new
+    /// ones kept arriving.
     pub(crate) fn take(&mut self, region: Region, within: &Range<u64>, taker: &mut Taker) -> Take {
         let Some(pinned) = self.deferred.regions.get_mut(&region) else { return Take::None };
         let mut done = self.deferred.whole.iter().filter(|(number, _)| *number == region);
@@ -492,8 +495,8 @@ impl Shard {
         (pieces.first().map_or(0, |piece| piece.0), data)
     }
 
-    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch `failed`, which is dirty
-    /// again.
+    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch
+    /// `failed`, which is dirty again.
     pub(crate) fn settle(&mut self, taken: &Taken, failed: &[Range<u64>]) {
         let done = failed.is_empty();
         if let Some(region) = self.deferred.regions.get_mut(&taken.region) {
@@ -516,8 +519,8 @@ impl Shard {
         }
     }
 
-    /// Ends the writing of some sectors of a block. `done`: the lower tier has what replaced them, or
-    /// themselves.
+    /// Ends the writing of some sectors of a block. `done`: the lower tier has what replaced them,
+    /// or themselves.
     fn end_writing(&mut self, block: RamBlockNumber, sectors: u128, done: bool) {
         // The tier may have been closed meanwhile.
         let Some(frame) = self.find(block) else { return };
@@ -541,8 +544,8 @@ impl Shard {
         }
     }
 
-    /// Ends a request that replaced deferred data of a block in the lower tier, if there was any, and
-    /// returns that. `done`: it did; otherwise the data is dirty again.
+    /// Ends a request that replaced deferred data of a block in the lower tier, if there was any,
+    /// and returns that. `done`: it did; otherwise the data is dirty again.
     pub(super) fn end_superseding(
         &mut self,
         block: RamBlockNumber,
@@ -562,7 +565,7 @@ impl Shard {
         if let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block)) {
             region.superseding = region.superseding.saturating_sub(1);
             if !done {
-                // It is as old as before, whatever was written to the region meanwhile.
+                // The old data's age counts again, whatever was written to the region meanwhile.
                 region.since = region.since.min(region.superseded);
             }
         }

@@ -1,4 +1,5 @@
-//! Which regions may have blocks in RAM, so that a request for a long range need not look for each of its blocks.
+//! Regions that may have blocks in RAM, so that a request for a long range need not look for each
+//! of its blocks.
 
 use forebay_policy::exact::Key;
 

@@ -29,7 +29,7 @@ impl Turns {
         self.0.len()
     }
 
-    /// Returns whether a write may take space: nobody has come before it.
+    /// Returns whether a write may take space: no earlier write waits.
     pub(super) fn is_next(&self, turn: Option<Turn>) -> bool {
         self.0.front().is_none_or(|first| Some(*first) == turn)
     }

@@ -14,21 +14,21 @@ use crate::counts::TierCounts;
 use crate::options::Deferral;
 use crate::shard::{Defer, Load, Take, Taken, Taker, Turn};
 
-/// Most regions whose data is on its way to the lower tier.
+/// Maximum number of regions in flight to the lower tier.
 pub(crate) const MOST_ON_THEIR_WAY: usize = 24;
 
 /// State of deferring, beside that of the shards.
 #[derive(Default)]
 pub(crate) struct Deferring {
     how: Mutex<Option<Deferral>>,
-    /// Whether writes are deferred; set without a lock, so the shards have the last word.
+    /// Whether writes are deferred; set without a lock, so the shards decide.
     on: AtomicBool,
     /// Whether writes were ever deferred.
     ever: AtomicBool,
     closed: AtomicBool,
     ignores_flush: AtomicBool,
-    /// Data was written down, or a request that replaced deferred data has ended, in any shard. Each
-    /// shard has an event of its own: see [`Tier::changed_in`].
+    /// Data was written down, or a request that replaced deferred data has ended, in any shard.
+    /// Each shard has an event of its own: see [`Tier::changed_in`].
     pub(crate) changed: Notify,
     /// The write-down task has something to do that it does not expect.
     pub(crate) work: Notify,
@@ -36,7 +36,7 @@ pub(crate) struct Deferring {
     sleeps: AtomicBool,
     /// Writes that wait for space.
     waiting: AtomicU32,
-    /// Regions whose data is on its way, and that there is one less of them.
+    /// Regions being written down; `arrived` is notified when one finishes.
     on_their_way: AtomicUsize,
     arrived: Notify,
     /// When a client last needed the lower tier.
@@ -46,7 +46,7 @@ pub(crate) struct Deferring {
     requests: AtomicU64,
     late: AtomicU64,
     failed: AtomicU64,
-    /// How often data became dirty again, which may be older than all that was dirty.
+    /// Number of times that data became dirty again, which may be older than all other dirty data.
     restored: AtomicU64,
     /// Writes that have waited for space; each has a turn of its own.
     waits: AtomicU64,
@@ -96,8 +96,8 @@ impl Drop for Permit<'_> {
 }
 
 impl Deferring {
-    /// Waits until the data of another region may be on its way: it takes memory, however many clients
-    /// flush at the same time.
+    /// Waits until the data of another region may be on its way: it takes memory, however many
+    /// clients flush at the same time.
     pub(crate) async fn permit(&self) -> Permit<'_> {
         loop {
             let arrived = self.arrived.listen();
@@ -137,8 +137,8 @@ impl Deferring {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Has [`Deferring::work`] notified of the first deferred write. Call it before the decision to
-    /// wait for that.
+    /// Makes the first deferred write notify [`Deferring::work`]. Call this before deciding to wait
+    /// for it.
     pub(crate) fn expect_first(&self) {
         self.sleeps.store(true, Ordering::SeqCst);
     }
@@ -177,8 +177,8 @@ impl Deferring {
 }
 
 impl Tier {
-    /// Defers writes from now on, or no longer. Data that is deferred already is written down as before,
-    /// or at the next flush.
+    /// Defers writes from now on, or no longer. Data that is deferred already is written down as
+    /// before, or at the next flush.
     pub fn defer_writes(&self, how: Option<Deferral>) {
         let own = &self.deferring;
         let mut current = own.how.lock();
@@ -201,13 +201,13 @@ impl Tier {
         &self.own(region).1
     }
 
-    /// Tells those who wait that data of a region was written down or replaced.
+    /// Notifies waiters that data of a region was written down or replaced.
     pub(super) fn note_change(&self, region: Region) {
         self.own(region).1.notify_all();
         self.deferring.changed.notify_all();
     }
 
-    /// As [`Tier::note_change`], of all regions.
+    /// Like [`Tier::note_change`], of all regions.
     pub(super) fn note_change_everywhere(&self) {
         self.shards.iter().for_each(|own| own.1.notify_all());
         self.deferring.changed.notify_all();
@@ -253,9 +253,9 @@ impl Tier {
         sum
     }
 
-    /// Returns the regions with deferred data in the order of their places, and since when they have
-    /// some; `None`: all of a region's is on its way to the lower tier. Only shards of which at least
-    /// `fill` of the space is used.
+    /// Returns the regions with deferred data in the order of their places, and since when they
+    /// have some; `None`: all of a region's is on its way to the lower tier. Only shards of which
+    /// at least `fill` of the space is used.
     pub(crate) fn regions(&self, fill: f64) -> Vec<(Region, Option<Nanos>)> {
         let mut regions = Vec::new();
         for shard in &self.shards {
@@ -268,8 +268,8 @@ impl Tier {
         regions
     }
 
-    /// Returns when the oldest data that is not on its way to the lower tier was acknowledged. Looks at
-    /// all regions.
+    /// Returns when the oldest data that is not on its way to the lower tier was acknowledged.
+    /// Looks at all regions.
     pub(crate) fn oldest(&self) -> Option<Nanos> {
         self.shards.iter().filter_map(|shard| shard.0.lock().oldest()).min()
     }
@@ -289,8 +289,9 @@ impl Tier {
         self.shard_of(region).is_failing()
     }
 
-    /// Returns the next region at or behind `near`, and round again, whose write-down makes space for
-    /// writes that wait, among those that are not `left_out`; `None`: none wait, or enough is on its way.
+    /// Returns the next region at or behind `near`, and round again, whose write-down makes space
+    /// for writes that wait, among those that are not `left_out`; `None`: none wait, or enough is
+    /// on its way.
     pub(crate) fn awaited(
         &self,
         near: Region,
@@ -304,7 +305,8 @@ impl Tier {
         regions.min_by_key(|region| region.0.wrapping_sub(near.0))
     }
 
-    /// Writes a part of a request to RAM, to be written down later. `waiter`: it has waited for that.
+    /// Writes a part of a request to RAM, to be written down later. `waiter`: it has waited for
+    /// that.
     pub(crate) fn defer(&self, piece: &Piece, data: &[u8], waiter: Option<&Waiter<'_>>) -> Defer {
         let turn = waiter.map(|waiter| waiter.turn);
         let deferred = self.shard(piece.block).defer(piece.block, &piece.sectors, data, turn);
@@ -357,8 +359,9 @@ impl Tier {
             && self.pieces(offset, len).any(|piece| self.shard(piece.block).is_pinned(piece.block))
     }
 
-    /// Copies what RAM has of this range and the lower tier lacks: offsets from the start of the range,
-    /// and the bytes. `false`: a part of it is being replaced; a read has to wait until that has ended.
+    /// Copies what RAM has of this range and the lower tier lacks: offsets from the start of the
+    /// range, and the bytes. `false`: a part of it is being replaced; a read has to wait until that
+    /// has ended.
     pub(crate) fn deferred_in(
         &self,
         offset: u64,
@@ -408,7 +411,7 @@ impl Tier {
         None
     }
 
-    /// Returns somebody who asks for deferred data of a region now.
+    /// Returns a taker that asks for deferred data of a region now.
     pub(crate) fn taker(&self, region: Region) -> Taker {
         self.shard_of(region).taker()
     }
@@ -418,7 +421,8 @@ impl Tier {
         self.shard_of(region).take(region, within, taker)
     }
 
-    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch `failed`.
+    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch
+    /// `failed`.
     pub(crate) fn settle(&self, taken: &Taken, failed: &[Range<u64>], urgent: bool) {
         self.shard_of(taken.region).settle(taken, failed);
         let (own, done) = (&self.deferring, failed.is_empty());

@@ -3,7 +3,7 @@
 use super::Tier;
 use crate::shard::Shard;
 
-/// Most blocks of a shard that are given back, or taken, under its lock at a time.
+/// Maximum number of blocks of a shard that are returned or taken under its lock at a time.
 const STEP: u32 = 256;
 
 impl Tier {
@@ -20,9 +20,9 @@ impl Tier {
         blocks.sum::<u64>() * self.block.bytes()
     }
 
-    /// Has the tier hold about this many bytes of data at most, up to its size, and returns the memory
-    /// of the rest to the system. Blocks that were used least are evicted; deferred data stays, and is
-    /// written down early. Returns the bytes that it may hold now.
+    /// Limits the tier to about this many bytes of data, up to its size, and returns the memory of
+    /// the rest to the system. The least used blocks are evicted; deferred data stays, and is
+    /// written down early. Returns the bytes that the tier may hold now.
     pub fn set_room(&self, bytes: u64) -> u64 {
         // Rounded up, so that a small step of growth is one.
         let most = (bytes / self.block.bytes()).div_ceil(self.shards.len() as u64);
@@ -41,7 +41,8 @@ impl Tier {
                 }
             }
         }
-        // Less space for deferred writes may make their write-down urgent, and more may be waited for.
+        // Less space for deferred writes may make their write-down urgent, and more may be waited
+        // for.
         self.deferring.work.notify_all();
         self.note_change_everywhere();
         self.room()

@@ -17,13 +17,14 @@ use crate::tier::{Tier, Waiter};
 use crate::watch::Watcher;
 use crate::write_down::{self, Answer};
 
-/// Longest discard, or write of zeroes, that is sent at once: each of its regions is visited first, and each block of those in RAM.
+/// Longest discard, or write of zeroes, that is sent at once: each of its regions is visited first,
+/// and each block of those in RAM.
 pub(super) const MOST_AT_ONCE: u64 = 256 << 20;
 
-/// What to do when the lower tier has answered.
+/// The step after the lower tier's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Nothing.
+    /// No step.
     #[default]
     Pass,
     /// Cache the data that was read.
@@ -53,7 +54,7 @@ struct InFlight {
     sink: Rc<dyn CompletionSink>,
     then: Then,
     tokens: Vec<Token>,
-    /// For a read: what RAM had of its range and the lower tier lacked.
+    /// For a read: the parts of its range that RAM had and the lower tier lacked.
     newer: Vec<(usize, Vec<u8>)>,
 }
 
@@ -69,7 +70,7 @@ impl Promise {
 }
 
 impl Promise {
-    /// Leaves the answer to somebody else.
+    /// Leaves the answer to another task.
     fn leave(mut self) {
         self.1 = None;
     }
@@ -108,8 +109,8 @@ impl Forward {
         Rc::new(Forward { tier, lower, lane, watcher, in_flight, free, spare })
     }
 
-    /// Registers a request and returns its tag for the lower tier; `None`: it has to wait until data
-    /// of its range is written down.
+    /// Registers a request and returns its tag for the lower tier; `None`: it has to wait until
+    /// data of its range is written down.
     fn register(
         &self,
         request: &Request,
@@ -151,7 +152,7 @@ impl Forward {
         Some(number as u64)
     }
 
-    /// Brings the tier up to date with what the lower tier has done.
+    /// Applies the lower tier's completion to the tier.
     fn settle(&self, own: &InFlight, completion: &mut Completion) {
         self.tier.heed(self.lower.losses());
         let done = completion.result.is_ok();
@@ -235,8 +236,8 @@ impl Forward {
         }
     }
 
-    /// Discards a range. Its deferred data is not written down: the lower tier gets zeroes there, as it
-    /// may keep what is discarded, which is older.
+    /// Discards a range. Its deferred data is not written down: the lower tier gets zeroes there,
+    /// as it may keep what is discarded, which is older.
     fn discard(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         let Err(request) = self.send_now(request, Then::Discarded, sink) else { return };
         let (own, sink) = (self.clone(), sink.clone());
@@ -256,7 +257,8 @@ impl Forward {
             let sink: Rc<dyn CompletionSink> = answer.clone();
             let part = |op, offset, len| Request { op, offset, len, data: None, ..*request };
             if let Some(pinned) = pinned.filter(|_| start == at) {
-                // Clean blocks between those with deferred data become zeroes as well, in one request.
+                // Clean blocks between those with deferred data become zeroes as well, in one
+                // request.
                 let zeroes = part(Op::WriteZeroes, at, pinned.hull_end - at);
                 self.clone().send_whole(zeroes, Then::Zeroed, sink).await;
                 at = pinned.hull_end;
@@ -338,8 +340,8 @@ impl Forward {
         Defer::Done { wakes: false }
     }
 
-    /// Writes to RAM, to be written down later, or at once if it is to be `durable`; waits for space
-    /// if need be.
+    /// Writes to RAM, to be written down later, or at once if it is to be `durable`; waits for
+    /// space if need be.
     pub(super) fn defer(
         self: &Rc<Self>,
         mut request: Request,
@@ -365,8 +367,8 @@ impl Forward {
         });
     }
 
-    /// Makes the data of a range durable, as FUA demands; what is to survive the daemon alone is flushed
-    /// as well.
+    /// Makes the data of a range durable, as FUA demands; data that must only survive the daemon is
+    /// flushed as well.
     async fn make_durable(&self, offset: u64, len: u64) -> Result<(), IoError> {
         let within = self.lower.whole_blocks(offset..offset + len);
         write_down::range(&self.tier, &self.lower, within).await?;
@@ -383,7 +385,7 @@ impl Forward {
     }
 
     /// Sends a change to the lower tier. To change a part of a block, that tier needs the rest, and
-    /// what it has may be unreadable: deferred data beside the change is written down first.
+    /// its copy may be unreadable: deferred data beside the change is written down first.
     async fn send_whole(
         self: Rc<Self>,
         request: Request,
@@ -405,9 +407,9 @@ impl Forward {
         self.send_in_turn(request, then, sink).await;
     }
 
-    /// Writes to RAM from the byte `at` on, or, from where that is not possible, to the lower tier. No
-    /// byte is written twice: as soon as a read may have returned it, later writes are newer. Returns
-    /// the buffer as well, for the answer.
+    /// Writes to RAM from the byte `at` on, or, from where that is not possible, to the lower tier.
+    /// No byte is written twice: as soon as a read may have returned it, later writes are newer.
+    /// Returns the buffer as well, for the answer.
     async fn defer_in_turn(
         self: &Rc<Self>,
         request: &Request,
@@ -441,7 +443,7 @@ impl Forward {
         }
         drop(waiter);
         self.watcher.passed_write(request.len);
-        // What is written to RAM already is not written again.
+        // Data that was written to RAM already is not written again.
         let rest = if at == 0 { data } else { IoBuf::copy_from(&data[at..]) };
         let (offset, len) = (request.offset + at as u64, rest.len() as u64);
         let rest = Request { offset, len, data: Some(rest), ..*request };
@@ -467,7 +469,7 @@ impl Forward {
     }
 }
 
-/// Reads only what RAM did not have.
+/// Reads only the parts that RAM did not have.
 async fn read_gaps(
     lower: &Rc<dyn BlockService>,
     offset: u64,
@@ -503,7 +505,7 @@ impl CompletionSink for Forward {
         completion.tag = own.request.tag;
         let (op, offset, len) = (own.request.op, own.request.offset, own.request.len);
         if op == Op::Prefetch && self.tier.is_pinned(offset, len) {
-            // What could not be read below may be newer here.
+            // Parts that could not be read below may be newer here.
             completion.result = Ok(());
         }
         match completion.data.take() {

@@ -10,14 +10,14 @@ use forebay_engine::BlockService;
 
 use super::{ask, write};
 
-/// A run that cannot be written is split into about so many parts, until so many writes in a row have failed: then the
-/// lower tier takes nothing.
+/// A run that cannot be written is split into about so many parts, until so many writes in a row
+/// have failed: then the lower tier takes nothing.
 const PARTS: u64 = 16;
 const MOST_IN_VAIN: u32 = 32;
 
-/// Writes a run to the lower tier. If that fails, splits it until only blocks of the tier are left that cannot be
-/// written, whose ranges are added to `failed`: a bad sector keeps no others from the lower tier. `answered` is called
-/// at each answer.
+/// Writes a run to the lower tier. If that fails, splits it until only blocks of the tier are left
+/// that cannot be written, whose ranges are added to `failed`: a bad sector keeps no others from
+/// the lower tier. `answered` is called at each answer.
 ///
 /// # Errors
 /// The last failure.

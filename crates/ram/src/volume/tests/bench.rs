@@ -1,4 +1,4 @@
-//! One volume whose disk answers in order, for tests of one thing each.
+//! One volume whose disk answers in order, for tests of single properties.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Bench {
         Self::over(8192, bytes, block, how)
     }
 
-    /// As [`Bench::new`], with a disk of so many sectors.
+    /// Like [`Bench::new`], with a disk of so many sectors.
     pub(super) fn over(sectors: u64, bytes: u64, block: u64, how: Deferral) -> Self {
         let disk = Disk::new(sectors, fastrand::Rng::with_seed(1));
         let ([lane, _], clock) = lanes();

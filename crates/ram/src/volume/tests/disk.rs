@@ -23,7 +23,7 @@ struct Content {
 #[derive(Default)]
 pub(super) struct Disk {
     image: RefCell<Vec<Content>>,
-    /// What a crash would leave.
+    /// The content after a crash.
     stable: RefCell<Vec<Content>>,
     version: Cell<u64>,
     losses: Cell<u64>,
@@ -55,7 +55,7 @@ pub(super) struct Disk {
 struct Waiting {
     request: Request,
     sink: Rc<dyn CompletionSink>,
-    /// For a flush: what it makes durable.
+    /// For a flush: the content that it makes durable.
     flushed: Vec<Content>,
     done: Option<Result<(), IoError>>,
 }
@@ -97,7 +97,7 @@ impl Disk {
         self.waiting.borrow().len()
     }
 
-    /// Has nothing failed from now on.
+    /// Ends all failures.
     pub(super) fn repair(&self) {
         self.fails.set(0);
         self.read_fails.set(0);
@@ -176,8 +176,8 @@ impl Disk {
         if fails { Err(IoError::Io) } else { Ok(()) }
     }
 
-    /// One waiting request, chosen by `choose`, takes effect or, if it has, ends. `false`: there is
-    /// none.
+    /// Lets one waiting request, chosen by `choose`, take effect or, if it has, end. Returns
+    /// `false` if there is none.
     pub(super) fn progress(&self, choose: impl FnOnce(usize) -> usize) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() {

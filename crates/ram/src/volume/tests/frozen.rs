@@ -11,7 +11,7 @@ fn through() -> Bench {
 }
 
 #[test]
-fn a_frozen_tier_serves_and_updates_what_it_has_and_takes_nothing_else() {
+fn a_frozen_tier_serves_and_updates_blocks_but_admits_none() {
     let bench = through();
     assert_eq!(bench.ask(write(0, 8, 1)), Ok(()));
     bench.tier.freeze(true);
@@ -34,7 +34,7 @@ fn a_frozen_tier_serves_and_updates_what_it_has_and_takes_nothing_else() {
 }
 
 #[test]
-fn what_waits_when_a_tier_is_frozen_is_written_down_and_stays_cached() {
+fn deferred_data_of_a_frozen_tier_is_written_down_and_kept() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     bench.keep();
     assert_eq!(bench.ask(write(0, 8, 1)), Ok(()));

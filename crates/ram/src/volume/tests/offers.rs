@@ -21,7 +21,7 @@ fn read_others(bench: &Bench) {
 }
 
 #[test]
-fn what_was_read_once_is_not_offered_and_what_was_used_is() {
+fn only_reused_blocks_are_offered() {
     let bench = bench();
     (0..8).for_each(|sector| drop(bench.read(sector, 1)));
     (2..4).for_each(|sector| drop(bench.read(sector, 1)));
@@ -32,7 +32,7 @@ fn what_was_read_once_is_not_offered_and_what_was_used_is() {
 }
 
 #[test]
-fn a_block_that_was_written_and_then_read_is_offered_as_it_was_written() {
+fn a_block_written_and_then_read_is_offered_as_written() {
     let bench = bench();
     assert_eq!(bench.ask(write(5, 1, 7)), Ok(()));
     assert_eq!(bench.read(5, 1), [7]);
@@ -41,14 +41,14 @@ fn a_block_that_was_written_and_then_read_is_offered_as_it_was_written() {
 }
 
 #[test]
-fn an_offer_is_not_current_once_a_write_has_begun_or_the_lower_tier_has_lost_writes() {
+fn writes_and_losses_below_make_an_offer_outdated() {
     let overtake: [fn(&Bench); 2] =
         [|bench| assert!(bench.submit(write(0, 1, 9)) > 0), |bench| bench.disk.lose(0..1)];
     for overtake in overtake {
         let bench = bench();
         bench.tier.offers.set_welcome(true);
         (0..2).for_each(|_| drop(bench.read(0, 1)));
-        // Not through the volume, so that nobody passes the offer on.
+        // Not through the volume, so that the offer is not passed on.
         let mut other = 1000 * SECTOR_SIZE;
         let offer = loop {
             let tokens: Vec<_> = bench.tier.begin_fill(other, SECTOR_SIZE).collect();

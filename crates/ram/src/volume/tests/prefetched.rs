@@ -1,4 +1,4 @@
-//! Blocks that are read before anybody asks for them.
+//! Blocks that are read before a client asks for them.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl Running {
 }
 
 #[test]
-fn ranges_are_read_in_order_in_long_requests_and_a_few_at_a_time() {
+fn ranges_are_read_in_order_in_a_few_long_requests_at_a_time() {
     let running = Running::new(8 * MIB, &[0..4096, 8192..MIB + 8192, 3 * MIB..u64::MAX]);
     let (bench, size) = (&running.bench, running.bench.disk.size());
     running.settle();
@@ -80,7 +80,7 @@ fn no_read_is_sent_while_two_have_no_answer() {
 }
 
 #[test]
-fn what_is_cached_is_not_read_and_nothing_is_evicted() {
+fn prefetching_skips_cached_blocks_and_evicts_none() {
     let mut running = Running::new(MIB, &[]);
     running.settle();
     let bench = running.bench;
@@ -105,7 +105,7 @@ fn what_is_cached_is_not_read_and_nothing_is_evicted() {
 }
 
 #[test]
-fn what_is_cached_takes_no_time_of_clients_and_other_tasks_have_their_turns() {
+fn prefetching_cached_blocks_leaves_turns_to_other_tasks() {
     let running = Running::new(8 * MIB, std::slice::from_ref(&(0..4 * MIB)));
     running.settle();
     assert!(running.ended.take().is_some(), "all of it is cached");

@@ -1,11 +1,11 @@
-//! Which values each sector may have: a register that several clients read and write concurrently.
+//! The possible values of each sector: a register that several clients read and write concurrently.
 
 use std::ops::Range;
 
 /// A time that has not come.
 const NEVER: u64 = u64::MAX;
 
-/// How certain it is that a sector had a value.
+/// The certainty that a sector had a value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Proof {
     /// The request is in flight, or has failed, or may have no effect.
@@ -101,7 +101,8 @@ impl Reference {
         );
     }
 
-    /// Checks what a sector has after a crash, if a flush that was submitted at `since` has succeeded.
+    /// Checks what a sector has after a crash, if a flush that was submitted at `since` has
+    /// succeeded.
     pub(super) fn check_flushed(&self, sector: usize, since: u64, found: u32) {
         self.check(sector, since, found, Proof::Ended, "was flushed");
     }
@@ -123,7 +124,8 @@ impl Reference {
     }
 }
 
-/// Returns when the last event began that certainly was before `since`: what ended before it is over.
+/// Returns the begin of the last event that certainly was before `since`: values that ended before
+/// it are over.
 fn last_certain(events: &[Event], since: u64, proof: Proof) -> u64 {
     let certain = events.iter().filter(|event| event.proof >= proof && event.end < since);
     certain.map(|event| event.begin).max().unwrap_or(0)

@@ -21,7 +21,7 @@ fn cached(bench: &Bench, sectors: Range<u64>) -> usize {
 }
 
 #[test]
-fn what_was_used_most_stays_with_its_data() {
+fn the_most_used_blocks_stay_with_their_data() {
     for policy in [ReplacementKind::Lru, ReplacementKind::S3Fifo, ReplacementKind::LfuR] {
         let bench = bench(policy);
         for sector in 100..150 {

@@ -12,7 +12,7 @@ const INTERVAL: Deferral =
     Deferral { within: Duration::from_secs(10), mode: WriteDown::Interval, ..INFINITE };
 
 #[test]
-fn data_that_cannot_be_written_down_stays_and_a_later_flush_writes_it() {
+fn data_of_a_failed_write_down_stays_for_a_later_flush() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     assert_eq!(bench.ask(write(0, 16, 5)), Ok(()));
     bench.disk.fails.set(100);
@@ -47,7 +47,7 @@ fn the_age_limit_holds_again_after_a_flush_has_failed() {
 }
 
 #[test]
-fn the_age_limit_holds_again_after_a_request_failed_to_replace_the_data() {
+fn a_failed_replacement_restores_the_age_limit() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
     assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
@@ -64,7 +64,7 @@ fn the_age_limit_holds_again_after_a_request_failed_to_replace_the_data() {
 }
 
 #[test]
-fn data_that_was_not_replaced_is_as_old_as_before_beside_newer_data_of_its_region() {
+fn data_that_was_not_replaced_keeps_its_age_beside_newer_data() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
     // Now the task knows that the disk is fast, and waits until shortly before the limit.
@@ -148,7 +148,7 @@ fn data_that_could_not_be_written_down_in_time_counts_as_late() {
 }
 
 #[test]
-fn data_that_could_not_be_written_down_does_not_wait_for_newer_data() {
+fn data_of_a_failed_write_down_waits_for_no_newer_data() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
     assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
@@ -164,7 +164,7 @@ fn data_that_could_not_be_written_down_does_not_wait_for_newer_data() {
 }
 
 #[test]
-fn a_write_to_the_disk_that_fails_takes_nothing_of_the_deferred_data_with_it() {
+fn a_failed_write_to_the_disk_keeps_all_deferred_data() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
     bench.disk.fails.set(100);
@@ -177,7 +177,7 @@ fn a_write_to_the_disk_that_fails_takes_nothing_of_the_deferred_data_with_it() {
 }
 
 #[test]
-fn a_write_without_space_waits_and_ends_when_the_disk_has_answered() {
+fn a_write_without_space_waits_for_the_disk() {
     for mode in WriteDown::ALL {
         let bench = Bench::new(16 * 4096, 4096, Deferral { mode: *mode, ..INFINITE });
         bench.keep();
@@ -200,7 +200,7 @@ fn a_write_without_space_waits_and_ends_when_the_disk_has_answered() {
 }
 
 #[test]
-fn nobody_takes_space_from_those_who_have_waited_for_longer() {
+fn writes_take_space_in_the_order_of_arrival() {
     let bench = Bench::new(16 * 4096, 4096, INFINITE);
     assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
     let waiter = bench.tier.wait_at(0);
@@ -270,7 +270,7 @@ fn a_write_without_space_learns_that_the_disk_fails() {
 
 /// A part of each block can be written down, which makes no space: the block stays as a whole.
 #[test]
-fn a_write_without_space_learns_that_no_whole_block_can_be_written() {
+fn a_write_without_space_fails_if_no_block_can_be_written_down() {
     let bench = Bench::new(2 * 4096, 4096, INFINITE);
     bench.disk.unwritable.replace(6..18);
     for first in [0, 5, 9, 14] {
@@ -296,7 +296,7 @@ fn a_write_without_space_learns_that_no_whole_block_can_be_written() {
 
 /// Other data of its shard can be written, so that there is space for one write after the other.
 #[test]
-fn a_block_that_cannot_be_written_is_not_tried_for_each_write_that_waits() {
+fn an_unwritable_block_is_not_retried_for_each_waiting_write() {
     let bench = Bench::new(4 * 4096, 4096, INFINITE);
     bench.disk.unwritable.replace(0..8);
     // The first block, and some in each of three other regions.
@@ -342,7 +342,7 @@ fn a_read_needs_of_the_disk_only_what_ram_does_not_have() {
     expected[40] = 6;
     assert_eq!(bench.read(0, 64), expected);
     assert_eq!(bench.read(19, 2), [5, 5]);
-    // What RAM does not have cannot be read.
+    // Sectors that RAM does not have cannot be read.
     bench.disk.unreadable.replace(18..23);
     assert_eq!(bench.ask(request(Op::Read, 0, 64 * SECTOR, None)), Err(IoError::Io));
     assert_eq!(bench.read(16, 6), [3, 3, 5, 5, 5, 5]);
@@ -375,7 +375,7 @@ fn writes_during_a_write_down_are_written_down_after_it() {
 }
 
 #[test]
-fn writes_that_the_disk_loses_during_a_write_down_are_written_down_again() {
+fn writes_lost_during_a_write_down_are_written_down_again() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
     let flush = bench.submit(request(Op::Flush, 0, 0, None));
@@ -450,7 +450,7 @@ fn a_disk_that_takes_nothing_is_not_asked_for_each_block() {
 }
 
 #[test]
-fn those_who_wait_for_a_region_are_served_together() {
+fn waiters_for_a_region_are_served_together() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     let durable =
         |number: u64| Request { survives: Survives::PowerLoss, ..write(8 * number, 8, 5) };

@@ -1,4 +1,4 @@
-//! What is counted of clients' requests, and their miss-ratio curve.
+//! Counts of clients' requests, and their miss-ratio curve.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ fn deferred_writes_count_once_and_discarded_blocks_are_gone() {
     assert!(watched.hits(Which::Reads, SECTORS) > 0.99);
     assert!((watched.hits(Which::All, SECTORS) - 0.5).abs() < 0.01);
     watched.tier.defer_writes(None);
-    // What waits is replaced.
+    // The waiting data is replaced.
     watched.all(Op::Write, SECTORS / 4);
     let written = SECTORS / 2 / REQUEST;
     let expected = Traffic {

@@ -37,7 +37,7 @@ pub(super) struct World {
     reference: Reference,
     asked: BTreeMap<u64, Asked>,
     next: u32,
-    /// Where most requests are.
+    /// Ranges of most requests.
     hot: Vec<Range<u64>>,
     /// Sectors of the longest request but for rare ones.
     longest: u64,
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// One waiting request takes effect or, if it has, ends.
+    /// Lets one waiting request take effect or, if it has, end.
     pub(super) fn progress(&mut self) -> bool {
         let progress = self.disk.progress(|count| self.rng.usize(0..count));
         self.take_answers();

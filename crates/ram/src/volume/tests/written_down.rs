@@ -1,4 +1,4 @@
-//! What is written down, and when.
+//! Writing down: which data, and when.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn a_range_as_large_as_the_tier_fits() {
         }
     }
     assert_eq!((bench.disk.requests(Op::Write), bench.tier.counts().waits), (vec![], 0));
-    // What is read from below beside it does not enter.
+    // Data that is read from below beside it does not enter.
     assert_eq!(bench.read(2048, 8), [0; 8]);
     assert!(!bench.tier.has(1 << 20, 4096) && bench.tier.has(0, 1 << 20));
     assert_eq!(bench.flush(), Ok(()));
@@ -72,7 +72,7 @@ fn a_range_as_large_as_the_tier_fits() {
 }
 
 #[test]
-fn data_that_is_discarded_before_it_is_written_down_is_never_written() {
+fn data_discarded_before_its_write_down_is_never_written() {
     for block in [512, 4096] {
         let bench = Bench::new(1 << 20, block, INFINITE);
         assert_eq!(bench.ask(write(8, 16, 7)), Ok(()));
@@ -150,7 +150,7 @@ fn data_that_arrives_all_the_time_is_not_late_either() {
 }
 
 #[test]
-fn data_that_arrives_all_the_time_at_a_slow_disk_is_not_late_either() {
+fn data_that_keeps_arriving_at_a_slow_disk_is_not_late() {
     for (mode, each) in [WriteDown::Interval, WriteDown::Average]
         .into_iter()
         .flat_map(|mode| [1, 2, 4, 8].map(|each| (mode, each)))
@@ -202,7 +202,7 @@ fn without_an_age_limit_data_waits_for_a_flush() {
 }
 
 #[test]
-fn what_is_deferred_is_written_down_when_writes_are_no_longer_deferred() {
+fn switching_deferring_off_writes_deferred_data_down() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     bench.keep();
     assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
@@ -285,7 +285,7 @@ fn a_tier_that_keeps_no_writes_defers_none() {
 }
 
 #[test]
-fn a_discard_of_scattered_data_takes_one_request_for_each_region() {
+fn a_discard_of_scattered_data_takes_one_request_per_region() {
     let bench = Bench::new(4 << 20, 4096, INFINITE);
     for first in (8..2048).step_by(16) {
         assert_eq!(bench.ask(write(first, 8, 5)), Ok(()));
