@@ -133,7 +133,7 @@ pub enum CheckpointError {
 /// The current checkpoint, as the superblock names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointRef {
-    /// Which of the two areas: 0 or 1.
+    /// Number of the area: 0 or 1.
     pub area: u8,
     /// Bytes of the area that are in use, header included.
     pub len: u64,
@@ -152,7 +152,7 @@ pub struct CheckpointHeader {
     pub base: RecordNumber,
     /// The highest sequence that had been assigned.
     pub highest_sequence: u64,
-    /// How many of the highest bits of payload checks the entries keep: 0 to 28.
+    /// Number of the highest bits of payload checks that the entries keep: 0 to 28.
     pub check_bits: u8,
     /// Number of index entries.
     pub entry_count: u64,
@@ -166,14 +166,14 @@ pub struct CheckpointHeader {
     /// generation is not reused even if none of its records reached the device.
     pub next_generation: Generation,
     /// Whether every segment opened after the segment table was copied has `next_generation` or a
-    /// higher one. The first programs read `next_generation` later.
+    /// higher one. The first releases read `next_generation` later.
     pub bounded: bool,
     /// The order of the entries, with the number of dirty ones. `None`: in no known order.
     pub arrangement: Option<Arrangement>,
 }
 
-/// The order of the entries of a checkpoint: sorted by the shard of the index that they were in. Only
-/// an index that puts every block into the same shard can make use of it.
+/// The order of the entries of a checkpoint: sorted by the shard of the index that they were in.
+/// Only an index that puts every block into the same shard can make use of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrangement {
     /// Number of shards, at least 1.
@@ -203,7 +203,7 @@ pub enum SegmentUse {
 pub struct SegmentState {
     /// Generation of its current or last opening.
     pub generation: Generation,
-    /// Its state.
+    /// State of the segment.
     pub usage: SegmentUse,
     /// Position of the next record, in granules from the start of the segment.
     pub write_position: u32,
@@ -224,7 +224,7 @@ pub struct IndexEntry {
     pub rank: u8,
     /// Whether the block is dirty.
     pub dirty: bool,
-    /// Whether only some of its sectors are valid; a [`PartialMask`] says which.
+    /// Whether only some sectors of the block are valid; a [`PartialMask`] has them.
     pub partial: bool,
 }
 
@@ -235,7 +235,7 @@ pub struct PartialMask {
     pub volume: VolumeId,
     /// The block's number, below [`crate::MAX_BLOCKS`].
     pub block: OriginBlock,
-    /// Its valid sectors.
+    /// Valid sectors of the block.
     pub mask: SectorMask,
 }
 

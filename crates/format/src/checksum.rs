@@ -110,8 +110,9 @@ mod tests {
         assert_ne!(check, payload_check(&cache, VolumeId(3), OriginBlock(9), &payload[1..]));
     }
 
-    /// A CRC32C of data and, behind it, their CRC32C is the same for all data. So of such blocks a check tells the
-    /// place alone: an earlier content of the same block, at its place in the log, would pass.
+    /// A CRC32C of data and, behind it, their CRC32C is the same for all data. So of such blocks a
+    /// check tells the place alone: an earlier content of the same block, at its place in the log,
+    /// would pass.
     #[test]
     fn blocks_with_a_crc_of_their_own_are_told_by_their_place_alone() {
         let block = |content: u8| {

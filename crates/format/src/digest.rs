@@ -1,7 +1,7 @@
-//! A digest of data that others made.
+//! A digest of data that other programs wrote.
 //!
-//! No CRC: filesystems put a CRC32C behind their metadata, and that of both together is the same
-//! whatever the metadata are.
+//! Not a CRC: filesystems store a CRC32C behind their metadata, and the CRC32C of both together is
+//! the same for all metadata.
 
 /// A digest of numbers and pieces of data.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! Segment generations, stored in two halves. The first programs knew the lower half only; the
-//! upper one lies where they wrote a constant, encoded so that this constant reads as 0.
+//! Segment generations, stored in two halves. The first releases stored only the lower half; the
+//! upper half replaces a constant that they wrote, encoded so that the constant decodes to 0.
 
 use forebay_core::Generation;
 

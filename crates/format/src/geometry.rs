@@ -1,4 +1,4 @@
-//! Where things are on a cache device.
+//! Offsets and sizes on a cache device.
 
 use std::ops::Range;
 

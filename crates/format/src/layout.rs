@@ -28,9 +28,9 @@ pub const MAX_SEGMENT_BYTES: u64 = 1 << 30;
 pub const WANTED_SEGMENTS: u64 = 64;
 /// Fewest segments in a cache: the open ones, one to reclaim into, and some to fill.
 pub const MIN_SEGMENTS: u64 = 16;
-/// Most segments in a cache.
+/// Maximum number of segments in a cache.
 pub const MAX_SEGMENTS: u64 = 1 << 31;
-/// Most slots in a cache, so that a slot's number fits 32 bits.
+/// Maximum number of slots in a cache, so that a slot's number fits 32 bits.
 pub const MAX_SLOTS: u64 = 1 << 32;
 
 const PAGE_BYTES: u64 = PAGE as u64;

@@ -1,9 +1,9 @@
 //! Bytes on the cache device: superblock, volume table, record headers, checkpoints, checksums.
 //!
-//! Pure functions between bytes and structs: no I/O, no clock, no state. What the bytes mean is
-//! specified in `docs/format.md`, field by field; this crate is its only implementation.
+//! Pure functions between bytes and structs: no I/O, no clock, no state. `docs/format.md` specifies
+//! the meaning of the bytes, field by field; this crate is its only implementation.
 //!
-//! - [`geometry`]: where things are on a device
+//! - [`geometry`]: offsets and sizes on a device
 //! - [`layout`]: the layout of a device of a given size
 //! - [`superblock`]: the two copies of the root structure, and the choice between them
 //! - [`volume`]: the volume table

@@ -79,7 +79,7 @@ pub fn data_record_bytes(block: BlockSize, entries: usize) -> u64 {
 /// Why bytes are not a record of this cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RecordError {
-    /// No record starts here.
+    /// The page holds no start of a record.
     #[error("there is no record header")]
     NotARecord,
     /// Fewer bytes than a header has.
@@ -102,7 +102,7 @@ pub enum EncodeError {
     /// The buffer does not have exactly [`HEADER_BYTES`].
     #[error("a record header needs a buffer of {HEADER_BYTES} bytes")]
     Buffer,
-    /// No entries, or more than fit.
+    /// The record has no entries, or more than fit.
     #[error("{given} entries are not possible in one record; there are 1 to {most}")]
     Count {
         /// Entries that were given.
@@ -139,9 +139,9 @@ pub enum Body {
     Data(Vec<DataEntry>),
     /// State changes of blocks in earlier records.
     Marks(Vec<Mark>),
-    /// None: an opening precedes the first record of a segment's life and has that record's number,
-    /// so that two pages identify the life. It names segments that were free when it was made; the
-    /// first programs named none.
+    /// An opening has no entries: it precedes the first record of a segment's life and has that
+    /// record's number, so that two pages identify the life. It names segments that were free when
+    /// it was made; the first releases named none.
     Opening(Vec<SegmentId>),
 }
 
@@ -167,7 +167,7 @@ pub struct RecordHeader {
     pub durable_through: RecordNumber,
     /// Bytes of payload behind the header.
     pub payload_bytes: u32,
-    /// Its content.
+    /// Content of the record.
     pub body: Body,
 }
 
@@ -322,7 +322,7 @@ pub fn decode(
     Ok(RecordHeader { segment, generation, position, number, durable_through, payload_bytes, body })
 }
 
-/// As [`decode`], without the content of the record.
+/// Like [`decode`], without the content of the record.
 ///
 /// # Errors
 /// The bytes are not a header that this cache wrote.
@@ -330,8 +330,9 @@ pub fn decode_head(bytes: &[u8], geometry: &Geometry, cache: &Uuid) -> Result<He
     intact(bytes, geometry, cache).map(|(head, ..)| head)
 }
 
-/// Returns segment, position and generation as the first 64 bytes of a header give them. Its checksum is not
-/// verified, so this may rule out what [`decode_head`] would find, and prove nothing.
+/// Returns segment, position and generation as the first 64 bytes of a header give them. Its
+/// checksum is not verified, so this may rule out what [`decode_head`] would find, and prove
+/// nothing.
 pub fn claimed(bytes: &[u8], cache: &Uuid) -> Option<(SegmentId, u32, Generation)> {
     let (head, _) = OnDiskHead::ref_from_prefix(bytes).ok()?;
     let is_ours = head.magic.get() == MAGIC && head.cache == *cache.as_bytes();

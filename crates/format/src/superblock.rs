@@ -156,7 +156,7 @@ pub enum SuperblockError {
 /// The current volume table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeTableRef {
-    /// Which of the two areas: 0 or 1.
+    /// Number of the area: 0 or 1.
     pub area: u8,
     /// Length in bytes, without the padding to whole pages.
     pub len: u32,
@@ -189,7 +189,8 @@ pub struct Superblock {
     pub next_volume_id: u16,
     /// The highest record number when this was written. Informational: recovery does not use it.
     pub last_record: RecordNumber,
-    /// What recoveries have accepted of the log since the checkpoint; set with [`Superblock::accept`].
+    /// The part of the log since the checkpoint that recoveries accepted; set with
+    /// [`Superblock::accept`].
     pub accepted: Option<AcceptedLog>,
 }
 

@@ -46,7 +46,8 @@ pub const QUIET_RECORD: u16 = 38;
 /// Setting tag: bytes of the logical sectors that clients saw when the volume was started last.
 pub const SECTOR_BYTES: u16 = 39;
 
-/// Setting tags of samples whose checksums are digests: the sum of these, and the bits of untouched ones.
+/// Setting tags of samples whose checksums are digests: the sum of these, and the bits of untouched
+/// ones.
 const SAMPLES_SUM: u16 = 96;
 const SAMPLES_LOW: u16 = 97;
 const SAMPLES_HIGH: u16 = 98;
@@ -97,11 +98,11 @@ const _: () = {
 /// One volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
-    /// Its number in this cache.
+    /// Number of the volume in this cache.
     pub id: VolumeId,
-    /// Its identity across caches.
+    /// Identity of the volume across caches.
     pub uuid: Uuid,
-    /// Its name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
+    /// Name of the volume: 1 to 64 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
     pub name: String,
     /// The path or URI of the origin as the operator gave it: 1 to 1024 bytes without control
     /// characters.
@@ -123,7 +124,7 @@ pub struct VolumeRecord {
     pub fingerprint: Option<[u8; 32]>,
     /// Identity of the origin, independent of its content; 1 to 16 parts.
     pub identity: Option<Identity>,
-    /// How the origin was left at the last orderly stop, besides the fingerprint; empty while the
+    /// State of the origin at the last orderly stop, besides the fingerprint; empty while the
     /// volume runs.
     pub left: Left,
     /// Samples of the origin; their number follows from its size.

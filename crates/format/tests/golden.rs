@@ -1,5 +1,5 @@
-//! The bytes of format version 1, with and without its features, frozen. An image that differs means that caches that exist can
-//! no longer be read: that needs a new version, not a new image.
+//! The bytes of format version 1, with and without its features, frozen. An image that differs
+//! means that caches that exist can no longer be read: that needs a new version, not a new image.
 //!
 //! Images of new structures are made with `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format`;
 //! images that exist are never overwritten.
@@ -43,7 +43,8 @@ fn geometry(block: BlockSize) -> Geometry {
     Geometry::plan(1 << 30, block, 512, Some(8 << 20)).expect("a plan")
 }
 
-/// A cache as the first programs laid it out, with no room for parity behind the largest checkpoint.
+/// A cache as the first programs laid it out, with no room for parity behind the largest
+/// checkpoint.
 fn first_geometry() -> Geometry {
     let area = 0x0080_1000;
     let checkpoints = 384 << 10;

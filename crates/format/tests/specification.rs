@@ -1,4 +1,4 @@
-//! `docs/format.md` is the specification: what the code says must stand there.
+//! `docs/format.md` is the specification: it must contain every constant and name of the code.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::checkpoint::{self, CHUNK_BYTES, MAX_CHECK_BITS};

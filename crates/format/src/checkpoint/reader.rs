@@ -101,15 +101,15 @@ impl CheckpointReader {
         Some((offset, left.min(CHUNK_BYTES as u64) as usize))
     }
 
-    /// Returns the number of the chunk in which this entry is, or would be after the last one, if all
-    /// chunks before it are full.
+    /// Returns the number of the chunk in which this entry is, or would be after the last one, if
+    /// all chunks before it are full.
     pub fn chunk_of_entry(&self, entry: u64) -> u32 {
         let item = u64::from(self.header.segment_count) + entry;
         u32::try_from(item / ITEMS_IN_CHUNK).unwrap_or(u32::MAX)
     }
 
-    /// Returns a reader for one chunk at any position; there is none there if it has no [`place`](Self::place). It must not be
-    /// finished.
+    /// Returns a reader for one chunk at any position; there is none there if it has no
+    /// [`place`](Self::place). It must not be finished.
     pub fn at(&self, chunk: u32) -> Self {
         let before = u64::from(chunk) * ITEMS_IN_CHUNK;
         let segments = u64::from(self.header.segment_count);

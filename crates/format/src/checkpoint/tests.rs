@@ -22,7 +22,7 @@ struct Content {
     masks: Vec<PartialMask>,
 }
 
-/// As many entries as requested, or as fit; every `every`th is partial.
+/// Makes at most `entries` entries, or as many as fit; every `every`th is partial.
 fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
     let usages = [SegmentUse::Free, SegmentUse::Open, SegmentUse::Closed];
     let per_segment = geometry.blocks_per_segment();
@@ -361,7 +361,7 @@ fn impossible_values_with_a_valid_checksum_are_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_read_back_is_not_written() {
+fn unreadable_checkpoints_are_not_written() {
     use CheckpointWriteError::{Full, Incomplete, Order, Range};
     let geometry = geometry(4096, 16 << 20);
     let good = content(&geometry, 20, 5);

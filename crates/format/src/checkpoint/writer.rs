@@ -34,9 +34,9 @@ pub enum CheckpointWriteError {
 /// A chunk that is ready to be written.
 #[derive(Debug)]
 pub struct SealedChunk<'a> {
-    /// Its offset from the start of the checkpoint area, in bytes; a multiple of 4096.
+    /// Offset from the start of the checkpoint area, in bytes; a multiple of 4096.
     pub offset: u64,
-    /// Its bytes; their number is a multiple of 4096.
+    /// The bytes; their number is a multiple of 4096.
     pub bytes: &'a [u8],
 }
 

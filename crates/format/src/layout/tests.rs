@@ -68,7 +68,7 @@ fn the_cost_of_metadata_is_bounded() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn inconsistent_sizes_are_refused() {
     let plan = |bytes, logical, segment| Geometry::plan(1 << 30, block(bytes), logical, segment);
     assert_eq!(
         plan(2048, 4096, None),

@@ -53,7 +53,7 @@ pub struct DataEntry {
     pub dirty: bool,
     /// Whether the cell is unused; its content and all other fields are meaningless.
     pub void: bool,
-    /// Which sectors of the payload are valid.
+    /// Valid sectors of the payload.
     pub mask: SectorMask,
     /// The payload's checksum, see [`crate::payload_check`].
     pub check: u32,

@@ -18,9 +18,9 @@ const GONE: u32 = 1;
 /// The new state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkKind {
-    /// It was written back: the origin has it durably.
+    /// The block was written back: the origin has it durably.
     Clean,
-    /// It was invalidated: it must never be served or written back again.
+    /// The block was invalidated: it must never be served or written back again.
     Gone,
 }
 

@@ -229,7 +229,7 @@ fn records_of_other_caches_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_read_back_is_not_written() {
+fn unreadable_records_are_not_written() {
     let block = BlockSize::DEFAULT;
     let mut page = vec![0; HEADER_BYTES];
     let mut encode = |head: &Head, entries: &[DataEntry]| {

@@ -1,4 +1,4 @@
-//! What recoveries have accepted of the log since the checkpoint.
+//! The part of the log since the checkpoint that recoveries accepted.
 
 use std::mem::{offset_of, size_of};
 use std::ops::RangeInclusive;

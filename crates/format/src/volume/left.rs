@@ -1,6 +1,6 @@
-//! How an origin was left at an orderly stop, besides its fingerprint.
+//! State of an origin at an orderly stop, besides its fingerprint.
 //!
-//! Stored as parts of the identity with codes of their own: programs that do not know them compare
+//! Stored as parts of the identity with codes of their own: releases that do not know them compare
 //! them with nothing, and remove them when they start the volume, because they take the identity
 //! anew after an orderly stop.
 
@@ -14,10 +14,10 @@ const EVIDENCE: u8 = 128;
 /// Code of the digest of starts.
 const STARTS: u8 = 129;
 
-/// How an origin was left at an orderly stop.
+/// State of an origin at an orderly stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// What its system said about writes to it.
+    /// The origin system's evidence about writes to it.
     pub evidence: Option<Evidence>,
     /// Digest of the starts of its partitions and of the filesystems in them.
     pub starts: Option<u128>,
@@ -48,7 +48,7 @@ impl Left {
         let mut rest = Vec::new();
         for (code, text) in parts {
             match code {
-                // What a later program has stored is not known here, and is not kept.
+                // Parts that a later release has stored are unknown here, and are not kept.
                 EVIDENCE => left.evidence = text.parse().ok(),
                 STARTS => {
                     let digest = text.strip_prefix("1 ").filter(|digest| digest.len() == 32);

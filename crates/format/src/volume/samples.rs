@@ -41,7 +41,7 @@ pub fn sample_places(origin_bytes: u64) -> Vec<u64> {
     places
 }
 
-/// How the checksums of samples are computed.
+/// Method of computing the checksums of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleCheck {
     /// CRC32C. Earlier programs took these. They miss changes of data that end in their own CRC32C.
@@ -67,7 +67,7 @@ impl SampleCheck {
 /// The samples of one origin. Sample `i` is at the `i`-th of [`sample_places`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// How they are computed.
+    /// Method of computing them.
     pub by: SampleCheck,
     /// The checksum of each sample, at most [`MAX_SAMPLES`].
     pub checks: Vec<u32>,
@@ -116,8 +116,9 @@ impl Samples {
         sum.value() as u64
     }
 
-    /// Returns the settings that say that the checksums are digests. Programs that do not know that would
-    /// compare them with CRC32Cs: to these no sample is untouched, and the bits are among these settings.
+    /// Returns the settings that say that the checksums are digests. Programs that do not know that
+    /// would compare them with CRC32Cs: to these no sample is untouched, and the bits are among
+    /// these settings.
     pub(super) fn settings(&self) -> Vec<(u16, u64)> {
         let (low, high) = (self.untouched as u64, (self.untouched >> 64) as u64);
         match self.by {
@@ -128,8 +129,8 @@ impl Samples {
         }
     }
 
-    /// Takes these settings out of those of a volume. If they are about other samples, a program that does
-    /// not know them has taken the samples since.
+    /// Takes these settings out of those of a volume. If they are about other samples, a program
+    /// that does not know them has taken the samples since.
     pub(super) fn take_settings(samples: Option<&mut Samples>, settings: &mut Vec<(u16, u64)>) {
         let mut take = |wanted| {
             let value = settings.iter().find(|(tag, _)| *tag == wanted).map(|(_, value)| *value);

@@ -60,7 +60,7 @@ fn digests_of_samples_are_none_to_programs_that_compare_crcs() {
     };
     let seen = encode(&[as_seen(&digests.checks, 0)], &cache(), BLOCK).expect("possible");
     assert_eq!(seen.bytes, table.bytes);
-    // When it has taken samples of its own, these count, whatever it has written to since.
+    // Once such a release has taken samples of its own, these count, for any `untouched`.
     let others: Vec<u32> = digests.checks.iter().map(|check| check ^ 1).collect();
     for untouched in [5, 0] {
         let own = encode(&[as_seen(&others, untouched)], &cache(), BLOCK).expect("possible");
