@@ -1,5 +1,5 @@
-//! An array in chunks that are allocated when they are first written to: it may be large, and zeroing all of it at once would
-//! stall a request.
+//! An array in chunks that are allocated when they are first written to: it may be large, and
+//! zeroing all of it at once would stall a request.
 
 use std::sync::OnceLock;
 

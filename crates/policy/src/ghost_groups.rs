@@ -1,16 +1,20 @@
-//! Ghosts of the blocks that the ranks demote ([`crate::replacement`]): one for each group of four neighbours.
+//! Ghosts of the blocks that the ranks demote ([`crate::replacement`]): one for each group of four
+//! neighbours.
 //!
-//! Clients read and write runs of blocks, so blocks that are demoted together are mostly neighbours. A ghost has 16 bits: 12
-//! bits of a hash of the group's address, and a bit for each of its blocks. 32 ghosts fill a CPU cache line, in the order of
-//! age. A group maps to one line, in which a new ghost replaces the oldest. So a lookup costs one memory access, and of the
-//! blocks that were never demoted one in 128 (if all bits are set) to 512 (if one of four is) is mistaken for one that was.
+//! Clients read and write runs of blocks, so blocks that are demoted together are mostly
+//! neighbours. A ghost has 16 bits: 12 bits of a hash of the group's address, and a bit for each of
+//! its blocks. 32 ghosts fill a CPU cache line, in the order of age. A group maps to one line, in
+//! which a new ghost replaces the oldest. So a lookup costs one memory access, and of the blocks
+//! that were never demoted one in 128 (if all bits are set) to 512 (if one of four is) is taken for
+//! a demoted one.
 //!
-//! There are ghosts for two groups of nine blocks of room: runs are remembered for as long as with a ghost for each block at
-//! four times the memory, and single blocks for less than a quarter of that. [`GhostGroups::are_single`] tells which of the
-//! two it is.
+//! There are ghosts for two groups of nine blocks of capacity: runs are remembered for as long as
+//! with a ghost for each block at four times the memory, and single blocks for less than a quarter
+//! of that. [`GhostGroups::are_single`] tells which case holds.
 //!
-//! Lanes share the memory without locks. If two lanes write to a line at once, notes of them may be lost, or stay after they
-//! were forgotten, which only means that a block is taken for one that comes back, or for a new one.
+//! Lanes share the memory without locks. If two lanes write to a line at once, some of their notes
+//! may be lost, or stay after they were removed; the only effect is that a block is taken for a
+//! returning one, or for a new one.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -31,7 +35,7 @@ const IN_LINE: usize = WORDS * IN_WORD;
 /// The parts of all ghosts that [`GhostGroups::recall_within`] tells apart by their age.
 pub const REACHES: u8 = IN_LINE as u8;
 
-/// How many notes the share of those that joined a ghost remembers, and the share that stands for all.
+/// Window of the share of notes that joined a ghost, and the share that counts as all.
 const NOTES: u32 = 1024;
 const ALL: u32 = 1 << 24;
 
@@ -57,7 +61,7 @@ impl Line {
     }
 }
 
-/// Where a block is remembered.
+/// Location of a block's ghost.
 #[derive(Clone, Copy)]
 struct Place {
     /// Index of the line.
@@ -77,7 +81,8 @@ impl Place {
 /// See the module.
 pub struct GhostGroups {
     lines: Chunked<Line>,
-    /// The share of notes that joined a ghost of their group, of [`ALL`]: a mean that decays over [`NOTES`].
+    /// The share of notes that joined a ghost of their group, of [`ALL`]: a mean that decays over
+    /// [`NOTES`].
     joined: AtomicU32,
 }
 
@@ -94,8 +99,9 @@ impl GhostGroups {
         self.lines.bytes()
     }
 
-    /// Returns whether demoted blocks come singly: fewer than two in five joined the ghost of a neighbour. Of runs that fill
-    /// their groups three in four do, of pages of two blocks one in two.
+    /// Returns whether demoted blocks come singly: fewer than two in five joined the ghost of a
+    /// neighbour. Of runs that fill their groups three in four do, of pages of two blocks one in
+    /// two.
     pub fn are_single(&self) -> bool {
         self.joined.load(Ordering::Relaxed) < ALL / 5 * 2
     }
@@ -128,7 +134,8 @@ impl GhostGroups {
         self.joined.store(share - share / NOTES + more, Ordering::Relaxed);
     }
 
-    /// Returns whether a block was demoted and its ghost is among the youngest `parts` of [`REACHES`] equal parts.
+    /// Returns whether a block was demoted and its ghost is among the youngest `parts` of
+    /// [`REACHES`] equal parts.
     pub fn recall_within(&self, address: u64, parts: u8) -> bool {
         let place = self.place(address);
         let Some(line) = self.lines.get(place.line) else { return false };
@@ -159,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demoted_block_is_recalled_until_it_is_forgotten_and_its_neighbours_are_not() {
+    fn a_demoted_block_is_recalled_without_its_neighbours() {
         for room in [0, 1, 9, 1000, 1 << 20] {
             let ghosts = GhostGroups::new(room);
             for address in (0..5_000).map(|number| number * 7).chain([u64::MAX]) {
@@ -216,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_remembered_for_most_of_the_room_and_single_blocks_for_a_fifth_of_it() {
+    fn runs_are_remembered_longer_than_single_blocks() {
         for room in [1 << 12, 1 << 16] {
             let runs = reach(0..4 * room, room);
             assert!((0.85..0.95).contains(&runs), "{runs}");
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_runs_from_single_blocks() {
+    fn runs_are_told_from_single_blocks() {
         let ghosts = GhostGroups::new(1 << 16);
         assert!(!ghosts.are_single(), "before anything was demoted");
         (0..5000).for_each(|number| ghosts.note(number * 100));
@@ -254,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_less_than_half_a_byte_for_a_block_of_room() {
+    fn ghosts_take_less_than_half_a_byte_per_block_of_capacity() {
         for room in [1u64 << 16, 1 << 24, 1 << 32] {
             let per_block = GhostGroups::new(room).bytes() as f64 / room as f64;
             assert!((0.44..0.446).contains(&per_block), "{room}: {per_block}");

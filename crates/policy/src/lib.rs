@@ -7,14 +7,14 @@
 //! - [`sequential`]: length of sequential streams, for the sequential cut-off
 //! - [`admission`]: whether a block may enter, one file per rule
 //! - [`replacement`]: S3-FIFO for a log, in four bits per block
-//! - [`GhostGroups`]: ghosts of what it demotes
+//! - [`GhostGroups`]: ghosts of the blocks that it demotes
 //! - [`auto`]: shadow caches that choose the rules of that policy
 //! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
-//! - [`whatif`]: shadow caches that tell what other settings would do
+//! - [`whatif`]: shadow caches that predict the results of other settings
 //! - [`exact`]: block-based policies, with lists of blocks
 //! - [`writeback`]: when dirty blocks are written back, and how urgently
 //! - [`rate`]: the rate of writeback while clients use the same origin
-//! - [`throttle`]: how much clients are slowed down when nearly all of the cache is dirty
+//! - [`throttle`]: throttling of clients when nearly all of the cache is dirty
 //! - [`sweep`]: the order of writeback
 #![forbid(unsafe_code)]
 

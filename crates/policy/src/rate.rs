@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_get_the_latency_that_they_were_promised_and_writeback_gets_the_rest() {
+    fn clients_get_the_promised_latency_and_writeback_the_rest() {
         // At the low watermark the latency equals the setting, at the high one twice the setting.
         for capacity in [1e6, 1e7, 1e9] {
             for (dirty, latency) in [(40.0, 0.050), (45.0, 0.075), (50.0, 0.100)] {

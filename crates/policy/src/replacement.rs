@@ -132,8 +132,8 @@ pub fn kept_percent(kind: ReplacementKind) -> u64 {
 /// Number of blocks that a cache in a log keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// Most blocks kept. Fewer than the log holds, so that some segments always have few kept
-    /// blocks.
+    /// Maximum number of kept blocks. Fewer than the log holds, so that some segments always have
+    /// few kept blocks.
     pub kept: u64,
     /// Blocks that fit in the log; at least 1.
     pub room: u64,

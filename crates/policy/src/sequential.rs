@@ -16,7 +16,7 @@
 //! - Reads and writes are separate streams: a program that rewrites a range in place reads and
 //!   writes the same addresses, which would look like using them twice.
 //!
-//! A run is what the stream covered *before* the request, so a single request is never a stream,
+//! A run is the length of the stream *before* the request, so a single request is never a stream,
 //! however large it is.
 //!
 //! A backup, or a scan by many threads, is many streams of small requests at once, interleaved with
@@ -27,8 +27,8 @@
 //! instead; behind a network there are no tasks.
 //!
 //! One table per volume and lane, without locks. A client that spreads a stream over connections on
-//! several lanes is found by [`SharedStreams`]. [`StreamRoute`] decides whether it pays to send long
-//! writes round the cache.
+//! several lanes is found by [`SharedStreams`]. [`StreamRoute`] decides whether it pays to send
+//! long writes round the cache.
 
 mod route;
 mod shared;
@@ -42,10 +42,10 @@ pub const DEFAULT_STREAMS: usize = 256;
 /// Default threshold: 4 MiB, as in bcache.
 pub const DEFAULT_THRESHOLD: u64 = 4 << 20;
 
-/// Most holes of a stream at a time, in lengths of the current request.
+/// Largest size of a stream's holes at a time, in lengths of the current request.
 const MAX_HOLES: u64 = 4;
 
-/// Most distance between the end of a stream and a request, in lengths of the request.
+/// Largest distance between the end of a stream and a request, in lengths of the request.
 const MAX_DISTANCE: u64 = 3;
 
 /// Requests after which a stream is established.
@@ -59,7 +59,7 @@ const ENDS: usize = 2048;
 
 const NONE: u16 = u16::MAX;
 
-/// How far the stream that a request continues has run.
+/// Length of the stream that a request continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Bytes of the stream before this request; 0 if the request continues none.
@@ -120,8 +120,7 @@ pub struct SequentialCutoff {
     lists: [List; 2],
     /// Requests so far; wraps.
     requests: u32,
-    /// For streams that left the table: 30 bits of a hash of their end, and their number of
-    /// requests.
+    /// Streams that left the table: 30 bits of a hash of their end, and their number of requests.
     ends: Box<[u32]>,
 }
 

@@ -17,8 +17,8 @@ pub const DEFAULT_REGIONS: usize = 4096;
 
 /// The number of dirty blocks in each region of one volume's origin.
 ///
-/// Any lane updates it on the data path, with one relaxed atomic addition. A count is never too low if a block is counted before
-/// another lane can clean it; it may be too high for a moment.
+/// Any lane updates it on the data path, with one relaxed atomic addition. A count is never too low
+/// if a block is counted before another lane can clean it; it may be too high for a moment.
 #[derive(Debug)]
 pub struct DirtyMap {
     counts: Box<[AtomicU32]>,

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A block with what the shadows know of it.
+/// A block and its state in the shadows.
 #[derive(Clone, Debug)]
 pub(crate) struct Block<P> {
     pub(crate) key: u64,
     /// Queues and the like that hold it, over all shadows.
     pub(crate) holders: u32,
-    /// Its state in each shadow.
+    /// State of the block in each shadow.
     pub(crate) places: P,
 }
 
-/// The blocks. One that nobody holds gives its number up.
+/// The blocks. A block without holders gives its number up.
 #[derive(Debug)]
 pub(crate) struct Table<P> {
     pub(crate) blocks: Vec<Block<P>>,
@@ -28,7 +28,7 @@ impl<P> Default for Table<P> {
 }
 
 impl<P: Default> Table<P> {
-    /// Returns the number of a block, which is new if nobody knows it.
+    /// Returns the number of a block, a new one if the table does not have it.
     pub(crate) fn number(&mut self, key: u64) -> u32 {
         if let Some(number) = self.numbers.get(&key) {
             return *number;
@@ -61,8 +61,8 @@ impl<P: Default> Table<P> {
         }
     }
 
-    /// Returns the numbers of the known blocks in a range of keys, in an order that does not depend on that of
-    /// the hash table.
+    /// Returns the numbers of the known blocks in a range of keys, in an order that does not depend
+    /// on that of the hash table.
     pub(crate) fn inside(&self, range: Range<u64>) -> Vec<u32> {
         let few = range.end.saturating_sub(range.start) <= self.numbers.len() as u64;
         let mut found: Vec<u32> = if few {
@@ -75,7 +75,8 @@ impl<P: Default> Table<P> {
         found
     }
 
-    /// Returns the bytes that a block takes. A vector that grows may have twice the capacity that it needs.
+    /// Returns the bytes that a block takes. A vector that grows may have twice the capacity that
+    /// it needs.
     pub(crate) const fn bytes_of_block() -> usize {
         size_of::<Block<P>>() + 2 * size_of::<(u64, u32)>() + size_of::<u32>()
     }

@@ -1,10 +1,10 @@
-//! How much clients are slowed down when nearly all of the cache is dirty.
+//! Throttling of clients when nearly all of the cache is dirty.
 //!
 //! Clients that write faster than the origin can take must wait eventually. Without a throttle they
 //! run until no space is left, and then all wait at once until a whole segment is emptied, which
 //! takes seconds on a disk. So they are slowed down earlier, a little at first and increasingly:
-//! each block waits for its turn, and the more is dirty, the further turns are apart. The dirty
-//! share settles where turns come as often as the origin takes blocks, whatever its rate, and every
+//! each block waits for its turn, and turns are further apart the more is dirty. The dirty share
+//! settles where turns come as often as the origin takes blocks, whatever its rate, and every
 //! client gets its share.
 //!
 //! ZFS delays transactions likewise on the way to its limit of dirty data (OpenZFS, `dmu_tx.c`).
@@ -24,8 +24,8 @@ const LATEST: u8 = 85;
 /// Turns reach their longest distance this many percent above the start.
 const RANGE: u8 = 20;
 
-/// Or here, at the latest, because reclaim needs the rest: the more of a segment is dirty, the more
-/// has to be reinserted for the space gained.
+/// Upper end of the range, because reclaim needs the rest: the more of a segment is dirty, the more
+/// must be reinserted for the space gained.
 const END: u8 = 95;
 
 /// Shortest distance between two blocks, in seconds.

@@ -20,8 +20,8 @@
 //! hours, at other times of the day. Their operator wants the origin left alone by day as long as
 //! the cache has space, and everything written back by night.
 //!
-//! With `writeback=lazy` the origin's disk is to sleep for as long as possible, and a sweep ends with
-//! nothing dirty, so that none is needed again soon:
+//! With `writeback=lazy` the origin's disk is to sleep for as long as possible, and a sweep ends
+//! with nothing dirty, so that none is needed again soon:
 //!
 //! - idle and age never hold; quiet holds once, when the quiet hours begin
 //! - awake holds when the origin was accessed for a client within [`AWAKE_FOR`]
@@ -37,9 +37,9 @@ use forebay_settings::Settings;
 /// grows, but a cache takes far longer than this to fill between the watermarks.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// With `writeback=lazy`, for how long a disk counts as awake after an access for a client. Longer than
-/// [`LOOK_AGAIN`], so that no access is missed, and far shorter than the minutes after which disks go to
-/// sleep.
+/// With `writeback=lazy`, time for which a disk counts as awake after an access for a client.
+/// Longer than [`LOOK_AGAIN`], so that no access is missed, and far shorter than the minutes after
+/// which disks go to sleep.
 pub const AWAKE_FOR: Duration = Duration::from_secs(10);
 
 /// With `writeback=lazy`, clients count as quiet after this long without a request.
@@ -54,7 +54,8 @@ pub struct DirtyState {
     pub cache_dirty_blocks: u64,
     /// Capacity of the cache in blocks.
     pub capacity_blocks: u64,
-    /// The blocks of them that the volume may have: `dirty_high` and `dirty_low` are shares of these.
+    /// The blocks of them that the volume may have: `dirty_high` and `dirty_low` are shares of
+    /// these.
     pub share_blocks: u64,
     /// When the block that has been dirty for longest became dirty, if known. An earlier time is
     /// safe.
@@ -72,12 +73,12 @@ pub struct DirtyState {
     pub time_of_day: Duration,
 }
 
-/// How far writeback may interfere with foreground requests.
+/// Degree to which writeback may interfere with foreground requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// As fast as the origin can, ignoring `rate_max`, because somebody waits for it.
+    /// Write as fast as the origin can, ignoring `rate_max`, because a command waits for it.
     Urgent,
-    /// As fast as the origin can and `rate_max` allows, because there are no foreground requests.
+    /// Write as fast as the origin can and `rate_max` allows: there are no foreground requests.
     Free,
     /// Foreground requests go first: see [`RateControl`](crate::RateControl).
     Polite,
@@ -85,7 +86,7 @@ pub enum Urgency {
     Slow,
 }
 
-/// What writeback does next.
+/// The next step of writeback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Write nothing, and ask again at this time at the latest.
@@ -238,7 +239,7 @@ impl Pacer {
             let awake = state.origin_used.is_some_and(|used| now.since(used) < AWAKE_FOR);
             let begins = (quiet && !self.quiet_over).then_some(Trigger::Quiet);
             let goes_on = self.trigger.map(|trigger| match trigger {
-                // Nobody waits any more, but the disk is awake.
+                // No command waits any more, but the disk is awake.
                 Trigger::Draining | Trigger::Space => Trigger::Awake,
                 other => other,
             });

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_never_refuses_and_nothing_written_before_a_limit_counts() {
+    fn without_a_limit_nothing_is_refused_or_counted() {
         let mut budget = WriteBudget::default();
         for second in 0..10 {
             assert!(budget.allows(0, at(second), second << 50));
@@ -87,7 +87,7 @@ mod tests {
 
     /// Fills as often as allowed, in steps of different lengths and amounts.
     #[test]
-    fn no_day_has_more_fills_than_the_limit_and_the_usual_day_has_nearly_as_many() {
+    fn fills_of_a_day_reach_but_never_exceed_the_limit() {
         for (limit, fill, step) in [
             (1 << 30, 4096, 1),
             (100 << 30, 1 << 20, 1),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn dirty_writes_run_a_debt_that_is_worked_off_and_no_longer_than_a_day() {
+    fn dirty_writes_run_up_a_debt_of_at_most_a_day() {
         let limit = 24 << 30;
         for (dirty, hours) in [(1u64 << 30, 1), (3 << 30, 3), (25 << 30, 25), (1 << 50, 25)] {
             let mut budget = WriteBudget::default();

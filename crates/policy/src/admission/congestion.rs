@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_is_passed_after_some_slow_operations_and_not_after_one_that_is_a_little_slow() {
+    fn only_several_slow_operations_pass_the_threshold() {
         for (slow, least, most) in [(3, 5, 12), (20, 1, 2), (1, usize::MAX, usize::MAX)] {
             let mean = LatencyMean::default();
             let mut now = Nanos(0);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_left_alone_is_tried_again_and_judged_by_what_it_does_then() {
+    fn an_avoided_device_is_tried_again_and_judged_anew() {
         let mean = LatencyMean::default();
         let mut now = Nanos(0);
         for _ in 0..60 {

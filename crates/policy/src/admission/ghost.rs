@@ -140,7 +140,7 @@ pub struct Ghost {
     sparse: u64,
 }
 
-/// Where an address is stored.
+/// Location of a stored address.
 #[derive(Clone, Copy)]
 struct Place {
     /// Index of the line.
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_last_is_recalled_and_what_was_forgotten_is_not() {
+    fn the_latest_notes_are_recalled_until_they_are_removed() {
         for entries in [0, 1, 31, 32, 33, 1000, 100_000] {
             let ghost = Ghost::new(entries);
             for address in (0..5_000u64).chain([u64::MAX]) {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn it_reaches_back_over_most_of_its_entries_and_not_over_twice_as_many() {
+    fn notes_reach_back_over_most_entries_but_not_twice_as_many() {
         for entries in [1 << 10, 1 << 16] {
             let ghost = Ghost::new(entries);
             let last = 10 * entries;
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_take_a_sixteenth_of_a_byte_for_each_slot_and_small_caches_are_remembered_whole() {
+    fn statistics_take_a_sixteenth_of_a_byte_per_slot() {
         for (slots, kept_of) in
             [(0, 1), (100, 1), (1 << 16, 1), (1 << 17, 2), (1 << 21, 32), (1 << 28, 32)]
         {

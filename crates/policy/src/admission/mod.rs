@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn always_admits_what_nobody_remembers_and_the_others_what_was_missed_before() {
+    fn only_always_admits_blocks_without_an_earlier_miss() {
         let known = Past::ALL.map(Recall::Past);
         for recall in [Recall::Nothing, Recall::NotKept].into_iter().chain(known) {
             assert!(admits(Admission::Always, recall));

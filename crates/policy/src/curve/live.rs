@@ -42,11 +42,11 @@ impl Live {
     /// Accesses buffered before they are processed.
     const ASIDE: usize = 256;
 
-    /// Most blocks in the sample. With their bookkeeping they take 1.2 MB.
+    /// Maximum number of blocks in the sample. With their bookkeeping they take 1.2 MB.
     pub const MOST: usize = 8 << 10;
 
-    /// Most accesses to the sample per second, except in the second in which the limit is first
-    /// exceeded.
+    /// Maximum number of accesses to the sample per second, except in the second in which the limit
+    /// is first exceeded.
     pub const MOST_PER_SECOND: usize = 4 << 10;
 
     /// Returns the initial sample of a [`Live`] with this seed. Later samples are subsets of it.

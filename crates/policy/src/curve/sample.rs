@@ -1,4 +1,4 @@
-//! Chooses the blocks that stand for all of them.
+//! Chooses the sampled blocks.
 //!
 //! Keys are divided into groups of neighbours, as many as one sampled block stands for, and a hash
 //! draws one block of each group. So each block is sampled with the same probability, a block is
@@ -20,7 +20,7 @@ pub struct Sample {
     group: u64,
     /// Base-two logarithm of the group size; 64 if that is not a power of two.
     shift: u32,
-    /// How often the sample was halved.
+    /// Number of times that the sample was halved.
     level: u32,
     seed: u64,
 }

@@ -60,7 +60,7 @@ impl Part {
 #[derive(Clone, Debug)]
 pub(super) struct Sampled {
     sample: Sample,
-    /// Most blocks in the sample.
+    /// Maximum number of blocks in the sample.
     most: usize,
     whole: Part,
     /// Empty if all blocks are sampled and the sample is never halved.

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_numbers_of_different_blocks_also_after_renumbering() {
+    fn distances_count_different_blocks_also_after_renumbering() {
         let mut stack = Stack::new();
         let mut order: Vec<u64> = Vec::new();
         let mut random = fastrand::Rng::with_seed(1);

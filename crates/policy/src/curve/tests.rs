@@ -30,7 +30,7 @@ fn keys(range: Range<u64>) -> Range<Key> {
 }
 
 #[test]
-fn a_sample_of_everything_is_exact_at_every_size_with_discards_too() {
+fn a_sample_of_everything_is_exact_also_with_discards() {
     for seed in 0..40 {
         let mut random = fastrand::Rng::with_seed(seed);
         let space = random.u64(1..60);
@@ -174,7 +174,7 @@ fn live(requests: &[Range<u64>], nanos: u64, seed: u64) -> LiveCurve {
 }
 
 #[test]
-fn what_is_seen_of_a_running_volume_is_near_and_knows_how_near() {
+fn a_live_curve_is_close_and_states_its_error() {
     let requests = requests(7);
     let exact = estimate(&requests, 1, usize::MAX, 0);
     let (mut inside, mut all) = (0, 0);

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_is_forgotten() {
+    fn older_entries_are_forgotten() {
         let mut ghosts = Ghosts::timed(100);
         for key in 0..100 {
             ghosts.insert(0, hash(key), key);

@@ -14,7 +14,7 @@ const REGION_SHIFT: u32 = 4;
 /// End of a chain.
 const NONE: u32 = u32::MAX;
 
-/// How well the queue predicts future misses.
+/// Quality of the queue's predictions of future misses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quality {
     Poor,
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_found_by_any_of_its_blocks_until_it_is_crowded_out() {
+    fn a_region_is_found_by_any_block_until_it_is_crowded_out() {
         let mut hotspot = Hotspot::new(400);
         assert_eq!(hotspot.miss(Key(16)), 0);
         hotspot.levels.new_period();

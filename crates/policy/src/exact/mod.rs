@@ -22,9 +22,9 @@
 //! | [`auto`] | as S3-FIFO, by rules that shadow caches choose | 12.5 + 6.2 |
 //!
 //! Shared modules: `list`, `fields`, `ghost`; `levels` and `hotspot` belong to smq, `sketch` to
-//! W-TinyLFU. To add a policy: a file with it and its naive model, a row of [`ReplacementKind`], and in
-//! this file a line of the table above and of [`build`] and `naive_model`; the tests in `tests.rs` then
-//! apply to it.
+//! W-TinyLFU. To add a policy: a file with it and its naive model, a row of [`ReplacementKind`],
+//! and in this file a line of the table above and of [`build`] and `naive_model`; the tests in
+//! `tests.rs` then apply to it.
 
 pub mod arc;
 pub mod auto;
@@ -129,7 +129,8 @@ pub trait BlockPolicy: Send {
     /// one, and none while fewer blocks than the capacity are resident.
     fn insert(&mut self, node: Node, key: Key) -> Option<Node>;
 
-    /// Notes that a resident block was overwritten, which in a log moves it to the end. The default counts a use.
+    /// Notes that a resident block was overwritten, which in a log moves it to the end. The default
+    /// counts a use.
     fn overwritten(&mut self, node: Node) {
         self.hit(node);
     }
@@ -140,9 +141,9 @@ pub trait BlockPolicy: Send {
         self.insert(node, key)
     }
 
-    /// Makes room: evicts the block that the next insertion into a full cache would evict, as nearly
-    /// as the policy can tell without the key of the new block. Returns `None` if no block is
-    /// resident. For callers that keep blocks outside of the policy, because these must not be
+    /// Makes room: evicts the block that the next insertion into a full cache would evict, as
+    /// nearly as the policy can tell without the key of the new block. Returns `None` if no block
+    /// is resident. For callers that keep blocks outside of the policy, because these must not be
     /// evicted for now, and so need room before the policy is full.
     fn evict(&mut self) -> Option<Node>;
 
@@ -184,7 +185,8 @@ pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box
     }
 }
 
-/// Builds the policy `kind` as it is in a log that has room for `room` blocks: it keeps a part of them ([`Shares`]).
+/// Builds the policy `kind` as it is in a log that has room for `room` blocks: it keeps a part of
+/// them ([`Shares`]).
 pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box<dyn BlockPolicy> {
     let shares = Shares::of(room.into(), kind);
     let kept = shares.kept.min(1 << 30) as u32;

@@ -8,7 +8,8 @@
 //!
 //! 12.5 bytes per block, and 4.8 for ghosts.
 //!
-//! [`S3Fifo::in_log`] has the parameters and the rules of the ranks in the log instead ([`crate::replacement`]).
+//! [`S3Fifo::in_log`] has the parameters and the rules of the ranks in the log instead
+//! ([`crate::replacement`]).
 
 use super::fields::Fields;
 use super::ghost::Ghosts;
@@ -51,7 +52,8 @@ impl S3Fifo {
         S3Fifo::with(capacity, (capacity / 10).max(1), most_ghosts, nodes)
     }
 
-    /// Makes the policy as ranks have it, for what a log keeps. `nodes`: more than that.
+    /// Makes the policy with the shares of the ranks, for the kept blocks of a log. `nodes`: more
+    /// than those.
     pub(super) fn in_log(shares: Shares, nodes: u32) -> Self {
         let number = |blocks: u64| blocks.min(u64::from(nodes)) as u32;
         let small = number(shares.small(Rule::S3_FIFO.small));

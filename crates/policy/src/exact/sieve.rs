@@ -16,7 +16,7 @@ pub struct Sieve {
     capacity: u32,
     lists: Lists,
     used: Fields,
-    /// Where the hand continues; `None`: at the oldest.
+    /// Next position of the hand; `None`: the oldest.
     hand: Option<u32>,
 }
 

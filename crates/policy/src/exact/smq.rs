@@ -18,8 +18,8 @@
 //!   decided elsewhere.
 //!
 //! In exchange for a higher miss ratio it writes little to the cache device: on the traces of
-//! `docs/notebook/policies.md` less than a fifth of what the other policies write. 10 bytes per
-//! block, and 5.5 for regions.
+//! `docs/notebook/policies.md` less than a fifth of the other policies' writes. 10 bytes per block,
+//! and 5.5 for regions.
 
 use super::hotspot::{Hotspot, Quality};
 use super::levels::{LEVELS, Levels};

@@ -104,7 +104,7 @@ fn drain(cache: &mut Cache) {
     assert_eq!(cache.evict(), None);
 }
 
-/// Of a full cache, for a key that no policy knows. W-TinyLFU would compare two blocks.
+/// A full cache, and a key that no policy knows. W-TinyLFU would compare two blocks.
 #[test]
 fn evict_chooses_as_an_insertion_does() {
     for &kind in ReplacementKind::ALL.iter().filter(|kind| **kind != ReplacementKind::WTinyLfu) {

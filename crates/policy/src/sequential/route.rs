@@ -12,9 +12,9 @@
 //! - The route that is not in use is tried again after ten seconds, and after twice the time
 //!   whenever that was in vain.
 //!
-//! A pace is measured over a window of writes. At first, and after a change of route, it begins when the client
-//! waits for the new route alone: when as many writes around the cache have ended as were under way
-//! at a time, or when none is left there.
+//! A pace is measured over a window of writes. At first, and after a change of route, it begins
+//! when the client waits for the new route alone: when as many writes around the cache have ended
+//! as were under way at a time, or when none is left there.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(10);
 /// The other route is tried after this time at the latest, if there is a reason to.
 const LAST_RETRY: Duration = Duration::from_secs(640);
 
-/// Where long sequential writes go.
+/// Destination of long sequential writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
     /// To the origin only.
@@ -47,7 +47,7 @@ struct Window {
     began: Nanos,
     last: Nanos,
     bytes: u64,
-    /// How long the origin was busy with the stream.
+    /// Time for which the origin was busy with the stream.
     busy: Duration,
 }
 
@@ -104,7 +104,8 @@ impl StreamRoute {
         }
     }
 
-    /// Notes that long sequential writes of `bytes` in all have arrived, and chooses the route anew.
+    /// Notes that long sequential writes of `bytes` in all have arrived, and chooses the route
+    /// anew.
     pub fn arrived(&mut self, now: Nanos, bytes: u64) {
         if !self.measuring {
             return;
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_waits_for_the_origin_gets_the_cache_and_costs_it_little() {
+    fn a_client_slowed_by_the_origin_gets_the_cache_at_little_cost() {
         let (mut stream, mut now) = (StreamRoute::default(), Nanos(7));
         let (around, changes) = run(&mut stream, &mut now, &client(50, 2600, 500), 300);
         assert!(around < 0.002, "{around}");

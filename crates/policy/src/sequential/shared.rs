@@ -34,7 +34,7 @@ const WORTH_KEEPING: u64 = 1 << 20;
 struct Stream {
     /// Tells regions apart that share a slot.
     tag: u64,
-    /// Its end in the region, in bytes.
+    /// End of the stream in the region, in bytes.
     end: u64,
     /// Bytes accessed.
     run: u64,
@@ -167,8 +167,8 @@ mod tests {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
-    /// Returns the share of a stream's bytes behind the first 4 MiB that are found to be part of one,
-    /// when its requests arrive in the order that `shuffle` leaves them in, window by window.
+    /// Returns the share of a stream's bytes behind the first 4 MiB that are found to be part of
+    /// one, when its requests arrive in the order that `shuffle` leaves them in, window by window.
     fn found(len: u64, window: usize, noise: u64, seed: u64) -> f64 {
         let table = SharedStreams::default();
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_found_in_whatever_order_a_few_connections_deliver_them() {
+    fn streams_over_a_few_connections_are_found_in_any_order() {
         for (len, window) in [(128 * KIB, 4), (128 * KIB, 8), (4 * KIB, 8), (4 * KIB, 16), (MIB, 2)]
         {
             let share = found(len, window, 0, 1);

@@ -5,8 +5,8 @@ use crate::{Ghost, Past, Recall};
 /// See the module.
 pub(super) struct Ghosts {
     now: Ghost,
-    /// Those of the sample before this one, which had more blocks. A ghost does not tell which block it is of, so they
-    /// cannot be thinned: they stay until as many blocks are noted as ghosts reach back.
+    /// Ghosts of the previous sample, which had more blocks. A ghost does not tell its block, so
+    /// they cannot be thinned: they stay until as many blocks are noted as ghosts reach back.
     before: Option<(Ghost, u64)>,
 }
 
@@ -44,7 +44,8 @@ impl Ghosts {
         }
     }
 
-    /// Returns the most bytes that it takes from now on: with ghosts of one more sample, half as many.
+    /// Returns the most bytes that it takes from now on: with ghosts of one more sample, half as
+    /// many.
     pub(super) fn most_bytes(&self) -> u64 {
         self.now.bytes() * 2
     }

@@ -1,7 +1,8 @@
-//! One tier of a shadow cache: a replacement policy and the blocks that it has.
+//! One tier of a shadow cache: a replacement policy and its blocks.
 //!
-//! A tier on the cache device is a log, of which the policy keeps a part. Blocks that it demotes are readable until their
-//! room is needed; a block that is dirty stays until it has been written back, whatever the policy says.
+//! A tier on the cache device is a log, of which the policy keeps a part. Blocks that it demotes
+//! are readable until their space is needed; a dirty block stays until it has been written back,
+//! even if the policy demotes it.
 
 use forebay_core::ReplacementKind;
 
@@ -9,7 +10,7 @@ use crate::exact::list::Lists;
 use crate::exact::{BlockPolicy, Key, Node, build, build_for_log};
 use crate::table::Table;
 
-/// Most tiers of all shadows together.
+/// Maximum number of tiers of all shadows together.
 pub(super) const MOST_LEVELS: usize = 24;
 
 /// Marks a block that a tier does not have.
@@ -28,21 +29,21 @@ impl Default for Nodes {
 /// The blocks that any shadow has.
 pub(super) type Blocks = Table<Nodes>;
 
-/// What is known of a node.
+/// State of a node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Resident {
     /// The number of its block.
     block: u32,
-    /// It was used since it entered.
+    /// Whether it was used since it entered.
     used: bool,
-    /// It was read since it entered.
+    /// Whether it was read since it entered.
     read: bool,
 }
 
 /// The only list of each [`Lists`] here.
 const ALL: usize = 0;
 
-/// What a log adds to a policy.
+/// State that a log adds to a policy.
 struct Log {
     /// Demoted blocks, in the order in which their room is taken.
     demoted: Lists,
@@ -52,16 +53,16 @@ struct Log {
     most_dirty: u32,
     /// Blocks that the policy keeps if none is demoted and dirty.
     kept: u32,
-    /// These take the place of kept ones, as they do by ranks.
+    /// Whether dirty demoted blocks take the place of kept ones, as they do by ranks.
     yields_to_dirty: bool,
 }
 
-/// Dirty blocks. They are written back in the order of their nodes, which has as little to do with their age as that of their
-/// addresses on the disk: writeback sweeps over the disk.
+/// Dirty blocks. They are written back in the order of their nodes, which has as little to do with
+/// their age as that of their addresses on the disk: writeback sweeps over the disk.
 struct Dirty {
     is_dirty: Vec<bool>,
     number: u32,
-    /// Where the sweep goes on.
+    /// Position at which the sweep continues.
     hand: usize,
 }
 
@@ -94,7 +95,7 @@ impl Dirty {
 
 /// See the module.
 pub(super) struct Level {
-    /// Its place in [`Nodes`].
+    /// Number of the tier in [`Nodes`].
     number: usize,
     kind: ReplacementKind,
     policy: Box<dyn BlockPolicy>,
@@ -184,7 +185,8 @@ impl Level {
         true
     }
 
-    /// Puts what has left the policy among the demoted blocks, and more if too many are demoted and dirty.
+    /// Puts what has left the policy among the demoted blocks, and more if too many are demoted and
+    /// dirty.
     fn demote(&mut self, left: Option<Node>) {
         let Some(log) = &mut self.log else { return };
         left.into_iter().for_each(|Node(node)| log.add_demoted(node));
@@ -227,8 +229,8 @@ impl Level {
         node.is_none_or(|resident| std::mem::replace(&mut resident.read, true))
     }
 
-    /// Lets an absent block in. Returns the number of the block that left for it, which the caller has to
-    /// release, and whether that one had been read again.
+    /// Lets an absent block in. Returns the number of the block that left for it, which the caller
+    /// has to release, and whether that one had been read again.
     pub(super) fn insert(&mut self, blocks: &mut Blocks, block: u32) -> Option<(u32, bool)> {
         let node = self.free.pop()?;
         let key = Key(blocks.blocks[block as usize].key);
@@ -280,8 +282,8 @@ impl Level {
         blocks.release(block);
     }
 
-    /// Makes the tier one for `room` blocks, of those that it has and that `stays` names by their keys. They
-    /// keep their order; to the policy they are blocks that have been used.
+    /// Makes the tier one for `room` blocks, of those that it has and that `stays` names by their
+    /// keys. They keep their order; to the policy they are blocks that have been used.
     pub(super) fn thin(&mut self, blocks: &mut Blocks, room: u32, stays: impl Fn(u64) -> bool) {
         let mut order = Vec::new();
         while let Some(Node(node)) = self.evict() {

@@ -1,16 +1,18 @@
-//! What other settings would do: shadow caches that simulate them on a sample of the blocks.
+//! Predicted results of other settings: shadow caches that simulate them on a sample of the blocks.
 //!
 //! Waldspurger, Saemundsson, Ahmad and Park, "Cache Modeling and Optimization using Miniature
-//! Simulations", ATC 2017: a cache of a hundredth of the size, for a hundredth of the blocks, misses about
-//! as large a share of the accesses. The curve ([`crate::curve`]) does without that for LRU; what another
-//! policy or admission rule would do can only be simulated.
+//! Simulations", ATC 2017: a cache of a hundredth of the size, for a hundredth of the blocks,
+//! misses about as large a share of the accesses. The curve ([`crate::curve`]) needs no simulation
+//! for LRU; the effect of another policy or admission rule can only be simulated.
 //!
-//! Each shadow has the real policies ([`crate::exact`]) and the real rule of admission, for the cache device and
-//! perhaps for RAM in front of it. Its log has no segments: blocks leave one by one, and what reclaim writes once
-//! more is not predicted. It writes back whatever is beyond the number of dirty blocks that the cache really has.
+//! Each shadow has the real policies ([`crate::exact`]) and the real rule of admission, for the
+//! cache device and perhaps for RAM in front of it. Its log has no segments: blocks leave one by
+//! one, and writes of reclaim are not predicted. It writes back all dirty blocks beyond the real
+//! cache's number.
 //!
-//! All shadows see the same accesses, so the differences between them are more exact than the shares. Like
-//! those of the curve, shares are corrected by the known number of all accesses: what is not missed is a hit.
+//! All shadows see the same accesses, so the differences between them are more exact than the
+//! shares. As for the curve, shares are corrected by the known number of all accesses: accesses
+//! that are not missed are hits.
 //!
 //! - `shadow`: one shadow cache; `level`: one of its tiers
 
@@ -36,7 +38,7 @@ use shadow::{PARTS, Sampled, Shadow};
 pub struct Rules {
     /// The replacement policy of the cache.
     pub policy: ReplacementKind,
-    /// Which missed blocks enter the cache.
+    /// Admission: which missed blocks enter the cache.
     pub admission: Admission,
     /// Size of the RAM tier in blocks of the cache; 0: there is none.
     pub ram: u64,
@@ -51,15 +53,15 @@ pub struct Setup {
     pub capacity: u64,
     /// Blocks of the whole cache device: admission remembers as many absent ones, or a multiple.
     pub cells: u64,
-    /// How it treats reads and writes.
+    /// Mode: how reads and writes are treated.
     pub mode: Mode,
     /// The settings of which others are simulated.
     pub now: Rules,
 }
 
 impl Setup {
-    /// Returns the settings that are simulated: the present ones, then each other admission rule, each of some
-    /// other policies, and other sizes of RAM, with all else unchanged.
+    /// Returns the settings that are simulated: the present ones, then each other admission rule,
+    /// each of some other policies, and other sizes of RAM, with all else unchanged.
     pub fn simulated(&self) -> Vec<Rules> {
         let now = self.now;
         let mut all = vec![now];
@@ -83,8 +85,8 @@ impl Setup {
     }
 }
 
-/// The policies that are simulated beside the present one. `auto` is not: it compares rules itself. Nor is `smq`:
-/// it goes by regions of neighbouring blocks, of which a sample has hardly any.
+/// The policies that are simulated beside the present one. `auto` is not: it compares rules itself.
+/// Nor is `smq`: it goes by regions of neighbouring blocks, of which a sample has hardly any.
 const POLICIES: [ReplacementKind; 4] = [
     ReplacementKind::Lru,
     ReplacementKind::S3Fifo,
@@ -92,12 +94,12 @@ const POLICIES: [ReplacementKind; 4] = [
     ReplacementKind::WTinyLfu,
 ];
 
-/// How sizes are scaled down.
+/// Scaling of sizes to the sample.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
-    /// Of the cache, in blocks.
+    /// Capacity of the cache, in blocks.
     capacity: u64,
-    /// Of the cache device.
+    /// Cells of the cache device.
     cells: u64,
     stands_for: u64,
 }
@@ -115,7 +117,7 @@ impl Scale {
     }
 }
 
-/// What one setting would have done.
+/// The predicted result of one setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// The settings.
@@ -128,8 +130,8 @@ pub struct Prediction {
     pub all: Share,
     /// Blocks written to the cache device, without those that reclaim writes once more.
     pub written: u64,
-    /// `reads.share` less that of the present settings, and `all.share` likewise. The errors are those of the
-    /// differences.
+    /// `reads.share` less that of the present settings, and `all.share` likewise. The errors are
+    /// those of the differences.
     pub reads_gain: Share,
     /// See `reads_gain`.
     pub all_gain: Share,
@@ -154,15 +156,15 @@ impl std::fmt::Debug for WhatIf {
 }
 
 impl WhatIf {
-    /// Largest tier of a shadow that stands for the whole cache, in blocks. The sample is thinned until they are
-    /// that small.
+    /// Largest tier of a shadow that stands for the whole cache, in blocks. The sample is thinned
+    /// until they are that small.
     pub const MOST: u64 = 2 << 10;
 
-    /// Most accesses per second, as for the curve.
+    /// Maximum number of accesses per second, as for the curve.
     pub const MOST_PER_SECOND: u64 = crate::curve::Live::MOST_PER_SECOND as u64;
 
-    /// Makes empty shadows, for a subset of the sample `first`. `reads` and `writes` count all blocks accessed
-    /// so far.
+    /// Makes empty shadows, for a subset of the sample `first`. `reads` and `writes` count all
+    /// blocks accessed so far.
     pub fn new(setup: Setup, first: Sample, reads: u64, writes: u64) -> Self {
         let mut sample = first;
         while setup.capacity / sample.stands_for() > WhatIf::MOST {
@@ -261,8 +263,8 @@ impl WhatIf {
         }
     }
 
-    /// Returns what each setting would have done, the present one first; `reads` and `writes` count all blocks
-    /// accessed so far.
+    /// Returns what each setting would have done, the present one first; `reads` and `writes` count
+    /// all blocks accessed so far.
     pub fn predictions(&self, reads: u64, writes: u64) -> Vec<Prediction> {
         let totals = Totals {
             reads: reads.saturating_sub(self.before.0),
@@ -278,7 +280,8 @@ impl WhatIf {
         (reads.saturating_sub(self.before.0), writes.saturating_sub(self.before.1))
     }
 
-    /// Returns a bound for the allocated bytes, for any requests: blocks that no two shadows have in common.
+    /// Returns a bound for the allocated bytes, for any requests: blocks that no two shadows have
+    /// in common.
     pub fn most_bytes(&mut self) -> u64 {
         let scale = self.scale();
         let sizes = self.shadows.iter_mut().map(|shadow| shadow.size(scale));

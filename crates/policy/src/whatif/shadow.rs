@@ -12,7 +12,7 @@ use super::{Rules, Scale};
 /// Parts of the sample that are counted separately, to see how much they differ.
 pub(super) const PARTS: usize = 8;
 
-/// What a shadow did, in sampled blocks times the number of blocks that each stands for.
+/// Counts of a shadow, in sampled blocks times the number of blocks that each stands for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     /// Reads that no tier answered.
@@ -21,7 +21,7 @@ pub(super) struct Counts {
     pub(super) missed_in_ram: u64,
     /// Writes of blocks that no tier had.
     pub(super) missed_writes: u64,
-    /// Blocks that were copied to the cache device although nobody wrote them.
+    /// Blocks that were copied to the cache device without having been written.
     pub(super) fills: u64,
     /// Writes that were not written to the cache device.
     pub(super) refused_writes: u64,
@@ -48,7 +48,8 @@ pub(super) struct Sampled {
 }
 
 impl Shadow {
-    /// Makes an empty shadow, whose tiers have the numbers from `first` on. Returns it and the next free number.
+    /// Makes an empty shadow, whose tiers have the numbers from `first` on. Returns it and the next
+    /// free number.
     pub(super) fn new(first: usize, rules: Rules, mode: Mode, scale: Scale) -> (Self, usize) {
         let ram =
             (rules.ram > 0).then(|| Level::new(first + 1, rules.ram_policy, scale.of(rules.ram)));
@@ -163,7 +164,8 @@ impl Shadow {
         }
     }
 
-    /// Puts a block into RAM. The one that leaves is offered to the cache if it had been read again.
+    /// Puts a block into RAM. The one that leaves is offered to the cache if it had been read
+    /// again.
     fn enter_ram(&mut self, blocks: &mut Blocks, block: u32, counts: &mut Counts) {
         let Some((left, again)) = self.ram.as_mut().and_then(|ram| ram.insert(blocks, block))
         else {
@@ -179,7 +181,8 @@ impl Shadow {
         blocks.release(left);
     }
 
-    /// Shows it that the last access, to this block, has bypassed the cache: nothing has entered, and nothing was refused.
+    /// Shows it that the last access, to this block, has bypassed the cache: nothing has entered,
+    /// and nothing was refused.
     pub(super) fn bypassed(&mut self, blocks: &mut Blocks, sampled: Sampled) {
         let Sampled { access, block, key, part, stands_for } = sampled;
         let has = self.cache.has(blocks, block);

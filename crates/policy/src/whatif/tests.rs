@@ -6,7 +6,7 @@ fn setup(capacity: u64, ram: u64) -> Setup {
     Setup { capacity, cells: capacity, mode: Mode::Writeback, now }
 }
 
-/// What-if for all blocks, not a sample.
+/// Simulates all blocks, not a sample.
 fn exact(setup: Setup) -> WhatIf {
     WhatIf::new(setup, Sample::new(1, 0), 0, 0)
 }
@@ -20,7 +20,7 @@ fn read(what_if: &mut WhatIf, keys: impl IntoIterator<Item = u64>) -> u64 {
 }
 
 #[test]
-fn each_setting_is_simulated_once_and_the_present_one_comes_first() {
+fn each_setting_is_simulated_once_the_present_one_first() {
     for ram in [0, 10, 1000] {
         let setup = setup(100, ram);
         let all = setup.simulated();
@@ -79,7 +79,7 @@ fn blocks_that_bypass_the_cache_push_none_out_of_the_ghosts() {
 }
 
 #[test]
-fn ram_takes_reads_from_the_cache_and_gives_it_what_was_read_again() {
+fn ram_absorbs_reads_and_offers_reused_blocks_to_the_cache() {
     let mut what_if = exact(setup(64, 0));
     let mut reads = 0;
     for _ in 0..100 {
@@ -143,7 +143,7 @@ fn a_sample_agrees_with_all_blocks_also_after_it_was_thinned() {
 }
 
 #[test]
-fn what_is_removed_is_missed_and_gives_its_place_up() {
+fn removed_blocks_are_missed_and_free_their_places() {
     let mut what_if = exact(setup(100, 10));
     read(&mut what_if, (0..50).chain(0..50).chain(0..50));
     what_if.remove(Key(0)..Key(25));
@@ -176,7 +176,7 @@ fn memory_is_bounded_whatever_is_asked_for() {
 }
 
 #[test]
-fn what_is_dirty_stays_until_it_is_written_back_whatever_the_policy_says() {
+fn dirty_blocks_stay_until_written_back_under_any_policy() {
     for most in [100, 0] {
         let mut what_if = exact(setup(100, 0));
         what_if.set_dirty(most);
@@ -200,7 +200,7 @@ fn a_demoted_block_is_readable_until_its_room_is_needed() {
 }
 
 #[test]
-fn what_was_refused_is_still_known_when_the_sample_becomes_thinner() {
+fn refused_blocks_stay_known_when_the_sample_is_halved() {
     let now = Rules { admission: Admission::Ghost(1), ..setup(0, 0).now };
     let mut what_if = exact(Setup { now, ..setup(2000, 0) });
     let reads = read(&mut what_if, 0..1500);

@@ -173,7 +173,8 @@ fn lazy(quiet_hours: Option<QuietHours>) -> Pacer {
     Pacer::new(Settings { writeback: Laziness::Lazy, quiet_hours, ..Settings::default() })
 }
 
-/// Whatever starts a lazy sweep, it goes on until nothing is dirty, and then the disk is left alone.
+/// A lazy sweep continues until nothing is dirty, whatever started it, and then the disk is left
+/// alone.
 #[test]
 fn a_lazy_sweep_goes_on_until_nothing_is_dirty() {
     let few = DirtyState {
