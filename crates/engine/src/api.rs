@@ -174,12 +174,11 @@ pub trait BlockService {
         false
     }
 
-    /// Offers the data of a range that a tier above gives up although it was used there, so that
-    /// this tier may cache it without a read from below. Nothing comes of an offer that is
-    /// inconvenient.
+    /// Offers clean data that an upper tier evicts after reuse, to be admitted without reading the
+    /// origin. May be ignored.
     ///
-    /// `is_current` is asked at most once. `true`: a read of the range would return this data, and
-    /// no write to it has begun.
+    /// `is_current` is called at most once. It returns whether a read of the range would return
+    /// this data, and no write to it has begun.
     fn offer(&self, _offset: u64, _data: &[u8], _is_current: &dyn Fn() -> bool) {}
 
     /// Starts a request. It completes exactly once through `sink`.
@@ -189,13 +188,13 @@ pub trait BlockService {
     /// least the first byte and at most the range.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent>;
 
-    /// Returns what is above the origin, without doing I/O and without changing anything: extents
-    /// in order that cover at least the first byte and at most the range. `None`: it is not known
-    /// yet, because the index is being loaded. Takes a short time, and covers less of a long range
-    /// for that.
+    /// Returns the state of the tiers above the origin, without I/O and without changing anything:
+    /// extents in order that cover at least the first byte and at most the range. Returns `None`
+    /// while the index is being loaded. Takes a short time, and covers less of a long range for
+    /// that.
     ///
     /// Acknowledged data is dirty until the origin has it. So [`BlockService::origin`] has the data
-    /// of a run that is not dirty, if it is asked after this.
+    /// of a run that is not dirty, if it is read after this call.
     fn states(&self, _offset: u64, len: u64) -> Option<Vec<StateExtent>> {
         Some(vec![StateExtent { len, cached: false, dirty: false }])
     }

@@ -202,12 +202,13 @@ impl EngineLane {
         self.change(name, |_| settings, || Ok(())).await
     }
 
-    /// Like [`EngineLane::set`], with the settings that `next` makes of the present ones: no other
-    /// change of the cache's volumes comes in between. `commit` is asked right before the settings
-    /// are stored.
+    /// Like [`EngineLane::set`], with the settings that `next` derives from the present ones,
+    /// without another change of the cache's volumes in between. `commit` is called right before
+    /// the settings are stored.
     ///
     /// # Errors
-    /// As there, or it is cancelled.
+    ///
+    /// As there, or the command is cancelled.
     pub async fn change(
         self: &Rc<Self>,
         name: &str,
@@ -357,7 +358,7 @@ impl EngineLane {
         result.and(changed.map(drop))
     }
 
-    /// Returns what the system says about writes to an origin whose writes have ended.
+    /// Returns the system's evidence of writes to an origin whose writes have ended.
     async fn evidence_of(&self, origin: &Arc<dyn Device>) -> Option<Evidence> {
         let evidence = write_evidence(origin).await?;
         if evidence.exact {

@@ -13,7 +13,7 @@ use forebay_store::{Damage, StoreError};
 
 pub use writeback::WritebackError;
 
-/// The kind of a failure: tells an operator what can be done about it.
+/// The kind of a failure, which determines the operator's remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineErrorKind {
     /// The request is not valid.
@@ -103,7 +103,7 @@ pub enum Cause {
 pub struct EngineError {
     /// The kind, to match on.
     pub kind: EngineErrorKind,
-    /// One sentence for the operator. It includes the cause.
+    /// One sentence for the operator, which includes the cause.
     pub message: String,
     /// The underlying error, if any.
     #[source]

@@ -110,10 +110,11 @@ pub trait FrontEnd: Send + Sync {
     }
 
     /// Checks whether users of a volume notice no more than a pause when the next program of this
-    /// process goes on with it. Called off the lanes.
+    /// process takes over. Called off the lanes.
     ///
     /// # Errors
-    /// They would get errors, or the next program could not go on.
+    ///
+    /// If users would get errors, or the next program could not take over.
     fn check_hand_over(&self, _volume: &str) -> Result<(), ExportError> {
         Ok(())
     }
@@ -150,9 +151,9 @@ pub trait FrontEnd: Send + Sync {
         None
     }
 
-    /// Returns what the next program needs to keep the addresses, beside what the lanes have handed
-    /// over. It stays this one's until the next program is executed: [`FrontEnd::release`] still
-    /// releases it. Called after all lanes have handed over.
+    /// Returns the items with which the next program keeps the addresses, besides those that the
+    /// lanes have handed over. They belong to this program until the next one is executed:
+    /// [`FrontEnd::release`] still releases them. Called after all lanes have handed over.
     fn hand_over(&self) -> Vec<HandedOver> {
         self.release();
         Vec::new()
@@ -177,12 +178,12 @@ pub trait LaneFrontEnd {
 /// Part of the state that a front end hands over to the next program.
 #[derive(Debug, Default)]
 pub struct HandedOver {
-    /// Says what it is: words with a meaning for the front end alone. Another version may read
+    /// Describes the part in words that only the front end interprets. Another version may read
     /// them.
     pub label: Vec<String>,
-    /// Tells the volume of [`FrontEnd::user_of`] from others of its name. The next program goes on
-    /// for that volume only. The daemon sets it, unless the front end has inherited the part
-    /// itself.
+    /// Identity of the volume of [`FrontEnd::user_of`], which differs for another volume of the
+    /// same name. The next program continues only with this one. The daemon sets it, unless the
+    /// front end has inherited the part itself.
     pub identity: Option<String>,
     /// A descriptor that stays open.
     pub descriptor: Option<OwnedFd>,

@@ -13,7 +13,6 @@
 //!
 //! When a volume becomes ordered, its dirty blocks are written first, in any order. Then the origin
 //! is at a flush, and stays at one.
-//! With that the origin is at a flush, and it stays at one from then on.
 
 mod group;
 
@@ -198,8 +197,8 @@ impl Ordered {
         Ok(())
     }
 
-    /// Puts the volume in order: tracks what is written from now on, and schedules the present
-    /// dirty blocks first.
+    /// Puts the volume in order: tracks all further writes, and schedules the present dirty blocks
+    /// first.
     async fn enter_order(&self) -> Result<(), WritebackError> {
         let store = self.0.store.store();
         let volume = &self.0.volume;

@@ -63,8 +63,7 @@ pub(crate) fn dirty_state(
     }
 }
 
-/// Returns the load by which the rate control decides. `written`: bytes written since the last
-/// call.
+/// Returns the load for the rate control. `written`: bytes written since the last call.
 pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u64) -> Load {
     let capacity = state.share_blocks.max(1) as f64;
     Load {

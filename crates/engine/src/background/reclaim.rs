@@ -2,10 +2,10 @@
 //! blocks are evicted or reinserted, dirty ones written back or reinserted; then the segment drains
 //! (see `store::segments`).
 //!
-//! No volume holds back the others. A block's part of the index is enough to move it, so dirty
-//! blocks whose volume is not attached, or whose origin takes no writes, are reinserted; and
-//! reclaim waits for no origin for long. Such blocks are packed into as few segments as possible;
-//! full segments of them are left alone, because reclaiming them would free next to nothing.
+//! No volume holds back the others. A block's index entry is enough to move it, so dirty blocks
+//! whose volume is not attached, or whose origin takes no writes, are reinserted; and reclaim waits
+//! for no origin for long. Such blocks are packed into as few segments as possible; full segments
+//! of them are left alone, because reclaiming them would free next to nothing.
 //!
 //! - [`owner`]: the volume that owns them
 //! - [`empty`]: empties one segment

@@ -490,7 +490,7 @@ impl EngineLane {
             yield_now().await;
         }
         // Before the first client (invariant 36): the origin may have become write-protected since
-        // it was opened, and a volume does not know what the one before it knew.
+        // it was opened, and a new volume has no memory of that.
         volume.look_at_origin();
         self.cache.add_volume(volume.clone());
         let Some(view) = self.lane_volume(volume.id) else {

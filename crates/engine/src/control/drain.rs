@@ -141,10 +141,10 @@ impl EngineLane {
         }
     }
 
-    /// Waits until no block is dirty, or, in a mode whose writes make blocks dirty, `enough` sweeps
-    /// have been made and a further one has left as many dirty blocks as the one before. A block
-    /// that reclaim moves, or that a write of the mode before makes dirty, while a sweep passes it
-    /// stays dirty; and some of these are unlucky twice.
+    /// Waits until no block is dirty or, in a mode whose writes make blocks dirty, until `enough`
+    /// sweeps were made and a further one has left as many dirty blocks as the one before. A block
+    /// that reclaim moves, or that a write still in flight dirties, behind the sweep stays dirty,
+    /// so further sweeps follow until one removes none.
     async fn until_clean(
         &self,
         volume: &Arc<Volume>,

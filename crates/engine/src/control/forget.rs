@@ -34,8 +34,9 @@ impl EngineLane {
     /// may enter again. `progress` is called with the number of blocks left, and may end it.
     ///
     /// # Errors
-    /// There is no such volume, it is cancelled, or the cache device fails: blocks may then come
-    /// back after a crash, which does no harm.
+    ///
+    /// If there is no such volume, the command is cancelled, or the cache device fails: blocks may
+    /// then return after a crash, which is harmless.
     pub async fn forget_clean(
         self: &Rc<Self>,
         name: &str,

@@ -44,8 +44,9 @@ impl EngineLane {
     /// reclaim does not evict them while the volume is attached. Blocks beyond its end are ignored.
     ///
     /// # Errors
-    /// There is no such volume, or more would be pinned than [`EngineLane::most_pinned`]; the pins
-    /// are then as they were.
+    ///
+    /// If there is no such volume, or more than [`EngineLane::most_pinned`] blocks would be pinned;
+    /// the pins are then unchanged.
     pub fn pin(&self, name: &str, blocks: &BlockSet) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let inside = 0..volume.space.blocks;
@@ -69,14 +70,15 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Reads these blocks of a volume from the origin unless they are cached, so that they are
-    /// afterwards. Gives way to clients. `progress` is called with the number of blocks left, and
-    /// may end it. Returns how many blocks did not enter, because the admission settings, writes
-    /// that overtake or a lack of space keep them out.
+    /// Reads these blocks of a volume into the cache, unless they are cached. Gives way to clients.
+    /// `progress` is called with the number of blocks left, and may end it. Returns the number of
+    /// blocks that did not enter, because of the admission settings, writes that overtook, or a
+    /// lack of space.
     ///
     /// # Errors
-    /// There is no such volume, it is cancelled, it stops, its origin cannot be read, or no block
-    /// that is read may enter.
+    ///
+    /// If there is no such volume, the command is cancelled, the volume stops, its origin cannot be
+    /// read, or none of the read blocks may enter.
     pub async fn fill(
         self: &Rc<Self>,
         name: &str,

@@ -24,7 +24,7 @@ pub fn recognise(
     let identity = origin.identity();
     let difference = || record.identity.as_ref()?.difference(identity.as_ref()?);
     if origin.holder().is_some_and(|holder| holder != record.uuid) {
-        // Samples could miss what the other volume has written.
+        // Samples could miss the other volume's writes.
         let changed = Verdict::Changed(Sign::OtherVolume);
         return Ok(difference().map_or(changed, Verdict::Other));
     }

@@ -1,8 +1,8 @@
 //! Reads samples of an origin, to compare its present content with its earlier content.
 //!
 //! Single samples stay valid while the cache writes elsewhere on the origin. The fingerprint covers
-//! all of them, and holds from an orderly stop to the next start (invariant 12). So does what the
-//! system says about writes.
+//! all of them, and holds from an orderly stop to the next start (invariant 12). The same is true
+//! of the system's evidence of writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use forebay_lane::{join_all, off_lane};
 use crate::control::starts;
 use crate::error::EngineError;
 
-/// Returns what the system says about writes to an origin. The lane does not wait for a file
-/// server.
+/// Returns the system's evidence of writes to an origin. The lane does not wait for a file server.
 pub(crate) async fn write_evidence(origin: &Arc<dyn Device>) -> Option<Evidence> {
     if !origin.evidence_may_wait() {
         return origin.write_evidence();
@@ -64,7 +63,7 @@ impl SampledOrigin {
         SampledOrigin { size, evidence, starts, pages }
     }
 
-    /// Returns what the record of a volume that is stopped now says besides the fingerprint.
+    /// Returns the state for the record of a volume that stops now, besides the fingerprint.
     pub(crate) fn left(&self) -> Left {
         Left { evidence: self.evidence.clone(), starts: self.starts }
     }
@@ -82,8 +81,8 @@ impl SampledOrigin {
         self.pages.values().all(|page| page.as_ref().is_ok_and(zeroes))
     }
 
-    /// Returns what the system says about writes since an orderly stop that left the origin like
-    /// this.
+    /// Returns the system's evidence of writes since an orderly stop that left the origin in this
+    /// state.
     pub(crate) fn since(&self, left: &Left) -> Since {
         match (&self.evidence, &left.evidence) {
             (Some(now), Some(before)) => now.since(before),

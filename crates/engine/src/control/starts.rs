@@ -1,8 +1,8 @@
 //! The starts of an origin's partitions, and of volumes and filesystems inside of them.
 //!
 //! Filesystems write to their start at every mount, and a partitioned disk has these starts at
-//! places that samples miss. They are read at an orderly stop and at the next start, and must not
-//! differ (invariant 12).
+//! places that samples miss. They are read at an orderly stop and at the next start, and must be
+//! equal (invariant 12).
 
 use std::collections::BTreeSet;
 

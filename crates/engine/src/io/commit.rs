@@ -29,11 +29,11 @@ const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 /// The changes that have to be durable before the origin gets ahead of the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forgotten {
-    /// Blocks that were taken out: they must not come back.
+    /// Removed blocks: they must not return.
     Removals,
     /// Also blocks that were written back: they must not become dirty again.
     Marks,
-    /// Also everything appended: newer versions replace what must not come back.
+    /// Also everything appended: newer versions replace blocks that must not return.
     WithRecords,
 }
 
@@ -96,11 +96,12 @@ impl Commits<'_> {
         false
     }
 
-    /// Waits until nothing that was taken out of the log in a range can come back, because the
-    /// origin may have newer data from now on.
+    /// Waits until no block of a range that was removed from the log can return, because the origin
+    /// may get newer data.
     ///
     /// # Errors
-    /// Neither the log nor the ledger could record it.
+    ///
+    /// If neither the log nor the ledger could record it.
     pub(crate) async fn sync_forgotten(
         self,
         range: &Range<u64>,
@@ -135,7 +136,7 @@ impl Commits<'_> {
         })
     }
 
-    /// Lets everything appended before this call survive as much as a request is to survive.
+    /// Makes everything appended before this call survive as much as the request demands.
     pub(crate) async fn secure(self, survives: Survives) -> Result<(), IoError> {
         let secured = match survives {
             Survives::Nothing => Ok(()),

@@ -1,9 +1,9 @@
 //! Reads of cached copies: retries, and handling of a copy that cannot be read.
 //!
 //! A clean copy that cannot be read is forgotten: the origin has the data. A dirty one exists
-//! nowhere else, so it is read again several times, block by block, before its addresses give
-//! errors (invariant 11). Device errors are often transient: a reset, a path that comes back. So an
-//! unreadable dirty copy is tried again whenever a client asks for it, when an operator flushes,
+//! nowhere else, so it is read again several times, block by block, before its addresses return
+//! errors (invariant 11). Device errors are often transient: a reset, a path that returns. So an
+//! unreadable dirty copy is tried again whenever a client reads it, when an operator flushes,
 //! deletes or changes the mode, and after some time; if it can be read then, nothing was lost.
 
 use std::cell::Cell;

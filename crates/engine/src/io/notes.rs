@@ -76,8 +76,7 @@ pub(crate) struct Notes<'a>(pub(crate) &'a LaneVolume);
 impl Notes<'_> {
     /// Adds every region in which a block has become dirty to the note. Called before anything is
     /// reported durable. A note that cannot be written, or is not durable within a second, is
-    /// logged; no data is at risk: only the loss of the cache device would then be reported without
-    /// these regions.
+    /// logged. No data is at risk: if the cache device is lost, its report lacks these regions.
     pub(crate) async fn note_regions(self) {
         let intent = &self.0.volume.intent;
         if planted::has(PlantedBug::NotesForgotten) {

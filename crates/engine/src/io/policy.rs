@@ -9,7 +9,7 @@ use forebay_store::{Class, Entry, VersionId};
 use crate::lane::LaneVolume;
 use crate::state::replacement::{AutoPolicy, How, ListPolicy, Replacement};
 
-/// Tells the replacement policy about a volume's blocks, and asks it.
+/// Feeds and queries the replacement policy for a volume's blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Policy<'a>(pub(crate) &'a LaneVolume);
 

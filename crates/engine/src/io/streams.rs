@@ -6,10 +6,10 @@ use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::streams::Extent;
 
-/// Bytes of long writes after which a lane tells the others.
+/// Bytes of long writes after which a lane reports them to the others.
 const TOLD_AFTER: u64 = 256 << 10;
 
-/// A stream has at least so many requests: two large ones may follow each other by chance.
+/// Least number of requests of a stream: two large ones may follow each other by chance.
 const LEAST_REQUESTS: u64 = 3;
 
 /// Returns the bytes after which a request of `len` bytes belongs to a long stream.

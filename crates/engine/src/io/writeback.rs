@@ -41,8 +41,8 @@ pub(crate) async fn put_on_origin(
         let (written, error) =
             SpanWriter(view).write_back_parts(span, WritebackReason::Mode, 0, &turns).await;
         // If a sync has failed since these were written, their state on the origin is unknown: they
-        // stay dirty and are written again. Asked where they are noted, as a failure clears what is
-        // noted.
+        // stay dirty and are written again. Checked where they are noted, because a failure clears
+        // the notes.
         let syncs = &view.volume.syncs;
         let known = written.into_iter().filter(|written| written.failures == syncs.failures());
         OriginIo(view).note_through(known.map(|written| (written.block, written.version)));

@@ -533,8 +533,8 @@ impl Writer<'_> {
             return Ok(());
         }
         // Barrier for invariants 2 and 31: the log may not have recorded the change before the
-        // origin did, so its older data must not come back now. Nor after a hang, until what was
-        // noted is in the log.
+        // origin did, so its older data must not return now, nor after a hang until the log has
+        // recorded the noted ranges.
         let store = self.0.store.store();
         let dirty = |block| {
             let found = store.peek(&self.0.volume.space, OriginBlock(block));

@@ -40,8 +40,8 @@ impl AdmissionRules {
         }
     }
 
-    /// Returns the admission rule for data that is read. Below a RAM tier nothing enters merely
-    /// because it was read once: that tier has it, and offers what is used there.
+    /// Returns the admission rule for read data. Below a RAM tier one read admits nothing: that
+    /// tier has the data, and offers blocks that are used there.
     pub(crate) fn rule_of_reads(&self) -> Admission {
         match self.rule() {
             Admission::Always if self.below_ram.load(Ordering::Relaxed) => Admission::Ghost(1),

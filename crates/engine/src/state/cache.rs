@@ -154,7 +154,7 @@ impl Cache {
         ]
     }
 
-    /// Holds what [`Cache::memory_needed`] says.
+    /// Holds the memory that [`Cache::memory_needed`] returns.
     pub(crate) fn hold_needed(&self) -> Result<(), OverLimit> {
         let budget = &self.store.options().memory;
         let held = self.memory_needed().map(|(by, bytes, what)| budget.hold(by, bytes, what));

@@ -164,7 +164,7 @@ impl Watched {
         if let Some(what_if) = what_if {
             what_if.settle(now);
         }
-        // The denser one; the other is a subset of it.
+        // The denser sample; the other is a subset of it.
         let own = what_if.as_ref().map(WhatIf::sample);
         let denser = own.filter(|own| own.stands_for() < live.sample().stands_for());
         self.aside.lock().sample = denser.unwrap_or(live.sample());
@@ -202,8 +202,9 @@ impl Watched {
         live.into_curve(blocks.0, blocks.1)
     }
 
-    /// Returns what other settings would have done since the present ones are in force, which come
-    /// first; and how many blocks were read and written since then. Empty if nothing is simulated.
+    /// Returns the predicted results of other settings since the present ones are in force, which
+    /// are the first; and the number of blocks read and written since then. Empty if nothing is
+    /// simulated.
     pub fn what_if(&self, now: Nanos, blocks: (u64, u64)) -> (Vec<Prediction>, (u64, u64)) {
         self.catch_up(now);
         let seen = self.seen.lock();
@@ -224,8 +225,8 @@ pub(crate) struct Sizes {
     pub(crate) cells: u64,
 }
 
-/// Returns what is to be simulated for a cache of these sizes with blocks of `block` bytes and
-/// these settings; `None` if nothing is cached.
+/// Returns the simulation for a cache of these sizes with blocks of `block` bytes and these
+/// settings; `None` if nothing is cached.
 pub(crate) fn simulated(settings: &Settings, sizes: Sizes, block: u64) -> Option<Setup> {
     let Sizes { capacity, cells } = sizes;
     let mode = settings.effective_mode();

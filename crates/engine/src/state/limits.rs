@@ -88,7 +88,7 @@ impl Admitted {
         self.version.get() == version && self.requests.get() > 0 && self.bytes.get() >= bytes
     }
 
-    /// Forgets what was admitted under other limits than these.
+    /// Drops quota that was admitted under older limits.
     fn forget_older(&self, version: u64) {
         if self.version.replace(version) != version {
             self.requests.set(0);

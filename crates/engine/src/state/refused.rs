@@ -85,7 +85,7 @@ impl Refused {
         self.takes_nothing.load(Ordering::Relaxed)
     }
 
-    /// Begins to count anew: after a pause, an origin that takes nothing is asked a little more.
+    /// Restarts the count: after a pause, an origin that takes nothing gets a few more attempts.
     pub(crate) fn count_anew(&self) {
         self.in_vain.store(0, Ordering::Relaxed);
     }

@@ -1,10 +1,10 @@
-//! A volume's share of the cache: how much of it the volume may have at most, and how much of its
-//! data other volumes do not displace.
+//! A volume's share of the cache: the largest part of the cache that it may occupy, and the part of
+//! its data that other volumes do not displace.
 //!
 //! The blocks of a volume are not counted on the data path, where every lane would write the
 //! number. If the volume has a share, `background::shares` counts them in the index from time to
-//! time; in between, evictions are deducted, so a volume is taken to have no more than it has,
-//! apart from blocks that were discarded.
+//! time; evictions in between are deducted. So the number never exceeds the true one, apart from
+//! discarded blocks.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

@@ -43,7 +43,8 @@ pub(crate) struct Untouched {
     pub(crate) untouched: Bits,
     /// Samples that tasks are about to write to.
     pub(crate) wanted: Bits,
-    /// The samples are no longer kept, but the cache device may still call some of them untouched.
+    /// Whether the samples were abandoned, although the cache device may still list some as
+    /// untouched.
     pub(crate) given_up: AtomicBool,
     pub(crate) gate: Gate,
 }

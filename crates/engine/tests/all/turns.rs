@@ -1,6 +1,5 @@
 //! The work of one command between two turns of its lane's other tasks: a few blocks, or one shard
 //! of the index.
-//! shard of the index.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -77,8 +77,8 @@ impl Ordered {
         let failures = self.0.volume.syncs.failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let merge = Merge::of(self.0.volume.block, settings.merge_bytes, 0);
-        // First the blocks that were refused the last time: as long as the origin does not take
-        // them, writing the others once more is in vain.
+        // Start with the blocks that were refused last time: while the origin still refuses them,
+        // writing the others again is useless.
         let stuck = versions.iter().filter(|(block, _)| self.0.volume.is_refused(*block));
         let stuck: Vec<Run> = stuck.map(|version| vec![version.clone()]).collect();
         if !stuck.is_empty() {
@@ -160,8 +160,7 @@ impl Ordered {
         }
     }
 
-    /// Notes why the origin does not have these runs, and lists the blocks that it does not take
-    /// alone.
+    /// Notes why the origin does not have these runs, and lists the blocks that it refuses alone.
     fn note_refused(&self, failed: Vec<(Run, WritebackError)>, outcome: &RefCell<Outcome>) {
         let volume = &self.0.volume;
         let (mut refused, mut other) = (false, None);

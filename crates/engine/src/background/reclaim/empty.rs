@@ -95,7 +95,7 @@ impl EngineLane {
             each.sum::<u32>()
         };
         let bound = count(|owner, live| owner.must_reinsert(live));
-        // In a small segment the headers of further records can take what would be gained.
+        // In a small segment the headers of further records can use up the gain.
         if bound * WHOLE > capacity * PACKED || u64::from(bound) >= store.cells_if_split() {
             return Emptied::Packed;
         }
@@ -122,8 +122,7 @@ impl EngineLane {
             || (store.segments.free_count() > 0 && bound * 2 <= capacity);
         let most_kept = if waits { REINSERT_KEPT_WAITING } else { REINSERT_KEPT };
         let keep = room && kept * 100 <= capacity * most_kept;
-        // A segment tells nothing if many of its blocks have to stay: the policy can do nothing
-        // about these.
+        // A segment in which many blocks must stay says nothing about the policy.
         if room && !waits && (bound + pinned) * 8 <= capacity {
             replacement.kept.found(!keep);
         }

@@ -75,8 +75,7 @@ impl<'a> SpanWriter<'a> {
             return (written, Some(WritebackError::Stopped));
         }
         if volume.is_ordered() {
-            // Only ordered writeback may write to the origin from now on; it will write these
-            // blocks.
+            // Only ordered writeback may write to the origin now; it will write these blocks.
             return (written, None);
         }
         let mut pinned = self.look_up_span(span);

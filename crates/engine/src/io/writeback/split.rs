@@ -1,9 +1,8 @@
-//! Writes to the origin that fail, split until only the blocks are left that the origin does not
-//! take.
+//! Writes to the origin that fail are split until only the refused blocks are left.
 //!
-//! Each part is a write of its own: it locks its range, looks up what is dirty now, and reads it
-//! again. So clients do not wait for the range while a slow disk fails one part after the other,
-//! and a part is as safe as any write.
+//! Each part is a write of its own: it locks its range, looks up the dirty blocks at that moment,
+//! and reads them again. So clients do not wait for the range while a slow disk fails one part
+//! after the other, and a part is as safe as any write.
 
 use std::time::Duration;
 
@@ -17,8 +16,8 @@ use super::run::SpanWriter;
 use super::span::{Span, Written};
 use crate::error::WritebackError;
 
-/// A write that fails is split into so many. With more parts, fewer writes fail until a block is
-/// found, each of which may take a disk many seconds; with fewer, fewer writes succeed in between.
+/// Number of parts of a failed write. With more parts, fewer writes fail until a block is found,
+/// each of which may take a disk many seconds; with fewer, fewer writes succeed in between.
 pub(crate) const PARTS: usize = 16;
 
 /// Pauses before each retry of a block alone that was not refused before: disks and paths have

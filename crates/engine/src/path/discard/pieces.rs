@@ -214,9 +214,9 @@ impl<'a> Discarder<'a> {
             some.iter().for_each(|block| self.forget(*block, |_| true));
             yield_now().await;
         }
-        // Barrier for invariants 1, 6 and 21: nothing of this comes back, although a flush may find
-        // nothing to commit. With the marks the versions become durable that they name, so no older
-        // version comes back either.
+        // Barrier for invariants 1, 6 and 21: no block of this range returns, although a flush may
+        // find nothing to commit. The marks also make the versions durable that they name, so no
+        // older version returns either.
         Commits(self.0).sync_forgotten(&range, Forgotten::Removals).await
     }
 }

@@ -75,8 +75,8 @@ impl Cache {
     }
 
     /// Returns the part of [`Cache::unwritten_blocks`] that cannot be written back at the moment:
-    /// the volumes are not attached, or their origins take no writes, or not these. The rest of the
-    /// cache is left to the other volumes.
+    /// the volumes are not attached, or their origins take no writes, or refuse these blocks. The
+    /// other volumes share the rest of the cache.
     pub(crate) fn bound_blocks(&self) -> u64 {
         let bound = |volume: &Volume| match volume.is_bound() {
             true => self.unwritten_of(volume),

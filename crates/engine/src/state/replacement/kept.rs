@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_policy::Shares;
 
-/// The part of the room, as one of so many, that the policy yields for a segment that is too full,
-/// and regains for each that is not: one of seventeen is too full in the long run.
+/// Parts (one in this many) of the usable blocks that the policy yields for a segment that is too
+/// full, and regains for each that is not: in the long run one segment of seventeen is too full.
 const YIELDED_AT_ONCE: u64 = 128;
 const REGAINED_AT_ONCE: u64 = 2048;
 

@@ -106,9 +106,9 @@ impl Volume {
         }
     }
 
-    /// Records that a block is no longer dirty, or that the origin has taken it. It may stay dirty
-    /// in the latter case: until the origin is synced, or as one of an ordered group of which
-    /// others are refused.
+    /// Records that a block is no longer dirty, or that the origin has taken it. In the latter case
+    /// it may stay dirty until the origin is synced, or because others of its ordered group are
+    /// refused.
     #[inline]
     pub(crate) fn remove_refused(&self, block: OriginBlock) {
         if self.has_refused() {
