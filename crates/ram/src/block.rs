@@ -82,9 +82,9 @@ pub(crate) const REGION_BYTES: u64 = 1 << 20;
 pub(crate) struct Region(pub(crate) u64);
 
 impl Region {
-    /// Returns the shard among `shards`, a power of two. As many neighbouring regions as there are
-    /// shards have one each, so that a range of the volume fills all of them alike; which region
-    /// has which differs from one such group to the next, so that no stride fills one shard alone.
+    /// Returns the shard among `shards`, a power of two. Each run of `shards` regions maps to
+    /// distinct shards, in an order that differs per run: sequential ranges spread evenly, strides
+    /// do not collide.
     pub(crate) fn shard(self, shards: usize) -> usize {
         let group = self.0 / shards as u64;
         (self.0 ^ (Key(group).spread() >> 32)) as usize & (shards - 1)

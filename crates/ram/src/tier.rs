@@ -142,8 +142,8 @@ impl Tier {
         self.note_change_everywhere();
     }
 
-    /// Lets no other block enter, but keeps those that are cached up to date; or lets blocks enter
-    /// again. Deferred writes enter even so: a frozen tier should not be told to defer any.
+    /// Lets no other block enter, but keeps cached blocks up to date; or lets blocks enter again.
+    /// Deferred writes still enter: switch deferring off for a frozen tier.
     pub fn freeze(&self, frozen: bool) {
         self.shards.iter().for_each(|shard| shard.0.lock().freeze(frozen));
     }

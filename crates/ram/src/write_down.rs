@@ -178,8 +178,8 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     result.get()
 }
 
-/// Writes down what is deferred now in blocks of a region that touch `within`. `answered` is called
-/// at each answer of the lower tier.
+/// Writes down the present deferred data in blocks of a region that touch `within`. `answered` is
+/// called at each answer of the lower tier.
 ///
 /// # Errors
 /// The lower tier did not take all of it; it is still deferred.
@@ -254,7 +254,7 @@ impl End {
     }
 }
 
-/// Writes down what is deferred in blocks that touch a range.
+/// Writes down the deferred data in blocks that touch a range.
 ///
 /// # Errors
 /// The lower tier did not take all of it; the rest is still deferred.

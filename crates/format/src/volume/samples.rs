@@ -116,9 +116,9 @@ impl Samples {
         sum.value() as u64
     }
 
-    /// Returns the settings that say that the checksums are digests. Programs that do not know that
-    /// would compare them with CRC32Cs: to these no sample is untouched, and the bits are among
-    /// these settings.
+    /// Returns the settings that mark the checksums as digests. Releases that do not know digests
+    /// would compare them with CRC32Cs: for these releases no sample is untouched, and the bits of
+    /// untouched samples are among these settings.
     pub(super) fn settings(&self) -> Vec<(u16, u64)> {
         let (low, high) = (self.untouched as u64, (self.untouched >> 64) as u64);
         match self.by {
