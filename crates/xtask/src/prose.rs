@@ -4,7 +4,7 @@
 use crate::occurrence::{Occurrence, crate_of};
 use crate::tree::{TextFile, Tree};
 
-/// Columns of a comment line.
+/// Columns of a comment line, unless it is a row of a table.
 const COLUMNS: usize = 100;
 
 /// Pronouns for persons, which stand for a component here.
@@ -41,7 +41,8 @@ pub(crate) fn places(tree: &Tree) -> Vec<Occurrence> {
             places.push(Occurrence { measure, key, file: file.path.clone(), line });
         };
         for (line, text) in file.lines() {
-            if text.trim_start().starts_with("//") && text.chars().count() > COLUMNS {
+            let row = ["/// |", "//! |"].iter().any(|row| text.trim_start().starts_with(row));
+            if text.trim_start().starts_with("//") && !row && text.chars().count() > COLUMNS {
                 note("wide", line);
             }
         }
@@ -224,5 +225,6 @@ mod tests {
             assert_eq!(found("wide", &line(marker, COLUMNS + 1)), [1]);
         }
         assert_eq!(found("wide", &line("let x = ", COLUMNS + 1)), NO_LINES);
+        assert_eq!(found("wide", &line("/// | row of a table", COLUMNS + 1)), NO_LINES);
     }
 }
