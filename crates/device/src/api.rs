@@ -83,7 +83,7 @@ impl DeviceOp {
         }
     }
 
-    /// Returns as what it is counted.
+    /// Returns the kind under which the operation is counted.
     pub(crate) fn kind(&self) -> OpKind {
         match self {
             DeviceOp::Read { .. } => OpKind::Read,
@@ -134,7 +134,8 @@ pub struct DeviceDone {
 pub enum DeviceErrorKind {
     /// The medium failed here: other parts of the range, and of the device, may be good.
     Io,
-    /// Wherever it is asked, the device does nothing at the moment: it does not answer in time, or no path leads to it.
+    /// Wherever it is asked, the device does nothing at the moment: it does not answer in time, or
+    /// no path leads to it.
     Unreachable,
     /// Out of space under a sparse file.
     NoSpace,
@@ -186,7 +187,7 @@ pub struct QueueContext {
     pub tasks: Option<Rc<dyn Tasks>>,
 }
 
-/// A future that nobody but its owner knows the type of.
+/// A boxed future.
 pub type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs work of a device on the lane, beside the operations that it belongs to.
@@ -203,7 +204,7 @@ pub trait Tasks {
 pub struct DeviceExtent {
     /// First byte behind it.
     pub end: u64,
-    /// Nothing is stored there: it reads as zeroes.
+    /// No data is stored there: the extent reads as zeroes.
     pub hole: bool,
 }
 
@@ -218,9 +219,9 @@ pub trait Device: Send + Sync {
     /// Returns the smallest unit of a read or write in bytes: 512 or 4096.
     fn logical_block(&self) -> u64;
 
-    /// Returns the sizes in which clients should see the device. The logical sectors of a disk are its logical
-    /// blocks. Those of a file are 512 bytes whatever direct I/O on its filesystem demands, because the partitions
-    /// in an image must not depend on where the image lies.
+    /// Returns the sizes that clients should see. The logical sectors of a disk are its logical
+    /// blocks. Those of a file are 512 bytes whatever direct I/O on its filesystem demands, because
+    /// the partitions in an image must not depend on where the image lies.
     fn sectors(&self) -> Sectors {
         Sectors::of(u32::try_from(self.logical_block()).unwrap_or(Sectors::SMALL.logical))
     }
@@ -237,14 +238,15 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Returns how the path under which the device was opened has come apart from it, if it does not lead to it any
-    /// more. Operations are not affected. May wait for a file server, so it must not be called on a lane.
+    /// Returns how the path under which the device was opened has come apart from it, if it does
+    /// not lead to it any more. Operations are not affected. May wait for a file server, so it must
+    /// not be called on a lane.
     fn displaced(&self) -> Option<Displaced> {
         None
     }
 
-    /// Returns why nothing may be done with the device any more until it is opened again: another machine
-    /// has taken it over, or may do so. Every operation fails then.
+    /// Returns why nothing may be done with the device any more until it is opened again: another
+    /// machine has taken it over, or may do so. Every operation fails then.
     fn fenced(&self) -> Option<Arc<str>> {
         None
     }
@@ -254,13 +256,15 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// Returns why the device takes no writes at the moment, in a sentence with the way out; `None`: no reason is
-    /// known. It may change at any time, either way. Does not wait for the device.
+    /// Returns why the device takes no writes at the moment, in a sentence with the way out;
+    /// `None`: no reason is known. It may change at any time, either way. Does not wait for the
+    /// device.
     fn write_protected(&self) -> Option<Arc<str>> {
         None
     }
 
-    /// Returns whether distance costs time, as on a disk whose head has to move. `None`: it is unknown.
+    /// Returns whether distance costs time, as on a disk whose head has to move. `None`: it is
+    /// unknown.
     fn rotational(&self) -> Option<bool> {
         None
     }
@@ -271,25 +275,26 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Returns what the system says about writes to the device until now. All writes of this process
-    /// have ended and are synced. `None`: nothing is known, and only the content can tell.
+    /// Returns what the system says about writes to the device until now. All writes of this
+    /// process have ended and are synced. `None`: nothing is known, and only the content can tell.
     fn write_evidence(&self) -> Option<Evidence> {
         None
     }
 
-    /// Returns whether [`Device::write_evidence`] may block on a file server. If so, it must not be called on a lane.
+    /// Returns whether [`Device::write_evidence`] may block on a file server. If so, it must not be
+    /// called on a lane.
     fn evidence_may_wait(&self) -> bool {
         false
     }
 
-    /// Returns the volume that has claimed the device last, on this machine or another, as it was when the
-    /// device was opened. `None`: there is none, or the device cannot record it.
+    /// Returns the volume that has claimed the device last, on this machine or another, as it was
+    /// when the device was opened. `None`: there is none, or the device cannot record it.
     fn holder(&self) -> Option<Uuid> {
         None
     }
 
-    /// Records on the device, beside its data and durably, that this volume uses it from now on. Without
-    /// effect on a device that cannot record it. Fails as a write does.
+    /// Records on the device, beside its data and durably, that this volume uses it from now on.
+    /// Without effect on a device that cannot record it. Fails as a write does.
     fn claim(&self, _volume: Uuid) -> Claiming {
         Claiming::recorded()
     }
@@ -305,17 +310,19 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Opens the bytes again, for reading through the kernel's page cache: for programs that cannot use a
-    /// [`DeviceQueue`]. `None`: it has no descriptor. May wait for the device, so it must not be called on a lane.
+    /// Opens the bytes again, for reading through the kernel's page cache: for programs that cannot
+    /// use a [`DeviceQueue`]. `None`: it has no descriptor. May wait for the device, so it must not
+    /// be called on a lane.
     fn descriptor(&self) -> Option<OwnedFd> {
         None
     }
 
-    /// Has the kernel read the partition table again, if this is a disk of which it shows partitions. May wait
-    /// for the device, so it must not be called on a lane.
+    /// Makes the kernel read the partition table again, if this is a disk of which it shows
+    /// partitions. May wait for the device, so it must not be called on a lane.
     ///
     /// # Errors
-    /// `ResourceBusy`: a partition is in use. Others: the kernel's.
+    ///
+    /// `ResourceBusy` if a partition is in use, or another error of the kernel.
     fn reread_partitions(&self) -> io::Result<()> {
         Ok(())
     }
@@ -329,9 +336,10 @@ pub trait Device: Send + Sync {
 
 /// A claim that is being recorded, see [`Device::claim`].
 pub struct Claiming {
-    /// Ends when it is. May wait for ever; who drops it may find it recorded all the same.
+    /// Resolves when the claim is durable; may never resolve. Dropping it does not cancel the
+    /// claim.
     pub recorded: Pin<Box<dyn Future<Output = Result<(), DeviceError>>>>,
-    /// How long to wait for that.
+    /// Longest time to wait for that.
     pub limit: Duration,
 }
 
@@ -393,7 +401,7 @@ impl Queue {
         Queue { inner: queue, under_way: Rc::default(), meter: None }
     }
 
-    /// Has a meter count the operations of this queue, which belongs to `lane`. Reads that
+    /// Makes a meter count the operations of this queue, which belongs to `lane`. Reads that
     /// [`Queue::read_now`] answers are not counted.
     #[must_use]
     pub fn metered(mut self, meter: Arc<Meter>, lane: usize, clock: Arc<dyn Clock>) -> Self {
@@ -470,7 +478,7 @@ impl Queue {
 pub struct Running {
     queue: Queue,
     op: Option<DeviceOp>,
-    /// Its id, its place in the watch, and what the meter needs.
+    /// The operation's ID, its place in the watch, and the meter's data.
     id: Option<(OpId, u32, Option<Measured>)>,
 }
 
@@ -491,7 +499,8 @@ impl Future for Running {
         if let Poll::Ready(done) = &polled {
             self.id = None;
             self.queue.under_way.end(place);
-            // What a device does not support is not attempted, so it has not failed either.
+            // An operation that the device does not support is not attempted, so it has not failed
+            // either.
             let refused =
                 matches!(&done.result, Err(error) if error.kind == DeviceErrorKind::NotSupported);
             if let (Some(meter), Some(measured)) =

@@ -1,8 +1,8 @@
-//! Marks of other systems on a device, as libblkid knows them. The library is loaded at run time: neither
-//! building nor running depends on it.
+//! Marks of other systems on a device, found by libblkid. The library is loaded at run time:
+//! neither building nor running depends on it.
 //!
-//! It is written in C and parses whatever a device holds, so it is called only by processes whose end
-//! harms nothing, see [`marks`].
+//! It is written in C and parses arbitrary content, so only processes whose crash is harmless call
+//! it, see [`marks`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -15,7 +15,7 @@ use crate::signature::{Mark, Usage};
 /// The library's name, with the version of its interface.
 const LIBBLKID: &str = "libblkid.so.1";
 
-/// Most marks that are collected; a device with a few is rare.
+/// Maximum number of marks that are collected; a device with a few is rare.
 const MOST_MARKS: usize = 64;
 
 // From blkid.h.
@@ -43,8 +43,8 @@ macro_rules! functions {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Functions {
                     $(
-                        // SAFETY: the type is that of the header blkid.h for this name. The caller never
-                        // unloads the library, so the address stays valid.
+                        // SAFETY: the type is that of the header blkid.h for this name. The caller
+                        // never unloads the library, so the address stays valid.
                         $name: *unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) -> $result>(
                                 concat!(stringify!($name), "\0").as_bytes(),
@@ -98,7 +98,8 @@ impl Probing {
 
     /// Finds the next mark; `false`: there is none.
     fn next(&self) -> io::Result<bool> {
-        // SAFETY: the probe is valid, and its device is open as long as the caller of `marks` lends it.
+        // SAFETY: the probe is valid, and its device is open as long as the caller of `marks` lends
+        // it.
         match unsafe { (self.functions.blkid_do_probe)(self.probe) } {
             0 => Ok(true),
             1 => Ok(false),
@@ -152,19 +153,20 @@ fn unsupported(error: libloading::Error) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, error)
 }
 
-/// Returns all marks of other systems on a device or file, at its start and at its end, damaged ones
-/// included: one for each system. Reads only. To be called by a process of its own: a library in C reads what
-/// anybody may have written there.
+/// Returns all marks of other systems on a device or file, at its start and at its end, including
+/// damaged ones: one for each system. Reads only. Call this in a process of its own: a library in C
+/// parses content that anyone may have written.
 ///
 /// # Errors
-/// `Unsupported`: libblkid is missing. Others: the device cannot be read.
+///
+/// `Unsupported` if libblkid is missing, or an error of reading the device.
 pub fn marks(device: BorrowedFd<'_>) -> io::Result<Vec<Mark>> {
     let probing = Probing::new()?;
     let (functions, probe) = (&probing.functions, probing.probe);
     let superblocks =
         SUBLKS_LABEL | SUBLKS_UUID | SUBLKS_TYPE | SUBLKS_USAGE | SUBLKS_MAGIC | SUBLKS_BADCSUM;
-    // SAFETY: the probe is valid. The library does not close the descriptor, which outlives the probe. A size
-    // of 0 means all of the device.
+    // SAFETY: the probe is valid. The library does not close the descriptor, which outlives the
+    // probe. A size of 0 means all of the device.
     let ready = unsafe {
         (functions.blkid_probe_set_device)(probe, device.as_raw_fd(), 0, 0) == 0
             && (functions.blkid_probe_enable_superblocks)(probe, 1) == 0

@@ -14,14 +14,15 @@ const READ_ONLY: Opcode = opcode::none(0x12, 94);
 
 /// Asks for a number; `None`: the kernel does not know it.
 fn number<const OPCODE: Opcode>(fd: impl AsFd) -> Option<c_uint> {
-    // SAFETY: each opcode that this is called with has the kernel write one `int` or `unsigned int`, and any bytes
-    // are one.
+    // SAFETY: each opcode that this is called with has the kernel write one `int` or
+    // `unsigned int`, and any bytes are one.
     let request = unsafe { Getter::<OPCODE, c_uint>::new() };
     // SAFETY: as above. On a descriptor of anything but a block device the request fails.
     unsafe { ioctl(fd, request) }.ok()
 }
 
-/// Returns whether the kernel refuses writes to a block device. In doubt it does not, and a write will show.
+/// Returns whether the kernel refuses writes to a block device. In doubt it does not, and a write
+/// will show.
 pub(crate) fn is_read_only(fd: impl AsFd) -> bool {
     number::<READ_ONLY>(fd).is_some_and(|protected| protected != 0)
 }

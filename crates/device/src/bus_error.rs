@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// Most mappings at a time. A signal handler must not allocate, so the table has a fixed size.
+/// Maximum number of mappings at a time. A signal handler must not allocate, so the table has a
+/// fixed size.
 const MOST: usize = 1024;
 
 /// Marks an entry that is being filled; not an address of a mapping.
@@ -35,7 +36,7 @@ impl Entry {
         self.mapping_after(|| ())
     }
 
-    /// As [`Entry::mapping`], with something in between.
+    /// Like [`Entry::mapping`], with something in between.
     fn mapping_after(&self, between: impl FnOnce()) -> Option<(usize, usize)> {
         let before = self.changes.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -54,7 +55,7 @@ impl Entry {
         });
     }
 
-    /// Leaves it to another owner, who changes it only after this.
+    /// Releases the entry for another owner, which changes it only after this.
     fn free(&self) {
         self.change(|| self.start.store(RESERVED, Ordering::Relaxed));
         self.start.store(0, Ordering::Release);
@@ -122,8 +123,8 @@ impl Drop for Guarded {
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
-        // SAFETY: all-zero bytes are a valid `sigaction`: plain integers, an empty set of signals and
-        // no handler.
+        // SAFETY: all-zero bytes are a valid `sigaction`: plain integers, an empty set of signals
+        // and no handler.
         let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: a null pointer for the new action only asks for the present one.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) } != 0 {
@@ -136,8 +137,8 @@ fn install() -> io::Result<()> {
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_bus_error;
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: the handler has the signature that `SA_SIGINFO` asks for, and calls only what may be
-        // called in a signal handler: atomic loads and stores, and system calls.
+        // SAFETY: the handler has the signature that `SA_SIGINFO` asks for, and calls only
+        // functions that a signal handler may call: atomic loads and stores, and system calls.
         match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
@@ -146,8 +147,8 @@ fn install() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
-/// Returns the mapping around `address`, with its first byte and length. One that a thread is accessing is registered all
-/// the time, and overlaps no other.
+/// Returns the mapping around `address`, with its first byte and length. One that a thread is
+/// accessing is registered all the time, and overlaps no other.
 fn find(address: usize) -> Option<(&'static Entry, usize, usize)> {
     ENTRIES.iter().find_map(|entry| {
         let (start, len) = entry.mapping()?;
@@ -163,8 +164,8 @@ fn replace(address: usize) -> bool {
             (std::ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: the range is one mapping that its owner has registered and not removed, because a
-        // thread is accessing it at this moment. It is accessed through raw pointers alone, as memory
-        // that may change at any time.
+        // thread is accessing it at this moment. It is accessed through raw pointers alone, as
+        // memory that may change at any time.
         return unsafe { mmap_anonymous(place, len, protection, flags) }.is_ok();
     }
     false
@@ -190,7 +191,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
         handler(signal, info, context);
         return;
     }
-    // Nobody handles it: the access is repeated after this, and ends the process as usual.
+    // No handler is left: the access is repeated after this, and ends the process as usual.
     // SAFETY: all-zero bytes are a valid `sigaction`, with the default handler.
     let default: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: `default` is valid, and the call may be made in a signal handler.

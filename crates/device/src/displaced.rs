@@ -1,5 +1,6 @@
-//! Whether the path under which a file or block device was opened still leads to it. I/O goes on through the open
-//! descriptor when it does not; whoever opens the path finds something else, or nothing.
+//! Checks whether the path under which a file or block device was opened still leads to it. If not,
+//! I/O continues through the open descriptor, while a program that opens the path finds something
+//! else, or nothing.
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,10 +9,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Stat, fstat, stat};
 use rustix::io::Errno;
 
-/// How a path and an open device came apart.
+/// The way in which a path and an open device came apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DisplacedKind {
-    /// The content is lost once the device is closed: a removed file, or a disk without a connection.
+    /// The content is lost once the device is closed: a removed file, or a disk without a
+    /// connection.
     Removed,
     /// Another file or device has the path; the content is lost once this one is closed.
     Replaced,
@@ -33,7 +35,7 @@ impl DisplacedKind {
 /// A device to which its path does not lead any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Displaced {
-    /// How they came apart.
+    /// The way in which they came apart.
     pub kind: DisplacedKind,
     /// The rest of a sentence about the path: `was removed`.
     pub what: String,
@@ -44,14 +46,14 @@ pub struct Displaced {
 /// The path of an open file or block device.
 pub(crate) struct OpenedPath {
     path: PathBuf,
-    /// What the kernel tells of a block device, as it was when that was opened.
+    /// The kernel's marks of a block device, as of its opening.
     block: Option<BlockMarks>,
 }
 
 /// Distinguishes a block device from others that have had its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BlockMarks {
-    /// Its sequence number, which the kernel gives out once.
+    /// Sequence number of the block device, which the kernel assigns once.
     sequence: Option<u64>,
     /// The kernel lists it. Not so in a container without `/sys`, and of a disk that was unplugged.
     is_listed: bool,
@@ -85,7 +87,8 @@ fn disk_sequence(fd: &OwnedFd) -> Option<u64> {
     unsafe { rustix::ioctl::ioctl(fd, getter) }.ok()
 }
 
-/// Names that filesystems in user space and on servers give to a file that was removed while it is open.
+/// Names that filesystems in user space and on servers give to a file that was removed while it is
+/// open.
 const HIDDEN: [&str; 2] = [".nfs", ".fuse_hidden"];
 
 impl OpenedPath {
@@ -152,7 +155,7 @@ fn is_block(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
 }
 
-/// Whether two paths or descriptors lead to one file or block device.
+/// Returns whether two paths or descriptors lead to one file or block device.
 fn is_same(one: &Stat, other: &Stat) -> bool {
     match (is_block(one), is_block(other)) {
         (true, true) => one.st_rdev == other.st_rdev,
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_and_its_file_come_apart_in_every_way_and_together_again() {
+    fn a_path_can_part_from_its_file_and_lead_to_it_again() {
         for path in ["sub/a", "link"] {
             let bench = Bench::new(path);
             assert_eq!(bench.look(), None);

@@ -1,6 +1,6 @@
-//! What the system says about writes to a file or block device: see [`forebay_core::evidence`].
+//! The system's evidence of writes to a file or block device: see [`forebay_core::evidence`].
 //!
-//! Nothing here reads the content or waits for the device; a file server may be waited for.
+//! Nothing here reads the content or waits for the device; reading may wait for a file server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -63,8 +63,8 @@ pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
     counted(&own, boot)
 }
 
-/// Returns whether a file is on another filesystem than a local one, where it takes an answer of a server to learn
-/// more. May wait for that.
+/// Returns whether a file is on another filesystem than a local one, where it takes an answer of a
+/// server to learn more. May wait for that.
 pub(crate) fn is_on_server(fd: impl AsFd) -> bool {
     let is_file =
         |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;

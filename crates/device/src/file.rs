@@ -505,7 +505,8 @@ pub(crate) fn kind_of(error: &io::Error) -> DeviceErrorKind {
             DeviceErrorKind::Gone
         }
         Some(Errno::ROFS | Errno::PERM) => DeviceErrorKind::ReadOnly,
-        // The block layer's words for a time-out, a failed transport, a reservation of another host.
+        // The block layer's words for a time-out, a failed transport, a reservation of another
+        // host.
         Some(Errno::TIMEDOUT | Errno::NOLINK | Errno::BADE) => DeviceErrorKind::Unreachable,
         _ => DeviceErrorKind::Io,
     }

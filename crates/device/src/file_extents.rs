@@ -1,4 +1,4 @@
-//! Where the data of a file lies on the block device of its file system.
+//! Extents of a file on the block device of its file system.
 
 use std::io;
 use std::ops::Range;
@@ -42,8 +42,9 @@ struct Map {
     extents: [Extent; BATCH],
 }
 
-/// Returns the bytes of the device below a file's file system that hold the file, in the order of the file.
-/// They are those of the device only if the file system has one: that of the file's `st_dev`.
+/// Returns the bytes of the device below a file's file system that hold the file, in the order of
+/// the file. They are those of the device only if the file system has one: that of the file's
+/// `st_dev`.
 ///
 /// # Errors
 /// The file system does not tell (`EOPNOTSUPP`), or the file cannot be written to the device.
@@ -59,7 +60,8 @@ pub fn file_extents(file: impl AsFd) -> io::Result<Vec<Range<u64>>> {
             reserved: 0,
             extents: [Extent::default(); BATCH],
         };
-        // SAFETY: the command takes this structure, and writes at most `count` extents behind its head.
+        // SAFETY: the command takes this structure, and writes at most `count` extents behind its
+        // head.
         unsafe { ioctl(&file, Updater::<FIEMAP, Map>::new(&mut map)) }?;
         let found = map.extents.get(..map.mapped as usize).unwrap_or_default();
         let Some(last) = found.last() else { return Ok(places) };
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_has_places_and_holes_have_none() {
+    fn written_ranges_have_extents_and_holes_have_none() {
         let mut file = tempfile::tempfile().expect("a file");
         let nothing = match file_extents(&file) {
             Ok(places) => places,

@@ -46,11 +46,12 @@ pub fn clone_connection(connection: impl AsFd) -> io::Result<OwnedFd> {
     Ok(own)
 }
 
-/// Has the kernel give every request again that was taken from a connection and not answered: its server has
-/// ended, and another one goes on. Linux 6.9.
+/// Makes the kernel deliver every request again that was taken from a connection and not answered:
+/// its server has ended, and another one continues. Linux 6.9.
 ///
 /// # Errors
-/// The kernel cannot, or the connection has ended.
+///
+/// If the kernel does not support it, or the connection has ended.
 pub fn resend(connection: impl AsFd) -> io::Result<()> {
     /// `FUSE_NOTIFY_RESEND`.
     const RESEND: i32 = 7;

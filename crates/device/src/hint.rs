@@ -47,7 +47,7 @@ fn fetch_line(spot: Spot) {
     let _ = spot;
 }
 
-/// As [`fetch`] of one line, for a line that will be written, as when a lock is taken: it is
+/// Like [`fetch`] of one line, for a line that will be written, as when a lock is taken: it is
 /// removed from the caches of all other CPUs, so that the write does not have to wait for that.
 #[inline]
 pub fn fetch_to_write(spot: Spot) {
@@ -111,8 +111,8 @@ fn stream(into: &mut [u8], from: &[u8]) {
             }
         }
     }
-    // SAFETY: part of x86-64. What follows, such as giving back a lock, must not overtake the
-    // copy: streaming stores are ordered by this alone.
+    // SAFETY: part of x86-64. Later operations, such as releasing a lock, must not overtake the
+    // copy: only this orders streaming stores.
     unsafe { _mm_sfence() }
 }
 

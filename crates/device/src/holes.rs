@@ -1,5 +1,5 @@
-//! Holes of files, and whether a file or block device can discard a range cheaply, so that it reads as
-//! zeroes. The queries change nothing.
+//! Holes of files, and whether a file or block device can discard a range cheaply, so that it reads
+//! as zeroes. The queries change nothing.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -30,8 +30,8 @@ pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-/// Returns the run of bytes from `offset` on that is a hole of a regular file, or is none; `None`: it is
-/// unknown. Moves the file's position, which nothing else uses.
+/// Returns the run of bytes from `offset` on that is a hole of a regular file, or is none; `None`:
+/// it is unknown. Moves the file's position, which nothing else uses.
 pub(crate) fn extent_at(fd: impl AsFd, offset: u64, size: u64) -> Option<DeviceExtent> {
     if offset >= size {
         return None;

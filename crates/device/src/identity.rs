@@ -82,8 +82,8 @@ fn filesystem_uuid(fd: BorrowedFd<'_>) -> Option<String> {
     known.then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Returns the parts of the block device with this number, `MAJOR:MINOR`. `is_behind`: whether it is a loop device on the
-/// file with these attributes.
+/// Returns the parts of the block device with this number, `MAJOR:MINOR`. `is_behind`: whether it
+/// is a loop device on the file with these attributes.
 fn block_parts(
     places: &Places<'_>,
     number: &str,
@@ -108,8 +108,8 @@ fn block_parts(
         add(IdentityPart::PartitionUuid, uuid.map(|uuid| uuid.to_lowercase()));
         add(IdentityPart::Start, text(&own.join("start")));
     }
-    // A loop device is identified by the file behind it. Another file may have its path by now, here or in the mount
-    // namespace where it was attached.
+    // A loop device is identified by the file behind it. Another file may have its path by now,
+    // here or in the mount namespace where it was attached.
     if let Some(file) = text(&disk.join("loop/backing_file")) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(fd) = rustix::fs::open(PathBuf::from(file), flags, rustix::fs::Mode::empty())
@@ -155,7 +155,7 @@ mod tests {
         parts_over(number, files, true)
     }
 
-    /// As `parts`; the file whose path a loop device has is or is not the one behind it.
+    /// Like `parts`; `is_behind`: the file at a loop device's path is the one behind it.
     fn parts_over(number: &str, files: &[(&str, &str)], is_behind: bool) -> Option<Identity> {
         let folder = tempfile::tempdir().expect("folder");
         let (devices, manager) = (folder.path().join("devices"), folder.path().join("manager"));

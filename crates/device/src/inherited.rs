@@ -10,15 +10,16 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 /// Descriptors below this one are the standard streams.
 const FIRST: RawFd = 3;
 
-/// Those that have an owner.
+/// Descriptors that have an owner.
 static OWNED: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// Takes ownership of a descriptor that the previous program of this process has left open, once, and has it
-/// closed by the next `execve`. Must be called before the process opens anything else, because numbers are
-/// used again.
+/// Takes ownership of a descriptor that the previous program of this process has left open, once,
+/// and has it closed by the next `execve`. Must be called before the process opens anything else,
+/// because numbers are used again.
 ///
 /// # Errors
-/// `EBADF`: it is not open, is a standard stream, does not come from the previous program, or was taken before.
+/// `EBADF`: it is not open, is a standard stream, does not come from the previous program, or was
+/// taken before.
 pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
     let mut owned = OWNED.lock();
     if number < FIRST || owned.contains(&number) {
@@ -31,7 +32,8 @@ pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
         return Err(Errno::BADF.into());
     }
     owned.insert(number);
-    // SAFETY: it is open and was left by the previous program, and nothing else owns it: it is taken once.
+    // SAFETY: it is open and was left by the previous program, and nothing else owns it: it is
+    // taken once.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
     Ok(descriptor)

@@ -1,32 +1,35 @@
-//! The only access to the disks of this machine. Besides `rbd`, no other crate contains unsafe code.
+//! The only access to the disks of this machine. Besides `rbd`, no other crate contains unsafe
+//! code.
 //!
 //! - [`api`]: devices, their operations, and the results of operations
 //! - [`blkid`]: marks of other systems, through libblkid
-//! - `block_ioctl`: numbers that the kernel knows of a block device
+//! - `block_ioctl`: numbers that the kernel has for a block device
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `data`: data to write
 //! - `displaced`: whether the path of an open device still leads to it
-//! - `evidence`: what the system says about writes to a file or block device
+//! - `evidence`: the system's evidence of writes to a file or block device
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
 //! - [`fuse`]: the kernel's side of a file that this process serves
-//! - [`file_extents()`]: where the data of a file lies on its device
+//! - [`file_extents()`]: the extents of a file on its device
 //! - [`hint`]: hints to the CPU about future memory accesses
-//! - `holes`: where a file has holes; whether a file or block device can discard a range
+//! - `holes`: holes of a file; whether a file or block device can discard a range
 //! - `identity`: the identity of a file or block device, stable across restarts
 //! - [`inherited`]: descriptors that the previous program of this process has left open
 //! - [`loop_device`]: loop devices of the kernel
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
 //! - [`model`]: modelled disks
-//! - [`remote`]: names of devices on other machines: [`nbd_uri`], exports of NBD servers; [`rbd_name`], images of Ceph
+//! - [`remote`]: names of devices on other machines: [`nbd_uri`], exports of NBD servers;
+//!   [`rbd_name`], images of Ceph
 //! - [`open`]: opening a path: its type, its other users
 //! - `peer`: the process at the other end of a unix socket
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
 //! - `rotational`: whether a file or block device has a head that must move
 //! - [`shared_memory`]: memory shared with another process
-//! - [`signature`]: existing content of a device; [`partitions`]: where its partitions begin, and the kernel's view of them
+//! - [`signature`]: existing content of a device; [`partitions`]: the starts of its partitions, and
+//!   the kernel's view of them
 //! - [`spec`]: the syntax of device specifications
 //! - [`ublk`]: the kernel's side of block devices that this process serves
 //! - [`words`]: large memory of atomic words

@@ -1,8 +1,8 @@
 //! The RAM image of a segment that is being filled.
 //!
 //! Several lanes fill and read it at the same time without a lock. A byte goes through three
-//! states: free, claimed by one [`Claim`] (which alone may access it), published (which anyone may
-//! read and nobody may change). States are kept in units of 512 bytes in two bitmaps, so a step of
+//! states: free, claimed by one [`Claim`] (which alone may access it), published (which any
+//! lane may read and none may change). States are kept in units of 512 bytes in two bitmaps, so a step of
 //! a 4 KiB cell is one atomic operation.
 
 use std::fmt;

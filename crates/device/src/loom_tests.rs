@@ -41,7 +41,7 @@ impl Shared {
 }
 
 #[test]
-fn what_is_published_is_complete() {
+fn published_bytes_are_complete() {
     loom::model(|| {
         let shared = Shared::new();
         let writer = shared.clone();
@@ -52,7 +52,7 @@ fn what_is_published_is_complete() {
 }
 
 #[test]
-fn claims_that_overlap_are_exclusive_and_failed_ones_leave_nothing_behind() {
+fn overlapping_claims_are_exclusive_and_failed_ones_undone() {
     loom::model(|| {
         let shared = Shared::new();
         let other = shared.clone();

@@ -63,8 +63,8 @@ const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
 /// A request that returns a number.
 struct GetFree;
 
-// SAFETY: the kernel takes no argument with this opcode and returns a number, which is how the output
-// is read.
+// SAFETY: the kernel takes no argument with this opcode and returns a number, which is how the
+// output is read.
 unsafe impl Ioctl for GetFree {
     type Output = u32;
 
@@ -98,8 +98,8 @@ impl LoopNumber {
         PathBuf::from(format!("/sys/block/loop{}", self.0))
     }
 
-    /// Returns the sequence number of the device, which changes whenever it gets a file, and is given out once.
-    /// Kernels before 5.15 have none.
+    /// Returns the sequence number of the device, which changes whenever it gets a file, and is
+    /// given out once. Kernels before 5.15 have none.
     pub fn sequence(self) -> Option<u64> {
         std::fs::read_to_string(self.sysfs().join("diskseq")).ok()?.trim().parse().ok()
     }
@@ -121,8 +121,8 @@ pub struct LoopOptions<'a> {
     pub name: &'a Path,
 }
 
-/// Attaches a file, with direct I/O, to a loop device that is free. `before` is called with its number before it has
-/// the file, and `undo` if another process was faster.
+/// Attaches a file, with direct I/O, to a loop device that is free. `before` is called with its
+/// number before it has the file, and `undo` if another process was faster.
 ///
 /// # Errors
 /// There are no loop devices, or they may not be used, or the file does not support direct I/O.
@@ -163,7 +163,8 @@ pub fn attach(
         let number = LoopNumber(unsafe { ioctl(&control, GetFree)? });
         let device = open(number, true)?;
         before(number);
-        // SAFETY: for this opcode the kernel reads a `struct loop_config`, whose layout `Config` has.
+        // SAFETY: for this opcode the kernel reads a `struct loop_config`, whose layout `Config`
+        // has.
         let request = unsafe { Setter::<CONFIGURE, Config>::new(config) };
         // SAFETY: the request is made for loop devices, and this is one. The descriptor in it stays
         // open during the call; the kernel takes a share of its own.
@@ -191,18 +192,20 @@ pub(crate) fn backing(device: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
 
 /// Returns the state of a loop device.
 fn status(device: BorrowedFd<'_>) -> io::Result<Info> {
-    // SAFETY: for this opcode the kernel writes a `struct loop_info64`, whose layout `Info` has, and any
-    // bytes are an `Info`.
+    // SAFETY: for this opcode the kernel writes a `struct loop_info64`, whose layout `Info` has,
+    // and any bytes are an `Info`.
     let request = unsafe { Getter::<GET_STATUS, Info>::new() };
     // SAFETY: the request is made for loop devices, and this is one.
     Ok(unsafe { ioctl(device, request)? })
 }
 
-/// Returns the number of the filesystem that the file of a loop device is on, like `0:43`, and the sequence number of
-/// the device: see [`LoopNumber::sequence`]. Both belong to the same file, whatever other processes do.
+/// Returns the number of the filesystem that the file of a loop device is on, like `0:43`, and the
+/// sequence number of the device: see [`LoopNumber::sequence`]. Both belong to the same file,
+/// whatever other processes do.
 ///
 /// # Errors
-/// It has no file, or may not be used.
+///
+/// If it has no file, or may not be used.
 pub fn file_system(number: LoopNumber) -> io::Result<(String, Option<u64>)> {
     // As long as this is open, the device keeps its file.
     let device = open(number, false)?;
@@ -211,8 +214,8 @@ pub fn file_system(number: LoopNumber) -> io::Result<(String, Option<u64>)> {
     Ok((format!("{major}:{minor}"), number.sequence()))
 }
 
-/// Detaches a loop device from its file, or has the kernel do so when its last user is gone. With `sequence`, only if
-/// the device still has that, see [`LoopNumber::sequence`].
+/// Detaches a loop device from its file, or has the kernel do so when its last user is gone. With
+/// `sequence`, only if the device still has that, see [`LoopNumber::sequence`].
 ///
 /// # Errors
 /// It has no file, or another one (`NXIO`), or may not be used.

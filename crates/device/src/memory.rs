@@ -49,8 +49,8 @@ impl Pages {
     /// Turns whole pages back into zeroes that cost no RAM. `false`: nothing has changed.
     ///
     /// # Safety
-    /// As for a write: nothing else may access these bytes during the call, and no reference to them
-    /// may outlive it.
+    /// As for a write: nothing else may access these bytes during the call, and no reference to
+    /// them may outlive it.
     #[cfg(not(miri))]
     pub(crate) unsafe fn give_back(&self, start: usize, len: usize) -> bool {
         use rustix::mm::{Advice, madvise};
@@ -89,8 +89,8 @@ impl Pages {
     fn populate(&self) {
         use rustix::mm::{Advice, madvise};
 
-        // SAFETY: the range is this mapping; its content stays. Where the kernel cannot, each page is taken when it is
-        // accessed.
+        // SAFETY: the range is this mapping; its content stays. Where the kernel cannot, each page
+        // is taken when it is accessed.
         let _ =
             unsafe { madvise(self.memory.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
     }
@@ -173,7 +173,8 @@ impl Area {
         Ok(Area(Some(Pages::new(whole)?)))
     }
 
-    /// Returns the address of the first byte, if there is one, for an owner that decides who accesses which bytes.
+    /// Returns the address of the first byte, if there is one, for an owner that decides which
+    /// threads access which bytes.
     pub(crate) fn start(&self) -> Option<NonNull<u8>> {
         self.0.as_ref().map(Pages::start)
     }
@@ -185,8 +186,8 @@ impl Area {
         }
     }
 
-    /// Takes the RAM for all of the area now, and keeps it from being swapped out. Nothing of it can be
-    /// released any more.
+    /// Takes the RAM for all of the area now, and keeps it from being swapped out. Nothing of it
+    /// can be released any more.
     ///
     /// # Errors
     /// There is not enough RAM, or this process may not lock so much of it.
@@ -194,14 +195,14 @@ impl Area {
         self.0.as_ref().map_or(Ok(()), Pages::lock)
     }
 
-    /// Returns the RAM of a range to the system, as far as it consists of whole pages. Its content is
-    /// lost; it takes RAM again when it is accessed.
+    /// Returns the RAM of a range to the system, as far as it consists of whole pages. Its content
+    /// is lost; it takes RAM again when it is accessed.
     pub fn release(&mut self, range: Range<usize>) {
         let Some(pages) = &self.0 else { return };
         let (start, end) = (range.start.next_multiple_of(PAGE), range.end.min(pages.len()));
         let end = end / PAGE * PAGE;
         if start < end {
-            // SAFETY: this borrow is exclusive, so nobody else has a reference into the area.
+            // SAFETY: this borrow is exclusive, so no other thread has a reference into the area.
             let _ = unsafe { pages.give_back(start, end - start) };
         }
     }
@@ -213,8 +214,8 @@ impl Deref for Area {
     #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            // SAFETY: the mapping has this length, was zeroed when it was made, and is accessed only
-            // through references that borrow from this owner.
+            // SAFETY: the mapping has this length, was zeroed when it was made, and is accessed
+            // only through references that borrow from this owner.
             Some(pages) => unsafe {
                 std::slice::from_raw_parts(pages.start().as_ptr(), pages.len())
             },
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_stays() {
+    fn locked_memory_stays() {
         let mut area = Area::new(2 * PAGE).expect("memory");
         // Every process may lock so little.
         area.lock().expect("locked");

@@ -25,7 +25,7 @@ impl OpKind {
     pub const ALL: [OpKind; 4] = [OpKind::Read, OpKind::Write, OpKind::Sync, OpKind::Discard];
 }
 
-/// What was counted of one kind of operation.
+/// Counts of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpCounts {
     /// Bytes of the operations that succeeded.

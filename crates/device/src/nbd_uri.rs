@@ -6,9 +6,10 @@
 //! | `nbd+unix:///EXPORT?socket=PATH` | by a unix socket |
 //! | `nbds://...`, `nbds+unix://...` | likewise, with TLS |
 //!
-//! Parameters behind `?`, with `&` in between: `socket=PATH`; `tls-certificates=DIR` with `ca-cert.pem` and,
-//! if the server asks for one, `client-cert.pem` and `client-key.pem`; `reconnect=SECONDS`, for how long
-//! requests wait for a server that is gone; `timeout=SECONDS`, for how long a request may take.
+//! Parameters behind `?`, with `&` in between: `socket=PATH`; `tls-certificates=DIR` with
+//! `ca-cert.pem` and, if the server asks for one, `client-cert.pem` and `client-key.pem`;
+//! `reconnect=SECONDS`, for how long requests wait for a server that is gone; `timeout=SECONDS`,
+//! for how long a request may take.
 
 use std::fmt::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -27,7 +28,7 @@ const RECONNECT: u64 = 60;
 const TIMEOUT: u64 = 60;
 const LONGEST: u64 = 24 * 3600;
 
-/// Where a server listens.
+/// Address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NbdServer {
     /// A unix socket.
@@ -44,7 +45,7 @@ pub enum NbdServer {
 /// An export of an NBD server, see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NbdUri {
-    /// Where the server listens.
+    /// Address of the server.
     pub server: NbdServer,
     /// The name of the export; may be empty, for the server's default.
     pub export: String,
@@ -52,9 +53,9 @@ pub struct NbdUri {
     pub tls: bool,
     /// The directory of certificates for TLS; the system's authorities otherwise.
     pub certificates: Option<PathBuf>,
-    /// For how long requests wait while there is no connection.
+    /// Time for which requests wait while there is no connection.
     pub reconnect: Duration,
-    /// For how long a request may take.
+    /// Time limit of a request.
     pub timeout: Duration,
 }
 
@@ -270,7 +271,8 @@ impl fmt::Display for NbdUri {
     }
 }
 
-/// Adds bytes to a URI; those that have a meaning there become `%` and two hex digits, except `also_plain`.
+/// Adds bytes to a URI; those that have a meaning there become `%` and two hex digits, except
+/// `also_plain`.
 pub fn percent_encode(uri: &mut String, bytes: &[u8], also_plain: &[u8]) {
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also_plain.contains(&byte) {

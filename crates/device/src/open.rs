@@ -23,13 +23,14 @@ use crate::write_protection::write_protection;
 /// The unit in which nearly all filesystems write files.
 const FILE_BLOCK: u32 = 4096;
 
-/// How the device will be used.
+/// The intended use of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Access {
     /// For reading and writing, exclusively.
     #[default]
     Exclusive,
-    /// For reading, with the claim of [`Access::Exclusive`], so that no other user changes the content.
+    /// For reading, with the claim of [`Access::Exclusive`], so that no other user changes the
+    /// content.
     ReadOnly,
     /// For reading, shared with other readers but not with writers.
     Shared,
@@ -51,13 +52,13 @@ pub enum OpenErrorKind {
     NotFound,
     /// Another process uses it, or it is mounted.
     InUse,
-    /// It is neither a regular file nor a block device.
+    /// The path is neither a regular file nor a block device.
     WrongType,
     /// The permissions do not allow it.
     Denied,
-    /// It can be read but not written: it is write-protected.
+    /// The device can be read but not written: it is write-protected.
     ReadOnly,
-    /// Its size is not the requested one, or cannot be used.
+    /// The size is not the requested one, or cannot be used.
     BadSize,
     /// Any other error of the system.
     Io,
@@ -300,7 +301,8 @@ impl Opener<'_> {
         }
     }
 
-    /// Returns the error for a path that cannot be opened. Where only writing is in the way, it says so.
+    /// Returns the error for a path that cannot be opened. Where only writing is in the way, it
+    /// says so.
     fn not_opened(&self, errno: Errno) -> OpenError {
         let writes = self.access == Access::Exclusive;
         if !writes || !matches!(errno, Errno::ROFS | Errno::PERM | Errno::ACCESS) {
@@ -317,13 +319,13 @@ impl Opener<'_> {
         self.error(OpenErrorKind::ReadOnly, cause)
     }
 
-    /// Locks the device. A block device is not locked by `flock`: the system's device manager takes that as a
-    /// sign that its content is being changed, and handles no event of the device, while it locks the device
-    /// that way itself when it handles one.
+    /// Locks the device. A block device is not locked by `flock`: the system's device manager takes
+    /// that as a sign that its content is being changed, and handles no event of the device, while
+    /// it locks the device that way itself when it handles one.
     fn lock(&self, fd: &OwnedFd, block: bool) -> Result<(), OpenError> {
         let exclusive = match self.access {
-            // A lock for writing takes a descriptor for writing, but a lock of a file does not. Beside the lock, a block
-            // device has its claim.
+            // A lock for writing takes a descriptor for writing, but a lock of a file does not.
+            // Beside the lock, a block device has its claim.
             Access::ReadOnly => !block,
             Access::Exclusive => true,
             Access::Shared => false,
@@ -341,7 +343,8 @@ impl Opener<'_> {
         if !self.locked(whole)? {
             return Err(self.failed(Errno::WOULDBLOCK));
         }
-        // A lock for writing takes a descriptor for writing here too; a reader shares with no writer either.
+        // A lock for writing takes a descriptor for writing here too; a reader shares with no
+        // writer either.
         let writer = self.access == Access::Exclusive;
         match block || self.locked(|| image_lock::lock(fd, writer))? {
             true => Ok(()),

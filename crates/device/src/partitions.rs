@@ -1,4 +1,5 @@
-//! Where the partitions of a disk begin, from the tables near its start; and those that the kernel shows.
+//! Starts of the partitions of a disk, from the tables near its start; and the partitions that the
+//! kernel shows.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,13 +24,13 @@ const MBR_ENTRY: usize = 16;
 /// The type of an MBR's entry that only protects a GPT.
 const PROTECTIVE: u8 = 0xee;
 
-/// Most entries of a GPT that are looked at, and the largest one.
+/// Maximum number of GPT entries that are examined, and the largest entry.
 const GPT_ENTRIES: u32 = 256;
 const GPT_ENTRY: u32 = 1024;
 
 /// Returns the first byte of every partition that the head of a disk (see
-/// [`crate::signature::read_head`]) lists, with its number from 1. Nothing is verified: a damaged table lists
-/// nothing, or nonsense.
+/// [`crate::signature::read_head`]) lists, with its number from 1. Nothing is verified: a damaged
+/// table lists nothing, or nonsense.
 pub fn starts(head: &[u8]) -> Vec<(u32, u64)> {
     let head = head.get(..HEAD_LEN).unwrap_or(head);
     if head.get(510..512) != Some(b"\x55\xaa") {
@@ -50,10 +51,11 @@ pub fn starts(head: &[u8]) -> Vec<(u32, u64)> {
     entries.collect()
 }
 
-/// Has the kernel read the partition table of a disk again, if it shows partitions of it.
+/// Makes the kernel read the partition table of a disk again, if it shows partitions of it.
 ///
 /// # Errors
-/// `ResourceBusy`: a partition is in use. Others: the kernel's.
+///
+/// `ResourceBusy` if a partition is in use, or another error of the kernel.
 pub(crate) fn reread_partitions(fd: impl AsFd) -> io::Result<()> {
     let stat = rustix::fs::fstat(&fd)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
@@ -139,7 +141,7 @@ mod tests {
             head[entry] = 1;
             head[entry + 32..entry + 40].copy_from_slice(&34_u64.to_le_bytes());
             assert_eq!(starts(&head), [(2, 34 * block as u64)]);
-            // Whatever the numbers are, nothing is read outside of the head.
+            // For any numbers, nothing is read outside of the head.
             for (at, len) in [(72, 8), (80, 4), (84, 4)] {
                 let mut bad = head.clone();
                 bad[block + at..block + at + len].fill(0xff);

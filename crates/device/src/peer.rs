@@ -4,8 +4,9 @@ use std::mem::size_of;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Returns the process that has connected a unix socket, or has begun to listen at it; `None`: it cannot be seen from the
-/// namespace of this process, or there is none. It may have ended since, and have left the socket to another one.
+/// Returns the process that has connected a unix socket, or has begun to listen at it; `None`: it
+/// cannot be seen from the namespace of this process, or there is none. It may have ended since,
+/// and have left the socket to another one.
 pub fn peer_process(socket: impl AsFd) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(credentials(socket)?.pid).ok()?)
 }
@@ -19,8 +20,9 @@ pub fn peer_user(socket: impl AsFd) -> Option<u32> {
 fn credentials(socket: impl AsFd) -> Option<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `peer`, which has as many, and all of whose bits may have any
-    // value. rustix has this call for processes that can be seen: it takes 0 for a number that cannot be 0.
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, which has as many, and all of whose
+    // bits may have any value. rustix has this call for processes that can be seen: it takes 0 for
+    // a number that cannot be 0.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -25,7 +25,7 @@ const STRIPE_SHIFT: u32 = 16;
 const STRIPE: usize = 1 << STRIPE_SHIFT;
 /// Locks of one device; a power of two.
 const LOCKS: usize = 1024;
-/// From this size on, zeroed memory is returned to the system.
+/// Size from which on zeroed memory is returned to the system.
 const GIVE_BACK: u64 = 2 << 20;
 const LOGICAL_BLOCK: u64 = 512;
 /// Writes of at least this size bypass the CPU's caches, because they will not be read back soon.
@@ -97,7 +97,7 @@ impl Shared {
             if let Some(next) = next.take() {
                 fetch(next, AHEAD);
             }
-            // SAFETY: the piece is inside the mapping, is initialised, and nobody writes it while
+            // SAFETY: the piece is inside the mapping, is initialised, and no thread writes it while
             // the lock of its stripe is held for reading.
             let bytes = unsafe { std::slice::from_raw_parts(self.place(&piece), piece.len) };
             into[piece.at..piece.at + piece.len].copy_from_slice(bytes);
@@ -109,8 +109,8 @@ impl Shared {
         self.shape.check("write", offset, data.len() as u64)?;
         for piece in pieces(offset as usize, data.len()) {
             let _exclusive = self.lock(piece.start).write();
-            // SAFETY: the piece is inside the mapping and nobody else touches it while the lock of
-            // its stripe is held for writing.
+            // SAFETY: the piece is inside the mapping and no other thread touches it while the lock
+            // of its stripe is held for writing.
             let bytes = unsafe { std::slice::from_raw_parts_mut(self.place(&piece), piece.len) };
             let data = &data[piece.at..piece.at + piece.len];
             if piece.len >= MUCH {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_inside_or_not_aligned_is_refused() {
+    fn ranges_outside_or_unaligned_are_refused() {
         let device = RamDevice::new("ram:8K", 8192).expect("memory");
         let queue = queue(&device);
         for (offset, len) in [(1, 512), (0, 100), (8192, 512), (7680, 1024), (u64::MAX - 511, 512)]

@@ -29,7 +29,7 @@ pub use inner::RingToken;
 use inner::{Inner, Queued, Slot, State, Work};
 pub use op::{FallocateMode, RingDone, RingOp};
 
-/// Most system calls in one call of [`Ring::drive`].
+/// Maximum number of system calls in one call of [`Ring::drive`].
 const ROUNDS: usize = 4;
 
 /// One lane's io_uring. Must not be shared with another thread.
@@ -47,16 +47,17 @@ impl Ring {
         Ring::build(false)
     }
 
-    /// As [`Ring::new`], for [`RingOp::ServeEntry`] as well. Every operation costs it a little more.
+    /// Like [`Ring::new`], for [`RingOp::ServeEntry`] as well. Every operation costs it a little
+    /// more.
     ///
     /// # Errors
-    /// As for [`Ring::new`], or the kernel is older than 5.19.
+    /// Like [`Ring::new`], or the kernel is older than 5.19.
     pub fn wide() -> io::Result<Rc<Self>> {
         Ring::build(true)
     }
 
     fn build(wide: bool) -> io::Result<Rc<Self>> {
-        // Blocking, because the ring's read must wait until somebody writes.
+        // Blocking, because the ring's read must wait until another thread writes.
         let rouse = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let inner = RefCell::new(Inner::new(rouse.clone(), wide)?);
         Ok(Rc::new(Ring { inner, rouse }))
@@ -93,7 +94,8 @@ impl Ring {
     }
 
     /// Abandons an operation. Receives, sends and accepts are cancelled; disk operations complete,
-    /// and their results are dropped. A [`RingOp::Serve`] stays until its device or this thread ends.
+    /// and their results are dropped. A [`RingOp::Serve`] stays until its device or this thread
+    /// ends.
     pub fn forget(&self, token: RingToken) {
         let mut inner = self.inner.borrow_mut();
         match inner.state(token) {
@@ -112,9 +114,9 @@ impl Ring {
         }
     }
 
-    /// Ends an operation early that waits for a client or another thread. It still has a result, which is
-    /// to be collected: what it had received or accepted by then, otherwise the error `ECANCELED`. No
-    /// effect on disk operations.
+    /// Ends an operation early that waits for a client or another thread. It still has a result,
+    /// which must be collected: the data or connection that it had received by then, otherwise the
+    /// error `ECANCELED`. No effect on disk operations.
     pub fn cancel(&self, token: RingToken) {
         let mut inner = self.inner.borrow_mut();
         if let Some(State::Running { work, with_kernel, cancelled, .. }) = inner.state(token)
@@ -133,7 +135,7 @@ impl Ring {
         RingRun { ring: self.clone(), op: Some(op), token: None }
     }
 
-    /// As [`Ring::run`], but starts `op` now: several can be submitted together.
+    /// Like [`Ring::run`], but starts `op` now: several can be submitted together.
     pub fn begin(self: &Rc<Self>, op: RingOp) -> RingRun {
         let token = self.start(op);
         RingRun { ring: self.clone(), op: None, token: Some(token) }
@@ -162,7 +164,7 @@ impl Ring {
         self.wait_then(timeout, || ());
     }
 
-    /// As [`Ring::wait`]; calls `awake` after the wait and before any waker, so that woken tasks
+    /// Like [`Ring::wait`]; calls `awake` after the wait and before any waker, so that woken tasks
     /// need not rouse this thread.
     pub fn wait_then(&self, timeout: Option<Duration>, awake: impl FnOnce()) {
         let mut inner = self.inner.borrow_mut();
@@ -176,7 +178,7 @@ impl Ring {
                 break;
             }
         }
-        // The only completion may be the rousing of the ring, which wakes nobody.
+        // The only completion may be the rousing of the ring, which wakes no task.
         if noticed == 0 && inner.woken.is_empty() {
             inner.wait(timeout);
             inner.reap();

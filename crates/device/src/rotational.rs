@@ -1,4 +1,4 @@
-//! Whether distance costs time on a file or block device, as the kernel knows it: `queue/rotational`.
+//! The kernel's `queue/rotational`: whether distance costs time on a file or block device.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -9,8 +9,9 @@ use rustix::fs::{FileType, Mode, OFlags, major, minor};
 /// The most files with loop devices on top that are followed to the device below.
 const MOST_LOOPS: u32 = 8;
 
-/// Returns whether the file or block device open as `fd` has a head that must move; of a file, the device of its
-/// filesystem. `None`: it is unknown, because the filesystem has several devices, or is on another machine.
+/// Returns whether the file or block device open as `fd` has a head that must move; of a file, the
+/// device of its filesystem. `None`: it is unknown, because the filesystem has several devices, or
+/// is on another machine.
 pub(crate) fn rotational(fd: impl AsFd) -> Option<bool> {
     below(Path::new("/sys/dev/block"), fd, MOST_LOOPS)
 }
@@ -22,14 +23,14 @@ fn below(devices: &Path, fd: impl AsFd, loops: u32) -> Option<bool> {
     of_device(devices, &format!("{}:{}", major(number), minor(number)), loops)
 }
 
-/// As [`rotational`], for the block device with this number, `MAJOR:MINOR`. A device that the kernel stacks on
-/// others, like those of the device mapper, has their property in its own queue.
+/// Like [`rotational`], for the block device with this number, `MAJOR:MINOR`. A device that the
+/// kernel stacks on others, like those of the device mapper, has their property in its own queue.
 fn of_device(devices: &Path, number: &str, loops: u32) -> Option<bool> {
     // A partition's directory is inside that of its disk, which has the queue.
     let own = fs::canonicalize(devices.join(number)).ok()?;
     let disk = if own.join("partition").exists() { own.parent()? } else { &own };
     let text = |name: &str| fs::read_to_string(disk.join(name)).ok();
-    // Some kernels take a loop device for rotational, or for none, whatever is below.
+    // Some kernels report a loop device as rotational, or not, regardless of its file's device.
     if let Some(file) = text("loop/backing_file") {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let path = PathBuf::from(file.trim_end_matches('\n'));

@@ -1,8 +1,8 @@
 //! Memory shared with another process, which may change it at any time.
 //!
-//! No reference to these bytes ever exists: they are copied in and out through raw pointers, so that
-//! code decides about a private copy, and fields that both sides poll are atomic. Every access is
-//! checked against the length of the mapping. If the other process truncates the file, accesses
+//! No reference to these bytes ever exists: they are copied in and out through raw pointers, so
+//! that code decides about a private copy, and fields that both sides poll are atomic. Every access
+//! is checked against the length of the mapping. If the other process truncates the file, accesses
 //! read zeroes and [`SharedMemory::is_intact`] says so.
 
 use std::io;
@@ -38,11 +38,12 @@ pub struct Outside {
 )]
 struct NotInMemory(u64);
 
-/// Bytes of address space that all of these may take together. A file without content can be as large as the address space,
-/// of which the rest of the program needs a part: without one, an allocation ends it.
+/// Bytes of address space that all of these may take together. A file without content can be as
+/// large as the address space, of which the rest of the program needs a part: without one, an
+/// allocation ends it.
 const ROOM: u64 = 1 << 46;
 
-/// How much of that is taken.
+/// Bytes of that range that are taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// A part of it, given back on drop.
@@ -85,14 +86,16 @@ impl SharedMemory {
     /// Maps `len` bytes of a file from `offset`.
     ///
     /// # Errors
-    /// `InvalidInput` if it is no regular file, not in memory, or shorter than that; otherwise the system's error.
+    /// `InvalidInput` if it is no regular file, not in memory, or shorter than that; otherwise the
+    /// system's error.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidInput, what);
         let found = fstat(&file)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Err(invalid("shared memory must be a regular file"));
         }
-        // On any other file system an access may wait for a disk, a server or a program, and a lane with it.
+        // On any other file system an access may wait for a disk, a server or a program, and a lane
+        // with it.
         let system = file_system(&file)?;
         if ![TMPFS, HUGETLBFS].contains(&system) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, NotInMemory(system)));
@@ -168,10 +171,10 @@ impl SharedMemory {
     #[inline]
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Outside> {
         let place = self.place(at, into.len())?;
-        // SAFETY: `place` checked that the source is inside the mapping, which stays as long as this
-        // value; the destination is borrowed exclusively and is not in the mapping, to which there
-        // are no references. Another process may write to the source meanwhile. Any bytes are valid
-        // `u8`s, and the caller sees only the copy.
+        // SAFETY: `place` checked that the source is inside the mapping, which stays as long as
+        // this value; the destination is borrowed exclusively and is not in the mapping, to which
+        // there are no references. Another process may write to the source meanwhile. Any bytes are
+        // valid `u8`s, and the caller sees only the copy.
         unsafe { std::ptr::copy_nonoverlapping(place.cast_const(), into.as_mut_ptr(), into.len()) }
         Ok(())
     }
@@ -200,8 +203,9 @@ macro_rules! field {
             #[inline]
             pub fn $load(&self, at: u64, order: Ordering) -> Result<$integer, Outside> {
                 let place = self.field(at, size_of::<$integer>())?;
-                // SAFETY: `field` checked that it is inside the mapping, which stays as long as this
-                // value, and aligned. What two sides access at the same time is accessed atomically.
+                // SAFETY: `field` checked that it is inside the mapping, which stays as long as
+                // this value, and aligned. What two sides access at the same time is accessed
+                // atomically.
                 Ok(unsafe { <$atomic>::from_ptr(place.cast()) }.load(order))
             }
 
@@ -228,8 +232,8 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         // First, because the addresses may be used by another mapping immediately.
         self.guard = None;
-        // SAFETY: the mapping was made in `map` with this length and is removed once; nobody has a
-        // reference or a pointer to it.
+        // SAFETY: the mapping was made in `map` with this length and is removed once; no reference
+        // or pointer to it is left.
         let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapped) };
     }
 }
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_does_not_have_is_not_mapped() {
+    fn ranges_beyond_the_file_are_not_mapped() {
         for (offset, len) in [(0, 8193), (8192, 1), (4096, 4097), (u64::MAX, 2), (0, 0)] {
             assert!(SharedMemory::map(file(8192), offset, len).is_err(), "{offset}+{len}");
         }

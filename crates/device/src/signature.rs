@@ -1,10 +1,11 @@
-//! Existing content of a device, recognised by marks of other systems. [`crate::blkid`] finds them all; the
-//! table here names the usual ones where there is no libblkid, and what it does not name is still not blank.
+//! Existing content of a device, recognised by marks of other systems. [`crate::blkid`] finds them
+//! all; without libblkid the table here names the usual ones, and content that it does not name is
+//! still not blank.
 
 use std::fmt;
 use std::io::Read;
 
-/// What a mark says of the device.
+/// The device's use according to a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// A filesystem.
@@ -17,7 +18,7 @@ pub enum Usage {
     PartitionTable,
     /// Anything else, such as swap space.
     Other,
-    /// What [`identify`] says.
+    /// The kind that [`identify`] names.
     Named,
 }
 
@@ -43,15 +44,15 @@ impl Usage {
 /// The mark of a system on a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mark {
-    /// What it says of the device.
+    /// The device's use.
     pub usage: Usage,
     /// The system, as libblkid names it: `ext4`, `crypto_LUKS`, `gpt`.
     pub kind: String,
     /// The label that its owner gave to the content.
     pub label: Option<String>,
-    /// Its UUID as the system writes it.
+    /// UUID of the device as the system writes it.
     pub uuid: Option<String>,
-    /// Where on the device the mark is, in bytes.
+    /// Offset of the mark on the device, in bytes.
     pub offset: u64,
 }
 
@@ -149,7 +150,7 @@ pub fn identify(head: &[u8]) -> Option<&'static str> {
         .map(|(what, ..)| *what)
 }
 
-/// As [`identify`], as a mark.
+/// Like [`identify`], as a mark.
 pub fn named(head: &[u8]) -> Option<Mark> {
     let kind = identify(head)?.to_owned();
     Some(Mark { usage: Usage::Named, kind, label: None, uuid: None, offset: 0 })

@@ -204,8 +204,8 @@ impl fmt::Display for DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// Returns the specification of the file or block device at `path`, whatever its name looks
-    /// like.
+    /// Returns the specification of the file or block device at `path`, even if its name looks like
+    /// another kind.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         DeviceSpec {
             control: None,
@@ -327,7 +327,8 @@ impl DeviceSpec {
     /// another working directory. Links are not resolved.
     ///
     /// # Errors
-    /// `Io` if there is no working directory; `WrongType` if its path is not UTF-8, for specifications are stored as text.
+    /// `Io` if there is no working directory; `WrongType` if its path is not UTF-8, for
+    /// specifications are stored as text.
     pub fn absolute(&self) -> Result<Self, OpenError> {
         let mut spec = self.clone();
         let failed = |error| OpenError::new(OpenErrorKind::Io, self, error);
@@ -511,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_has_the_size_that_it_has_and_is_not_made_again() {
+    fn an_existing_file_keeps_its_size() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("a");
         let given = spec(&format!("hdd7200:{},size=1M", path.display()));

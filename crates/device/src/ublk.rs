@@ -1,5 +1,5 @@
-//! The kernel's side of block devices that this process serves by ublk: control commands, commands of a
-//! queue, and the memory in which the kernel describes requests.
+//! The kernel's side of block devices that this process serves by ublk: control commands, commands
+//! of a queue, and the memory in which the kernel describes requests.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -24,7 +24,8 @@ const CONTROL: usize = 32;
 const QUEUE: usize = 16;
 /// Bytes of `struct ublksrv_io_desc`.
 pub const DESCRIPTOR: usize = 24;
-/// Most requests in flight of a queue; determines where the descriptors of a queue are in the file.
+/// Maximum number of requests in flight of a queue; determines the offset of a queue's descriptors
+/// in the file.
 pub const MOST_TAGS: u16 = 4096;
 
 /// Returns the number of a command, which has 32 bits.
@@ -47,7 +48,8 @@ pub enum ControlCommand {
     Delete,
     /// Delete a device when its last user is gone.
     DeleteLater,
-    /// Make the block device, served by the process with this number. Waits until all tags are fetched.
+    /// Make the block device, served by the process with this number. Waits until all tags are
+    /// fetched.
     Start(u32),
     /// Remove the block device; its users get errors.
     Stop,
@@ -96,11 +98,13 @@ impl ControlCommand {
     }
 }
 
-/// Gives the driver a command, and waits for its end. `buf` is what the command reads or fills; it is
+/// Gives the driver a command, and waits for its end. The command reads or fills `buf`, which is
 /// returned.
 ///
 /// # Errors
-/// There is no driver, or it refuses; `TimedOut` after `patience`, and the command may still be carried out.
+///
+/// If there is no driver, or it refuses; `TimedOut` after `patience`, and the command may still be
+/// carried out.
 pub fn control(
     command: ControlCommand,
     device: u32,
@@ -114,9 +118,9 @@ pub fn control(
     let bytes = command.bytes(device, address, len);
     let entry = opcode::UringCmd80::new(types::Fd(driver.as_raw_fd()), command.opcode());
     let entry = entry.cmd(bytes).build();
-    // SAFETY: the command has the layout that its number stands for, and the address in it is that of
-    // `buf`, with its length; `buf`, the descriptor and the ring stay until the kernel has completed the
-    // command, or for ever.
+    // SAFETY: the command has the layout that its number stands for, and the address in it is that
+    // of `buf`, with its length; `buf`, the descriptor and the ring stay until the kernel has
+    // completed the command, or for ever.
     unsafe { ring.submission().push(&entry) }.map_err(io::Error::other)?;
     let end = deadline(patience);
     let completion = loop {
@@ -163,7 +167,8 @@ pub struct QueueCommand {
     pub queue: u16,
     /// The tag, below the depth of the queue.
     pub tag: u16,
-    /// The result of the request that came with this tag: bytes, or a negative error. `None`: none came yet.
+    /// The result of the request that came with this tag: bytes, or a negative error. `None`: none
+    /// came yet.
     pub result: Option<i32>,
 }
 
@@ -183,8 +188,8 @@ impl QueueCommand {
         bytes
     }
 
-    /// Returns the request for the kernel. `buf` is where it finds the data of a read that has ended, and
-    /// puts that of the next write: it must stay until then.
+    /// Returns the request for the kernel. `buf` is where it finds the data of a read that has
+    /// ended, and puts that of the next write: it must stay until then.
     pub(crate) fn entry(self, device: types::Fd, buf: &mut IoBuf) -> squeue::Entry {
         let address = buf.as_io_ptr().expose_provenance() as u64;
         opcode::UringCmd16::new(device, self.opcode()).cmd(self.bytes(address)).build()
@@ -208,7 +213,8 @@ impl Descriptors {
     /// Maps the descriptors of a queue with `tags` tags of the device with this character device.
     ///
     /// # Errors
-    /// There is no such queue, or it has another number of tags, or another process serves the device.
+    /// There is no such queue, or it has another number of tags, or another process serves the
+    /// device.
     pub fn map(device: impl AsFd, queue: u16, tags: u16) -> io::Result<Self> {
         if tags == 0 || tags > MOST_TAGS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -225,16 +231,17 @@ impl Descriptors {
         }
     }
 
-    /// Returns the bytes of `struct ublksrv_io_desc` for a tag; `None`: the queue does not have it. They
-    /// mean something while the kernel has given a request with this tag that has no result yet.
+    /// Returns the bytes of `struct ublksrv_io_desc` for a tag; `None`: the queue does not have it.
+    /// They mean something while the kernel has given a request with this tag that has no result
+    /// yet.
     pub fn get(&self, tag: u16) -> Option<[u8; DESCRIPTOR]> {
         if tag >= self.tags {
             return None;
         }
         let place = self.start.as_ptr().wrapping_add(usize::from(tag) * DESCRIPTOR);
-        // SAFETY: the tag is below `tags`, so all of it is inside the mapping. That begins on a page, so a
-        // descriptor is aligned to 8 bytes. Any bytes are valid, and a copy is made of memory that the
-        // kernel may change.
+        // SAFETY: the tag is below `tags`, so all of it is inside the mapping. That begins on a
+        // page, so a descriptor is aligned to 8 bytes. Any bytes are valid, and a copy is made of
+        // memory that the kernel may change.
         let words = unsafe { place.cast::<[u64; 3]>().read_volatile() };
         let mut bytes = [0; DESCRIPTOR];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {

@@ -15,7 +15,7 @@ const NEW: u64 = 1;
 /// The operations in flight on one queue.
 #[derive(Default)]
 pub struct UnderWay {
-    /// For each place, when its operation was first seen by a check.
+    /// For each place, the time when its operation was first seen by a check.
     seen: RefCell<Vec<u64>>,
     free: RefCell<Vec<u32>>,
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicU64;
 
 use crate::memory::Area;
 
-/// Atomic words, all 0 at first, in huge pages if there are many. They cost no RAM before they are accessed.
-/// A clone refers to the same words.
+/// Atomic words, all 0 at first, in huge pages if there are many. They cost no RAM before they are
+/// accessed. A clone refers to the same words.
 #[derive(Clone)]
 pub struct Words {
     /// Beside the area, so that an access reads no other line than that of the word.
@@ -42,8 +42,8 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: the area starts with a page, has room for so many words, was zeroed when it was made, lives as long
-        // as this clone, and is accessed only as these atomics.
+        // SAFETY: the area starts with a page, has room for so many words, was zeroed when it was
+        // made, lives as long as this clone, and is accessed only as these atomics.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }

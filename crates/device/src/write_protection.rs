@@ -1,7 +1,8 @@
 //! Whether a file or block device takes writes, as the kernel knows it.
 //!
-//! Opening for writing does not show it: the kernel opens a write-protected disk for writing and fails the
-//! writes, and a file that is open for writing can become immutable, or its filesystem read-only.
+//! Opening for writing does not show it: the kernel opens a write-protected disk for writing and
+//! fails the writes, and a file that is open for writing can become immutable, or its filesystem
+//! read-only.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -39,14 +40,15 @@ impl Protection {
     }
 }
 
-/// Returns why nothing can be written to the file or block device open as `fd`; `None`: nothing that the kernel
-/// knows is in the way. May wait for a file server.
+/// Returns why nothing can be written to the file or block device open as `fd`; `None`: nothing
+/// that the kernel knows is in the way. May wait for a file server.
 pub(crate) fn write_protection(fd: impl AsFd) -> Option<Arc<str>> {
     found(fd, true).map(|protection| protection.words().into())
 }
 
-/// As [`write_protection`], but waits for nothing: of a file on a server, see [`crate::evidence::is_on_server`], the
-/// state of the mount is left out. Writes to it fail when that is read-only.
+/// Like [`write_protection`], but waits for nothing: of a file on a server, see
+/// [`crate::evidence::is_on_server`], the state of the mount is left out. Writes to it fail when
+/// that is read-only.
 pub(crate) fn write_protection_at_once(fd: impl AsFd, on_server: bool) -> Option<Arc<str>> {
     found(fd, !on_server).map(|protection| protection.words().into())
 }
@@ -78,7 +80,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let file = std::fs::File::create_new(folder.path().join("file")).expect("file");
         assert_eq!(found(&file, true), None);
-        // Kernels mount some filesystems for reading only, and nothing else is as common as this one.
+        // Kernels mount some filesystems for reading only, and nothing else is as common as this
+        // one.
         if let Ok(file) = std::fs::File::open("/sys/fs/cgroup/cgroup.controllers") {
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let is_read_only =

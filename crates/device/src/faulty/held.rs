@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_drain_at_a_time_and_newer_writes_stay() {
+    fn drains_run_one_at_a_time_and_newer_writes_stay() {
         let held = Arc::new(Held::new(512));
         held.put(512, &[1; 1024]);
         held.put(2048, &[2; 512]);

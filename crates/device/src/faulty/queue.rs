@@ -21,11 +21,11 @@ use crate::file::kind_of;
 use crate::ram::{unknown, unpublished};
 use crate::table::OpTable;
 
-/// How often the file is checked while operations wait.
+/// Interval of checks of the file while operations wait.
 const TICK: Duration = Duration::from_millis(2);
 
 enum Phase {
-    /// Not handed to the inner device yet.
+    /// The operation was not handed to the inner device yet.
     Waiting(Waiting),
     /// Handed to the inner device.
     Running(OpId, Then),

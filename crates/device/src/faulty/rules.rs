@@ -48,13 +48,13 @@ impl Shape {
 /// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It goes to the inner device.
+    /// The operation goes to the inner device.
     Pass,
-    /// It fails.
+    /// The operation fails.
     Fail(Errno),
-    /// It waits until the file changes.
+    /// The operation waits until the file changes.
     Hang,
-    /// This many bytes of it are written, and it fails.
+    /// This many bytes of the operation are written, and it fails.
     Tear(u64),
 }
 
@@ -75,7 +75,7 @@ struct Rule {
     range: Option<Range<u64>>,
     /// Matching operations that it lets through before it acts.
     after: u64,
-    /// How many more times it acts.
+    /// Number of times that the rule still acts.
     left: u64,
     /// Whether it has acted.
     met: bool,
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_names_its_line() {
+    fn a_malformed_rule_is_reported_with_its_line() {
         for bad in [
             "break",
             "fail reed",

@@ -135,7 +135,7 @@ fn errors_have_their_kind_and_give_the_buffer_back() {
 }
 
 #[test]
-fn what_hangs_is_released_or_ended_by_a_change() {
+fn a_change_of_the_rules_releases_or_ends_hung_operations() {
     let bench = Bench::on_ram();
     bench.faults("hang write");
     let mut first = pin!(bench.faulty.write(0, filled(4096, 1)));
@@ -155,7 +155,7 @@ fn what_hangs_is_released_or_ended_by_a_change() {
 }
 
 #[test]
-fn a_write_that_nobody_waits_for_takes_place_when_it_is_released() {
+fn an_abandoned_write_takes_effect_when_it_is_released() {
     for bench in [Bench::on_ram(), Bench::on_file()] {
         bench.faults("hang write once");
         let mut write = Box::pin(bench.faulty.write(0, filled(4096, 1)));

@@ -107,7 +107,7 @@ fn buffers_that_start_anywhere_can_be_used() {
 }
 
 #[test]
-fn what_is_not_inside_or_not_aligned_is_refused() {
+fn ranges_outside_or_unaligned_are_refused() {
     let bench = Bench::new(SIZE, Access::Exclusive);
     for (offset, len) in [
         (1, 4096),
@@ -164,7 +164,7 @@ fn a_file_that_shrinks_is_an_error() {
 }
 
 #[test]
-fn what_a_file_has_lost_is_not_made_up_by_writing_behind_its_end() {
+fn writes_behind_the_end_do_not_hide_that_a_file_shrank() {
     let bench = Bench::new(SIZE, Access::Exclusive);
     let file = fs::File::options().write(true).open(bench.folder.path().join("file")).expect("it");
     let write = |offset| bench.run(bench.queue.write(offset, filled(4096, 7))).map(drop);
@@ -192,7 +192,7 @@ fn what_a_file_has_lost_is_not_made_up_by_writing_behind_its_end() {
 }
 
 #[test]
-fn a_read_that_comes_back_short_is_enough_to_know_that_a_file_shrank() {
+fn a_short_read_reveals_that_a_file_shrank() {
     let bench = Bench::new(SIZE, Access::Exclusive);
     let file = fs::File::options().write(true).open(bench.folder.path().join("file")).expect("it");
     file.set_len(4096).expect("cut");

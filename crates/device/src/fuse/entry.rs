@@ -1,8 +1,10 @@
-//! Requests of a file that come through an io_uring instead of being read from its connection (Linux 6.14).
+//! Requests of a file that come through an io_uring instead of being read from its connection
+//! (Linux 6.14).
 //!
-//! The kernel has a queue for each CPU. It puts a request into a free entry of the queue of the CPU that the
-//! request comes from; the completion of the entry's command says so. The next command gives the reply, and
-//! frees the entry. The layout is that of `struct fuse_uring_req_header` in Linux's `fuse.h`.
+//! The kernel has a queue for each CPU. It puts a request into a free entry of the queue of the CPU
+//! that the request comes from; the completion of the entry's command says so. The next command
+//! gives the reply, and frees the entry. The layout is that of `struct fuse_uring_req_header` in
+//! Linux's `fuse.h`.
 
 use std::path::Path;
 
@@ -12,16 +14,16 @@ use crate::buffer::IoBuf;
 
 /// Bytes for the header of a request or reply, and for the parameters of a request.
 const HEADER: usize = 128;
-/// Where the parameters are.
+/// Offset of the parameters.
 const PARAMETERS: usize = HEADER;
-/// Where the kernel puts the number with which a reply is given, and the bytes of the payload.
+/// Offset of the number with which a reply is given; the length of the payload follows it.
 const COMMIT: usize = 2 * HEADER + 8;
 const PAYLOAD_BYTES: usize = COMMIT + 8;
 /// Bytes of all that.
 const ALL_HEADERS: usize = 2 * HEADER + 32;
-/// Where the addresses and lengths of both parts are, which the kernel reads once.
+/// Offset of the addresses and lengths of both parts, which the kernel reads once.
 const PARTS: usize = 512;
-/// Where the payload is.
+/// Offset of the payload.
 const PAYLOAD: usize = 4096;
 
 /// Bytes of memory of an entry, without its payload.
@@ -33,7 +35,7 @@ const COMMIT_AND_FETCH: u32 = 2;
 
 /// Bytes of a command in a wide submission; `struct fuse_uring_cmd_req` is the beginning of it.
 const COMMAND: usize = 80;
-/// Where a submission has the length that belongs to its address.
+/// Offset in a submission of the length that belongs to its address.
 const SUBMISSION_LEN: usize = 24;
 
 /// Returns whether the kernel offers it: an administrator has to switch it on.
@@ -55,8 +57,8 @@ fn parse_last(list: &str) -> Option<u16> {
 
 /// The place for one request of a queue at a time, and for the reply to it.
 ///
-/// The kernel knows its memory from the first command on, and uses it until the last one has completed. So
-/// the memory is never exchanged.
+/// The kernel knows its memory from the first command on, and uses it until the last one has
+/// completed. So the memory is never exchanged.
 #[derive(Debug)]
 pub struct FuseEntry {
     queue: u16,
@@ -73,8 +75,8 @@ impl FuseEntry {
         Box::new(FuseEntry { queue, registered: false, memory })
     }
 
-    /// Notes that a command has completed without an error: the kernel knows the entry, and has put a request
-    /// into it.
+    /// Notes that a command has completed without an error: the kernel knows the entry, and has put
+    /// a request into it.
     pub fn took(&mut self) {
         self.registered = true;
     }
@@ -84,12 +86,12 @@ impl FuseEntry {
         self.registered
     }
 
-    /// Returns the header of the request; what is behind it in these bytes means nothing.
+    /// Returns the header of the request; further bytes in the slice are meaningless.
     pub fn header(&self) -> &[u8] {
         &self.memory[..HEADER]
     }
 
-    /// Returns the parameters of the request; what is behind them in these bytes means nothing.
+    /// Returns the parameters of the request; further bytes in the slice are meaningless.
     pub fn parameters(&self) -> &[u8] {
         &self.memory[PARAMETERS..PARAMETERS + HEADER]
     }
@@ -131,8 +133,9 @@ impl FuseEntry {
         let number = if self.registered { COMMIT_AND_FETCH } else { REGISTER };
         let request = opcode::UringCmd80::new(connection, number).cmd(command);
         let mut entry = request.addr(Some((memory + PARTS) as u64)).build();
-        // SAFETY: an entry has 128 bytes, those of the kernel's `struct io_uring_sqe`, all of which may have
-        // any value; the four written here are inside. The library has no way to set them for this kind of request.
+        // SAFETY: an entry has 128 bytes, those of the kernel's `struct io_uring_sqe`, all of which
+        // may have any value; the four written here are inside. The library has no way to set them
+        // for this kind of request.
         unsafe {
             let bytes = std::ptr::from_mut(&mut entry).cast::<u8>();
             bytes.add(SUBMISSION_LEN).cast::<u32>().write_unaligned(parts.len() as u32 / 2);

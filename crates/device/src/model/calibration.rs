@@ -168,7 +168,7 @@ fn sorted_writeback_by_density() {
 }
 
 #[test]
-fn the_same_arrivals_give_the_same_times_however_often_one_looks() {
+fn equal_arrivals_give_equal_times_at_any_polling() {
     for kind in ModelKind::ALL {
         let arrivals: Vec<(Nanos, ModelOp)> = {
             let mut random = Random(3);

@@ -8,9 +8,9 @@
 //!
 //! All times are in nanoseconds.
 
-/// One revolution at 7,200 rpm.
+/// Time of one revolution at 7,200 rpm.
 pub(super) const REVOLUTION: u64 = 8_333_333;
-/// From the end of one track to the start of the next; the shortest change of track.
+/// Time from the end of one track to the start of the next: the shortest change of track.
 pub(super) const TRACK_SWITCH: u64 = 1_000_000;
 
 const CYLINDERS: u64 = 303_900;

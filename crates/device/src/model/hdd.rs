@@ -50,7 +50,7 @@ struct Stream {
 struct Approach {
     streams: bool,
     seek: u64,
-    /// From the choice to the first byte, in nanoseconds.
+    /// Time from the choice to the first byte, in nanoseconds.
     time: u64,
     /// The value of `time` that the disk expects.
     expected: u64,

@@ -1,4 +1,5 @@
-//! Modelled disks: the timing of a 7,200 rpm disk, a SATA SSD, a PCIe SSD, and storage behind a network.
+//! Modelled disks: the timing of a 7,200 rpm disk, a SATA SSD, a PCIe SSD, and storage behind a
+//! network.
 //!
 //! [`Model`] is the pure part: it receives arrivals with their times, decides the order of service,
 //! and returns the completion times. It reads no clock, draws no random numbers and holds no data,
@@ -46,8 +47,8 @@ pub enum ModelKind {
     /// A PCIe SSD: 164,000 random reads and 149,000 writes of 4 KiB per second, 2,012 and
     /// 1,777 MB/s.
     PcieSsd,
-    /// Block storage behind a network of 10 Gbit/s: 1 ms and more for each operation, 64 at a time; 64,000 reads
-    /// or writes of 4 KiB per second, 1,177 MB/s.
+    /// Block storage behind a network of 10 Gbit/s: 1 ms and more for each operation, 64 at a time;
+    /// 64,000 reads or writes of 4 KiB per second, 1,177 MB/s.
     Remote,
     /// The same behind 1 Gbit/s: 28,700 reads or writes of 4 KiB per second, 117.7 MB/s.
     RemoteGigabit,
@@ -150,8 +151,8 @@ pub struct Completed {
     pub id: ModelOpId,
 }
 
-/// Completions of which the times are known and that have not been collected, for disks whose operations do not
-/// wait for each other's order.
+/// Completions of which the times are known and that have not been collected, for disks whose
+/// operations do not wait for each other's order.
 #[derive(Clone, Debug, Default)]
 struct Pending(BinaryHeap<Reverse<Completed>>);
 
@@ -186,7 +187,8 @@ pub struct ModelCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Times that the arm moved or another head was selected to begin an operation; 0 but on a disk.
+    /// Times that the arm moved or another head was selected to begin an operation; 0 but on a
+    /// disk.
     pub seeks: u64,
     /// Operations that continued where the previous one had ended; 0 but on a disk.
     pub streamed: u64,
@@ -261,7 +263,7 @@ impl Model {
         self.submit_known(now, op).0
     }
 
-    /// As [`Model::submit`]; also returns the completion time if no later arrival can change it.
+    /// Like [`Model::submit`]; also returns the completion time if no later arrival can change it.
     pub fn submit_known(&mut self, now: Nanos, op: ModelOp) -> (ModelOpId, Option<Nanos>) {
         self.now = self.now.max(now);
         let id = ModelOpId(self.next);

@@ -1,16 +1,17 @@
-//! Block storage behind a network: a link for each direction, and servers that work on many operations at a
-//! time. Nothing depends on the address.
+//! Block storage behind a network: a link for each direction, and servers that work on many
+//! operations at a time. Nothing depends on the address.
 //!
-//! A write passes the link, then a server takes it; a read is served, then its data passes the link back. An
-//! operation takes a server for [`LATENCY`], whatever its length, and [`SERVERS`] of them work at a time; it is
-//! assigned the one that is free first, in order of arrival. Small operations are limited by the servers to 64,000
-//! a second, large ones by the link.
+//! A write passes the link, then a server takes it; a read is served, then its data passes the link
+//! back. An operation takes a server for [`LATENCY`], whatever its length, and [`SERVERS`] of them
+//! work at a time; it is assigned the one that is free first, in order of arrival. Small operations
+//! are limited by the servers to 64,000 a second, large ones by the link.
 //!
-//! The rates of the links follow from Ethernet: a frame with 1,448 bytes of data (IPv4, TCP with timestamps) takes
-//! 1,538 bytes on the wire, so 10 Gbit/s carry 1,177 MB/s of data, and 1 Gbit/s 117.7. The other two figures are
-//! conventions: 1 ms lies between the 0.1 ms of a read and the 3.8 ms of a write of the small Ceph cluster in
-//! `docs/remote.md`, and 64 is the depth at which writeback keeps an origin by default. A sync takes one more
-//! [`LATENCY`] after everything before it, and blocks nothing. A write is durable when it ends.
+//! The rates of the links follow from Ethernet: a frame with 1,448 bytes of data (IPv4, TCP with
+//! timestamps) takes 1,538 bytes on the wire, so 10 Gbit/s carry 1,177 MB/s of data, and 1 Gbit/s
+//! 117.7. The other two figures are conventions: 1 ms lies between the 0.1 ms of a read and the 3.8
+//! ms of a write of the small Ceph cluster in `docs/remote.md`, and 64 is the depth at which
+//! writeback keeps an origin by default. A sync takes one more [`LATENCY`] after everything before
+//! it, and blocks nothing. A write is durable when it ends.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -26,7 +26,7 @@ struct Link {
     overhead: f64,
     /// Bytes per nanosecond.
     rate: f64,
-    /// From leaving the link to completion.
+    /// Time from leaving the link to completion.
     latency: Duration,
 }
 

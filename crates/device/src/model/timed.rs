@@ -2,8 +2,8 @@
 //!
 //! The data is stored in the inner device and is transferred when an operation starts. The
 //! operation ends when both the transfer and its time in the model have ended. So a read returns
-//! the content at its start, and a write is visible at once to those who do not wait for it, as
-//! with any operations in flight.
+//! the content at its start, and a write is visible at once to operations that do not wait for it,
+//! as with any operations in flight.
 //!
 //! All queues share one model behind one lock, because there is one arm or link. They must use the
 //! same clock.
@@ -40,7 +40,7 @@ struct Shared {
     model: Model,
     /// Queue and id of the operations whose completion time only [`Model::advance`] knows.
     owners: HashMap<ModelOpId, (u64, OpId)>,
-    /// For each queue, the completions that it has not collected yet.
+    /// Completions of each queue that it has not collected yet.
     arrived: HashMap<u64, Vec<(Nanos, OpId)>>,
     next_queue: u64,
     completed: Vec<Completed>,
@@ -68,7 +68,7 @@ impl ModelledDevice {
         Arc::new(Self::with_counters(inner, kind))
     }
 
-    /// As [`ModelledDevice::new`], for callers that need [`ModelledDevice::counters`].
+    /// Like [`ModelledDevice::new`], for callers that need [`ModelledDevice::counters`].
     pub fn with_counters(inner: Arc<dyn Device>, kind: ModelKind) -> Self {
         let shared = Shared {
             model: Model::new(kind, inner.size()),

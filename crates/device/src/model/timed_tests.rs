@@ -211,7 +211,7 @@ fn the_transfer_must_have_ended_too() {
 }
 
 #[test]
-fn what_is_forgotten_disturbs_nobody() {
+fn abandoned_operations_disturb_no_other() {
     for kind in ModelKind::ALL {
         let bench = bench(kind, 1);
         let queue = &bench.queues[0];

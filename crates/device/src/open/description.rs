@@ -11,19 +11,21 @@ pub(super) struct Range {
     pub(super) len: i64,
 }
 
-/// Locks a whole file, for writing if `exclusive`, without waiting. The lock ends with the last descriptor and
-/// the last operation in progress, as one of `flock` does, and conflicts with none of these.
+/// Locks a whole file, for writing if `exclusive`, without waiting. The lock ends with the last
+/// descriptor and the last operation in progress, as one of `flock` does, and conflicts with none
+/// of these.
 ///
 /// # Errors
-/// [`Errno::AGAIN`] or [`Errno::ACCESS`] if another lock is in the way; otherwise that of the system.
+/// [`Errno::AGAIN`] or [`Errno::ACCESS`] if another lock is in the way; otherwise that of the
+/// system.
 pub(super) fn lock(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     lock_range(fd, Range { start: 0, len: 0 }, exclusive)
 }
 
-/// As [`lock`], for a range.
+/// Like [`lock`], for a range.
 ///
 /// # Errors
-/// As for [`lock`].
+/// Like [`lock`].
 pub(super) fn lock_range(fd: &OwnedFd, range: Range, exclusive: bool) -> Result<(), Errno> {
     let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
     command(fd, libc::F_OFD_SETLK, kind, range).map(drop)
@@ -53,8 +55,8 @@ fn command(
         l_len: range.len,
         l_pid: 0,
     };
-    // SAFETY: the descriptor is open as long as it is borrowed, and the commands read and write one structure of this
-    // type behind the pointer and keep none of it.
+    // SAFETY: the descriptor is open as long as it is borrowed, and the commands read and write one
+    // structure of this type behind the pointer and keep none of it.
     let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut told) };
     if result == 0 {
         return Ok(told.l_type);

@@ -1,10 +1,11 @@
-//! The locks by which QEMU and its tools keep two of them from writing to one image, and libvirt two guests from having
-//! one disk. They are locks of bytes of the file that nobody reads or writes under them; each program takes its own, and
-//! then looks for others that conflict.
+//! The locks by which QEMU and its tools keep two of them from writing to one image, and libvirt
+//! keeps two guests from having one disk. They are locks of bytes of the file that no program reads
+//! or writes under them; each program takes its own, and then looks for conflicting ones.
 //!
-//! QEMU (`block/file-posix.c`) locks a byte for each permission that it uses, and another for each that it does not
-//! share. All its locks are shared ones, so that several programs can use one permission; a conflict is found by asking
-//! whether an exclusive lock of the other byte would be possible. libvirt (`virtlockd`) locks the first byte.
+//! QEMU (`block/file-posix.c`) locks a byte for each permission that it uses, and another for each
+//! that it does not share. All its locks are shared ones, so that several programs can use one
+//! permission; a conflict is found by testing whether an exclusive lock of the other byte would be
+//! possible. libvirt (`virtlockd`) locks the first byte.
 
 use std::os::fd::OwnedFd;
 
@@ -29,8 +30,9 @@ fn byte(first: i64, permission: i64) -> Range {
     Range { start: first + permission, len: 1 }
 }
 
-/// Takes the locks of a writer that no other writer may be beside, or of a reader. Like a guest's disk, an image of a
-/// writer can still be read by tools that are told to accept changes meanwhile (`qemu-img info --force-share`).
+/// Takes the locks of a writer that no other writer may be beside, or of a reader. Like a guest's
+/// disk, an image of a writer can still be read by tools that are told to accept changes meanwhile
+/// (`qemu-img info --force-share`).
 ///
 /// # Errors
 /// [`Errno::WOULDBLOCK`]: a guest or a tool has the image; otherwise that of the system.
@@ -73,7 +75,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("image");
         std::fs::write(&path, [0; 4096]).expect("a file");
-        // What QEMU takes, for a guest's disk, a tool that reads, and one with --force-share; and virtlockd.
+        // The locks of QEMU for a guest's disk, for a tool that reads, and with --force-share; and
+        // of virtlockd.
         let guest: &[i64] = &[100, 101, 103, 201, 203];
         let reader: &[i64] = &[100, 201, 203];
         for (theirs, bytes, writer, ours_reads) in [

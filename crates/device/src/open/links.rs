@@ -1,5 +1,6 @@
-//! Symbolic links on the way to a device. The owner of one could lead the daemon, which is root, to a file that is not
-//! the owner's: so the way is gone again, one name after the other, and the owner of each link is looked at.
+//! Symbolic links on the way to a device. The owner of one could lead the daemon, which is root, to
+//! a file that is not the owner's: so the way is gone again, one name after the other, and the
+//! owner of each link is looked at.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -12,17 +13,18 @@ use rustix::io::Errno;
 /// Links on one way, as in the kernel.
 const MOST: u32 = 40;
 
-/// The type of the file system whose links lead to open files, whatever their texts say.
+/// The type of the file system whose links lead to open files, whatever their texts are.
 const PROC: u64 = 0x9fa0;
 
-/// What the way to a file is like.
+/// Trust in the way to a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Nobody could lead it elsewhere who has no right to the file.
+    /// Only users with a right to the file could redirect it.
     Good,
-    /// This link belongs to a user who is neither root, nor the one of this process, nor the owner of the file.
+    /// This link belongs to a user other than root, the one of this process, and the owner of the
+    /// file.
     Foreign(PathBuf, u32),
-    /// It leads to another file by now.
+    /// The path leads to another file by now.
     Elsewhere,
 }
 

@@ -1,5 +1,6 @@
-//! Other loop devices with the same file. The kernel claims a loop device and not its file: a filesystem that is
-//! mounted from another device of the same file would be written to beside the one that is opened.
+//! Other loop devices with the same file. The kernel claims a loop device and not its file: a
+//! filesystem that is mounted from another device of the same file would be written to beside the
+//! one that is opened.
 
 use std::fs;
 use std::ops::Range;
@@ -16,14 +17,14 @@ use crate::identity::text;
 /// The kernel's unit of sizes in sysfs, in bytes.
 const SECTOR: u64 = 512;
 
-/// What a device occupies of a file.
+/// The part of a file that a device occupies.
 struct Part {
     file: PathBuf,
     bytes: Range<u64>,
 }
 
-/// Returns the loop device, or the partition of one, that has a part of the same file as the opened file or loop
-/// device, and that is mounted, used for swap, or claimed in another way.
+/// Returns the loop device, or the partition of one, that has a part of the same file as the opened
+/// file or loop device, and that is mounted, used for swap, or claimed in another way.
 pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Option<PathBuf> {
     let (own, disk) = match block {
         false => (Part { file: fs::canonicalize(path).ok()?, bytes: 0..u64::MAX }, None),
@@ -50,7 +51,7 @@ pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Op
     })
 }
 
-/// Returns the directories of what is used of a disk: of its partitions, if it has any.
+/// Returns the sysfs directories of the users of a disk: of its partitions, if it has any.
 fn users(disk: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(disk).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut all: Vec<_> = entries.filter(|path| path.join("partition").exists()).collect();
@@ -79,7 +80,7 @@ fn is_claimed(device: &Path, sysfs: &Path) -> bool {
     match rustix::fs::open(device, flags, Mode::empty()) {
         Ok(_) => false,
         Err(Errno::BUSY) => true,
-        // Not permitted to look: what is mounted is known all the same.
+        // Looking is not permitted, but the mounts are known.
         Err(_) => {
             let number = text(&sysfs.join("dev")).unwrap_or_default();
             let mut numbers = number.split(':').map_while(|number| number.parse().ok());
@@ -95,7 +96,7 @@ fn is_claimed(device: &Path, sysfs: &Path) -> bool {
 /// The filesystem of an opened file. Only paths on it are followed: another one may not answer.
 struct System {
     mounts: String,
-    /// Its number in `mountinfo`, which is not always that of its files.
+    /// Number of the mount's device in `mountinfo`, which is not always that of its files.
     number: String,
 }
 

@@ -108,7 +108,7 @@ fn files_are_created_once_and_their_size_is_checked() {
 }
 
 #[test]
-fn whoever_writes_is_alone() {
+fn a_writer_excludes_all_other_users() {
     use Access::{Exclusive, ReadOnly, Shared, Unlocked};
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("file");
@@ -190,7 +190,7 @@ fn errors_of_writes_to_protected_devices_are_told_apart() {
 }
 
 #[test]
-fn a_file_that_may_not_be_written_can_be_opened_for_reading_only() {
+fn a_read_only_file_can_be_opened_only_for_reading() {
     let folder = tempfile::tempdir().expect("folder");
     let path = folder.path().join("file");
     std::fs::write(&path, [0; 8192]).expect("file");

@@ -20,7 +20,8 @@ const NO_SLOT: u64 = 1 << 63;
 const PRELUDE: u64 = 1 << 62;
 /// Use counts of slots.
 const GENERATIONS: u32 = u32::MAX >> 2;
-/// How often the end of a ring asks again for operations that were about to begin when it asked.
+/// Interval at which the end of a ring repeats its cancellations, for operations that were about to
+/// begin at the first.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Identifies one operation on one ring.
@@ -110,7 +111,7 @@ pub(super) struct Inner {
     pub(super) queued: VecDeque<Queued>,
     /// Submissions that the kernel has, or gets with the next call, and has not completed.
     outstanding: usize,
-    /// Those of them that a device completes, and not a client or another thread.
+    /// Outstanding submissions that a device completes, and not a client or another thread.
     pub(super) on_devices: usize,
     /// Whether the kernel can be told that a wait is not one for I/O (Linux 6.15 and later).
     tells_idle: bool,
@@ -284,8 +285,8 @@ impl Inner {
         self.entered(result)
     }
 
-    /// As [`Inner::enter`], and waits until something completes or `timeout` has passed. May return
-    /// early.
+    /// Like [`Inner::enter`], and waits until something completes or `timeout` has passed. May
+    /// return early.
     ///
     /// The kernel counts a thread that waits for a ring as waiting for I/O, even if only clients
     /// are to send something: an idle daemon would look like an overloaded disk in `top` and in

@@ -122,23 +122,23 @@ pub enum RingOp {
         /// Anything that can be polled; its mode does not matter.
         fd: Arc<OwnedFd>,
     },
-    /// Waits until an eventfd is not 0, and resets it. If the eventfd is in non-blocking mode, an older
-    /// kernel returns `WouldBlock` instead of waiting.
+    /// Waits until an eventfd is not 0, and resets it. If the eventfd is in non-blocking mode, an
+    /// older kernel returns `WouldBlock` instead of waiting.
     TakeEvent {
         /// An eventfd.
         fd: Arc<OwnedFd>,
         /// The destination, 8 bytes.
         buf: IoBuf,
     },
-    /// Adds to an eventfd. Never blocks the lane, whatever the descriptor is.
+    /// Adds to an eventfd. Never blocks the lane, with any descriptor.
     RaiseEvent {
         /// An eventfd.
         fd: Arc<OwnedFd>,
         /// The number to add, 8 bytes.
         buf: IoBuf,
     },
-    /// Waits for a message and takes it into `buf[range]`, all of it. Of several rings that wait, one
-    /// is woken for each message.
+    /// Waits for a message and takes it into `buf[range]`, all of it. Of several rings that wait,
+    /// one is woken for each message.
     TakeMessage {
         /// A character device that delivers whole messages, in non-blocking mode.
         fd: Arc<OwnedFd>,
@@ -149,27 +149,27 @@ pub enum RingOp {
     },
     /// Writes `buf[range]` as one message.
     GiveMessage {
-        /// As for [`RingOp::TakeMessage`].
+        /// Like [`RingOp::TakeMessage`].
         fd: Arc<OwnedFd>,
         /// The message.
         buf: IoBuf,
         /// The part of `buf` to use.
         range: Range<usize>,
     },
-    /// Gives the kernel the result of a request to a block device that this process serves, if there was
-    /// one, and waits for the next. All of a queue's must come from one thread.
+    /// Gives the kernel the result of a request to a block device that this process serves, if
+    /// there was one, and waits for the next. All of a queue's must come from one thread.
     Serve {
         /// The character device of the block device.
         fd: Arc<OwnedFd>,
         /// The queue, the tag and the result.
         command: QueueCommand,
-        /// The data of the read that has ended, and the destination for that of the next write: as long as
-        /// the longest request.
+        /// The data of the read that has ended, and the destination for that of the next write: as
+        /// long as the longest request.
         buf: IoBuf,
     },
-    /// Gives the kernel the reply to a request to a file that this process serves, if there was one, and
-    /// waits for the next. Needs [`Ring::wide`](super::Ring::wide), and all of a queue's must come from one
-    /// thread.
+    /// Gives the kernel the reply to a request to a file that this process serves, if there was
+    /// one, and waits for the next. Needs [`Ring::wide`](super::Ring::wide), and all of a queue's
+    /// must come from one thread.
     ServeEntry {
         /// A descriptor of the connection.
         fd: Arc<OwnedFd>,
@@ -234,8 +234,8 @@ impl RingOp {
 
     /// Returns the request that has to succeed before that of [`RingOp::prepare`] begins.
     ///
-    /// A message is waited for first: a read would wait as well, but every message would then wake all
-    /// rings that wait for one.
+    /// A message is waited for first: a read would wait as well, but every message would then wake
+    /// all rings that wait for one.
     pub(super) fn prelude(&self) -> Option<squeue::Entry> {
         let RingOp::TakeMessage { fd, .. } = self else { return None };
         Some(opcode::PollAdd::new(target(fd), READABLE | EXCLUSIVE).build())
@@ -247,8 +247,8 @@ impl RingOp {
     /// moving it is allowed.
     ///
     /// # Errors
-    /// `InvalidInput` if a range is not inside its buffer, or not published, or too long; `Unsupported` if it
-    /// needs a wide ring.
+    /// `InvalidInput` if a range is not inside its buffer, or not published, or too long;
+    /// `Unsupported` if it needs a wide ring.
     pub(super) fn prepare(&mut self, done: usize, wide: bool) -> io::Result<Submission> {
         match self {
             RingOp::ServeEntry { fd, entry } if wide => Ok(entry.command(target(fd)).into()),
@@ -349,6 +349,6 @@ pub struct RingDone {
     pub buf: Option<IoBuf>,
     /// The accepted connection.
     pub accepted: Option<OwnedFd>,
-    /// That of [`RingOp::ServeEntry`], whatever the result.
+    /// The entry of [`RingOp::ServeEntry`], whatever the result.
     pub entry: Option<Box<FuseEntry>>,
 }

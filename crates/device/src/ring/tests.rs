@@ -156,13 +156,13 @@ fn a_cancelled_operation_takes_nothing_with_it() {
             cancelled(receive.await);
             cancelled(accept.await);
         }
-        // Whoever comes next gets everything.
+        // The next client gets everything.
         let _client = UnixStream::connect(&path).expect("connects");
         theirs.write_all(b"abc").expect("sent");
         assert_eq!(ring.run(recv(&mine, 0..16, false)).await.result.expect("received"), 3);
         let accepted = ring.run(RingOp::Accept { fd: listener.clone() }).await;
         assert!(accepted.accepted.is_some());
-        // Part of what is to be filled has come.
+        // A part of the requested bytes has arrived.
         let receive = ring.begin(recv(&mine, 0..16, true));
         theirs.write_all(b"de").expect("sent");
         ring.drive();
@@ -190,7 +190,7 @@ fn connections_are_accepted() {
 }
 
 #[test]
-fn endless_operations_are_cancelled_and_their_buffers_kept_until_then() {
+fn endless_operations_keep_their_buffers_until_cancelled() {
     let ring = Ring::new().expect("ring");
     let (fd, mut peer) = pair();
     for submit in [false, true] {
@@ -334,8 +334,8 @@ fn operations_of_devices_are_told_from_those_of_clients() {
     assert_eq!(on_devices(), 0, "a short read was continued, and nobody waited for it");
 }
 
-/// Two ends of a connection that keeps messages apart; the first one is in non-blocking mode, as the
-/// kernel's devices are.
+/// Two ends of a connection that keeps messages apart; the first one is in non-blocking mode, as
+/// the kernel's devices are.
 fn messages() -> (Arc<OwnedFd>, OwnedFd) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

@@ -38,7 +38,8 @@ impl From<squeue::Entry128> for Submission {
     }
 }
 
-/// See the module. A wide ring takes narrow submissions too, which costs it some writes to memory for each.
+/// See the module. A wide ring takes narrow submissions too, which costs it some writes to memory
+/// for each.
 pub(super) enum Uring {
     Narrow(IoUring<squeue::Entry>),
     Wide(IoUring<squeue::Entry128>),
@@ -99,8 +100,8 @@ impl Uring {
     /// Adds a request, behind `first` if there is one. Returns whether there was room for both.
     ///
     /// # Safety
-    /// The addresses in the requests stay valid, and their descriptors open, until the kernel has completed
-    /// them.
+    /// The addresses in the requests stay valid, and their descriptors open, until the kernel has
+    /// completed them.
     pub(super) unsafe fn push(&mut self, first: Option<squeue::Entry>, entry: Submission) -> bool {
         match (self, entry) {
             (Uring::Narrow(ring), Submission::Narrow(entry)) => match first {
