@@ -1,5 +1,5 @@
-//! What is counted for each volume, in one table: the counters of the engine's lanes, their sums and
-//! what the admin API reports are made from it.
+//! The counters of each volume, in one table: it generates the counters of the engine's lanes,
+//! their sums and the reports of the admin API.
 
 /// Calls a macro with the table of counters: a name and a sentence for each.
 #[macro_export]

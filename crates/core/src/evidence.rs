@@ -1,7 +1,7 @@
-//! What a device's system says about writes to it: times of a file, counters of the kernel.
+//! A system's evidence of writes to a device: times of a file, counters of the kernel.
 //!
-//! Taken when a volume stops and compared when it starts, it proves that nothing was written to
-//! the origin meanwhile, or that something was; or it leaves doubt, and then content is compared.
+//! Taken when a volume stops and compared when it starts, it proves that nothing was written to the
+//! origin meanwhile, or that something was; or it leaves doubt, and then content is compared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +12,14 @@ pub const MAX_EVIDENCE_TEXT: usize = 255;
 /// A time of a file: nanoseconds since 1970.
 pub type FileTime = i128;
 
-/// What is known of a file, or of the file behind a loop device.
+/// Facts about a file, or about the file behind a loop device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEvidence {
     /// The device is only a part of the file.
     pub part: bool,
-    /// Its inode.
+    /// Inode of the file.
     pub inode: u64,
-    /// Its size in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
     /// When its content was modified.
     pub modified: FileTime,
@@ -27,7 +27,7 @@ pub struct FileEvidence {
     pub changed: FileTime,
 }
 
-/// What the kernel has counted on a block device since it appeared.
+/// The kernel's counters of a block device since it appeared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountedEvidence {
     /// Identifies the time since the machine was started.
@@ -49,7 +49,7 @@ pub enum EvidenceKind {
     Counted(CountedEvidence),
 }
 
-/// What a device's system says about writes to it at one time. Its text is what is stored.
+/// The system's evidence of writes to a device at one time. Its text is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// The source.
@@ -165,7 +165,7 @@ impl FromStr for Evidence {
             _ => return Err(UnknownEvidence),
         };
         let evidence = Evidence { kind, exact: exact == "1" };
-        // What is stored is written back as it was read.
+        // A stored text is written back as it was read.
         if evidence.to_string() == text { Ok(evidence) } else { Err(UnknownEvidence) }
     }
 }

@@ -33,7 +33,8 @@ impl FrontEndKind {
         FrontEndKind::NbdKernel,
     ];
 
-    /// Those of which `auto` takes the first that the host has: the one that costs least first.
+    /// Front ends for `auto`, in ascending order of their cost: the first that the host has is
+    /// taken.
     pub const AUTOMATIC: &'static [FrontEndKind] =
         &[FrontEndKind::Ublk, FrontEndKind::Fuse, FrontEndKind::NbdKernel];
 
@@ -65,13 +66,13 @@ impl fmt::Display for FrontEndKind {
     }
 }
 
-/// The front ends of one volume. NBD is always among them: it costs nothing, and its addresses belong
-/// to the daemon.
+/// The front ends of one volume. NBD is always among them: it costs nothing, and its addresses
+/// belong to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ExportSet {
     bits: u64,
-    /// The socket of vhost-user, if an operator has named one. It belongs to a host: the volume table
-    /// does not have it.
+    /// The socket of vhost-user, if an operator has named one. It belongs to a host: the volume
+    /// table does not have it.
     socket: Option<Box<Path>>,
 }
 
@@ -104,13 +105,13 @@ impl ExportSet {
     /// No front end: the exports of a volume that is not served.
     pub const NONE: ExportSet = ExportSet { bits: 0, socket: None };
 
-    /// What operators list: the words of [`FrontEndKind::ALL`], and `auto`.
+    /// Words for lists of operators: those of [`FrontEndKind::ALL`], and `auto`.
     pub const WORDS: &'static [&'static str] =
         &["nbd", "fuse", "ublk", "vhost-user", "nbd-kernel", ExportSet::AUTO];
 
     /// The word of [`ExportSet::is_auto`].
     const AUTO: &'static str = "auto";
-    /// Its bit in the volume table.
+    /// Bit of `auto` in the volume table.
     const AUTO_BIT: u64 = 32;
 
     /// Returns this set with one more front end.
@@ -139,7 +140,8 @@ impl ExportSet {
         self.bits & kind.bit() != 0
     }
 
-    /// Returns whether the daemon adds one of [`FrontEndKind::AUTOMATIC`], the first that the host has.
+    /// Returns whether the daemon adds one of [`FrontEndKind::AUTOMATIC`], the first that the host
+    /// has.
     pub fn is_auto(&self) -> bool {
         self.bits & Self::AUTO_BIT != 0
     }
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_of_a_set_is_what_has_to_be_checked() {
+    fn only_added_front_ends_need_a_check() {
         let old: ExportSet = "fuse,vhost-user=/a".parse().expect("a list");
         let new: ExportSet = "fuse,ublk,vhost-user=/b".parse().expect("a list");
         let more = new.without(&old);

@@ -59,8 +59,8 @@ impl IdentityPart {
         IdentityPart::RbdImage,
     ];
 
-    /// Returns whether the part says where the data is rather than on which device: it changes when a file or a partition is moved, or
-    /// a mapping gets another name, which is in its UUID.
+    /// Returns whether the part says where the data is rather than on which device: it changes when
+    /// a file or a partition is moved, or a mapping gets another name, which is in its UUID.
     fn is_place(self) -> bool {
         use IdentityPart::{Birth, DmUuid, Filesystem, Inode, Start};
         matches!(self, DmUuid | Start | Filesystem | Inode | Birth)
@@ -113,11 +113,12 @@ impl From<Identity> for Vec<(u8, String)> {
 pub struct Difference {
     /// Name of the part.
     pub part: &'static str,
-    /// Whether the part says where the data is, and not on which device: then data that is the same was moved.
+    /// Whether the part says where the data is, and not on which device: then data that is the same
+    /// was moved.
     pub of_place: bool,
-    /// Its text in the earlier identity.
+    /// The part's text in the earlier identity.
     pub was: String,
-    /// Its text now.
+    /// The part's present text.
     pub is: String,
 }
 
@@ -159,7 +160,8 @@ impl Identity {
         self.0.iter().map(|(code, text)| (*code, text.as_str()))
     }
 
-    /// Returns the first part that both identities know and in which `now` differs: one that says which device it is, if there is one.
+    /// Returns the first part that both identities know and in which `now` differs: one that says
+    /// which device it is, if there is one.
     pub fn difference(&self, now: &Identity) -> Option<Difference> {
         let mut differences = self.differences(now);
         let first = differences.next()?;
@@ -182,8 +184,9 @@ impl Identity {
         })
     }
 
-    /// Returns the identity to remember of a device that is in use from now on, and had the identity `before`: with the
-    /// parts of that which are unknown now, unless it is another device.
+    /// Returns the identity to remember of a device that is in use from now on, and had the
+    /// identity `before`: with the parts of that which are unknown now, unless it is another
+    /// device.
     pub fn renew(before: Option<&Identity>, now: Option<Identity>) -> Option<Identity> {
         match (before, now) {
             (Some(before), Some(now)) if before.difference(&now).is_none() => {
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_known_before_is_kept_until_it_is_known_anew() {
+    fn known_parts_are_kept_until_they_are_reported_again() {
         use IdentityPart::{Serial, Wwid};
         let before = identity(&[(Wwid, "naa.5"), (Serial, "A1")]);
         let now = identity(&[(Serial, "B2")]).completed_by(&before);

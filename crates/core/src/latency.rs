@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The upper bounds of the ranges in microseconds, in ascending order. Stable: the counts in reports are in this order.
+/// The upper bounds of the ranges in microseconds, in ascending order. Stable: the counts in
+/// reports are in this order.
 pub const LATENCY_BOUNDS_US: [u64; 20] = [
     5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000,
     500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000,
@@ -11,12 +12,12 @@ pub const LATENCY_BOUNDS_US: [u64; 20] = [
 /// The number of ranges: the last has no upper bound.
 pub const LATENCY_RANGES: usize = LATENCY_BOUNDS_US.len() + 1;
 
-/// How many operations took how long.
+/// Numbers of operations by latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencyCounts {
-    /// Operations by range, each counted once: the first took at most [`LATENCY_BOUNDS_US`]`[0]`, the last longer
-    /// than all bounds.
+    /// Operations by range, each counted once: the first took at most [`LATENCY_BOUNDS_US`]`[0]`,
+    /// the last longer than all bounds.
     pub ranges: [u64; LATENCY_RANGES],
     /// The sum of their latencies in nanoseconds.
     pub sum_nanos: u64,
@@ -40,9 +41,9 @@ impl LatencyCounts {
         self.ranges.iter().sum()
     }
 
-    /// Returns the latency in microseconds that this share of the operations, 0 to 1, did not exceed; `None` if there
-    /// were none. The operations of a range are taken to be spread evenly on a logarithmic scale; those of the last
-    /// range count as its lower bound.
+    /// Returns the latency in microseconds that this share of the operations, 0 to 1, did not
+    /// exceed; `None` if there were none. The operations of a range are taken to be spread evenly
+    /// on a logarithmic scale; those of the last range count as its lower bound.
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
         let total = self.total();
         let place = (total as f64 * share).ceil().max(1.0);
@@ -65,7 +66,8 @@ impl LatencyCounts {
         self
     }
 
-    /// Returns what was counted since `before`; everything if `before` is not earlier, as after a restart.
+    /// Returns what was counted since `before`; everything if `before` is not earlier, as after a
+    /// restart.
     pub fn since(&self, before: &LatencyCounts) -> LatencyCounts {
         let mut since = *self;
         for (now, then) in since.ranges.iter_mut().zip(before.ranges) {

@@ -2,9 +2,9 @@
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
 //! - [`cancel`]: the error with which long work ends when its command is cancelled
-//! - [`evidence`]: what a device's system says about writes to it
+//! - [`evidence`]: a system's evidence of writes to a device
 //! - [`identity`]: identifies a device by everything except its content
-//! - [`mask`]: which sectors of a block are valid
+//! - [`mask`]: valid sectors of a block
 //! - [`sectors`]: the sizes in which a disk is addressed
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day

@@ -1,4 +1,4 @@
-//! Which sectors of a block are valid.
+//! Valid sectors of a block.
 
 use std::ops::Range;
 

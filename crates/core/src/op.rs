@@ -17,10 +17,10 @@ pub enum Op {
     Prefetch,
 }
 
-/// What the effect of a request survives, once the request has succeeded.
+/// The failures that the effect of a request survives, once the request has succeeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Survives {
-    /// Nothing, until a flush: it may be in the memory of the daemon alone.
+    /// No failure, until a flush: the effect may be only in the memory of the daemon.
     #[default]
     Nothing,
     /// The end of the daemon, in any way: a device has it, perhaps in a volatile write cache.

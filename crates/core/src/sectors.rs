@@ -11,7 +11,8 @@ pub struct Sectors {
     pub physical: u32,
     /// The smallest request that the disk serves well: a multiple of `logical`.
     pub io_min: u32,
-    /// The best size of requests, such as a stripe: a multiple of `logical`; 0: no size is better than another.
+    /// The best size of requests, such as a stripe: a multiple of `logical`; 0: no size is better
+    /// than another.
     pub io_opt: u32,
 }
 
@@ -24,7 +25,7 @@ impl Sectors {
         Sectors { logical, physical: logical, io_min: logical, io_opt: 0 }
     }
 
-    /// Returns the sizes as a disk gives them, with what is impossible corrected.
+    /// Returns the sizes that a disk reports, with impossible ones corrected.
     #[must_use]
     pub fn told(logical: u32, physical: u32, io_min: u32, io_opt: u32) -> Self {
         let whole = |size: u32| size - size % logical.max(1);

@@ -23,8 +23,9 @@ impl ChoiceError {
     }
 }
 
-/// Declares a setting that is one of several words: for each value its code in the volume table, which
-/// never changes, its name and its aliases. Parsing, help, JSON and the volume table derive from it.
+/// Declares a setting that is one of several words: for each value its code in the volume table,
+/// which never changes, its name and its aliases. Parsing, help, JSON and the volume table derive
+/// from it.
 macro_rules! choice {
     (
         $(#[doc = $doc:literal])*
@@ -104,7 +105,7 @@ macro_rules! choice {
 }
 
 choice! {
-    /// How the cache handles reads and writes.
+    /// Handling of reads and writes by the cache.
     Mode, "mode", default Writeback: {
         /// Reads are cached; writes go to the cache and later to the origin.
         Writeback = 1, "writeback" or "wb";
@@ -122,23 +123,24 @@ choice! {
 choice! {
     /// Whether a volume caches, whatever its mode.
     Caching, "state of caching", default On: {
-        /// As the mode says.
+        /// Requests are handled as the mode says.
         On = 1, "on";
-        /// What is cached is served and kept up to date; nothing else enters.
+        /// Cached blocks are served and updated; no others enter.
         Frozen = 2, "frozen";
-        /// As in mode passthrough, without copies in RAM.
+        /// Requests are handled like in mode passthrough, without copies in RAM.
         Paused = 3, "paused";
     }
 }
 
 choice! {
-    /// Which clients of NBD find a volume. The daemon's own connections, by which it makes block devices, always do.
+    /// NBD clients that find a volume. The daemon's own connections, by which it makes block
+    /// devices, always do.
     NbdReach, "reach of NBD", default Local: {
-        /// Those at unix sockets and at TCP addresses.
+        /// Clients at unix sockets and at TCP addresses.
         All = 1, "all";
-        /// Those at unix sockets.
+        /// Clients at unix sockets.
         Local = 2, "local";
-        /// None.
+        /// No clients.
         Off = 3, "off";
     }
 }
@@ -157,7 +159,7 @@ choice! {
 }
 
 choice! {
-    /// Which requests the RAM tier caches.
+    /// Requests that the RAM tier caches.
     RamStrategy, "strategy", default ReadWrite: {
         /// Reads and writes.
         ReadWrite = 1, "read-write" or "rw";
@@ -177,7 +179,7 @@ choice! {
         Average = 2, "average";
         /// While the tier below is idle, and at the age limit at the latest.
         Idle = 3, "idle";
-        /// As soon as possible.
+        /// At once.
         Buffer = 4, "buffer";
         /// On demand, when space runs short, and when the volume stops.
         Infinite = 5, "infinite";
@@ -208,9 +210,9 @@ choice! {
 }
 
 choice! {
-    /// Which logical sectors clients see.
+    /// Logical sectors that clients see.
     SectorSize, "size of sectors", default Auto: {
-        /// Those of the origin.
+        /// The origin's sectors.
         Auto = 1, "auto";
         /// 512 bytes.
         Small = 2, "512";
@@ -242,7 +244,7 @@ impl Rotational {
 }
 
 choice! {
-    /// How the policy chooses blocks to evict.
+    /// The policy that chooses blocks to evict.
     ReplacementKind, "replacement policy", default S3Fifo: {
         /// Least recently used.
         Lru = 1, "lru";

@@ -11,7 +11,7 @@ pub const SECTOR_SIZE: u64 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OriginBlock(pub u64);
 
-/// Where one block's payload lies on the cache device, in granules from the start of the segment
+/// Location of one block's payload on the cache device, in granules from the start of the segment
 /// area. A granule is the smaller of the block size and 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);

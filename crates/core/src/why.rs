@@ -37,7 +37,7 @@ macro_rules! reasons {
             }
 
             impl $type {
-                /// How many reasons there are.
+                /// Number of reasons.
                 pub const COUNT: usize = <$type as Reason>::ALL.len();
             }
 
@@ -181,7 +181,7 @@ reasons! {
         Awake awake "with writeback=lazy, when a client had accessed the origin",
     }
 
-    /// What accessed the origin after at least a minute in which nothing had.
+    /// The cause of an access to the origin after at least a minute without any.
     WakeReason, WakeCounts, wake: {
         Read read "a client's read that missed",
         Write write "a client's write or discard that went to the origin",

@@ -2,8 +2,8 @@
 //!
 //! Several lanes fill and read it at the same time without a lock. A byte goes through three
 //! states: free, claimed by one [`Claim`] (which alone may access it), published (which any
-//! lane may read and none may change). States are kept in units of 512 bytes in two bitmaps, so a step of
-//! a 4 KiB cell is one atomic operation.
+//! lane may read and none may change). States are kept in units of 512 bytes in two bitmaps, so a
+//! step of a 4 KiB cell is one atomic operation.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};

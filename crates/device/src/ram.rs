@@ -97,8 +97,8 @@ impl Shared {
             if let Some(next) = next.take() {
                 fetch(next, AHEAD);
             }
-            // SAFETY: the piece is inside the mapping, is initialised, and no thread writes it while
-            // the lock of its stripe is held for reading.
+            // SAFETY: the piece is inside the mapping, is initialised, and no thread writes it
+            // while the lock of its stripe is held for reading.
             let bytes = unsafe { std::slice::from_raw_parts(self.place(&piece), piece.len) };
             into[piece.at..piece.at + piece.len].copy_from_slice(bytes);
         }

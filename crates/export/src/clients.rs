@@ -7,7 +7,7 @@ use forebay_engine::Client;
 
 use crate::users::process;
 
-/// So many clients are named; the others are counted.
+/// Number of clients that are named; the others are counted.
 const NAMED: usize = 5;
 
 /// Connections that belong together.
@@ -25,8 +25,8 @@ impl Origin {
         }
     }
 
-    /// Returns its name and the transport by which it has connected; `first` is one of its connections, `alone` if it has
-    /// no other.
+    /// Returns its name and the transport by which it has connected; `first` is one of its
+    /// connections, `alone` if it has no other.
     fn name(self, first: &Client, alone: bool) -> String {
         match (self, first) {
             (Origin::Process(Some(pid)), _) => {

@@ -1,4 +1,4 @@
-//! Errors of exports, with what an operator can do.
+//! Errors of exports, with the operator's remedies.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use forebay_engine::{ExportError, ExportErrorKind};
 
 use crate::users::Users;
 
-/// What a front end needs, for the errors of [`refused`].
+/// Requirements of a front end, for the errors of [`refused`].
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Ends the sentence if the daemon may not do it.
@@ -35,16 +35,18 @@ pub fn failed(what: impl fmt::Display, cause: io::Error) -> ExportError {
     ExportError { kind: ExportErrorKind::Failed, message, cause: Some(cause) }
 }
 
-/// Returns the error for a device in use. The daemon adds the way out, see [`ExportErrorKind::InUse`].
+/// Returns the error for a device in use. The daemon adds the way out, see
+/// [`ExportErrorKind::InUse`].
 pub fn busy(volume: &str, device: &Path, users: &str) -> ExportError {
     let message = format!("{} of '{volume}' is in use: {users}", device.display());
     ExportError { kind: ExportErrorKind::InUse, message, cause: None }
 }
 
-/// Checks that nobody uses a device that ends with this program.
+/// Checks that no program uses a device that ends with this one.
 ///
 /// # Errors
-/// Somebody does.
+///
+/// If a program uses it.
 pub fn check_ending(volume: &str, device: &Path) -> Result<(), ExportError> {
     let users = Users::remaining(device, None);
     if users.is_empty() {

@@ -1,9 +1,9 @@
 //! Work that waits for the lanes, in a process of its own.
 //!
-//! A process that waits for a device that it serves itself cannot be killed: it keeps its descriptors open
-//! until the wait is over, and so nothing ends the wait. So the daemon runs its own program, with a hidden
-//! verb, wherever the kernel may send a request to the device. If the daemon is killed, its successor can
-//! end the wait.
+//! A process that waits for a device that it serves itself cannot be killed: it keeps its
+//! descriptors open until the wait is over, and so nothing ends the wait. So the daemon runs its
+//! own program, with a hidden verb, wherever the kernel may send a request to the device. If the
+//! daemon is killed, its successor can end the wait.
 #![expect(clippy::disallowed_methods, reason = "waits for a process, on a thread of an operation")]
 
 use std::ffi::OsString;
@@ -16,13 +16,15 @@ use rustix::io::Errno;
 /// The hidden verb.
 pub const VERB: &str = "block-device";
 
-/// How often the parent checks whether the process has ended.
+/// Interval at which the parent checks whether the process has ended.
 const STEP: Duration = Duration::from_millis(2);
 
-/// Has a process do what the arguments behind the verb say; returns the number that it answers.
+/// Runs the step of these arguments, which follow the verb, in a process; returns the number that
+/// it answers.
 ///
 /// # Errors
-/// That of the system, or `TimedOut`; in the latter case it may still happen.
+///
+/// An error of the system, or `TimedOut`; in the latter case the step may still take effect.
 pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
     let mut child = Command::new("/proc/self/exe")
         .arg(VERB)

@@ -1,13 +1,14 @@
-//! What front ends share: those that make block devices of this machine, and those that listen at unix sockets.
+//! Code shared by front ends: those that make block devices of this machine, and those that listen
+//! at unix sockets.
 //!
-//! - [`users`]: who uses a device; [`mounts`]: what is mounted; [`clients`]: who is connected
+//! - [`users`]: users of a device; [`mounts`]: mounts; [`clients`]: connected clients
 //! - [`link`]: links with the names of volumes
-//! - [`notes`]: by which the next daemon knows a device
+//! - [`notes`]: device notes, by which the next daemon finds a device
 //! - [`board`]: messages to the lanes
 //! - [`helper`]: steps in a process of their own
-//! - [`sync`]: one of these steps: has file systems write what they have in memory
-//! - [`errors`]: what operators read
-//! - [`unix_socket`]: a listening socket whose path is made again
+//! - [`sync`]: one of these steps: makes file systems write the data that they have in memory
+//! - [`errors`]: errors with the operator's remedies
+//! - [`unix_socket`]: a listening socket whose path is recreated
 #![forbid(unsafe_code)]
 
 pub mod board;
@@ -21,15 +22,16 @@ pub mod sync;
 pub mod unix_socket;
 pub mod users;
 
-/// Returns what tells a served volume from others of its name; `None` if there is no such volume. Waits for nothing.
+/// Returns the identity of a served volume; `None` if there is no such volume. Does not wait.
 pub type Identify = Box<dyn Fn(&str) -> Option<Identity> + Send + Sync>;
 
-/// What tells a served volume from others of its name.
+/// Identity of a served volume, which differs for another volume of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Equal for the same volume, as long as the process lives.
     pub text: String,
-    /// It is equal in the next process too, and the volume does not keep in RAM what it acknowledges as durable.
+    /// Whether the text is equal in the next process too, and the volume keeps no durably
+    /// acknowledged data only in RAM.
     pub lasts: bool,
 }
 

@@ -9,13 +9,14 @@ use forebay_device::loop_device::{self, LoopNumber};
 
 use crate::mounts::mounts;
 
-/// Where they are.
+/// Directory of the links.
 const DIR: &str = "/dev/forebay";
 
 /// The type of the file systems below loop devices of daemons.
 const FUSE: &str = "fuse.forebay";
 
-/// Makes `/dev/forebay/VOLUME`. `None`: that is impossible here, or the link belongs to another daemon.
+/// Makes `/dev/forebay/VOLUME`. `None`: that is impossible here, or the link belongs to another
+/// daemon.
 pub fn make(volume: &str, device: &Path) -> Option<PathBuf> {
     let link = Path::new(DIR).join(volume);
     match try_make(&link, device) {
@@ -56,13 +57,15 @@ fn target(link: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Whether a device is one of a daemon: a link that another program's device got with its number leads nowhere.
+/// Whether a device is one of a daemon: a link that another program's device got with its number
+/// leads nowhere.
 fn is_used(device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let sysfs = Path::new("/sys/block").join(name);
     let name = name.as_encoded_bytes();
     if let Some(number) = name.strip_prefix(b"loop") {
-        // Of a daemon that this one sees. A path would say nothing: that is the same in other mount namespaces.
+        // Of a daemon that this one sees. A path would say nothing: that is the same in other mount
+        // namespaces.
         let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
         let found = number.and_then(|it| loop_device::file_system(LoopNumber(it)).ok());
         return found.is_some_and(|(file_system, _)| {

@@ -1,4 +1,4 @@
-//! What is mounted, in this mount namespace and in others.
+//! Mounts in this mount namespace and in others.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct Mount {
     /// The number of the device, like `7:0`.
     pub device: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
@@ -22,8 +22,8 @@ pub fn mounts() -> Vec<Mount> {
     read("self").unwrap_or_default()
 }
 
-/// Returns what is mounted in the view of others, with one process for each mount namespace. One without
-/// processes is not found. Costs a link for each process, and a file for each namespace.
+/// Returns what is mounted in the view of others, with one process for each mount namespace. One
+/// without processes is not found. Costs a link for each process, and a file for each namespace.
 pub(crate) fn elsewhere() -> Vec<(u32, Vec<Mount>)> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();

@@ -1,8 +1,9 @@
-//! By which a daemon knows the devices of the one before it: a file for each volume, with the mark that the
-//! kernel keeps with the device, and the identity of the volume.
+//! Device notes: one file per volume, from which the next daemon finds the device that this one
+//! created. It has the mark that the kernel keeps with the device, and the identity of the volume.
 //!
-//! The number of a device says nothing: another program may have got it meanwhile. A note is written before
-//! its device is added, so that none is without one. It has to outlive the process, not the machine.
+//! The number of a device identifies nothing: another program may have got it meanwhile. A note is
+//! written before its device is added, so that no device is without one. It must outlive the
+//! process, not the machine.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,7 +16,7 @@ const MOST: u64 = 4096;
 /// The device of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Not 0.
+    /// The device's mark; not 0.
     pub mark: u64,
     /// Tells the volume from others of that name; empty if nothing does.
     pub identity: String,
@@ -54,7 +55,8 @@ impl Notes {
     /// That of the system.
     pub fn write(&self, volume: &str, note: &Note) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        // No volume's name begins with a dot. Notes of several volumes may be written at the same time.
+        // No volume's name begins with a dot. Notes of several volumes may be written at the same
+        // time.
         let new = self.dir.join(format!(".{volume}"));
         let half = if note.half { HALF } else { "" };
         fs::write(&new, format!("{:016x} {}\n{half}", note.mark, note.identity))?;
@@ -71,7 +73,8 @@ impl Notes {
         }
     }
 
-    /// Sets the note of a volume aside: the volume may get another device before the kernel has removed this one.
+    /// Sets the note of a volume aside: the volume may get another device before the kernel has
+    /// removed this one.
     pub fn set_aside(&self, volume: &str) {
         let Some(Note { mark, .. }) = self.read(volume) else { return };
         if let Err(error) = fs::rename(self.dir.join(volume), self.place_aside(volume, mark)) {

@@ -1,4 +1,5 @@
-//! Has the file systems on a device write what they have in memory, before the device is cut off.
+//! Makes the file systems on a device write the data that they have in memory, before the device is
+//! disconnected.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,12 +10,13 @@ use std::time::Duration;
 use crate::helper;
 use crate::users::Users;
 
-/// How long each file system may take.
+/// Time limit for each file system.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The first argument of the helper.
 const WORD: &str = "sync";
 
-/// Has the file systems on a device write what they have in memory, as far as that is quick.
+/// Makes the file systems on a device write the data that they have in memory, within the time
+/// limit.
 pub fn sync(users: &Users) {
     for point in users.file_systems() {
         if let Err(error) = helper::run(&[WORD.into(), (&point).into()], PATIENCE) {

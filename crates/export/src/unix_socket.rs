@@ -1,8 +1,8 @@
-//! A listening unix socket, whose path is made again when something else removes it: a job that cleans up `/run` or
-//! `/tmp`, or a `rm -r` of the directory.
+//! A listening unix socket, whose path is made again when something else removes it: a job that
+//! cleans up `/run` or `/tmp`, or a `rm -r` of the directory.
 //!
-//! Never removes or replaces a file of another process: a path that exists is refused, unless it is a socket of this user
-//! that refuses connections, left by a daemon that crashed.
+//! Never removes or replaces a file of another process: a path that exists is refused, unless it is
+//! a socket of this user that refuses connections, left by a daemon that crashed.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -28,7 +28,7 @@ pub const PATH_MAX: usize = 107;
 /// Why a path cannot be listened at.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// It is too long.
+    /// The path is too long.
     #[error("{} is longer than the {PATH_MAX} bytes that a unix socket may have; choose a shorter path", .0.display())]
     PathTooLong(PathBuf),
     /// Something else is there.
@@ -47,8 +47,8 @@ pub enum ListenError {
     },
 }
 
-/// Device and inode of a socket's path. The kernel keeps the inode as long as the socket is open, so that no other file
-/// gets its number.
+/// Device and inode of a socket's path. The kernel keeps the inode as long as the socket is open,
+/// so that no other file gets its number.
 pub type Identity = (u64, u64);
 
 /// See the module. The path is removed on drop.
@@ -69,13 +69,13 @@ struct State {
     look: Look,
 }
 
-/// What is done with the path.
+/// Treatment of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Care {
-    /// It is made again, and removed at the end.
+    /// The path is recreated when it is missing, and removed at the end.
     Full,
-    /// It is removed at the end: another program is about to go on with it as it is. Once that is executed, nothing of
-    /// this one ends in order any more.
+    /// The path is removed at the end: another program is about to continue with it as it is. Once
+    /// that program is executed, this one does not end in order any more.
     Leaving,
     /// The socket is closed, and the path removed.
     None,
@@ -100,8 +100,9 @@ impl Permissions {
         Permissions { mode: found.mode() & 0o7777, owner: found.uid(), group: found.gid() }
     }
 
-    /// Gives a new file these. The mode comes last: it does not apply to another owner meanwhile. The path is followed once,
-    /// and through no link: the owner of its directory may have put another file there. `made`: what has to be there.
+    /// Gives a new file this owner and mode. The mode comes last, so that it never applies to
+    /// another owner. The path is followed once, and through no link: the owner of its directory
+    /// may have put another file there. `made`: the file that must be there.
     fn give(self, path: &Path, made: Option<Identity>) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = open(path, flags, Mode::empty())?;
@@ -130,8 +131,8 @@ impl UnixSocket {
         UnixSocket::bind_with(path, None)
     }
 
-    /// As [`UnixSocket::bind`], with a mode like `0o600`, which is that of the path from the beginning. The mask of the
-    /// process applies.
+    /// Like [`UnixSocket::bind`], with a mode like `0o600`, which is that of the path from the
+    /// beginning. The mask of the process applies.
     ///
     /// # Errors
     /// As there.
@@ -182,9 +183,10 @@ impl UnixSocket {
         true
     }
 
-    /// Listens at the path again if it leads nowhere, or to the socket of a process that is gone. Returns the new socket,
-    /// which [`UnixSocket::fd`] returns from now on; waiting for a client of the former one ends. `before` is called first,
-    /// with the directory made. A failure is logged once.
+    /// Listens at the path again if it leads nowhere, or to the socket of a process that is gone.
+    /// Returns the new socket, which [`UnixSocket::fd`] returns from now on; waiting for a client
+    /// of the former one ends. `before` is called first, with the directory made. A failure is
+    /// logged once.
     pub fn restore(
         &self,
         before: impl FnOnce() -> Result<(), ListenError>,
@@ -245,8 +247,9 @@ impl UnixSocket {
         self.give_up(&mut state);
     }
 
-    /// Does not make the path again any more, because another program is about to be executed that goes on with it. It
-    /// stays this one's until that has succeeded: whichever way this one ends otherwise, it removes the path.
+    /// Does not make the path again any more, because another program is about to be executed that
+    /// goes on with it. It stays this one's until that has succeeded: whichever way this one ends
+    /// otherwise, it removes the path.
     pub fn leave(&self) {
         let mut state = self.state.lock();
         if state.care == Care::Full {
@@ -316,8 +319,8 @@ fn listen_at(path: &Path, mode: Option<u32>) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Connects without waiting, to find out whether a process listens at a path: [`Errno::AGAIN`] says that its queue is full,
-/// [`Errno::PROTOTYPE`] that the socket has another type.
+/// Connects without waiting, to find out whether a process listens at a path: [`Errno::AGAIN`] says
+/// that its queue is full, [`Errno::PROTOTYPE`] that the socket has another type.
 ///
 /// # Errors
 /// That of the system; [`Errno::CONNREFUSED`] if no process does.
@@ -355,7 +358,7 @@ mod tests {
         UnixStream::connect(&path).expect("it listens");
         let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
         assert_eq!((mode(&path), mode(&inner)), (0o660, 0o711));
-        // Nobody waits at the former one for ever.
+        // No client waits at the former socket for ever.
         UnixListener::from(former.try_clone().expect("descriptors")).accept().expect_err("closed");
         drop(socket);
         assert!(!path.exists());
@@ -383,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_another_has_taken_is_not_taken_back_until_it_is_free() {
+    fn a_taken_path_is_reclaimed_only_once_it_is_free() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("s");
         let socket = UnixSocket::bind(&path).expect("free");

@@ -1,4 +1,4 @@
-//! Who uses a block device, its partitions, or the file below it.
+//! Users of a block device, of its partitions, or of the file below it.
 #![expect(clippy::disallowed_methods, reason = "waits for processes, on a thread of an operation")]
 
 use std::fmt;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::mounts::{self, Mount};
 
-/// How long a process may look at a device that is to be removed.
+/// Time for which a process may look at a device that is to be removed.
 const LOOKING: Duration = Duration::from_secs(2);
-/// How often that is checked.
+/// Interval of checks for such processes.
 const STEP: Duration = Duration::from_millis(100);
 
 /// The users of one export.
@@ -28,11 +28,11 @@ struct User {
 /// A kind of use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Use {
-    /// It is mounted there, in the view of this process or of another one.
+    /// The device is mounted there, in the view of this process or of another one.
     Mount { point: PathBuf, viewer: Option<u32> },
     /// A block device is on top of it.
     Holder(String),
-    /// It is swapped to.
+    /// The device is used for swap.
     Swap,
     /// A process has it open.
     Process(u32),
@@ -44,13 +44,13 @@ struct Part {
     partition: Option<String>,
     path: PathBuf,
     sysfs: PathBuf,
-    /// Its number, like `7:0`.
+    /// Number of the device, like `7:0`.
     id: String,
 }
 
 impl Users {
-    /// Finds the users of a device, such as `/dev/loop0`, of its partitions, and of the file below it. A mount
-    /// is found in every mount namespace that has a process.
+    /// Finds the users of a device, such as `/dev/loop0`, of its partitions, and of the file below
+    /// it. A mount is found in every mount namespace that has a process.
     pub fn of(device: &Path, file: Option<&Path>) -> Self {
         let parts = parts(device);
         let mut all = mounted(&parts);
@@ -67,8 +67,8 @@ impl Users {
         Users(all)
     }
 
-    /// As [`Users::of`], after processes had the time to look at the device: one that has changed is
-    /// opened by udev for a moment.
+    /// Like [`Users::of`], after processes had the time to look at the device: one that has changed
+    /// is opened by udev for a moment.
     pub fn remaining(device: &Path, file: Option<&Path>) -> Self {
         let end = Instant::now() + LOOKING;
         loop {
@@ -85,8 +85,8 @@ impl Users {
         self.0.is_empty()
     }
 
-    /// Returns whether there are none but processes that have it open. These may just be looking at a
-    /// device that has changed, as udev does.
+    /// Returns whether there are none but processes that have it open. These may just be looking at
+    /// a device that has changed, as udev does.
     pub fn may_pass(&self) -> bool {
         self.0.iter().all(|user| matches!(user.what, Use::Process(_)))
     }
@@ -170,8 +170,8 @@ fn parts(device: &Path) -> Vec<Part> {
     all
 }
 
-/// Returns the mounts of these. One that several namespaces have at the same place is one mount: most have
-/// it from their parents.
+/// Returns the mounts of these. One that several namespaces have at the same place is one mount:
+/// most have it from their parents.
 fn mounted(parts: &[Part]) -> Vec<User> {
     let mut all: Vec<User> = Vec::new();
     let own = (None, mounts::mounts());
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_device_has_its_partitions() {
-        // Whatever disks this machine has: each partition is one of its disk, and nothing else is.
+        // On any disks of this machine, each partition belongs to its disk, and nothing else does.
         for disk in names(Path::new("/sys/block")) {
             let all = parts(&Path::new("/dev").join(&disk));
             let expected = names(Path::new("/sys/class/block")).into_iter().filter(|name| {

@@ -86,14 +86,14 @@ struct Task {
     std_waker: Waker,
 }
 
-/// Something that others leave in memory for a lane, as the requests in a guest's queue. A lane that is
-/// awake looks for it by itself; only one that is about to sleep asks to be woken.
+/// Something that others leave in memory for a lane, as the requests in a guest's queue. A lane
+/// that is awake looks for it by itself; only one that is about to sleep asks to be woken.
 pub trait Watched {
     /// Looks. Returns whether there is anything, and wakes the task that is waiting for it then.
     fn look(&self) -> bool;
 
-    /// Asks the others to wake this lane, through its ring, when there is something. Returns whether
-    /// there is something already.
+    /// Asks the others to wake this lane, through its ring, when there is something. Returns
+    /// whether there is something already.
     fn ask(&self) -> bool;
 }
 
@@ -296,8 +296,8 @@ impl Lane {
     }
 
     fn of_watched(&self, each: impl Fn(&dyn Watched) -> bool) -> bool {
-        // Neither looking nor asking runs tasks, which could watch more. None is left out: those behind
-        // a busy one would not be noticed.
+        // Neither looking nor asking runs tasks, which could watch more. None is left out: those
+        // behind a busy one would not be noticed.
         let watched = self.watched.borrow();
         watched.iter().filter_map(Weak::upgrade).filter(|watched| each(&**watched)).count() > 0
     }

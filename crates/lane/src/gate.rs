@@ -12,8 +12,8 @@ use forebay_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::executor::{Lane, yield_now};
 use crate::notify::Notify;
 
-/// Admits one task at a time, from any lane; the others wait without blocking a thread. A task that enters
-/// again and again lets those of its lane in that wait.
+/// Admits one task at a time, from any lane; the others wait without blocking a thread. A task that
+/// enters again and again lets those of its lane in that wait.
 #[derive(Default)]
 pub struct Gate {
     busy: AtomicBool,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_turn_hears_that_it_is_over() {
+    fn waiters_for_a_turn_learn_that_it_is_over() {
         let (gate, over) = (Rc::new(Gate::default()), Rc::new(Cell::new(None)));
         let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
         let ended = Rc::new(RefCell::new(Vec::new()));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_inside_and_trying_does_not_let_others_in() {
+    fn trying_never_admits_a_second_task() {
         let gate = Gate::default();
         let guard = gate.try_enter().expect("nobody is inside");
         assert!(gate.try_enter().is_none());

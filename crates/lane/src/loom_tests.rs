@@ -97,7 +97,7 @@ fn an_event_between_looking_and_waiting_is_not_missed() {
 }
 
 #[test]
-fn one_at_a_time_is_inside_a_gate_and_all_get_in() {
+fn tasks_pass_a_gate_one_at_a_time() {
     loom::model(|| {
         let shared = Arc::new((Gate::default(), UnsafeCell::new(())));
         let enter = |shared: Arc<(Gate, UnsafeCell<()>)>| {

@@ -145,8 +145,8 @@ impl MemoryBudget {
         self.limit.load(Ordering::SeqCst)
     }
 
-    /// Changes the limit. Memory that clients have taken is not taken from them: with a lower limit,
-    /// new requests wait until enough of it has been returned.
+    /// Changes the limit. Memory that clients have taken is not taken from them: with a lower
+    /// limit, new requests wait until enough of it has been returned.
     ///
     /// # Errors
     /// More memory is held than the new limit allows; nothing has changed then.
@@ -226,8 +226,8 @@ impl MemoryBudget {
         self.take(MemoryUse::Requests, bytes, most.saturating_sub(own))
     }
 
-    /// Returns whether a request of `bytes` can ever have them, if all others give theirs back. It is `true`
-    /// for all requests of moderate size: what keeps these from it is held for a while only.
+    /// Returns whether a request of `bytes` can ever have them, if all others return theirs. `true`
+    /// for all requests of moderate size: memory that is in their way is held only for a while.
     pub fn can_have(&self, bytes: u64) -> bool {
         let most = |takable: u64| takable / 16 * 9;
         bytes <= most(Self::LEAST_TAKEN) || bytes <= most(self.takable())
@@ -240,8 +240,8 @@ impl MemoryBudget {
         self.take(MemoryUse::Connections, bytes, most)
     }
 
-    /// As [`MemoryBudget::take_for_connection`], for a connection from another machine. Some of that part is left to those
-    /// of this machine.
+    /// Like [`MemoryBudget::take_for_connection`], for a connection from another machine. Some of
+    /// that part is left to those of this machine.
     pub fn take_for_remote_connection(&self, bytes: u64) -> bool {
         self.take(MemoryUse::Connections, bytes, self.takable() / 16 * 5)
     }
@@ -255,7 +255,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Returns whether somebody waits for memory.
+    /// Returns whether a request waits for memory.
     #[inline]
     pub fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
@@ -325,8 +325,8 @@ impl MemoryHold {
         self.grow_to(bytes, most).is_ok()
     }
 
-    /// Holds what is held for a while as [`MemoryHold::grow_spare`] would, from now on. `false`: there is not
-    /// enough for that, and nothing is held any more.
+    /// Holds what is held for a while as [`MemoryHold::grow_spare`] would, from now on. `false`:
+    /// there is not enough for that, and nothing is held any more.
     pub fn keep_spare(&mut self) -> bool {
         let bytes = self.bytes;
         self.shrink(bytes);
@@ -336,7 +336,7 @@ impl MemoryHold {
     /// Holds `bytes` more for a limited time, from memory that future clients could take.
     ///
     /// # Errors
-    /// As [`MemoryBudget::hold`].
+    /// Like [`MemoryBudget::hold`].
     pub fn grow_for_a_while(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
         let most = |budget: &MemoryBudget| {
             let taken = budget.total().saturating_sub(budget.held.load(Ordering::Relaxed));
@@ -359,7 +359,7 @@ impl MemoryHold {
     /// Holds `bytes` more.
     ///
     /// # Errors
-    /// As [`MemoryBudget::hold`]; the hold is then unchanged.
+    /// Like [`MemoryBudget::hold`]; the hold is then unchanged.
     pub fn grow(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
         self.grow_or_say(bytes, MemoryBudget::holdable, what)
     }
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_leaves_room_for_clients_and_says_what_would_do() {
+    fn held_memory_leaves_room_for_clients_and_names_the_remedy() {
         let budget = Arc::new(MemoryBudget::new(LIMIT));
         let mut held = budget.hold(MemoryUse::Index, 300 * MIB, "the index").expect("fits");
         let error = budget.hold(MemoryUse::Policy, 100 * MIB, "cache x").expect_err("does not");
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_request_can_ever_have_is_known() {
+    fn requests_beyond_all_memory_are_recognised() {
         let budget = Arc::new(MemoryBudget::new(LIMIT));
         assert!(budget.can_have(LIMIT / 16 * 9) && !budget.can_have(LIMIT / 16 * 9 + 1));
         assert!(budget.take_for_request(LIMIT / 16 * 9, 0), "what it can have, it gets");
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_leaves_room_for_another_cache() {
+    fn kept_memory_leaves_room_for_another_cache() {
         let budget = Arc::new(MemoryBudget::new(LIMIT));
         let kept = |bytes| {
             let mut hold = MemoryHold::none(&budget, MemoryUse::Background);

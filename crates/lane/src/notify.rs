@@ -8,7 +8,7 @@ use forebay_core::sync::Mutex;
 use forebay_core::sync::atomic::{AtomicU64, Ordering};
 
 /// A recurring event. A waiter first calls [`Notify::listen`], then checks the shared state, and
-/// awaits the [`Notified`] only if the state is not what it needs; so no event is missed.
+/// awaits the [`Notified`] only if the state is not the wanted one; so no event is missed.
 #[derive(Default, Debug)]
 pub struct Notify {
     epoch: AtomicU64,

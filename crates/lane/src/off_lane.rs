@@ -22,8 +22,8 @@ impl<T> Drop for Tell<T> {
     }
 }
 
-/// Runs `work` in a thread called `name` and waits for its result. The caller limits how many there are
-/// at a time. `None`: there is no thread for it, or it has panicked.
+/// Runs `work` in a thread called `name` and waits for its result. The caller limits how many there
+/// are at a time. `None`: there is no thread for it, or it has panicked.
 pub async fn run<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -15,7 +15,7 @@ use crate::executor::Lane;
 pub struct Sleep {
     lane: Rc<Lane>,
     deadline: Nanos,
-    /// Its key among the sleepers, once it has been polled.
+    /// Key of the sleeper among all, once it has been polled.
     order: Option<u64>,
 }
 

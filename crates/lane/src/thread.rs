@@ -1,5 +1,5 @@
-//! A lane on its own thread, with the system clock and a ring. In a simulation of threads it is one of these, on their clock, and
-//! parks instead of waiting in its ring.
+//! A lane on its own thread, with the system clock and a ring. In a simulation of threads it is one
+//! of these, on their clock, and parks instead of waiting in its ring.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -21,8 +21,8 @@ use crate::executor::{Lane, LaneId, LaneRemote};
 /// starve the devices.
 const ROUNDS: usize = 16;
 
-/// Time after which no further round begins: work in many steps would add them all up to what a client waits
-/// whose request has arrived.
+/// Time after which no further round begins: otherwise work in many steps would delay a client
+/// whose request has arrived by all of them.
 const ROUNDS_FOR: Duration = Duration::from_micros(500);
 
 /// The system's monotonic clock, starting at 0 when it is made.
@@ -31,8 +31,8 @@ pub struct MonotonicClock {
     start: u64,
 }
 
-/// Returns the system's monotonic time in nanoseconds. Requests read it several times, and `Instant` takes
-/// longer.
+/// Returns the system's monotonic time in nanoseconds. Requests read it several times, and
+/// `Instant` takes longer.
 fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64) * 1_000_000_000 + now.tv_nsec as u64
@@ -67,9 +67,9 @@ impl Clock for MonotonicClock {
 /// Options of a lane thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneOptions {
-    /// Longest time for which an idle lane polls for work before it sleeps in the kernel, while other
-    /// threads may take its CPU. It polls for less, down to not at all, while polling finds nothing.
-    /// 0: always sleeps at once.
+    /// Longest time for which an idle lane polls for work before it sleeps in the kernel, while
+    /// other threads may take its CPU. It polls for less, down to not at all, while polling finds
+    /// nothing. 0: always sleeps at once.
     pub spin: Duration,
     /// Whether the ring takes [`RingOp::ServeEntry`](forebay_device::ring::RingOp::ServeEntry).
     pub wide_ring: bool,
@@ -77,8 +77,9 @@ pub struct LaneOptions {
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        // A client that waits for each answer takes up to 50 us to wake up and to ask again. Falling
-        // asleep and being woken costs both sides about as much CPU time as polling for that long.
+        // A client that waits for each answer takes up to 50 us to wake up and to ask again.
+        // Falling asleep and being woken costs both sides about as much CPU time as polling for
+        // that long.
         LaneOptions { spin: Duration::from_micros(60), wide_ring: false }
     }
 }
@@ -106,8 +107,8 @@ impl LaneLoop {
         let ring = if options.wide_ring { Ring::wide() } else { Ring::new() }?;
         let (lane, parker) = match Simulation::current() {
             None => {
-                // Sleeps end on time instead of up to 50 us late; if this is not permitted, they are
-                // less precise.
+                // Sleeps end on time instead of up to 50 us late; if this is not permitted, they
+                // are less precise.
                 let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
                 (Lane::new(id, clock, ring.rouser()), None)
             }
@@ -225,7 +226,7 @@ impl LaneLoop {
                 std::thread::yield_now();
                 continue;
             }
-            // Asked before the last look at what tasks and other threads have left.
+            // Asked before the last check for work of tasks and other threads.
             if self.lane.ask() || !self.lane.may_sleep() {
                 continue;
             }
@@ -264,8 +265,8 @@ impl Tasks for LaneTasks {
     }
 }
 
-/// How long an idle lane keeps polling. Doubles when longer polling would have found work, and
-/// halves when it would not.
+/// Time for which an idle lane keeps polling. Doubles when longer polling would have found work,
+/// and halves when it would not.
 struct Spin {
     most: Duration,
     now: Cell<Duration>,
@@ -303,7 +304,8 @@ impl Spin {
     }
 }
 
-/// Drops the tasks of a lane, however its thread ends: they refer to it, so they would keep each other alive.
+/// Drops the tasks of a lane, however its thread ends: they refer to it, so they would keep each
+/// other alive.
 struct Abandon(Rc<Lane>);
 
 impl Drop for Abandon {
@@ -345,7 +347,8 @@ impl LaneThread {
                     return;
                 }
             };
-            // The crash of a simulation may end this anywhere: tasks go before the state, and in any case.
+            // The crash of a simulation may end this anywhere: tasks go before the state, and in
+            // any case.
             let _last = Abandon(this.lane.clone());
             let _state = setup(&this);
             let _first = Abandon(this.lane.clone());

@@ -5,8 +5,8 @@ use std::collections::BinaryHeap;
 
 use crate::executor::yield_now;
 
-/// Items of a pass over memory before other tasks get their turn: a fraction of a millisecond. The caches of the simulator
-/// are small, and have many turns as well.
+/// Items of a pass over memory before other tasks get their turn: a fraction of a millisecond. The
+/// caches of the simulator are small, and have many turns as well.
 pub const AT_ONCE: usize = if cfg!(feature = "short-turns") { 1 << 4 } else { 1 << 14 };
 
 /// Lets other tasks run after every [`AT_ONCE`] items. `done`: how many were handled.
@@ -17,7 +17,8 @@ pub async fn rest(done: &mut usize) {
     }
 }
 
-/// Makes a vector of `count` items. The system provides memory when it is first touched, so that much of it takes as long as a pass.
+/// Makes a vector of `count` items. The system provides memory when it is first touched, so that
+/// much of it takes as long as a pass.
 pub async fn filled<T>(count: usize, mut make: impl FnMut(usize) -> T) -> Vec<T> {
     let (mut items, mut done) = (Vec::with_capacity(count), 0);
     for number in 0..count {
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn long_vectors_are_sorted_in_turns_and_equal_items_keep_their_order() {
+    fn long_vectors_are_sorted_stably_in_turns() {
         for count in [0, 1, AT_ONCE, AT_ONCE + 1, 5 * AT_ONCE + 7] {
             let mut random = fastrand::Rng::with_seed(count as u64);
             let items: Vec<(u32, usize)> =

@@ -62,17 +62,17 @@ impl<F: Future<Output = Infallible>, J> Body for Worker<F, J> {
     }
 }
 
-/// Workers: futures that do one job after another, each job as a task of its own. In the steady state
-/// starting a job neither allocates memory nor moves a future, which for a request has several
-/// kilobytes.
+/// Workers: futures that do one job after another, each job as a task of its own. In the steady
+/// state starting a job neither allocates memory nor moves a future, which for a request has
+/// several kilobytes.
 pub struct Pool<F, J, M> {
     idle: Rc<Idle<F, J>>,
     make: M,
 }
 
 impl<F, J, M: Fn(Inbox<J>) -> F> Pool<F, J, M> {
-    /// `make` returns a worker that takes its jobs from the inbox, for ever. Its first await is that of
-    /// [`Inbox::next`].
+    /// `make` returns a worker that takes its jobs from the inbox, for ever. Its first await is
+    /// that of [`Inbox::next`].
     pub fn new(make: M) -> Self {
         Pool { idle: Rc::default(), make }
     }

@@ -1,5 +1,5 @@
-//! Commands to the kernel's NBD client, by generic netlink. None of them waits for a request to a device,
-//! except disconnecting.
+//! Commands to the kernel's NBD client, by generic netlink. None of them waits for a request to a
+//! device, except disconnecting.
 
 use std::cell::Cell;
 use std::io;
@@ -17,7 +17,7 @@ use crate::message::{Answer, Request, answers, attribute, u16_at};
 
 /// Protection against a hang: the kernel has answered when a request is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most bytes of an answer.
+/// Maximum number of bytes of an answer.
 const MOST: usize = 8192;
 
 /// The family that tells the others, `GENL_ID_CTRL`, and its command and attributes.
@@ -51,7 +51,7 @@ mod nbd {
     pub(super) const SOCK_FD: u16 = 1;
 }
 
-/// What the kernel has to know of a new device.
+/// Parameters of a new device for the kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct NewDevice<'a> {
     pub(crate) number: u32,
@@ -59,9 +59,9 @@ pub(crate) struct NewDevice<'a> {
     pub(crate) size: u64,
     /// Bytes of a sector.
     pub(crate) block: u64,
-    /// Those of the server.
+    /// Transmission flags of the server.
     pub(crate) flags: u16,
-    /// How long requests wait for a new connection.
+    /// Time for which requests wait for a new connection.
     pub(crate) patience: Duration,
     /// The text that the kernel keeps with the device.
     pub(crate) identifier: &'a str,
@@ -135,7 +135,8 @@ impl Control {
     /// Gives a device a new connection.
     ///
     /// # Errors
-    /// `Errno::NOSPC`: its connection has not ended. `Errno::INVAL`: it is not set up, or is another one.
+    /// `Errno::NOSPC`: its connection has not ended. `Errno::INVAL`: it is not set up, or is
+    /// another one.
     pub(crate) fn reconnect(
         &self,
         number: u32,
@@ -149,11 +150,12 @@ impl Control {
         self.ask(with_socket(request, socket)).map(drop)
     }
 
-    /// Ends a device: its requests fail from now on, those in progress too. It is free for others when nobody
-    /// has it open any more.
+    /// Ends a device: its requests fail, also those in progress. Its number is free once no program
+    /// has it open.
     ///
     /// # Errors
-    /// `Errno::INVAL`: there is none.
+    ///
+    /// `Errno::INVAL` if there is no such device.
     pub(crate) fn disconnect(&self, number: u32) -> io::Result<()> {
         let request = self.request(nbd::DISCONNECT, nbd::VERSION);
         self.ask(request.with_u32(nbd::INDEX, number)).map(drop)

@@ -1,5 +1,5 @@
-//! A volume's device: set up or connected again, and ended. Everything here runs off the lanes, because it
-//! makes requests that these answer.
+//! A volume's device: set up or connected again, and ended. Everything here runs off the lanes,
+//! because it makes requests that these answer.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
 use std::fs;
@@ -23,21 +23,23 @@ use crate::handshake::{Export, agree};
 use crate::helper::{Step, Task};
 use crate::sysfs::{find, flushes, has_mark, identifier, path, size, unused};
 
-/// How long requests wait for the next daemon. Then they fail, as those of a disk that is gone.
+/// Time for which requests wait for the next daemon. Then they fail, like those of a disk that is
+/// gone.
 const ABSENCE: Duration = Duration::from_secs(600);
 /// The same for a device that does not outlive the daemon.
 const NO_ABSENCE: Duration = Duration::from_secs(1);
-/// How long the handshake may take. After a hand-over new clients of NBD wait up to 10 s for other volumes.
+/// Time limit of the handshake. After a hand-over, new NBD clients wait up to 10 s for other
+/// volumes.
 const HANDSHAKE: Duration = Duration::from_secs(20);
-/// How long the kernel may take to notice that a connection has ended.
+/// Time within which the kernel notices that a connection has ended.
 const NOTICE: Duration = Duration::from_secs(10);
-/// How often that is checked.
+/// Interval of checks for that.
 const STEP: Duration = Duration::from_millis(20);
 
-/// What devices are made with.
+/// Resources for making devices.
 pub(crate) struct Shop {
     pub(crate) notes: Notes,
-    /// Where the names of volumes are found by the names of devices.
+    /// Directory in which names of volumes are found by the names of devices.
     pub(crate) names: PathBuf,
     /// The unix socket of the daemon's NBD server.
     pub(crate) socket: Option<PathBuf>,
@@ -57,8 +59,8 @@ pub(crate) struct Device {
 
 impl Shop {
     /// Exports a volume: connects its device again if a former daemon has left one, or sets one up.
-    /// `identity` tells the volume from others of that name, and is `None` if what it acknowledges as
-    /// durable does not survive the daemon.
+    /// `identity` tells the volume from others of that name, and is `None` if what it acknowledges
+    /// as durable does not survive the daemon.
     ///
     /// # Errors
     /// Any step failed. A new device is ended then; one of a former daemon stays.
@@ -72,7 +74,8 @@ impl Shop {
         {
             if identity.as_ref().is_some_and(|identity| *identity == note.identity) {
                 match self.take_over(volume, number, note.mark) {
-                    // By nbd-client, for example, or by a daemon that was killed before it had removed its note.
+                    // By nbd-client, for example, or by a daemon that was killed before it had
+                    // removed its note.
                     Err(error) if was_ended(&error) => {
                         tracing::error!(volume, device = %path(number).display(), "its device was ended while it was in use: users of it get I/O errors, and there is a new one");
                         self.forget(volume, number);
@@ -106,7 +109,7 @@ impl Shop {
                 Ok(()) => return self.made(volume, number, mark, survives),
                 Err(error) => {
                     self.unname(volume, number);
-                    // Somebody else has it, or looks at it.
+                    // Another program has it, or examines it.
                     if Errno::from_io_error(&error) != Some(Errno::BUSY) {
                         return Err(refused(error));
                     }
@@ -191,7 +194,8 @@ impl Shop {
         }
     }
 
-    /// Connects a device whose connection has ended, for whatever reason, while the daemon serves its volume.
+    /// Reconnects a device whose connection has ended, for any reason, while the daemon serves its
+    /// volume.
     pub(crate) fn mend(&self, device: &Device) {
         if !device.survives || self.connected.has(device.mark) {
             return;
@@ -260,7 +264,7 @@ impl Shop {
     /// Ends the device of a volume that a former daemon has left, if there is one.
     ///
     /// # Errors
-    /// As [`Shop::end`].
+    /// Like [`Shop::end`].
     pub(crate) fn remove_left(&self, volume: &str, force: bool) -> Result<(), ExportError> {
         let Some(note) = self.notes.read(volume) else { return Ok(()) };
         match find(note.mark) {
@@ -326,7 +330,8 @@ impl Shop {
     }
 }
 
-/// Returns whether a device could not be connected because it has ended, and is there for its users only.
+/// Returns whether a device could not be connected because it has ended, and is there for its users
+/// only.
 fn was_ended(error: &ExportError) -> bool {
     error.cause.as_ref().and_then(Errno::from_io_error) == Some(Errno::INVAL)
 }

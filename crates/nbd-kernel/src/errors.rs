@@ -1,4 +1,4 @@
-//! What exports by the kernel's NBD client need.
+//! Requirements of exports by the kernel's NBD client.
 
 use std::io;
 

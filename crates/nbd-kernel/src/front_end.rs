@@ -29,18 +29,19 @@ pub struct NbdKernelFrontEnd {
     watched: Once,
 }
 
-/// Where the daemon's NBD server is, and which devices are connected to it.
+/// The daemon's NBD server, and the devices connected to it.
 pub struct NbdServer {
-    /// Its unix socket, if it has one.
+    /// Unix socket of the server, if it has one.
     pub socket: Option<PathBuf>,
     /// The devices.
     pub connected: Outliving,
 }
 
 impl NbdKernelFrontEnd {
-    /// Starts without exports. Notes about devices are in `dir`; in `names` is a link for each device, with
-    /// the name of its volume, for udev. Devices that a former daemon has left are connected again when their
-    /// volumes are published; those of volumes that are not `wanted` are ended.
+    /// Starts without exports. Notes about devices are in `dir`; in `names` is a link for each
+    /// device, with the name of its volume, for udev. Devices that a former daemon has left are
+    /// connected again when their volumes are published; those of volumes that are not `wanted` are
+    /// ended.
     pub fn claim(
         dir: &Path,
         names: &Path,

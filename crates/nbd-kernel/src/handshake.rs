@@ -1,5 +1,5 @@
-//! The client's part of NBD's handshake, with the daemon's own server. The kernel takes over from there: it
-//! understands compact requests and simple replies only, so nothing else is agreed on.
+//! The client's part of NBD's handshake, with the daemon's own server. The kernel takes over from
+//! there: it understands compact requests and simple replies only, so nothing else is agreed on.
 
 use std::io::{self, Read, Write};
 
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Longest reply to an option that is read, in bytes.
 const REPLY_MAX: usize = 64 << 10;
-/// Most replies to one option: the server sends few.
+/// Maximum number of replies to one option: the server sends few.
 const REPLIES_MAX: usize = 64;
 /// Bytes of the greeting.
 const GREETING: usize = 18;
@@ -26,7 +26,7 @@ const KNOWN: u16 = transmission_flag::HAS_FLAGS
     | transmission_flag::SEND_TRIM
     | transmission_flag::SEND_WRITE_ZEROES;
 
-/// What the server has said about an export.
+/// The server's information about an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Bytes.
@@ -51,8 +51,8 @@ fn receive(stream: &mut impl Read, into: &mut [u8]) -> io::Result<()> {
     })
 }
 
-/// Agrees on a volume. A `device` outlives the connection, see [`option::OUTLIVING`]. Reads nothing beyond the
-/// last reply.
+/// Agrees on a volume. A `device` outlives the connection, see [`option::OUTLIVING`]. Reads nothing
+/// beyond the last reply.
 ///
 /// # Errors
 /// That of the system; or `NotFound`: the volume is not served.

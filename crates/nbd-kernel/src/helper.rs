@@ -1,4 +1,5 @@
-//! The steps that may wait for the lanes, for a process of their own; see [`forebay_export::helper`].
+//! The steps that may wait for the lanes, for a process of their own; see
+//! [`forebay_export::helper`].
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -13,10 +14,10 @@ use rustix::io::Errno;
 use crate::control::Control;
 use crate::sysfs::{self, path};
 
-/// How long a step may take.
+/// Time limit of a step.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A request that was in progress when its connection ended is sent again when it is as old as this, and there
-/// is a new connection; milliseconds. The rule of udev has it too.
+/// A request that was in progress when its connection ended is sent again when it is as old as
+/// this, and there is a new connection; milliseconds. The rule of udev has it too.
 const RETRY: u32 = 5000;
 
 /// A step.
@@ -70,14 +71,14 @@ impl Task {
     /// That of the system, or `Errno::NODEV`: the number is that of another device.
     pub fn execute(&self) -> io::Result<u32> {
         let number = self.number;
-        // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because it
-        // is in another namespace, is found here.
+        // While this is open, nothing can be mounted; and a mount that the daemon cannot see,
+        // because it is in another namespace, is found here.
         let exclusive = (self.step == Step::Stop).then(|| {
             let flags = OFlags::EXCL.bits().cast_signed();
             OpenOptions::new().read(true).custom_flags(flags).open(path(number))
         });
         let _exclusive = exclusive.transpose()?;
-        // The kernel gives a number to somebody else when its device has ended.
+        // The kernel reuses a number once its device has ended.
         if !sysfs::has_mark(number, self.mark) {
             return Err(Errno::NODEV.into());
         }
@@ -88,10 +89,11 @@ impl Task {
         Ok(number)
     }
 
-    /// Has a process do it.
+    /// Runs the step in a process.
     ///
     /// # Errors
-    /// As [`Task::execute`], or `TimedOut`.
+    ///
+    /// Like [`Task::execute`], or `TimedOut`.
     pub(crate) fn run(step: Step, number: u32, mark: u64) -> io::Result<()> {
         helper::run(&Task { step, number, mark }.arguments(), PATIENCE).map(drop)
     }

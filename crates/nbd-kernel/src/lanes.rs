@@ -1,5 +1,5 @@
-//! What the lanes have to do with devices whose requests come through the NBD server: they are told from other
-//! users of the device.
+//! The lanes' part in devices whose requests come through the NBD server: these requests are told
+//! from other users of the device.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_engine::{HandedOver, LaneFrontEnd};
 use forebay_lane::{Lane, Notify};
 
-/// What the front end tells its lanes, and they it.
+/// Flags shared by the front end and its lanes.
 #[derive(Debug, Default)]
 pub(crate) struct Word {
     /// There is, or was, a device.

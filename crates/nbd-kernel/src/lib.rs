@@ -1,18 +1,20 @@
-//! Front end by the kernel's NBD client: each volume as a block device `/dev/nbdN`, whose requests come to the
-//! daemon's own NBD server through a unix socket.
+//! Front end by the kernel's NBD client: each volume as a block device `/dev/nbdN`, whose requests
+//! come to the daemon's own NBD server through a unix socket.
 //!
 //! - [`message`]: messages of generic netlink; pure
-//! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of their own
+//! - `control`: commands about devices; [`helper`]: commands that wait for the lanes, in a process
+//!   of their own
 //! - [`handshake`]: the client's part of the handshake, before the kernel gets the socket
-//! - `sysfs`: what the kernel tells about its devices
-//! - `device`: a volume's device, from its beginning, or its next connection, to its end
-//! - `watch`: connects devices again whose connections have ended
-//! - `lanes`: what the lanes have to do with it
-//! - [`front_end`]: the interface to the daemon; `errors`: what operators read
+//! - `sysfs`: the kernel's data about its devices
+//! - `device`: a volume's device, from its creation, or its next connection, to its end
+//! - `watch`: reconnects devices whose connections have ended
+//! - `lanes`: the lanes' part
+//! - [`front_end`]: the interface to the daemon; `errors`: errors with the operator's remedies
 //!
-//! **One connection.** If a device has several, the kernel gives a request that takes long to another one. The
-//! daemon may still be about to execute it, and then a write would overtake a later one. With one connection
-//! and without a time limit the kernel sends a request again only when it has a new connection.
+//! **One connection.** If a device has several, the kernel gives a request that takes long to
+//! another one. The daemon may still be about to execute it, and then a write would overtake a
+//! later one. With one connection and without a time limit the kernel sends a request again only
+//! when it has a new connection.
 #![forbid(unsafe_code)]
 
 mod control;

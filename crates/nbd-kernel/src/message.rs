@@ -33,7 +33,7 @@ impl Request {
         bytes.extend(family.to_ne_bytes());
         bytes.extend(ASKS.to_ne_bytes());
         bytes.extend(sequence.to_ne_bytes());
-        // The kernel fills in who asks.
+        // The kernel fills in the sender.
         bytes.extend([0; 4]);
         bytes.extend([command, version, 0, 0]);
         Request(bytes)
@@ -85,7 +85,7 @@ impl Request {
     }
 }
 
-/// What the kernel answers.
+/// An answer of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// A request has come to its end.
@@ -94,8 +94,8 @@ pub enum Answer<'a> {
     Attributes(&'a [u8]),
 }
 
-/// Returns the answers to the request with number `sequence` among received bytes; bytes that are no message end
-/// them.
+/// Returns the answers to the request with number `sequence` among received bytes; bytes that are
+/// no message end them.
 pub fn answers(mut bytes: &[u8], sequence: u32) -> Vec<Answer<'_>> {
     let mut all = Vec::new();
     while let Some(len) = u32_at(bytes, 0) {

@@ -1,4 +1,4 @@
-//! What the kernel tells about the devices of its NBD client, below `/sys/block`.
+//! The kernel's data about the devices of its NBD client, below `/sys/block`.
 
 use std::fs;
 use std::io;
@@ -24,8 +24,8 @@ pub(crate) fn identifier(mark: u64) -> String {
     format!("forebay {mark:016x}")
 }
 
-/// Returns whether the kernel keeps that mark with a device. It does so from the beginning until the device has
-/// been ended and nobody has it open any more.
+/// Returns whether the kernel keeps that mark with a device. It does so from the creation until the
+/// device has ended and no program has it open.
 pub(crate) fn has_mark(number: u32, mark: u64) -> bool {
     fact(number, "backend").is_some_and(|text| text == identifier(mark))
 }
@@ -38,7 +38,8 @@ pub(crate) fn find(mark: u64) -> Option<u32> {
     numbers.find(|number| has_mark(*number, mark))
 }
 
-/// Returns numbers of devices that nobody uses, as far as can be seen. The kernel makes those that do not exist.
+/// Returns numbers of devices that are unused, as far as can be seen. The kernel makes missing
+/// devices.
 pub(crate) fn unused() -> impl Iterator<Item = u32> {
     (0..=HIGHEST).filter(|number| fact(*number, "pid").is_none())
 }

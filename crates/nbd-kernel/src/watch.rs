@@ -1,5 +1,5 @@
-//! Connects devices again whose connections end while the daemon serves them: the server drops a client that
-//! does not take its replies while others wait for the memory of its requests.
+//! Connects devices again whose connections end while the daemon serves them: the server drops a
+//! client that does not take its replies while others wait for the memory of its requests.
 #![expect(clippy::disallowed_methods, reason = "a thread of its own, which waits most of the time")]
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use crate::device::{Device, Shop};
 use crate::lanes::Word;
 
-/// How often the connections are checked.
+/// Interval of checks of the connections.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What the front end shares with the thread that watches its devices.
+/// State that the front end shares with the thread that watches its devices.
 pub(crate) struct Shared {
     pub(crate) shop: Shop,
     pub(crate) word: Arc<Word>,

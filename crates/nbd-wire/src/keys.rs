@@ -3,10 +3,12 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Bits of a mode with which users besides the owner and the group may read or write, and the group may write.
+/// Bits of a mode with which users besides the owner and the group may read or write, and the group
+/// may write.
 const OPEN: u32 = 0o026;
 
-/// Logs a warning if users besides the owner and the group of a key can read it, or others than the owner replace it.
+/// Logs a warning if users besides the owner and the group of a key can read it, or others than the
+/// owner replace it.
 pub fn warn_of_readable_key(path: &Path) {
     if let Some(mode) = std::fs::metadata(path).ok().and_then(|found| too_open(found.mode())) {
         tracing::warn!(
@@ -16,8 +18,8 @@ pub fn warn_of_readable_key(path: &Path) {
     }
 }
 
-/// Returns the permissions of a mode if they are too many for a key. A group that may read it is meant: systems have
-/// one for keys.
+/// Returns the permissions of a mode if they are too many for a key. A group that may read it is
+/// meant: systems have one for keys.
 fn too_open(mode: u32) -> Option<u32> {
     (mode & OPEN != 0).then_some(mode & 0o7777)
 }

@@ -47,11 +47,12 @@ pub mod option {
     pub const SET_META_CONTEXT: u32 = 10;
     /// Use extended headers, which have lengths of 64 bits.
     pub const EXTENDED_HEADERS: u32 = 11;
-    /// The client is a block device that outlives its connections. Its data are eight bytes that tell it
-    /// from others, and one that is 1 if it has a volatile write cache. A client that sends again what was
-    /// not answered, but forgets what was, could not know what a crash of the daemon has lost: so each
-    /// write survives the daemon before it is answered. Without a write cache each write is durable, and
-    /// there is nothing to flush. No part of the protocol, and for the daemon itself: other servers refuse it.
+    /// The client is a block device that outlives its connections. The data are eight bytes that
+    /// identify it, and one that is 1 if it has a volatile write cache. A client that repeats
+    /// unanswered requests, but keeps no answered ones, could not know what a crash of the daemon
+    /// has lost: so each write survives the daemon before it is answered. Without a write cache
+    /// each write is durable, and there is nothing to flush. Not part of the protocol, and only for
+    /// the daemon itself: other servers refuse it.
     pub const OUTLIVING: u32 = 0x666f_7265;
 }
 

@@ -1,7 +1,7 @@
 //! The TLS of one connection: plaintext for the protocol, records for the socket. No I/O.
 //!
-//! All buffers are bounded: a record has at most 16 KiB, and neither direction is fed before the last
-//! step's output is used.
+//! All buffers are bounded: a record has at most 16 KiB, and neither direction is fed before the
+//! last step's output is used.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -14,8 +14,8 @@ use rustls::{Connection, ServerConfig, ServerConnection};
 const INCOMING: usize = 32 << 10;
 /// Bytes of the buffer for records to be sent, and the limit for data that are encrypted at a time.
 const OUTGOING: usize = 64 << 10;
-/// Bytes that the library keeps at most: a message of the handshake in parts, which is the longest, or
-/// a record of data and its plaintext, and records to be sent.
+/// Bytes that the library keeps at most: a message of the handshake in parts, which is the longest,
+/// or a record of data and its plaintext, and records to be sent.
 const LIBRARY: usize = (64 << 10) + (32 << 10) + OUTGOING;
 
 /// Bytes of memory of a connection with TLS beside those of one without.
@@ -38,9 +38,9 @@ pub struct Records {
 /// Plaintext that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
-    /// So many bytes, at least 1.
+    /// This many bytes, at least 1.
     Bytes(usize),
-    /// None at the moment.
+    /// No bytes at the moment.
     None,
     /// The other side has ended the stream.
     End,
@@ -54,7 +54,8 @@ impl Records {
     /// Starts a server's session; `received` was received before, and is decrypted first.
     ///
     /// # Errors
-    /// The configuration cannot be used, or `received` is longer than what a client sends at once.
+    ///
+    /// If the configuration cannot be used, or `received` is longer than a client sends at once.
     pub fn accept(config: Arc<ServerConfig>, received: &[u8]) -> io::Result<Self> {
         let connection = ServerConnection::new(config).map_err(invalid)?;
         Records::new(connection.into(), received)
@@ -98,10 +99,12 @@ impl Records {
         incoming.start < incoming.end
     }
 
-    /// Decrypts some of the received bytes. `false`: there are none. Call [`Records::read`] in between.
+    /// Decrypts some of the received bytes. `false`: there are none. Call [`Records::read`] in
+    /// between.
     ///
     /// # Errors
-    /// The bytes are not a valid session; [`Records::take_outgoing`] has the reason for the other side.
+    /// The bytes are not a valid session; [`Records::take_outgoing`] has the reason for the other
+    /// side.
     pub fn decrypt(&self) -> io::Result<bool> {
         let mut incoming = self.incoming.borrow_mut();
         let Incoming { buf, start, end } = &mut *incoming;
@@ -135,7 +138,7 @@ impl Records {
         self.connection.borrow_mut().writer().write(data)
     }
 
-    /// Has the client told that nothing follows.
+    /// Tells the client that nothing follows.
     pub fn end(&self) {
         self.connection.borrow_mut().send_close_notify();
     }

@@ -39,9 +39,9 @@ impl Headers {
 /// The request that a reply belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
-    /// Its cookie.
+    /// Cookie of the request.
     pub cookie: u64,
-    /// Its offset, which extended replies repeat.
+    /// Offset of the request, which extended replies repeat.
     pub offset: u64,
 }
 
@@ -228,7 +228,7 @@ impl ExtendedChunkHeader {
     }
 }
 
-/// Most bytes in front of the data of a read.
+/// Maximum number of bytes in front of the data of a read.
 pub const DATA_HEADER_MAX: usize = ExtendedChunkHeader::SIZE + 8;
 
 /// One extent of a block status.
@@ -258,11 +258,11 @@ pub struct ExtendedStatusExtent {
 /// Longest text of an error chunk, in bytes.
 pub const MESSAGE_MAX: usize = 128;
 
-/// Most bytes of a reply without data.
+/// Maximum number of bytes of a reply without data.
 pub const SMALL_REPLY_MAX: usize = ExtendedChunkHeader::SIZE + 6 + MESSAGE_MAX;
 
-/// Writes the header of a chunk to the start of `into` and returns its length; 0 if it does not fit.
-/// `flags` are [`chunk::FLAG_DONE`], for the last one of a reply, or 0.
+/// Writes the header of a chunk to the start of `into` and returns its length; 0 if it does not
+/// fit. `flags` are [`chunk::FLAG_DONE`], for the last one of a reply, or 0.
 pub fn encode_chunk_header(
     into: &mut [u8],
     headers: Headers,

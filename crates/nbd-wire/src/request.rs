@@ -67,7 +67,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Most bytes on the wire.
+    /// Maximum number of bytes on the wire.
     pub const SIZE_MAX: usize = ExtendedRequestHeader::SIZE;
 
     /// Returns the bytes on the wire.
@@ -78,7 +78,8 @@ impl Header {
         }
     }
 
-    /// Returns the header at the start of `input` and the bytes behind it; `None`: it is incomplete.
+    /// Returns the header at the start of `input` and the bytes behind it; `None`: it is
+    /// incomplete.
     ///
     /// # Errors
     /// The number found where the magic number should be.

@@ -40,9 +40,9 @@ impl Socket {
         }
     }
 
-    /// Receives into `buf[range]`: what is available, or with `fill` the whole range. Returns 0, or
-    /// with `fill` fewer bytes, at the end of the stream. The returned buffer is empty if the ring
-    /// has lost it.
+    /// Receives into `buf[range]`: the available bytes, or with `fill` the whole range. Returns 0,
+    /// or with `fill` fewer bytes, at the end of the stream. The returned buffer is empty if the
+    /// ring has lost it.
     pub async fn receive(
         &self,
         buf: IoBuf,
@@ -70,7 +70,8 @@ impl Socket {
         into_parts(done)
     }
 
-    /// Ends a pending receive, which returns what has come, or fails with `ECANCELED` if nothing has.
+    /// Ends a pending receive, which returns what has come, or fails with `ECANCELED` if nothing
+    /// has.
     pub fn cancel_receive(&self) {
         if let Some(token) = self.receiving.get() {
             self.ring.cancel(token);
@@ -152,11 +153,13 @@ impl Socket {
         socket
     }
 
-    /// Encrypts everything from here on, as a server. `received` is what came before. `decrypt` calls
-    /// [`Records::decrypt`] wherever that may take milliseconds, and gives the records back unless they are lost.
+    /// Encrypts everything from here on, as a server. `received`: bytes that arrived before.
+    /// `decrypt` calls [`Records::decrypt`] where that may take milliseconds, and returns the
+    /// records unless they are lost.
     ///
     /// # Errors
-    /// Client and server do not agree; the client was told, and the connection is unusable.
+    ///
+    /// If client and server do not agree; the client was told, and the connection is unusable.
     pub async fn start_tls(
         &self,
         config: Arc<ServerConfig>,
@@ -214,7 +217,8 @@ impl Socket {
                 }
                 Ok(Plain::End) => break,
                 Ok(Plain::None) => match tls.decrypt() {
-                    // Requests that came together are executed together, each in a record of its own.
+                    // Requests that came together are executed together, each in a record of its
+                    // own.
                     Ok(true) => continue,
                     Ok(false) if at > range.start && !fill => break,
                     Ok(false) => self.receive_records(tls).await,

@@ -238,7 +238,7 @@ impl Watched for Letters {
 }
 
 #[test]
-fn what_is_watched_is_noticed_awake_and_asleep() {
+fn watched_events_are_noticed_awake_and_asleep() {
     let (dropped, ring) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
     let (tell, hear) = mpsc::channel();
     let (inner, asked) = (dropped.clone(), ring.clone());
@@ -267,7 +267,8 @@ impl Drop for Dropped {
     }
 }
 
-/// Two lanes count by turns, with sleeps and work off the lane between; returns the virtual time that it took.
+/// Two lanes count by turns, with sleeps and work off the lane between; returns the virtual time
+/// that it took.
 fn lanes_take_turns() -> Duration {
     let clock = Simulation::current().expect("simulated").clock();
     let begin = clock.now();
