@@ -309,6 +309,7 @@ mod tests {
             (format!("{volume}cache = \n"), 3, ""),
             (format!("{volume}cache = \"/x\n"), 3, ""),
             (format!("{volume}merge_bytes = 1\n"), 3, "merge_bytes:"),
+            (format!("{volume}policy = 'auto'\n"), 3, "s3-fifo"),
         ] {
             let error = parse(&text).expect_err(&text);
             assert_eq!(error.line, line, "{text:?}: {error}");

@@ -292,10 +292,6 @@ pub struct VolumeReport {
     /// How blocks are chosen for eviction.
     #[schemars(schema_with = "crate::schema::policy")]
     pub policy: ReplacementKind,
-    /// The rule that policy `auto` follows at the moment; `null` with other policies, and while the
-    /// volume is not running.
-    #[serde(default)]
-    pub policy_rule: Option<String>,
     /// Block size in bytes.
     pub block_size: u64,
     /// Bytes by which blocks are shifted on the origin.
@@ -366,7 +362,6 @@ impl VolumeReport {
             mode: settings.mode,
             caching: settings.caching,
             policy: settings.policy,
-            policy_rule: None,
             block_size: forebay_core::BlockSize::DEFAULT.bytes(),
             alignment: 0,
             durability: settings.durability,
@@ -532,7 +527,7 @@ mod tests {
         let name = "v".parse().expect("valid");
         let report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         let json = serde_json::to_value(&report).expect("plain data");
-        for pointer in "name mode policy policy_rule block_size durability state origin/path origin/size \
+        for pointer in "name mode policy block_size durability state origin/path origin/size \
              cache/path cache/size cache/used cache/index_loaded export/nbd blocks/known blocks/cached blocks/dirty blocks/held \
              served/reads/total served/reads/ram served/reads/cache served/reads/origin \
              served/writes/total served/writes/ram served/writes/cache served/writes/origin \

@@ -35,6 +35,7 @@ macro_rules! choice {
                 $variant:ident = $code:literal, $name:literal $(or $first:literal $(or $alias:literal)*)?;
             )*
         }
+        $(withdrawn { $($old_code:literal, $old_name:literal, now $successor:ident;)* })?
     ) => {
         $(#[doc = $doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,9 +61,22 @@ macro_rules! choice {
                 match self { $($type::$variant => $code),* }
             }
 
-            /// Returns the value with this number in the volume table.
+            /// Values that earlier versions had: number, name, and the value that took their place.
+            pub const WITHDRAWN: &'static [(u8, &'static str, $type)] =
+                &[$($(($old_code, $old_name, $type::$successor)),*)?];
+
+            /// Returns the name of the withdrawn value that had this number in the volume table.
+            pub fn withdrawn_name(code: u8) -> Option<&'static str> {
+                let found = Self::WITHDRAWN.iter().find(|(old, ..)| *old == code);
+                found.map(|(_, name, _)| *name)
+            }
+
+            /// Returns the value with this number in the volume table; for the number of a
+            /// withdrawn value its successor.
             pub fn from_code(code: u8) -> Option<Self> {
-                Self::ALL.iter().copied().find(|value| value.code() == code)
+                let withdrawn = Self::WITHDRAWN.iter().map(|(old, _, successor)| (*old, *successor));
+                let values = Self::ALL.iter().map(|value| (value.code(), *value)).chain(withdrawn);
+                values.into_iter().find(|(known, _)| *known == code).map(|(_, value)| value)
             }
         }
 
@@ -96,9 +110,15 @@ macro_rules! choice {
         }
 
         impl<'de> Deserialize<'de> for $type {
+            /// Reads the word for a value, or for a withdrawn one, which another version may have
+            /// written. Words of operators are parsed.
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let word = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                word.parse().map_err(D::Error::custom)
+                let withdrawn = Self::WITHDRAWN.iter().find(|(_, name, _)| *name == word);
+                withdrawn.map_or_else(
+                    || word.parse().map_err(D::Error::custom),
+                    |(_, _, successor)| Ok(*successor),
+                )
             }
         }
     };
@@ -272,8 +292,9 @@ choice! {
         S3Fifo = 4, "s3-fifo" or "s3fifo";
         /// Tiny LFU behind a window.
         WTinyLfu = 13, "w-tinylfu" or "wtinylfu";
-        /// The rules of S3-FIFO, chosen online by shadow caches.
-        Auto = 14, "auto";
+    }
+    withdrawn {
+        14, "auto", now S3Fifo;
     }
 }
 

@@ -94,6 +94,7 @@ mod volumes;
 mod watchdog;
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "shows the time of day")]
 mod web;
+mod withdrawn;
 mod work;
 mod writer;
 

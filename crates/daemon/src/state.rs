@@ -454,6 +454,7 @@ fn read(path: &Path) -> Result<Contents, ApiError> {
         return Err(unusable(reason));
     }
     let contents: Contents = serde_json::from_str(&text).map_err(damaged)?;
+    super::withdrawn::tell(&text);
     for (index, entry) in contents.volumes.iter().enumerate() {
         let name = &entry.volume.name;
         if contents.volumes.iter().take(index).any(|other| other.volume.name == *name) {

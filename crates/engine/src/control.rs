@@ -86,6 +86,7 @@ fn record_with(settings: &Settings, old: &VolumeRecord) -> VolumeRecord {
         mode: settings.mode,
         durability: settings.durability,
         policy: settings.policy,
+        withdrawn_policy: None,
         settings: settings.to_tags_beside(&old.settings),
         ..old.clone()
     }
@@ -140,6 +141,7 @@ impl EngineLane {
                     mode: spec.settings.mode,
                     durability: spec.settings.durability,
                     policy: spec.settings.policy,
+                    withdrawn_policy: None,
                     started: true,
                     fingerprint: None,
                     identity: origin.identity(),

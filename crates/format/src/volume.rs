@@ -118,6 +118,8 @@ pub struct VolumeRecord {
     pub durability: Durability,
     /// Replacement policy.
     pub policy: ReplacementKind,
+    /// Name of the withdrawn policy that the table has instead; the next table has `policy`.
+    pub withdrawn_policy: Option<&'static str>,
     /// Whether it starts automatically.
     pub started: bool,
     /// Fingerprint of the origin at the last orderly stop; absent while the volume runs.
@@ -243,6 +245,7 @@ impl VolumeRecord {
             mode: Mode::from_code(raw.mode).ok_or(Bad::Field("mode"))?,
             durability: Durability::from_code(raw.durability).ok_or(Bad::Field("durability"))?,
             policy: ReplacementKind::from_code(raw.policy).ok_or(Bad::Field("policy"))?,
+            withdrawn_policy: ReplacementKind::withdrawn_name(raw.policy),
             started: raw.flags & STARTED != 0,
             fingerprint: (raw.flags & FINGERPRINT != 0).then_some(raw.fingerprint),
             identity,

@@ -32,9 +32,6 @@ const IN_WORD: usize = 4;
 const WORDS: usize = 8;
 const IN_LINE: usize = WORDS * IN_WORD;
 
-/// The parts of all ghosts that [`GhostGroups::recall_within`] tells apart by their age.
-pub const REACHES: u8 = IN_LINE as u8;
-
 /// Window of the share of notes that joined a ghost, and the share that counts as all.
 const NOTES: u32 = 1024;
 const ALL: u32 = 1 << 24;
@@ -134,14 +131,11 @@ impl GhostGroups {
         self.joined.store(share - share / NOTES + more, Ordering::Relaxed);
     }
 
-    /// Returns whether a block was demoted and its ghost is among the youngest `parts` of
-    /// [`REACHES`] equal parts.
-    pub fn recall_within(&self, address: u64, parts: u8) -> bool {
+    /// Returns whether a block was demoted and there is still a ghost of it.
+    pub fn recall(&self, address: u64) -> bool {
         let place = self.place(address);
         let Some(line) = self.lines.get(place.line) else { return false };
-        let ghosts = line.ghosts();
-        let youngest = ghosts.iter().rev().filter(|ghost| **ghost & BLOCKS != 0);
-        let found = youngest.take(parts.into()).find(|ghost| place.is_of_group(**ghost));
+        let found = line.ghosts().into_iter().rev().find(|ghost| place.is_of_group(*ghost));
         found.is_some_and(|ghost| ghost & place.bit != 0)
     }
 
@@ -161,21 +155,16 @@ impl GhostGroups {
 mod tests {
     use super::*;
 
-    fn recalls(ghosts: &GhostGroups, address: u64) -> bool {
-        ghosts.recall_within(address, REACHES)
-    }
-
     #[test]
     fn a_demoted_block_is_recalled_without_its_neighbours() {
         for room in [0, 1, 9, 1000, 1 << 20] {
             let ghosts = GhostGroups::new(room);
             for address in (0..5_000).map(|number| number * 7).chain([u64::MAX]) {
                 ghosts.note(address);
-                assert!(recalls(&ghosts, address), "{room} {address}");
-                assert!(!ghosts.recall_within(address, 0));
+                assert!(ghosts.recall(address), "{room} {address}");
                 ghosts.note(address ^ 1);
                 ghosts.forget(address);
-                assert!(!recalls(&ghosts, address) && recalls(&ghosts, address ^ 1));
+                assert!(!ghosts.recall(address) && ghosts.recall(address ^ 1));
                 ghosts.forget(address ^ 1);
             }
         }
@@ -206,12 +195,11 @@ mod tests {
             if model.len() > IN_LINE {
                 model.remove(0);
             }
-            let (other, parts) = (random.u64(0..60 * 4), random.u8(0..=REACHES));
-            let expected = model.iter().rev().take(parts.into());
-            let expected = expected
-                .clone()
-                .any(|(of, blocks)| *of == group(other) && blocks & bit(other) != 0);
-            assert_eq!(ghosts.recall_within(other, parts), expected, "{other} {parts} {model:?}");
+            let other = random.u64(0..60 * 4);
+            let mut known = model.iter();
+            let expected =
+                known.any(|(of, blocks)| *of == group(other) && blocks & bit(other) != 0);
+            assert_eq!(ghosts.recall(other), expected, "{other} {model:?}");
         }
     }
 
@@ -219,7 +207,7 @@ mod tests {
         let ghosts = GhostGroups::new(room);
         let notes: Vec<u64> = notes.collect();
         notes.iter().for_each(|address| ghosts.note(*address));
-        notes.iter().filter(|address| recalls(&ghosts, **address)).count() as f64 / room as f64
+        notes.iter().filter(|address| ghosts.recall(**address)).count() as f64 / room as f64
     }
 
     #[test]
@@ -238,8 +226,7 @@ mod tests {
             let ghosts = GhostGroups::new(9 << 12);
             notes.for_each(|address| ghosts.note(address));
             let others = 1 << 30..(1 << 30) + (1 << 20);
-            others.clone().filter(|other| recalls(&ghosts, *other)).count() as f64
-                / (1 << 20) as f64
+            others.clone().filter(|other| ghosts.recall(*other)).count() as f64 / (1 << 20) as f64
         };
         let (runs, single) = (wrong(&mut (0..1 << 17)), wrong(&mut (0..1 << 15).map(|it| it * 4)));
         assert!(

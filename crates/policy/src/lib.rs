@@ -8,7 +8,6 @@
 //! - [`admission`]: whether a block may enter, one file per rule
 //! - [`replacement`]: S3-FIFO for a log, in four bits per block
 //! - [`GhostGroups`]: ghosts of the blocks that it demotes
-//! - [`auto`]: shadow caches that choose the rules of that policy
 //! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
 //! - [`whatif`]: shadow caches that predict the results of other settings
 //! - [`exact`]: block-based policies, with lists of blocks
@@ -19,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
-pub mod auto;
 mod chunked;
 pub mod curve;
 pub mod exact;
@@ -35,10 +33,9 @@ pub mod whatif;
 pub mod writeback;
 
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};
-pub use auto::{Auto, Rule};
 pub use ghost_groups::GhostGroups;
 pub use rate::{Bucket, Load, RateControl};
-pub use replacement::{Rank, Shares};
+pub use replacement::{Rank, Rule, Shares};
 pub use sequential::{Route, SequentialCutoff, SharedStreams, StreamRoute};
 pub use sweep::{DirtyMap, Merge, Run, SweepPlanner, Window, next_run};
 pub use writeback::{AWAKE_FOR, Decision, DirtyState, Pacer, Trigger, Urgency};

@@ -14,9 +14,8 @@
 //! fewer blocks are reinserted. Order of age would do that too, but miss more on loops. A block
 //! needs only a rank: its queue, and how often it was used there.
 //!
-//! How large the small queue is, and what promotes a block, are parameters ([`crate::auto::Rule`]);
-//! the policy `auto` changes them online. The following is the rule of the policy `s3-fifo`, which
-//! has another one while demoted blocks come singly ([`crate::Rule::S3_FIFO_OF_SINGLE_BLOCKS`]).
+//! How large the small queue is, and what promotes a block, are parameters: [`Rule`]. The following is
+//! [`Rule::S3_FIFO`]; there is another one while demoted blocks come singly.
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A demoted block that
 //! is requested before its segment is reclaimed enters the main queue, at no write. A block of the
@@ -115,6 +114,31 @@ impl Rank {
     }
 }
 
+/// Parameters of S3-FIFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The small queue has this part of the kept blocks: 32 is a thirty-second.
+    pub small: u64,
+    /// Uses in the small queue that promote a block to the main queue.
+    pub promoting_uses: u8,
+    /// Whether a block of the small queue that is overwritten moves to the end of it, as its place in
+    /// a log does.
+    pub renews: bool,
+}
+
+impl Rule {
+    /// The rule of the paper, for caches without a log.
+    pub const PAPER: Rule = Rule { small: 10, promoting_uses: 2, renews: false };
+
+    /// The rule of the log.
+    pub const S3_FIFO: Rule = Rule { small: 32, promoting_uses: 2, renews: true };
+
+    /// The rule of the log while demoted blocks have few neighbours among the ghosts. Those then
+    /// reach back over fewer blocks, so blocks get more time in the small queue; and where each use
+    /// is a request of its own, one is as good as two.
+    pub const S3_FIFO_OF_SINGLE_BLOCKS: Rule = Rule { small: 4, promoting_uses: 1, renews: true };
+}
+
 /// Returns the percentage of the blocks which fit in the log that a policy keeps.
 ///
 /// With a higher one, reclaimed segments are fuller and more is reinserted, see
@@ -123,7 +147,7 @@ impl Rank {
 /// any of them with a higher share.
 pub fn kept_percent(kind: ReplacementKind) -> u64 {
     match kind {
-        ReplacementKind::S3Fifo | ReplacementKind::Auto => 88,
+        ReplacementKind::S3Fifo => 88,
         ReplacementKind::Random => 60,
         _ => 90,
     }

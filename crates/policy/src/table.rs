@@ -82,6 +82,7 @@ impl<P: Default> Table<P> {
     }
 
     /// Returns an estimate of the allocated bytes.
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<Block<P>>()
             + self.free.capacity() * size_of::<u32>()

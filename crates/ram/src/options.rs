@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use forebay_core::{RamStrategy, ReplacementKind, WriteDown};
-use forebay_policy::exact::shadow_bytes;
 
 use crate::block::{REGION_BYTES, RamBlock};
 use crate::index::MOST_FRAMES;
@@ -53,9 +52,8 @@ impl TierOptions {
     pub(crate) fn memory_in(&self, shards: u64) -> u64 {
         let blocks = self.bytes / self.block.bytes();
         let masks = (blocks * u64::from(self.block.sectors())) as f64 * SECTOR_OVERHEAD;
-        let capacity = blocks.div_ceil(shards).min(MOST_FRAMES.into()) as u32;
-        let shard = SHARD_OVERHEAD + shadow_bytes(self.policy, capacity);
-        let overhead = blocks.saturating_mul(BLOCK_OVERHEAD) + masks as u64 + shards * shard;
+        let overhead =
+            blocks.saturating_mul(BLOCK_OVERHEAD) + masks as u64 + shards * SHARD_OVERHEAD;
         self.bytes.saturating_add(overhead + offer::memory(self.block.bytes()))
     }
 

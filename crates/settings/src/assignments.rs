@@ -4,6 +4,8 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 
+use forebay_core::ReplacementKind;
+
 use crate::error::{SettingError, shortened};
 use crate::table::{Setting, Settings};
 
@@ -67,6 +69,25 @@ impl Assignments {
     }
 }
 
+/// Returns the word that takes the place of a stored value which has been withdrawn.
+pub fn successor(setting: &str, value: &str) -> Option<&'static str> {
+    if !matches!(setting, "policy" | "ram_policy") {
+        return None;
+    }
+    let found = ReplacementKind::WITHDRAWN.iter().find(|(_, name, _)| *name == value);
+    found.map(|(_, _, successor)| successor.name())
+}
+
+/// Assignments that a program has stored, perhaps one of another version: values that have been
+/// withdrawn are replaced.
+pub(crate) struct Stored(pub(crate) Assignments);
+
+impl<'de> Deserialize<'de> for Stored {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Entries { stored: true }).map(Stored)
+    }
+}
+
 impl Serialize for Assignments {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.iter())
@@ -76,36 +97,41 @@ impl Serialize for Assignments {
 impl<'de> Deserialize<'de> for Assignments {
     /// Reads an object of strings, whole numbers and booleans; a duplicate key is an error.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
+        deserializer.deserialize_map(Entries { stored: false })
+    }
+}
 
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Assignments;
+/// Reads an object of settings.
+struct Entries {
+    /// By a program, not by an operator.
+    stored: bool,
+}
 
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object of settings, like {\"dirty_high\": 60}")
-            }
+impl<'de> Visitor<'de> for Entries {
+    type Value = Assignments;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Assignments, A::Error> {
-                let mut all = Assignments::default();
-                while let Some(name) = map.next_key::<String>()? {
-                    let text = match map.next_value::<Value>()? {
-                        Value::String(text) => text,
-                        Value::Number(number) => number.to_string(),
-                        Value::Bool(value) => value.to_string(),
-                        _ => {
-                            return Err(A::Error::custom(format!(
-                                "{}: neither a string nor a number nor a boolean",
-                                shortened(&name)
-                            )));
-                        }
-                    };
-                    all.push(&name, &text).map_err(A::Error::custom)?;
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object of settings, like {\"dirty_high\": 60}")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Assignments, A::Error> {
+        let mut all = Assignments::default();
+        while let Some(name) = map.next_key::<String>()? {
+            let text = match map.next_value::<Value>()? {
+                Value::String(text) => text,
+                Value::Number(number) => number.to_string(),
+                Value::Bool(value) => value.to_string(),
+                _ => {
+                    return Err(A::Error::custom(format!(
+                        "{}: neither a string nor a number nor a boolean",
+                        shortened(&name)
+                    )));
                 }
-                Ok(all)
-            }
+            };
+            let successor = successor(&name, &text).filter(|_| self.stored);
+            all.push(&name, successor.unwrap_or(&text)).map_err(A::Error::custom)?;
         }
-
-        deserializer.deserialize_map(Entries)
+        Ok(all)
     }
 }
 
@@ -127,6 +153,23 @@ mod tests {
             assert!(serde_json::from_str::<Assignments>(bad).is_err(), "{bad}");
         }
         assert!(serde_json::from_str::<Assignments>(r#"{"dirty_high":60,"idle":"5m"}"#).is_ok());
+    }
+
+    #[test]
+    fn a_withdrawn_policy_is_replaced_but_refused_if_typed() {
+        for setting in ["policy", "ram_policy"] {
+            let text = format!(r#"{{"{setting}":"auto"}}"#);
+            let stored: Settings = serde_json::from_str(&text).expect("it was stored");
+            let now = ReplacementKind::S3Fifo;
+            assert_eq!((stored.policy, stored.ram_policy), (now, now));
+            let typed = serde_json::from_str::<Assignments>(&text).expect_err("it was typed");
+            let typed = typed.to_string();
+            assert!(typed.contains("w-tinylfu") && typed.contains("'auto'"), "{typed}");
+            assert!(Assignments::parse([format!("{setting}=auto")]).is_err());
+        }
+        assert!(serde_json::from_str::<Settings>(r#"{"policy":"autos"}"#).is_err());
+        let export: Settings = serde_json::from_str(r#"{"export":"auto"}"#).expect("valid");
+        assert!(export.export.is_auto());
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
-pub use assignments::Assignments;
+pub use assignments::{Assignments, successor};
 pub use error::SettingError;
 pub use kind::SettingKind;
 pub use table::{SETTINGS, Scope, Setting, Settings};

@@ -3,7 +3,7 @@
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::assignments::Assignments;
+use crate::assignments::Stored;
 use crate::table::{SETTINGS, Settings};
 
 impl Serialize for Settings {
@@ -17,10 +17,11 @@ impl Serialize for Settings {
 }
 
 impl<'de> Deserialize<'de> for Settings {
-    /// Reads settings; an absent one is as in [`Settings::unsaid`].
+    /// Reads settings that a program has written, perhaps one of another version: an absent one is
+    /// as in [`Settings::unsaid`], and a withdrawn value is replaced.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut settings = Settings::unsaid();
-        Assignments::deserialize(deserializer)?.apply(&mut settings).map_err(D::Error::custom)?;
+        Stored::deserialize(deserializer)?.0.apply(&mut settings).map_err(D::Error::custom)?;
         Ok(settings)
     }
 }

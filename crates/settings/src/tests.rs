@@ -102,6 +102,9 @@ fn settings_survive_the_volume_table() {
         read.apply_tags(&[(tag(name), value), (9999, 1)]);
         assert_eq!(read, settings, "{name} {value}");
     }
+    // 14 was `auto`.
+    read.apply_tags(&[(tag("ram_policy"), 14)]);
+    assert_eq!(read.ram_policy, forebay_core::ReplacementKind::S3Fifo);
     read.apply_tags(&[(tag("quiet_hours"), 0), (tag("writeback_depth"), 0)]);
     assert_eq!((read.quiet_hours, read.writeback_depth), (None, 1));
 }

@@ -44,7 +44,7 @@ def other_settings_change_under_verified_load(box):
         "--time_based", "--runtime=8", size="96m",
     )  # fmt: skip
     settings = itertools.cycle((
-        "policy=fifo", "policy=w-tinylfu", "policy=auto", "policy=random", "policy=lru", "policy=smq", "policy=s3-fifo", "durability=strict", "durability=flush",
+        "policy=fifo", "policy=w-tinylfu", "policy=random", "policy=lru", "policy=smq", "policy=s3-fifo", "durability=strict", "durability=flush",
         "dirty_low=1 dirty_high=5", "dirty_high=60", "sequential_cutoff=0", "sequential_cutoff=64K",
         "writeback_running=off", "writeback_running=on", "idle=10ms", "writeback_depth=1",
         "admission=second-hit", "admission=ghost:16", "promote=64K", "admission=always", "promote=0",

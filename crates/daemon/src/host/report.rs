@@ -397,7 +397,6 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     let (store, volume) = (&running.cache.store, &running.volume);
     let set = volume.settings();
     (report.mode, report.policy, report.durability) = (set.mode, set.policy, set.durability);
-    report.policy_rule = running.cache.policy_rule().map(str::to_owned);
     report.caching = set.caching;
     report.settings = settings::for_operator(&set);
     let block = store.block_size().bytes();

@@ -80,9 +80,6 @@ impl EngineLane {
             lists.demote(replacement.kept.most());
             return;
         }
-        if let Some(auto) = &replacement.auto {
-            auto.catch_up();
-        }
         let rule = replacement.rule();
         let most_small = replacement.shares.small(rule.small);
         let segments = &self.cache.store.segments;

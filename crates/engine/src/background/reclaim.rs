@@ -145,9 +145,6 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         if (free >= engine.cache.free_target() && !crowded) || store.health.failed() {
             engine.cache.press(false);
             engine.cache.starve(false);
-            if let Some(auto) = &engine.cache.replacement().1.auto {
-                auto.catch_up();
-            }
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }

@@ -12,6 +12,7 @@ use crate::background;
 use crate::error::{EngineError, EngineErrorKind};
 use crate::lane::engine::{EngineLane, LaneContext};
 use crate::serve::requests;
+use crate::settings::tell_withdrawn;
 use crate::state::cache::Cache;
 
 /// Interval of checks whether the cache device still answers.
@@ -33,6 +34,7 @@ impl EngineLane {
         let meter = Meter::new(options.lanes);
         let queue = context.open_metered(&device, &meter)?;
         let (store, report) = Store::open(&context.lane, device, queue, options).await?;
+        store.store().volumes().iter().for_each(tell_withdrawn);
         let policy =
             store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
         let clock = context.lane.clock().clone();

@@ -7,7 +7,7 @@ use forebay_policy::exact::Key;
 use forebay_store::{Class, Entry, VersionId};
 
 use crate::lane::LaneVolume;
-use crate::state::replacement::{AutoPolicy, How, ListPolicy, Replacement};
+use crate::state::replacement::{How, ListPolicy, Replacement};
 
 /// Feeds and queries the replacement policy for a volume's blocks.
 #[derive(Clone, Copy)]
@@ -167,15 +167,5 @@ impl Policy<'_> {
     pub(crate) fn remember_given_up(self, block: OriginBlock) {
         let address = self.0.volume.space.unique(block);
         self.with_replacement(|replacement| replacement.remember(address));
-    }
-
-    /// Calls `tell` with the shadow caches of policy `auto`, and with what makes a block of the
-    /// volume unique, if that policy is in force.
-    pub(crate) fn with_shadows(self, tell: impl FnOnce(&AutoPolicy, &dyn Fn(Key) -> Key)) {
-        self.with_replacement(|replacement| {
-            if let Some(auto) = &replacement.auto {
-                tell(auto, &|Key(block)| self.key(OriginBlock(block)));
-            }
-        });
     }
 }

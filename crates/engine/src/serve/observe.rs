@@ -1,17 +1,15 @@
-//! Counts the blocks of requests and samples them, for the miss-ratio curve and for the shadow
-//! caches of policy `auto`.
+//! Counts the blocks of requests and samples them, for the miss-ratio curve.
 
 use forebay_core::{Op, OriginBlock};
 use forebay_policy::curve::Access;
 use forebay_policy::exact::Key;
 
-use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::path::discard::Discarder;
 use crate::state::curve::FIRST;
 use crate::stats::{LaneStats, bump};
 
-/// Tells the miss-ratio curve and the shadow caches about requests.
+/// Tells the miss-ratio curve about requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Observer<'a>(pub(crate) &'a LaneVolume);
 
@@ -39,7 +37,6 @@ impl Observer<'_> {
     #[cold]
     #[inline(never)]
     fn watch_closely(self, access: Access, keys: std::ops::Range<Key>) {
-        Policy(self.0).with_shadows(|auto, key_of| auto.access(access, keys.clone(), key_of));
         self.0.watch.access(&self.0.volume.watched, access, keys, || self.0.now());
     }
 
@@ -51,7 +48,6 @@ impl Observer<'_> {
             Discarder(self.0).whole_blocks(offset, len)
         {
             let keys = Key(first)..Key(end);
-            Policy(self.0).with_shadows(|auto, key_of| auto.discard(keys.clone(), key_of));
             self.0.watch.discard(&self.0.volume.watched, keys, || self.0.now());
         }
     }

@@ -245,12 +245,6 @@ impl Cache {
         self.replacement.read().1.kind
     }
 
-    /// Returns the name of the rule that policy `auto` follows at the moment; `None` if another
-    /// policy is in force.
-    pub fn policy_rule(&self) -> Option<&'static str> {
-        self.replacement.read().1.auto.as_ref().map(|auto| auto.rule().name)
-    }
-
     /// Replaces the policy by a new one of this kind, unless that kind is in force. Returns whether
     /// it did; the caller then shows the cached blocks to it (`EngineLane::switch_policy`).
     pub(crate) fn set_policy(&self, kind: ReplacementKind) -> bool {

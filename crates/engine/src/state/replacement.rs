@@ -1,23 +1,17 @@
 //! The replacement policy of a cache; `io::policy` feeds and queries it.
 //!
-//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] and [`ReplacementKind::Auto`] keep
-//! their state in the ranks in the index ([`forebay_policy::replacement`]) and in ghosts; `auto`
-//! also has shadow caches that choose its [`Rule`]. The others have lists
+//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps its state in the ranks in the
+//! index ([`forebay_policy::replacement`]) and in ghosts. The others have lists
 //! ([`forebay_policy::exact`]), kept by a [`ListPolicy`]. Both only say which blocks are worth
 //! keeping; `background::reclaim` frees the space.
 
-mod auto_policy;
 mod kept;
 mod list_policy;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use forebay_core::ReplacementKind;
-use forebay_policy::replacement::kept_percent;
 use forebay_policy::{GhostGroups, Rule, Shares};
 use forebay_store::Store;
 
-pub(crate) use auto_policy::AutoPolicy;
 use kept::Kept;
 pub(crate) use list_policy::ListPolicy;
 
@@ -48,26 +42,18 @@ pub(crate) struct Replacement {
     pub(crate) shares: Shares,
     pub(crate) kept: Kept,
     pub(crate) how: How,
-    /// What chooses the rule of `auto`.
-    pub(crate) auto: Option<AutoPolicy>,
-    /// Blocks that left the small queue, so that some of them become ghosts.
-    given_up: AtomicU64,
 }
 
 impl Replacement {
     pub(crate) fn new(kind: ReplacementKind, store: &Store) -> Self {
         let (room, lanes) = (room(store), store.options().lanes);
-        let given_up = AtomicU64::new(0);
         let shares = Shares::of(room, kind);
         let kept = Kept::new(shares);
-        if matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto) {
-            let how = How::Ranks(GhostGroups::new(shares.room));
-            let auto = kind == ReplacementKind::Auto;
-            let auto = auto.then(|| AutoPolicy::new(room, kept_percent(kind)));
-            return Replacement { kind, shares, kept, how, auto, given_up };
-        }
-        let how = How::Lists(ListPolicy::new(kind, shares.kept, store, lanes));
-        Replacement { kind, shares, kept, how, auto: None, given_up }
+        let how = match kind {
+            ReplacementKind::S3Fifo => How::Ranks(GhostGroups::new(shares.room)),
+            kind => How::Lists(ListPolicy::new(kind, shares.kept, store, lanes)),
+        };
+        Replacement { kind, shares, kept, how }
     }
 
     /// Returns whether the ranks are all its state about cached blocks.
@@ -77,17 +63,15 @@ impl Replacement {
 
     /// Returns the rule that ranks follow at the moment.
     pub(crate) fn rule(&self) -> &'static Rule {
-        match (&self.auto, &self.how) {
-            (Some(auto), _) => auto.rule(),
-            (None, How::Ranks(ghosts)) if ghosts.are_single() => &Rule::S3_FIFO_OF_SINGLE_BLOCKS,
+        match &self.how {
+            How::Ranks(ghosts) if ghosts.are_single() => &Rule::S3_FIFO_OF_SINGLE_BLOCKS,
             _ => &Rule::S3_FIFO,
         }
     }
 
-    /// Adds a ghost for a block that has left the small queue, if the rule remembers it.
+    /// Adds a ghost for a block that has left the small queue.
     pub(crate) fn remember(&self, address: u64) {
-        let How::Ranks(ghosts) = &self.how else { return };
-        if self.rule().remembers(self.given_up.fetch_add(1, Ordering::Relaxed)) {
+        if let How::Ranks(ghosts) = &self.how {
             ghosts.note(address);
         }
     }
@@ -96,7 +80,7 @@ impl Replacement {
     /// ghost then.
     pub(crate) fn comes_back(&self, address: u64) -> bool {
         let How::Ranks(ghosts) = &self.how else { return false };
-        let comes_back = ghosts.recall_within(address, self.rule().reach);
+        let comes_back = ghosts.recall(address);
         if comes_back {
             ghosts.forget(address);
         }
@@ -106,10 +90,7 @@ impl Replacement {
     /// Returns the memory beside the index, in bytes: for cached blocks, and for ghosts.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         match &self.how {
-            How::Ranks(ghosts) => {
-                let shadows = self.auto.as_ref().map_or(0, AutoPolicy::most_bytes);
-                (shadows, ghosts.bytes())
-            }
+            How::Ranks(ghosts) => (0, ghosts.bytes()),
             How::Lists(lists) => lists.bytes(),
         }
     }

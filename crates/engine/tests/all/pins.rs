@@ -93,7 +93,7 @@ fn pinned_blocks_survive_writes_of_everything_else() {
         (Mode::Writeback, ReplacementKind::S3Fifo),
         (Mode::Writeback, ReplacementKind::Lru),
         (Mode::Writeonly, ReplacementKind::S3Fifo),
-        (Mode::Writethrough, ReplacementKind::Auto),
+        (Mode::Writethrough, ReplacementKind::S3Fifo),
     ] {
         let test = Test::new(in_mode(mode, policy));
         let mut random = fastrand::Rng::with_seed(5);

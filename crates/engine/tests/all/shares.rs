@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 
 /// Ranks, and lists in order of use and without any order.
 const POLICIES: [ReplacementKind; 3] =
-    [ReplacementKind::Auto, ReplacementKind::Lru, ReplacementKind::Random];
+    [ReplacementKind::S3Fifo, ReplacementKind::Lru, ReplacementKind::Random];
 
 struct Test {
     world: World,
@@ -123,13 +123,14 @@ fn dirty_blocks_keep_to_the_largest_share() {
 
 #[test]
 fn shares_can_be_changed_while_the_volume_is_used() {
-    let test = Test::new(with(ReplacementKind::Auto, 0, 100), with(ReplacementKind::Auto, 0, 100));
+    let test =
+        Test::new(with(ReplacementKind::S3Fifo, 0, 100), with(ReplacementKind::S3Fifo, 0, 100));
     test.read(&test.one, 0..48);
     assert!(test.share(&test.one) > 50.0);
-    test.set_one(with(ReplacementKind::Auto, 0, 10));
+    test.set_one(with(ReplacementKind::S3Fifo, 0, 10));
     test.settle();
     assert!(test.share(&test.one) <= 10.0);
-    test.set_one(with(ReplacementKind::Auto, 0, 100));
+    test.set_one(with(ReplacementKind::S3Fifo, 0, 100));
     test.read(&test.one, 0..48);
     test.settle();
     assert!(test.share(&test.one) > 50.0);

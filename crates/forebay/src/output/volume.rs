@@ -36,8 +36,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         line("progress", percent(share));
     }
     let mode = mode(report.mode, report.caching);
-    let rule = report.policy_rule.as_ref().map_or(String::new(), |rule| format!(" ({rule})"));
-    line("mode", format!("{mode}, {}{rule}, durability {}", report.policy, report.durability));
+    line("mode", format!("{mode}, {}, durability {}", report.policy, report.durability));
     line("origin", origin(report));
     cache_lines(report).into_iter().for_each(|(label, value)| line(label, value));
     ram_lines(report).into_iter().for_each(|(label, value)| line(label, value));

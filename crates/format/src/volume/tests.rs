@@ -21,6 +21,7 @@ fn volume(id: u16) -> VolumeRecord {
         mode: Mode::ALL[usize::from(id) % Mode::ALL.len()],
         durability: Durability::ALL[usize::from(id) % Durability::ALL.len()],
         policy: ReplacementKind::ALL[usize::from(id) % ReplacementKind::ALL.len()],
+        withdrawn_policy: None,
         started: id.is_multiple_of(2),
         fingerprint: id.is_multiple_of(3).then_some([id as u8; 32]),
         identity: id.is_multiple_of(2).then(|| identity(id)),
@@ -209,6 +210,16 @@ fn forged_lengths_and_codes_are_refused() {
     assert_eq!(field(72, &[0xff]), "name");
     assert_eq!(field(12, &[0xff; 4]), "alignment");
     assert_eq!(read(&forged(46, &[0xff; 6])), Err(Absurd("len")));
+}
+
+#[test]
+fn a_withdrawn_policy_is_read_as_its_successor() {
+    // 14 was `auto`.
+    let read = read(&forged(40 + 4, &[14])).expect("a table of an earlier version");
+    assert_eq!(read[0].policy, ReplacementKind::S3Fifo);
+    assert_eq!(read[0].withdrawn_policy, Some("auto"));
+    let again = encode(&read, &cache(), BlockSize::DEFAULT).expect("valid");
+    assert_eq!(again.bytes[40 + 4], ReplacementKind::S3Fifo.code());
 }
 
 #[test]

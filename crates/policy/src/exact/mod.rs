@@ -19,7 +19,6 @@
 //! | [`sieve`] | blocks unused since the hand passed; spared ones keep their place | 8.13 |
 //! | [`s3_fifo`] | blocks not used twice on their way through a small queue | 12.5 + 4.8 |
 //! | [`w_tinylfu`] | blocks seen less often than the one that wants to enter | 12.25 + 8 |
-//! | [`auto`] | as S3-FIFO, by rules that shadow caches choose | 12.5 + 6.2 |
 //!
 //! Shared modules: `list`, `fields`, `ghost`; `levels` and `hotspot` belong to smq, `sketch` to
 //! W-TinyLFU. To add a policy: a file with it and its naive model, a row of [`ReplacementKind`],
@@ -27,7 +26,6 @@
 //! `tests.rs` then apply to it.
 
 pub mod arc;
-pub mod auto;
 pub mod clock;
 mod fields;
 pub mod fifo;
@@ -181,7 +179,6 @@ pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box
         ReplacementKind::Sieve => Box::new(sieve::Sieve::new(capacity, nodes)),
         ReplacementKind::S3Fifo => Box::new(s3_fifo::S3Fifo::new(capacity, nodes)),
         ReplacementKind::WTinyLfu => Box::new(w_tinylfu::WTinyLfu::new(capacity, nodes)),
-        ReplacementKind::Auto => Box::new(auto::Auto::new(capacity, nodes)),
     }
 }
 
@@ -191,24 +188,12 @@ pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box
     let shares = Shares::of(room.into(), kind);
     let kept = shares.kept.min(1 << 30) as u32;
     match kind {
-        ReplacementKind::S3Fifo | ReplacementKind::Auto => {
-            Box::new(s3_fifo::S3Fifo::in_log(shares, nodes.max(kept + 1)))
-        }
+        ReplacementKind::S3Fifo => Box::new(s3_fifo::S3Fifo::in_log(shares, nodes.max(kept + 1))),
         kind => build(kind, kept, nodes, 0),
     }
 }
 
-/// Returns the most memory, in bytes, that the shadow caches of a policy with this capacity take:
-/// 0 for policies without any.
-pub fn shadow_bytes(kind: ReplacementKind, capacity: u32) -> u64 {
-    match kind {
-        ReplacementKind::Auto => auto::Auto::shadows(capacity.clamp(1, 1 << 30)).most_bytes(),
-        _ => 0,
-    }
-}
-
-/// Returns the slow and short model of a policy, which evicts the same blocks. Random choices and
-/// shadow caches have none.
+/// Returns the slow and short model of a policy, which evicts the same blocks. Random choices have none.
 #[cfg(test)]
 fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::Naive>> {
     let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
@@ -217,7 +202,7 @@ fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::
     Some(match kind {
         ReplacementKind::Lru => line(true),
         ReplacementKind::Fifo => line(false),
-        ReplacementKind::Random | ReplacementKind::Smq | ReplacementKind::Auto => return None,
+        ReplacementKind::Random | ReplacementKind::Smq => return None,
         ReplacementKind::Lfu | ReplacementKind::LfuR => {
             Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
         }

@@ -8,7 +8,7 @@
 //!
 //! 12.5 bytes per block, and 4.8 for ghosts.
 //!
-//! [`S3Fifo::in_log`] has the parameters and the rules of the ranks in the log instead
+//! [`S3Fifo::in_log`] has the rule and the shares of the ranks in the log instead
 //! ([`crate::replacement`]).
 
 use super::fields::Fields;
@@ -17,16 +17,13 @@ use super::list::Lists;
 use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
-use crate::auto::Rule;
-use crate::replacement::Shares;
+use crate::replacement::{Rule, Shares};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 /// The only queue of ghosts: blocks evicted from the small queue.
 const OUT: usize = 0;
 
-/// Hits in the small queue that promote a block to the main queue.
-const PROMOTING_HITS: u8 = 2;
 /// Hits are counted up to this number.
 const MOST_HITS: u8 = 3;
 /// The mark's bit for a block in the main queue; the other bits count hits.
@@ -38,8 +35,7 @@ pub struct S3Fifo {
     capacity: u32,
     most_small: u32,
     most_ghosts: u32,
-    /// Follows the rules of the log.
-    in_log: bool,
+    rule: Rule,
     lists: Lists,
     marks: Fields,
     hashes: Vec<u32>,
@@ -49,24 +45,22 @@ pub struct S3Fifo {
 impl S3Fifo {
     pub(super) fn new(capacity: u32, nodes: u32) -> Self {
         let most_ghosts = ((u64::from(capacity) * 9 / 10) as u32).max(1);
-        S3Fifo::with(capacity, (capacity / 10).max(1), most_ghosts, nodes)
+        S3Fifo::with(Rule::PAPER, capacity, most_ghosts, nodes)
     }
 
     /// Makes the policy with the shares of the ranks, for the kept blocks of a log. `nodes`: more
     /// than those.
     pub(super) fn in_log(shares: Shares, nodes: u32) -> Self {
         let number = |blocks: u64| blocks.min(u64::from(nodes)) as u32;
-        let small = number(shares.small(Rule::S3_FIFO.small));
-        let policy = S3Fifo::with(number(shares.kept), small, number(shares.room), nodes);
-        S3Fifo { in_log: true, ..policy }
+        S3Fifo::with(Rule::S3_FIFO, number(shares.kept), number(shares.room), nodes)
     }
 
-    fn with(capacity: u32, most_small: u32, most_ghosts: u32, nodes: u32) -> Self {
+    fn with(rule: Rule, capacity: u32, most_ghosts: u32, nodes: u32) -> Self {
         S3Fifo {
             capacity,
-            most_small,
+            most_small: (capacity / rule.small as u32).max(1),
             most_ghosts,
-            in_log: false,
+            rule,
             lists: Lists::new(nodes, 2),
             marks: Fields::new(nodes, 4),
             hashes: vec![0; nodes as usize],
@@ -91,7 +85,7 @@ impl S3Fifo {
     fn evict_small(&mut self) -> Option<u32> {
         loop {
             let node = self.lists.pop(SMALL)?;
-            if self.hits(node) < PROMOTING_HITS {
+            if self.hits(node) < self.rule.promoting_uses {
                 self.ghosts.insert(OUT, self.hashes[node as usize], 0);
                 if self.ghosts.len(OUT) > self.most_ghosts {
                     self.ghosts.pop(OUT);
@@ -146,15 +140,12 @@ impl BlockPolicy for S3Fifo {
 
     fn overwritten(&mut self, Node(node): Node) {
         self.hit(Node(node));
-        if self.in_log && self.list(node) == SMALL {
+        if self.rule.renews && self.list(node) == SMALL {
             self.lists.renew(SMALL, node);
         }
     }
 
     fn returned(&mut self, Node(node): Node, key: Key) -> Option<Node> {
-        if !self.in_log {
-            return self.insert(Node(node), key);
-        }
         let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.hashes[node as usize] = key.hash();
         self.push_main(node, 0);

@@ -120,7 +120,7 @@ impl Level {
             demoted_dirty: 0,
             most_dirty: room,
             kept: crate::Shares::of(room.into(), kind).kept as u32,
-            yields_to_dirty: matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto),
+            yields_to_dirty: kind == ReplacementKind::S3Fifo,
         };
         Level::with(number, kind, room, policy, Some(log))
     }

@@ -85,8 +85,8 @@ impl Setup {
     }
 }
 
-/// The policies that are simulated beside the present one. `auto` is not: it compares rules itself.
-/// Nor is `smq`: it goes by regions of neighbouring blocks, of which a sample has hardly any.
+/// The policies that are simulated beside the present one. `smq` is not: it goes by regions of
+/// neighbouring blocks, of which a sample has hardly any.
 const POLICIES: [ReplacementKind; 4] = [
     ReplacementKind::Lru,
     ReplacementKind::S3Fifo,

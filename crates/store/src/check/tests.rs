@@ -60,6 +60,7 @@ impl World {
                 mode: Mode::Writeback,
                 durability: Durability::Flush,
                 policy: ReplacementKind::Lru,
+                withdrawn_policy: None,
                 started: true,
                 fingerprint: None,
                 identity: None,
