@@ -1,4 +1,5 @@
-//! Connecting to a server, up to the end of the handshake. It may wait, so it is done in a thread that may.
+//! Connecting to a server, up to the end of the handshake. It may wait, so it is done in a thread
+//! that may.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no servers")]
 
 use std::io::{self, Read, Write};
@@ -25,10 +26,10 @@ use forebay_nbd_wire::keys::warn_of_readable_key;
 
 use crate::handshake::{ConnectError, Export, choose, greet, start_tls};
 
-/// How long a handshake may take, unless requests wait for less.
+/// Time limit of a handshake, unless requests wait for less.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Where Debian and others keep the certificates of well-known authorities.
+/// The file in which Debian and others keep the certificates of well-known authorities.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// A connection whose handshake is over.
@@ -39,7 +40,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Tells the server that no request follows, if that is possible without waiting, and disconnects.
+    /// Tells the server that no request follows, if that is possible without waiting, and
+    /// disconnects.
     pub(crate) fn leave(self) {
         let header = RequestHeader {
             magic: U32::new(REQUEST_MAGIC),
@@ -145,7 +147,7 @@ fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // A server that accepts nobody must not hold this thread for ever.
+    // A server that accepts no connection must not hold this thread for ever.
     set_socket_timeout(&fd, Timeout::Send, Some(patience))?;
     in_time(rustix::net::connect(&fd, &SocketAddrUnix::new(path)?).map_err(io::Error::from))?;
     Ok(fd.into())

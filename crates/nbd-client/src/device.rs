@@ -24,10 +24,11 @@ use crate::reply::{Reply, To};
 /// Bytes of the largest physical block that a preferred size is taken for.
 const PAGE: u32 = 4096;
 
-/// How long the question for an extent may take.
+/// Time limit of the query for an extent.
 const EXTENT: Duration = Duration::from_secs(2);
 
-/// An export of an NBD server. Nothing but this program may write to it: servers have no lock that says so.
+/// An export of an NBD server. Nothing but this program may write to it: servers have no lock that
+/// says so.
 pub struct NbdDevice {
     remote: Arc<Remote>,
 }
@@ -36,9 +37,9 @@ impl NbdDevice {
     /// Connects to the server and opens the export. May wait, so it must not be called on a lane.
     ///
     /// # Errors
-    /// `ReadOnly` or `Denied`: it is read-only, or has no flush, and `access` is exclusive. `BadSize`: it is empty. `WrongType`:
-    /// the server refuses the export, or cannot do as needed. `Io`: there is no connection, and there may be
-    /// one later.
+    /// `ReadOnly` or `Denied`: it is read-only, or has no flush, and `access` is exclusive.
+    /// `BadSize`: it is empty. `WrongType`: the server refuses the export, or cannot do as needed.
+    /// `Io`: there is no connection, and there may be one later.
     pub fn open(uri: &NbdUri, access: Access) -> Result<Arc<dyn Device>, OpenError> {
         let failed = |kind, cause: String| OpenError::new(kind, uri, cause);
         let connection = connect(uri).map_err(|error| match error {
@@ -85,7 +86,7 @@ impl Drop for NbdDevice {
     fn drop(&mut self) {
         self.remote.closed.store(true, Ordering::SeqCst);
         self.remote.look();
-        // Connections that nobody uses end here.
+        // Unused connections end here.
         while let Some(connection) = self.remote.take_spare() {
             connection.leave();
         }
@@ -105,7 +106,8 @@ impl Device for NbdDevice {
         self.remote.logical_block
     }
 
-    /// The protocol has no physical blocks; the preferred size, nearly always a page, is the best that is known.
+    /// The protocol has no physical blocks; the preferred size, nearly always a page, is the best
+    /// that is known.
     fn sectors(&self) -> Sectors {
         let logical = self.remote.logical_block as u32;
         let preferred = self.remote.export.preferred;
@@ -169,13 +171,13 @@ impl Device for NbdDevice {
 
 /// An operation as its queue knows it.
 enum Entry {
-    /// One of the lane's own connection.
+    /// An operation of the lane's own connection.
     Own(OpId),
-    /// One of another lane's connection.
+    /// An operation of another lane's connection.
     Other(Arc<Reply>),
     /// Flushes of several connections; the number of failures before.
     Sync { flushes: Vec<Arc<Reply>>, failures: u64, error: Option<DeviceError> },
-    /// It has ended already.
+    /// The operation has ended already.
     Ended(DeviceDone),
 }
 
@@ -184,7 +186,7 @@ struct NbdQueue {
     remote: Arc<Remote>,
     /// The lane's own connection; `None`: that of another lane serves it.
     link: Option<Rc<Link>>,
-    /// That of the connection.
+    /// Port of the connection.
     port: Arc<Port>,
     ops: RefCell<OpTable<Entry>>,
 }

@@ -1,7 +1,7 @@
 //! The client's side of the handshake: fixed newstyle, with `GO`.
 //!
-//! It is done in a thread that may wait, before the connection goes to a lane. The server's lengths and
-//! numbers of replies are bounded.
+//! It is done in a thread that may wait, before the connection goes to a lane. The server's lengths
+//! and numbers of replies are bounded.
 
 use std::io::{self, Read, Write};
 
@@ -14,14 +14,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Longest reply to an option that is read, in bytes.
 const REPLY_MAX: usize = 64 << 10;
-/// Most replies to one option.
+/// Maximum number of replies to one option.
 const REPLIES_MAX: usize = 64;
 /// Bytes of the greeting.
 const GREETING: usize = 18;
 /// The largest request to a server that says nothing about it, in bytes.
 const USUAL_MAX: u32 = 32 << 20;
 
-/// What a server has said about an export.
+/// A server's description of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Bytes.
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_hangs_up_anywhere_in_the_handshake_is_named_as_the_cause() {
+    fn a_server_that_hangs_up_in_the_handshake_is_named() {
         let mut said = GREETING_MAGIC.to_be_bytes().to_vec();
         said.extend(OPTION_MAGIC.to_be_bytes());
         said.extend(handshake_flag::FIXED_NEWSTYLE.to_be_bytes());

@@ -1,13 +1,14 @@
 //! Exports of NBD servers as devices, so that a volume's origin can be on another machine.
 //!
-//! - [`device`]: the device and its queues; `remote`: what the lanes share of it
+//! - [`device`]: the device and its queues; `remote`: its part that lanes share
 //! - `connect`, [`handshake`]: a connection up to the first request, in a thread that may wait
 //! - `link`: a connection on a lane
-//! - `requests`: operations and the requests that they are made of; `replies`: headers of replies
+//! - `requests`: operations and the requests that they consist of; `replies`: headers of replies
 //! - `reply`, `port`: results for, and work from, other lanes
-//! - `samples`: recognises a server that comes back
+//! - `samples`: recognises a server after a reconnect
 //!
-//! Everything that comes from the server is checked: it can fail requests, but do no harm beyond the export.
+//! Everything that comes from the server is checked: it can fail requests, but do no harm beyond
+//! the export.
 #![forbid(unsafe_code)]
 
 mod connect;

@@ -1,12 +1,13 @@
-//! One connection of a lane: its operations, and how it comes back when it is lost.
+//! One connection of a lane: its operations, and its reconnection.
 //!
-//! A link is two tasks of its lane: one connects, sends and receives, the other takes work from other lanes.
-//! They outlive the queue for as long as requests are in flight or other lanes need the connection.
+//! A link is two tasks of its lane: one connects, sends and receives, the other takes work from
+//! other lanes. They outlive the queue for as long as requests are in flight or other lanes need
+//! the connection.
 //!
-//! **What a flush proves.** The server's answer to a flush proves that the changes are durable whose answers
-//! came on the same connection: only then it is certain that the same server has seen both. So changes are
-//! counted for each connection, a sync flushes every connection that has unflushed ones, and a connection
-//! that is lost with unflushed changes fails the next sync.
+//! **The meaning of a flush.** The server's answer to a flush proves that changes are durable if
+//! their answers came on the same connection: only then the same server has certainly seen both. So
+//! changes are counted for each connection, a sync flushes every connection that has unflushed
+//! ones, and a connection that is lost with unflushed changes fails the next sync.
 
 mod connection;
 mod receive;
@@ -29,12 +30,12 @@ use crate::remote::Remote;
 use crate::reply::{Answer, To};
 use crate::requests::{Data, Failure, Requests};
 
-/// Which changes a sync has made durable.
+/// The changes that a sync has made durable.
 #[derive(Default)]
 struct Settled {
-    /// So many of the acknowledged changes, from the first, are durable, or were reported as lost.
+    /// Number of acknowledged changes, from the first, that are durable or were reported as lost.
     until: u64,
-    /// So many were acknowledged when a connection was lost: those that are not settled may be lost.
+    /// Number of changes acknowledged when a connection was lost: unsettled ones may be lost.
     doubtful: u64,
 }
 
@@ -72,7 +73,7 @@ impl Drop for End {
     fn drop(&mut self) {
         let link = &self.0;
         link.dead.set(true);
-        // A port with changes that nobody can flush any more stays, and fails every sync.
+        // A port whose changes cannot be flushed any more stays, and fails every sync.
         let stays = |port: &Arc<Port>| !Arc::ptr_eq(port, &link.port) || port.is_unsettled();
         link.remote.ports.lock().open.retain(stays);
         link.fail_all(&Failure::new(DeviceErrorKind::Gone, "the connection's lane has ended"));

@@ -35,7 +35,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Returns the mail, if nobody will ever take it.
+    /// Posts mail, or returns it if it will never be taken.
     pub(crate) fn post(&self, mail: Mail) -> Result<(), Mail> {
         let mut inner = self.inner.lock();
         if inner.closed {

@@ -1,4 +1,4 @@
-//! What all lanes share of an export.
+//! The part of an export that all lanes share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -32,7 +32,7 @@ pub(crate) struct Remote {
     pub(crate) abilities: Abilities,
     pub(crate) samples: Samples,
     pub(crate) ports: Mutex<Ports>,
-    /// Connections that nobody uses at the moment, made with this device or left by a queue.
+    /// Connections that are unused at the moment, made with this device or left by a queue.
     spare: Mutex<Vec<Connection>>,
     /// Syncs that have failed: they have reported that changes may be lost.
     pub(crate) failures: AtomicU64,
@@ -88,7 +88,7 @@ impl Remote {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Has every connection looked at, whether it is still needed.
+    /// Makes every connection check whether it is still needed.
     pub(crate) fn look(&self) {
         let ports = self.ports.lock().open.clone();
         for port in ports {

@@ -1,4 +1,4 @@
-//! Where the result of an operation goes.
+//! The destination of an operation's result.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -10,13 +10,13 @@ use parking_lot::{Condvar, Mutex};
 /// A result.
 pub(crate) struct Answer {
     pub(crate) done: DeviceDone,
-    /// That of a question for one.
+    /// The extent that a query returned.
     pub(crate) extent: Option<DeviceExtent>,
 }
 
 /// The receiver of a result.
 pub(crate) enum To {
-    /// It was abandoned.
+    /// The operation was abandoned.
     Nobody,
     /// A task of the same lane.
     Own { done: Option<Answer>, waker: Option<Waker> },
@@ -27,8 +27,8 @@ pub(crate) enum To {
 }
 
 impl To {
-    /// Returns whether nobody will collect the result. A request that was abandoned must not be sent later:
-    /// its range may be in use by another by then.
+    /// Returns whether the result was abandoned. An abandoned request must not be sent later: its
+    /// range may be in use by another by then.
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             To::Nobody => true,

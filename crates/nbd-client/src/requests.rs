@@ -1,7 +1,7 @@
 //! The operations of one connection and the requests that they are made of. No I/O.
 //!
-//! An operation is split into requests that the server takes. A request stays here, with its data, until
-//! its reply has come, so that it can be sent again on another connection.
+//! An operation is split into requests that the server takes. A request stays here, with its data,
+//! until its reply has come, so that it can be sent again on another connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -88,7 +88,7 @@ impl Part {
     }
 }
 
-/// What the server is able to do, as far as splitting is concerned.
+/// The server's abilities, as far as splitting needs them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Abilities {
     flags: u16,
@@ -297,7 +297,8 @@ impl Requests {
         self.acknowledged
     }
 
-    /// Fills `into` with requests to send; returns how many bytes. With `only_samples` the others wait.
+    /// Fills `into` with requests to send; returns how many bytes. With `only_samples` the others
+    /// wait.
     pub(crate) fn fill(&mut self, into: &mut [u8], now: Nanos, only_samples: bool) -> usize {
         let mut at = 0;
         if self.sending.is_some() {
@@ -356,7 +357,8 @@ impl Requests {
         }
     }
 
-    /// Copies as much payload of the request that is being sent as fits behind `at`; returns the end.
+    /// Copies as much payload of the request that is being sent as fits behind `at`; returns the
+    /// end.
     fn fill_payload(&mut self, into: &mut [u8], at: usize) -> usize {
         let Some((id, done)) = self.sending else { return at };
         let Some(part) = self.parts.get_mut(id) else {
@@ -383,8 +385,8 @@ impl Requests {
         self.unsent.len()
     }
 
-    /// Puts everything behind the first `others` unsent requests before them: samples, which are compared
-    /// before anything else is sent.
+    /// Puts everything behind the first `others` unsent requests before them: samples, which are
+    /// compared before anything else is sent.
     pub(crate) fn samples_first(&mut self, others: usize) {
         let others = others.min(self.unsent.len());
         self.unsent.rotate_left(others);
@@ -409,9 +411,9 @@ impl Requests {
         ids.into_iter().filter_map(|id| self.parts.get_mut(id)?.sent).min()
     }
 
-    /// The connection is lost: every request that was sent is to be sent again. Operations end that `fails`
-    /// has a reason for, those that were lost too often, and samples. Returns those, and for flushes the
-    /// number of changes that they were to cover.
+    /// The connection is lost: every request that was sent is to be sent again. Operations end that
+    /// `fails` has a reason for, those that were lost too often, and samples. Returns those, and
+    /// for flushes the number of changes that they were to cover.
     pub(crate) fn lost(
         &mut self,
         fails: impl Fn(&Part) -> Option<Failure>,
@@ -429,7 +431,8 @@ impl Requests {
             }
             let mut failure = fails(part);
             if sent {
-                // One connection is one loss, however many requests of the operation were in flight.
+                // One connection is one loss, however many requests of the operation were in
+                // flight.
                 if op.lost_with != self.lost {
                     (op.losses, op.lost_with) = (op.losses.saturating_add(1), self.lost);
                 }

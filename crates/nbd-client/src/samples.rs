@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of a sample.
 pub(crate) const PAGE: u64 = 4096;
-/// Most samples.
+/// Maximum number of samples.
 const COUNT: u64 = 32;
 
 struct Sample {
     offset: u64,
     hash: OnceLock<u64>,
-    /// This client may have written to it.
+    /// Whether this client may have written to the sample.
     touched: AtomicBool,
 }
 
@@ -50,8 +50,8 @@ impl Samples {
         samples.map(|(number, sample)| (number, sample.offset))
     }
 
-    /// Compares a page that was read, or takes the sample if there is none yet. Returns whether the page
-    /// can be the same.
+    /// Compares a page that was read, or takes the sample if there is none yet. Returns whether the
+    /// page can be the same.
     pub(crate) fn compare(&self, number: usize, page: &[u8]) -> bool {
         let Some(sample) = self.0.get(number) else { return true };
         let mut hasher = DefaultHasher::new();

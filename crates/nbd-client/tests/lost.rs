@@ -1,4 +1,4 @@
-//! Connections that are lost: which requests are sent again, and what a flush may still promise.
+//! Lost connections: the requests that are sent again, and the promises of later flushes.
 
 use std::sync::mpsc::channel;
 
@@ -64,7 +64,7 @@ fn requests_in_flight_are_sent_again() {
 }
 
 #[test]
-fn one_lost_connection_is_one_loss_however_many_requests_an_operation_has() {
+fn a_lost_connection_is_one_loss_for_any_number_of_requests() {
     let offer = Offer { size: 65536, most: 4096, ..Offer::default() };
     let requests = |wire: &mut Wire| {
         let mut cookies = Vec::new();
@@ -128,7 +128,7 @@ fn an_abandoned_write_is_not_sent_again() {
 }
 
 #[test]
-fn a_flush_fails_once_if_writes_were_acknowledged_on_a_connection_that_is_lost() {
+fn a_flush_fails_once_after_a_connection_with_writes_is_lost() {
     // Whether the flush is sent on the old connection or not.
     for sent in [true, false] {
         let server = Server::new(vec![
@@ -166,7 +166,7 @@ fn a_flush_fails_once_if_writes_were_acknowledged_on_a_connection_that_is_lost()
 }
 
 #[test]
-fn a_flush_survives_a_lost_connection_if_nothing_was_written_since_the_last() {
+fn a_flush_survives_a_lost_connection_without_new_writes() {
     let server = Server::new(vec![
         usual(|wire| {
             acknowledge(wire, command::WRITE);
@@ -229,7 +229,7 @@ fn a_sync_covers_the_connections_of_other_lanes_or_fails() {
 }
 
 #[test]
-fn lanes_share_one_connection_if_the_server_does_not_promise_more() {
+fn lanes_share_a_connection_unless_the_server_allows_more() {
     let offer = Offer { flags: FLAGS & !transmission_flag::CAN_MULTI_CONN, ..Offer::default() };
     let server = Server::new(vec![agreed(offer, |wire| {
         let mut seen = Vec::new();

@@ -61,7 +61,7 @@ fn operations_become_requests_that_the_server_takes() {
 }
 
 #[test]
-fn a_server_that_takes_less_than_a_page_at_a_time_is_compared_and_used() {
+fn a_server_that_takes_less_than_a_page_at_a_time_is_used() {
     for most in [512, 1024, 4095] {
         let offer = Offer { size: 16384, most, ..Offer::default() };
         let server = Server::new(vec![agreed(offer, |wire| wire.serve(5))]);
@@ -117,7 +117,7 @@ fn chunks_may_come_in_any_order_and_with_holes() {
         wire.chunk(header.cookie, (0, chunk::OFFSET_HOLE), &at(512, &1024u32.to_be_bytes()));
         wire.chunk(header.cookie, (0, chunk::OFFSET_DATA), &at(0, &[1; 512]));
         wire.chunk(header.cookie, NONE_DONE, &[]);
-        // Data that overlap leave zeroes, not what the memory held before.
+        // Overlapping data leave zeroes, not the earlier content of the memory.
         let (header, _) = wire.expect(command::READ);
         wire.chunk(header.cookie, (0, chunk::OFFSET_DATA), &at(0, &[3; 1024]));
         wire.chunk(header.cookie, DATA_DONE, &at(0, &[3; 1024]));
@@ -153,7 +153,7 @@ fn chunks_may_come_in_any_order_and_with_holes() {
     server.join();
 }
 
-/// Whether chunks were agreed on, and how a server answers a request with this cookie.
+/// Whether chunks were agreed on, and the server's answer to a request with this cookie.
 type Answer = (bool, fn(&mut Wire, u64));
 
 /// Replies to a read of 1024 bytes at 512 that no server may send.
@@ -197,7 +197,7 @@ fn bad_replies() -> Vec<Answer> {
 }
 
 #[test]
-fn after_a_bad_reply_the_request_is_sent_again_on_another_connection() {
+fn a_bad_reply_makes_a_request_repeat_on_another_connection() {
     let lane = OnLane::new();
     for (number, (chunks, reply)) in bad_replies().into_iter().enumerate() {
         let offer = Offer { chunks, ..Offer::default() };

@@ -20,11 +20,12 @@ use crate::device;
 /// Width of the labels on the left.
 const LABEL: usize = 13;
 
-/// Most bad blocks that are printed for people.
+/// Maximum number of bad blocks that are printed for people.
 const SHOWN: usize = 50;
 
-/// Verifies a cache device within `memory` bytes, without the content of its blocks if it has to be `quick`. `waiting` is
-/// called again and again with the number of segments that are verified, and that of all.
+/// Verifies a cache device within `memory` bytes, without the content of its blocks if it has to be
+/// `quick`. `waiting` is called again and again with the number of segments that are verified, and
+/// that of all.
 ///
 /// # Errors
 /// It does not exist, is in use, or cannot be read, or the sizes that it claims take more memory.

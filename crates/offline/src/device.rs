@@ -11,7 +11,7 @@ use forebay_device::{Access, Device, DeviceError, DeviceSpec, OpenErrorKind, Que
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_store::StoreError;
 
-/// How often the waiting thread wakes up.
+/// Interval at which the waiting thread wakes up.
 const STEP: Duration = Duration::from_millis(100);
 
 /// Opens the device for reading, and runs `job` on a lane; meanwhile calls `waiting`

@@ -35,14 +35,14 @@ trait Writer: Send {
     fn is_full(&self) -> bool;
 }
 
-/// What is printed besides the superblock, the volume table and the checkpoint, and how.
+/// Options of a dump besides the superblock, the volume table and the checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The header of every record in the log.
     pub records: bool,
     /// Every block in these.
     pub entries: bool,
-    /// As JSON, one value per line.
+    /// Print JSON, one value per line.
     pub json: bool,
 }
 
@@ -63,8 +63,8 @@ pub fn run(
     device::run(device, Access::Shared, job, || ())
 }
 
-/// Returns the superblock, the volume table and the header of the checkpoint as JSON, also of a device that a daemon
-/// uses: they may then be a moment apart.
+/// Returns the superblock, the volume table and the header of the checkpoint as JSON, also of a
+/// device that a daemon uses: they may then be a moment apart.
 ///
 /// # Errors
 /// The device cannot be read, or has no cache.

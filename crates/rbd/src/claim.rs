@@ -1,7 +1,7 @@
 //! A volume's claim to an image, which a thread records.
 //!
-//! The call may take longer than the caller waits. A claim whose caller has given up is taken back: that volume has written
-//! nothing to the image, and the record names the one before it again.
+//! The call may take longer than the caller waits. A claim whose caller has given up is taken back:
+//! that volume has written nothing to the image, and the record names the one before it again.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -40,7 +40,7 @@ impl Claim {
         Claim { volume, state: Mutex::default(), left: Condvar::new() }
     }
 
-    /// Has its caller go on.
+    /// Ends the claim for its caller.
     pub(crate) fn end(&self, result: Result<(), CallError>) {
         let mut state = self.state.lock();
         state.result = Some(result);
@@ -51,8 +51,9 @@ impl Claim {
         }
     }
 
-    /// Records the claim. `holder` is the volume that the image's record names, `write` has it name another, or none, and
-    /// `is_owner` says whether the image's lock is still held: without it the record may be another client's by now.
+    /// Records the claim. `holder` is the volume that the image's record names, `write` has it name
+    /// another, or none, and `is_owner` says whether the image's lock is still held: without it the
+    /// record may be another client's by now.
     ///
     /// # Errors
     /// A claim that was given up could not be taken back. All other errors are the caller's.
@@ -62,7 +63,8 @@ impl Claim {
         write: impl Fn(Option<Uuid>) -> Result<(), CallError>,
         is_owner: impl FnOnce() -> Result<bool, CallError>,
     ) -> Result<(), CallError> {
-        // Until it is known whether the claim stays: another one must not be taken back together with this one.
+        // Until it is known whether the claim stays: another one must not be taken back together
+        // with this one.
         let mut holder = holder.lock();
         if self.state.lock().caller == Caller::GivenUp {
             return Ok(());
@@ -104,7 +106,7 @@ impl Claim {
     }
 }
 
-/// Who waits for a claim; gives it up when dropped before.
+/// Waits for a claim; abandons it when dropped earlier.
 pub(crate) struct Claimant(pub(crate) Arc<Claim>);
 
 impl Claimant {
@@ -131,7 +133,7 @@ mod tests {
     /// An image's record.
     #[derive(Default)]
     struct Record {
-        /// Each volume that it has named.
+        /// Each volume that was named.
         named: Mutex<Vec<Option<Uuid>>>,
         fails: bool,
     }

@@ -21,9 +21,10 @@ use crate::handle::CallError;
 use crate::thread::{self, Image, judge};
 
 const LOGICAL_BLOCK: u64 = 512;
-/// How often operations are checked for the time limit, at least and at most.
+/// Interval of checks of operations for the time limit, at least and at most.
 const LOOKING: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-/// The most bytes of a queue in operations that were given up and that the cluster may still execute.
+/// The most bytes of a queue in operations that were given up and that the cluster may still
+/// execute.
 const GIVEN_UP_MAX: usize = 32 << 20;
 
 /// An image of a Ceph cluster. One that is opened for writing has the image's exclusive lock.
@@ -32,17 +33,19 @@ pub struct RbdDevice {
 }
 
 impl RbdDevice {
-    /// Bytes of memory that count for an open image: 2 MiB for its connection and 17 threads, as measured with librbd 16, and copies of
-    /// requests in flight.
+    /// Bytes of memory that count for an open image: 2 MiB for its connection and 17 threads, as
+    /// measured with librbd 16, and copies of requests in flight.
     pub const MEMORY: u64 = 16 << 20;
 
-    /// Connects to the cluster and opens the image. Waits up to the name's time limit, so it must not be
-    /// called on a lane. `memory` is held until the image is closed; see [`MEMORY`](RbdDevice::MEMORY).
+    /// Connects to the cluster and opens the image. Waits up to the name's time limit, so it must
+    /// not be called on a lane. `memory` is held until the image is closed; see
+    /// [`MEMORY`](RbdDevice::MEMORY).
     ///
     /// # Errors
-    /// `NotFound`: the cluster has no such pool or image. `InUse`: another client has the lock. `Denied`: the
-    /// cluster does not allow it, or the image has no lock. `BadSize`: it is empty. `WrongType`: librbd cannot
-    /// be loaded. `Io`: the cluster does not answer, and may do so later.
+    /// `NotFound`: the cluster has no such pool or image. `InUse`: another client has the lock.
+    /// `Denied`: the cluster does not allow it, or the image has no lock. `BadSize`: it is empty.
+    /// `WrongType`: librbd cannot be loaded. `Io`: the cluster does not answer, and may do so
+    /// later.
     pub fn open(
         name: &RbdName,
         access: Access,
@@ -84,7 +87,7 @@ impl Device for RbdDevice {
         !self.image.shared().writable
     }
 
-    /// Objects are spread over the cluster, whatever its disks are.
+    /// Objects are spread over the cluster, so its disks do not matter.
     fn rotational(&self) -> Option<bool> {
         Some(false)
     }
@@ -148,8 +151,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     tasks: Option<Rc<dyn Tasks>>,
     ops: RefCell<OpTable<Entry>>,
-    /// Operations that have no entry any more. The cluster executes them before later ones on the same
-    /// object, so they overwrite nothing that is newer.
+    /// Operations that have no entry any more. The cluster executes them before later ones on the
+    /// same object, so they overwrite nothing that is newer.
     given_up: RefCell<Vec<Arc<Flight>>>,
     /// A task checks the time limit.
     is_timed: Cell<bool>,
@@ -290,7 +293,7 @@ impl Inner {
         !ids.is_empty()
     }
 
-    /// Has a task check the time limit while operations are in flight.
+    /// Starts a task that checks the time limit while operations are in flight.
     fn time(self: &Rc<Self>) {
         let Some(tasks) = self.tasks.clone().filter(|_| !self.is_timed.replace(true)) else {
             return;

@@ -1,6 +1,6 @@
 //! Operations of an image in flight.
 //!
-//! An operation owns its memory until the library has called back, whatever becomes of its caller.
+//! An operation owns its memory until the library has called back, even if its caller is gone.
 #![allow(unsafe_code, reason = "calls of a C library")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -22,8 +22,8 @@ impl Handle {
     pub(crate) fn read(&self, offset: u64, mut buf: IoBuf) -> Arc<Flight> {
         let (len, place) = (buf.len(), buf.as_mut_ptr().cast::<c_char>());
         let start = |functions: &Functions, completion| {
-            // SAFETY: the image is open. The flight owns the buffer until the library has called back, and
-            // its bytes do not move.
+            // SAFETY: the image is open. The flight owns the buffer until the library has called
+            // back, and its bytes do not move.
             unsafe { (functions.rbd_aio_read)(self.image, offset, len, place, completion) }
         };
         self.start("rbd_aio_read", Memory::Buffer(buf), Some(len), start)
@@ -93,15 +93,15 @@ impl Handle {
         let flight = Arc::new(Flight { functions, call, whole, state: Mutex::new(state) });
         let argument = Arc::into_raw(flight.clone()).cast_mut().cast::<c_void>();
         let mut completion = ptr::null_mut();
-        // SAFETY: the result is written to a variable. The argument is a share of the flight, which the
-        // callback takes.
+        // SAFETY: the result is written to a variable. The argument is a share of the flight, which
+        // the callback takes.
         let made = unsafe {
             (functions.rbd_aio_create_completion)(argument, completed, &raw mut completion)
         };
         let result = if made < 0 { made } else { start(functions, completion) };
         if result < 0 {
-            // SAFETY: the operation was not started, so nobody calls back: the share and the completion are
-            // still ours.
+            // SAFETY: the operation was not started, so no callback comes: the share and the
+            // completion are still ours.
             unsafe {
                 drop(Arc::from_raw(argument.cast_const().cast::<Flight>()));
                 if made >= 0 {
@@ -119,7 +119,8 @@ impl Handle {
 unsafe extern "C" fn completed(completion: Completion, argument: *mut c_void) {
     // SAFETY: see above.
     let flight = unsafe { Arc::from_raw(argument.cast_const().cast::<Flight>()) };
-    // SAFETY: the completion is the one that was made with the argument, and is not used afterwards.
+    // SAFETY: the completion is the one that was made with the argument, and is not used
+    // afterwards.
     let result = unsafe {
         let result = (flight.functions.rbd_aio_get_return_value)(completion);
         (flight.functions.rbd_aio_release)(completion);
@@ -173,7 +174,7 @@ impl Flight {
         }
     }
 
-    /// Wakes its caller, who has to look elsewhere for a result.
+    /// Wakes the caller, which must find the result elsewhere.
     pub(crate) fn wake(&self) {
         let waker = self.state.lock().waker.take();
         if let Some(waker) = waker {

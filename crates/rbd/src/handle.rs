@@ -60,13 +60,13 @@ pub(crate) struct Handle {
     watch: Mutex<Option<(u64, *const Signal)>>,
 }
 
-// SAFETY: the functions of librados and librbd may be called from any thread, and at the same time; the
-// signal is shared by reference counting.
+// SAFETY: the functions of librados and librbd may be called from any thread, and at the same time;
+// the signal is shared by reference counting.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// Is called when the header of an image has changed.
+/// Called when the header of an image has changed.
 pub(crate) type Signal = Box<dyn Fn() + Send + Sync>;
 
 /// A name without zero bytes, which [`RbdName`] has none of.
@@ -74,8 +74,9 @@ fn c_string(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// Returns the file of the cluster's configuration. Without a file that is named, Ceph would look in the home and the
-/// working directory as well, and the configuration names libraries that are loaded.
+/// Returns the file of the cluster's configuration. Without a file that is named, Ceph would look
+/// in the home and the working directory as well, and the configuration names libraries that are
+/// loaded.
 fn configuration(name: &RbdName) -> CString {
     use std::os::unix::ffi::OsStrExt;
     let path = name.conf.as_deref().unwrap_or(Path::new(CONFIGURATION));
@@ -122,7 +123,7 @@ impl Connection {
         let seconds = name.timeout.as_secs().to_string();
         for (option, value) in [
             ("client_mount_timeout", seconds.as_str()),
-            // Forebay is the cache: what is acknowledged to it has to be on the cluster, or flushed.
+            // Forebay is the cache: acknowledged data must be on the cluster, or flushed.
             ("rbd_cache", "false"),
             ("rbd_persistent_cache_mode", "disabled"),
             // A call must not wait until others have ended: it is made on a lane.
@@ -133,8 +134,8 @@ impl Connection {
             ("rbd_blocklist_on_break_lock", "true"),
         ] {
             let (option, value) = (c_string(option), c_string(value));
-            // SAFETY: the cluster was created; both are copied. Options that a version does not have, or
-            // calls by another name, are refused, and nothing depends on those.
+            // SAFETY: the cluster was created; both are copied. Options that a version does not
+            // have, or calls by another name, are refused, and nothing depends on those.
             unsafe {
                 (self.functions.rados_conf_set)(self.cluster, option.as_ptr(), value.as_ptr());
             }
@@ -225,7 +226,8 @@ impl Handle {
         checked("rbd_get_size", result).map(|_| size)
     }
 
-    /// Returns the bytes that lie together in one object: the size of an object, unless the image is striped.
+    /// Returns the bytes that lie together in one object: the size of an object, unless the image
+    /// is striped.
     pub(crate) fn stripe_unit(&self) -> Result<u64, CallError> {
         let mut bytes = 0;
         // SAFETY: the image is open; the result is written to a variable.
@@ -255,7 +257,8 @@ impl Handle {
         Ok(Identity::new([(IdentityPart::RbdImage, text)]))
     }
 
-    /// Returns the volume that the image's metadata names, as a nil UUID if they hold anything else.
+    /// Returns the volume that the image's metadata names, as a nil UUID if they hold anything
+    /// else.
     pub(crate) fn holder(&self) -> Result<Option<Uuid>, CallError> {
         let (mut text, mut len) = ([0u8; MAX_ID], MAX_ID);
         // SAFETY: the image is open, and no more is written than the length that is given.
@@ -274,7 +277,7 @@ impl Handle {
         }
     }
 
-    /// Has the image's metadata name a volume, or none.
+    /// Names a volume in the image's metadata, or removes the name.
     pub(crate) fn hold(&self, volume: Option<Uuid>) -> Result<(), CallError> {
         let Some(volume) = volume else {
             // SAFETY: the image is open; the key ends with a zero byte, and is copied.
@@ -290,8 +293,8 @@ impl Handle {
         checked("rbd_metadata_set", result).map(drop)
     }
 
-    /// Takes the lock, and keeps it whoever asks for it. Waits while its owner does not answer; an owner
-    /// whose watch has ended is fenced first.
+    /// Takes the lock, and keeps it even if others request it. Waits while its owner does not
+    /// answer; an owner whose watch has ended is fenced first.
     pub(crate) fn lock(&self) -> Result<(), CallError> {
         // SAFETY: the image is open.
         let result = unsafe { (self.functions().rbd_lock_acquire)(self.image, EXCLUSIVE) };
@@ -310,8 +313,8 @@ impl Handle {
     /// Returns the address of the lock's owner, if there is one.
     pub(crate) fn owner(&self) -> Option<String> {
         let (mut mode, mut owners, mut count) = (0, [ptr::null_mut::<c_char>(); 1], 1);
-        // SAFETY: the image is open; at most `count` addresses are written, each of which ends with a zero
-        // byte, and the cleanup frees them.
+        // SAFETY: the image is open; at most `count` addresses are written, each of which ends with
+        // a zero byte, and the cleanup frees them.
         unsafe {
             let result = (self.functions().rbd_lock_get_owners)(
                 self.image,
@@ -328,7 +331,7 @@ impl Handle {
         }
     }
 
-    /// Has `signal` called, by a thread of the library, when the image's header changes.
+    /// Makes a thread of the library call `signal` when the image's header changes.
     pub(crate) fn watch(&self, signal: Signal) -> Result<(), CallError> {
         let signal = Box::into_raw(Box::new(signal));
         let mut number = 0;
@@ -355,8 +358,8 @@ impl Drop for Handle {
     /// Closes the image: waits for operations in flight, and releases the lock. May wait for ever.
     fn drop(&mut self) {
         if let Some((number, signal)) = self.watch.lock().take() {
-            // SAFETY: the image is open. When the watch has ended, nobody calls the signal any more; if it
-            // cannot be ended, the signal stays where it is.
+            // SAFETY: the image is open. Once the watch has ended, the signal is not called any
+            // more; if the watch cannot be ended, the signal stays allocated.
             unsafe {
                 if (self.functions().rbd_update_unwatch)(self.image, number) >= 0 {
                     drop(Box::from_raw(signal.cast_mut()));
@@ -390,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_is_never_looked_for_in_the_working_directory() {
+    fn no_configuration_is_read_from_the_working_directory() {
         let of = |text: &str| configuration(&text.parse().expect("a name"));
         assert_eq!(of("rbd:pool/image"), c"/etc/ceph/ceph.conf".to_owned());
         assert_eq!(of("rbd:pool/image?conf=/srv/b.conf"), c"/srv/b.conf".to_owned());

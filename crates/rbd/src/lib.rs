@@ -2,8 +2,8 @@
 //!
 //! - [`device`]: the device and its queues
 //! - `thread`: a thread for each image, which opens it, holds its lock, watches it and closes it
-//! - `unattended`: images that are being opened or closed while nobody waits
-//! - `shared`: what the lanes and that thread know of an image
+//! - `unattended`: images that are being opened or closed in the background
+//! - `shared`: state of an image that the lanes and that thread share
 //! - `library`: librbd and librados, loaded when the first image is opened
 //! - `handle`: their calls that may wait; `flight`: operations in flight
 //!

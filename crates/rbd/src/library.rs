@@ -1,5 +1,5 @@
-//! librbd and librados, loaded when they are needed: neither building nor running without images of Ceph
-//! depends on them.
+//! librbd and librados, loaded when they are needed: neither building nor running without images of
+//! Ceph depends on them.
 #![allow(unsafe_code, reason = "functions of a C library are found by name")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -10,22 +10,23 @@ use parking_lot::Mutex;
 /// The library's name, with the version of its interface: that has not changed since 2013.
 const LIBRBD: &str = "librbd.so.1";
 
-/// A cluster, an I/O context, an image, a completion: addresses that only the library knows the meaning of.
+/// A cluster, an I/O context, an image, a completion: addresses that only the library knows the
+/// meaning of.
 pub(crate) type Cluster = *mut c_void;
 pub(crate) type IoContext = *mut c_void;
 pub(crate) type ImagePointer = *mut c_void;
 pub(crate) type Completion = *mut c_void;
 
-/// Is called when an operation has ended, with the argument given for that.
+/// Called when an operation has ended, with the argument given for that.
 pub(crate) type Completed = unsafe extern "C" fn(Completion, *mut c_void);
-/// Is called when the header of an image has changed.
+/// Called when the header of an image has changed.
 pub(crate) type Updated = unsafe extern "C" fn(*mut c_void);
 
 /// Declares the functions as fields, and finds each by the name of its field.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions, as their headers declare them; those that return a number return a negated
-        /// number of an error if they fail.
+        /// The functions, as their headers declare them; those that return a number return a
+        /// negated number of an error if they fail.
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -34,8 +35,8 @@ macro_rules! functions {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Functions {
                     $(
-                        // SAFETY: the type is that of the header librados.h or librbd.h for this name.
-                        // The library is never unloaded, so the address stays valid.
+                        // SAFETY: the type is that of the header librados.h or librbd.h for this
+                        // name. The library is never unloaded, so the address stays valid.
                         $name: *unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) -> $result>(
                                 concat!(stringify!($name), "\0").as_bytes(),
@@ -95,8 +96,8 @@ pub(crate) fn functions() -> Result<&'static Functions, String> {
     if let Some(functions) = *loaded {
         return Ok(functions);
     }
-    // SAFETY: what the library does when it is loaded is to initialise itself; it is never unloaded, because
-    // it has threads.
+    // SAFETY: on loading the library only initialises itself; it is never unloaded, because it has
+    // threads.
     let librbd = unsafe { Library::new(LIBRBD) }.map_err(|error| {
         format!(
             "librbd cannot be loaded, install Debian's package librbd1 or that of your distribution: {error}"

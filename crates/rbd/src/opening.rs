@@ -1,4 +1,4 @@
-//! How long the opening of an image is waited for, and who is to blame where it takes longer.
+//! Time limits for the opening of an image, and the cause to report where it takes longer.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How much longer to wait for a lock: the cluster misses a dead owner after 30 s, unless configured otherwise.
+/// Additional wait for a lock: the cluster misses a dead owner after 30 s, unless configured
+/// otherwise.
 const DEAD_OWNER: Duration = Duration::from_secs(60);
 
-/// What the opening of an image waits for.
+/// The step that the opening of an image waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The monitors of the cluster.
@@ -21,7 +22,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// How much longer than the image's time limit this may take.
+    /// Returns the time that this step may take beyond the image's time limit.
     fn extra(self) -> Duration {
         match self {
             Stage::Connecting | Stage::Opening => Duration::ZERO,
@@ -43,7 +44,8 @@ impl Stage {
 /// Waits for the result of opening until `end`, and longer only while another client has the lock.
 ///
 /// # Errors
-/// Who did not answer in time.
+///
+/// The component that did not answer in time.
 pub(crate) fn wait<T>(
     hear: &Receiver<T>,
     stage: &Mutex<Stage>,
@@ -81,7 +83,7 @@ mod tests {
         });
         assert_eq!(wait(&hear, &Mutex::new(Stage::Locking), Instant::now()), Ok(1));
         teller.join().unwrap();
-        // The teller is gone: nobody is waited for.
+        // The sender is gone, so there is no wait.
         let error = wait(&hear, &Mutex::new(Stage::Locking), Instant::now()).unwrap_err();
         assert!(error.contains("thread"), "{error}");
     }

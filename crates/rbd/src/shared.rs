@@ -1,4 +1,4 @@
-//! What the lanes and the thread of an image know of it.
+//! State of an image that the lanes and its thread share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,12 +12,12 @@ use crate::claim::Claim;
 use crate::handle::Handle;
 use crate::unattended::Unattended;
 
-/// What the thread is told.
+/// Messages to the thread.
 #[derive(Default)]
 pub(crate) struct News {
-    /// Nobody uses the image any more: it is to be closed, unattended.
+    /// The image is unused: the thread closes it in the background.
     pub(crate) closed: Option<Unattended>,
-    /// Its header has changed, or an operation has failed as if the lock were lost.
+    /// The header has changed, or an operation has failed as if the lock were lost.
     pub(crate) look: bool,
     /// A volume wants to be recorded as the one that uses it.
     pub(crate) claims: Vec<Arc<Claim>>,
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) handle: Handle,
     pub(crate) name: RbdName,
     pub(crate) text: Arc<str>,
-    /// In bytes, in whole sectors.
+    /// Size in bytes, in whole sectors.
     pub(crate) size: u64,
     pub(crate) sectors: Sectors,
     pub(crate) writable: bool,

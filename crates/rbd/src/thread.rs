@@ -1,5 +1,5 @@
-//! The thread of an image: it opens the image, holds its lock and closes it. Every call that may wait is
-//! made there, so nobody waits for the cluster longer than the image's time limit.
+//! The thread of an image: it opens the image, holds its lock and closes it. It makes every call
+//! that may wait, so no other thread waits for the cluster longer than the image's time limit.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::opening::{Stage, wait};
 use crate::shared::Shared;
 use crate::unattended::{Alive, Unattended, wait_for};
 
-/// How often the cluster is asked whether the lock is still held.
+/// Interval of checks whether the lock is still held.
 const ASKING: Duration = Duration::from_secs(2);
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
@@ -110,7 +110,7 @@ fn keep(
     if told.is_ok() {
         watch(&shared);
     }
-    // An image that nobody waited for any more has been dropped as well.
+    // An abandoned image has been dropped as well.
     drop(told);
     let unattended = bell.news.lock().closed.take();
     drop(shared);
@@ -163,7 +163,7 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
     let object = handle.stripe_unit().ok().and_then(|bytes| u32::try_from(bytes).ok());
     let sectors = Sectors::told(SECTOR as u32, PAGE, PAGE, object.unwrap_or(0));
     let identity = handle.identity().map_err(call)?;
-    // With the lock: nobody changes it from now on.
+    // Under the lock, so that no client changes it.
     let holder = handle.holder().map_err(call)?;
     let shared = Shared::new(handle, name, (size, sectors), writable, identity, holder);
     let bell = shared.bell.clone();
@@ -178,7 +178,7 @@ fn lock(name: &RbdName, handle: &Handle, owner: Option<String>) -> Result<(), Op
     }
     handle.lock().map_err(|error| {
         let (kind, cause) = match error.errno {
-            // That is what an owner that keeps it answers.
+            // The owner is alive and refuses to release the lock.
             libc::EROFS | libc::EBUSY => {
                 let owner = handle.owner().or(owner);
                 let owner = owner.as_deref().unwrap_or("an unknown address");
@@ -197,7 +197,7 @@ fn lock(name: &RbdName, handle: &Handle, owner: Option<String>) -> Result<(), Op
     })
 }
 
-/// Watches size and lock, and has claims recorded, until nobody uses the image any more.
+/// Watches size and lock, and records claims, until the image is unused.
 fn watch(shared: &Arc<Shared>) {
     let mut recording: Vec<JoinHandle<()>> = Vec::new();
     loop {
@@ -219,7 +219,8 @@ fn watch(shared: &Arc<Shared>) {
         if shared.writable {
             match shared.handle.is_owner() {
                 Ok(true) => {}
-                // It looks like this for a moment when the lock is taken anew after a lost connection.
+                // It looks like this for a moment when the lock is taken anew after a lost
+                // connection.
                 Ok(false) => {
                     std::thread::sleep(ASKING);
                     if matches!(shared.handle.is_owner(), Ok(false)) {
@@ -234,11 +235,12 @@ fn watch(shared: &Arc<Shared>) {
             shared.note_size(size);
         }
     }
-    // They use the image, which is closed next. Who claimed it has long given up.
+    // These threads use the image, which is closed next. Their claimants have long given up.
     recording.into_iter().for_each(|thread| drop(thread.join()));
 }
 
-/// Records a claim on a thread of its own: the call may wait for ever, and must not keep the image's thread from asking for the lock.
+/// Records a claim on a thread of its own: the call may wait for ever, and must not keep the
+/// image's thread from asking for the lock.
 fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
     let (own, recorded) = (shared.clone(), claim.clone());
     let alive = Alive::enter();
@@ -258,7 +260,7 @@ fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
     thread.map_err(failed).ok()
 }
 
-/// What the error of an operation says about the lock.
+/// Evaluates the error of an operation for the state of the lock.
 pub(crate) fn judge(shared: &Shared, errno: i32) {
     match errno {
         libc::ESHUTDOWN => shared.lose(FENCED),

@@ -1,4 +1,4 @@
-//! What goes on while nobody waits: images that are being opened or closed, and threads at the end of the
+//! Work in the background: images that are being opened or closed, and threads at the end of the
 //! process.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
 
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::handle;
 
-/// Images that are being opened or closed by a thread that nobody waits for.
+/// Images that are being opened or closed by a thread in the background.
 static UNATTENDED: Mutex<Vec<RbdName>> = Mutex::new(Vec::new());
 static FEWER: Condvar = Condvar::new();
 
@@ -35,7 +35,8 @@ impl Drop for Unattended {
     }
 }
 
-/// Waits, at most until `end`, until no image that `which` selects is being opened or closed unattended.
+/// Waits, at most until `end`, until no image that `which` selects is being opened or closed
+/// unattended.
 pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, end: Instant) -> bool {
     let mut all = UNATTENDED.lock();
     while all.iter().any(&which) {
@@ -46,17 +47,17 @@ pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, end: Instant) -> bool {
     true
 }
 
-/// Waits until the images that nobody uses any more are closed and their locks released. An image whose
-/// process ends before that stays locked until the cluster misses the process, half a minute later.
-/// Returns whether all are closed.
+/// Waits until the unused images are closed and their locks released. If the process ends before
+/// that, an image stays locked until the cluster misses the process, half a minute later. Returns
+/// whether all are closed.
 pub fn wait_closed(most: Duration) -> bool {
     wait_for(|_| true, Instant::now() + most)
 }
 
-/// How many threads images have.
+/// Number of threads of images.
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// One of them.
+/// Counts one of them.
 pub(crate) struct Alive;
 
 impl Alive {
@@ -72,8 +73,8 @@ impl Drop for Alive {
     }
 }
 
-/// Ends the process. Where a thread still waits for a cluster, nothing is torn down first: the library
-/// does not stand that while it is in use.
+/// Ends the process. Where a thread still waits for a cluster, nothing is torn down first: the
+/// library does not stand that while it is in use.
 pub fn exit(code: u8) -> ! {
     if ALIVE.load(Ordering::SeqCst) > 0 {
         handle::exit_at_once(code);

@@ -1,4 +1,5 @@
-//! Images of a real cluster, as lanes use them. `scripts/cluster-test` has one; without it nothing is tested.
+//! Images of a real cluster, as lanes use them. `scripts/cluster-test` has one; without it nothing
+//! is tested.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -72,7 +73,7 @@ async fn check(queue: &Queue, offset: u64, len: u64, byte: u8) {
 }
 
 #[test]
-fn what_is_written_is_read_and_what_is_zeroed_is_zero() {
+fn written_data_is_read_back_and_zeroed_data_is_zero() {
     let Some(conf) = cluster() else { return };
     rbd(&["create", "--size", "64M", "unit-basics"]);
     let device =

@@ -1,4 +1,4 @@
-//! What a power cut leaves: a cache is opened from it, and everything is read.
+//! Checks the content after a power cut: opens a cache from it, and reads everything.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use crate::stamp::Sequence;
 /// Blocks of one read.
 const RUN: u64 = 16;
 
-/// What is left after a power cut, and what must be in it.
+/// The content after a power cut, and the data that it must have.
 pub(crate) struct Cut {
     pub(crate) cache: Vec<u8>,
     pub(crate) origin: Vec<u8>,
@@ -31,7 +31,8 @@ pub(crate) struct Cut {
     pub(crate) durable: Vec<Sequence>,
 }
 
-/// Opens what is left with devices that work, and checks that every sector has at least what is durable.
+/// Opens what is left with devices that work, and checks that every sector has at least what is
+/// durable.
 pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<Model>) {
     model.counts.cuts.fetch_add(1, Ordering::Relaxed);
     let power: Power = Arc::new(RwLock::new(()));

@@ -36,7 +36,7 @@ impl CompletionSink for Sink {
     }
 }
 
-/// A request in flight, and what the model has to know of it.
+/// A request in flight, with the data for the model.
 enum Asked {
     Read { first: u64, least: Vec<Sequence> },
     Write { sectors: Range<u64>, sequences: Vec<Sequence>, durably: bool },
@@ -113,8 +113,8 @@ impl Clients {
         }
     }
 
-    /// Works until the model says that it ends, and goes on running the lane until no lane has a request in flight. `durable` is
-    /// called when more has become durable.
+    /// Works until the model says that it ends, and goes on running the lane until no lane has a
+    /// request in flight. `durable` is called when more has become durable.
     pub(crate) fn run(&mut self, mut durable: impl FnMut(&mut fastrand::Rng), each: impl Fn()) {
         let mut told = false;
         while !(told && self.ended.load(Ordering::SeqCst) == self.lanes) {

@@ -20,21 +20,22 @@ const PART: usize = 32 << 10;
 /// A power cut tears writes between these.
 const ATOM: usize = 512;
 
-/// Held for reading while a device changes, and for writing at the instant at which the power fails everywhere.
+/// Held for reading while a device changes, and for writing at the instant at which the power fails
+/// everywhere.
 pub(crate) type Power = Arc<RwLock<()>>;
 
-/// How a device behaves.
+/// The behaviour of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Nature {
-    /// Its log writes can be durable on completion.
+    /// Whether its log writes can be durable on completion.
     pub(crate) writes_durably: bool,
-    /// It can be read without waiting.
+    /// Whether it can be read without waiting.
     pub(crate) reads_at_once: bool,
     /// The most turns of a lane that an operation takes.
     pub(crate) turns: u32,
 }
 
-/// How many operations of a million fail.
+/// Failing operations, per million.
 #[derive(Default)]
 pub(crate) struct Failures {
     pub(crate) reads: AtomicU32,
@@ -49,13 +50,14 @@ struct Unsynced {
     data: Vec<u8>,
 }
 
-/// What a power cut leaves.
+/// The content after a power cut.
 #[derive(Default)]
 struct Medium {
     image: Vec<u8>,
-    /// In order.
+    /// Writes in order.
     unsynced: Vec<Unsynced>,
-    /// Up to this number, a sync has failed: no later one makes them durable, though the power cut may spare them.
+    /// Up to this number, a sync has failed: no later one makes them durable, though the power cut
+    /// may spare them.
     given_up: u64,
     next: u64,
 }
@@ -67,7 +69,8 @@ impl Unsynced {
 }
 
 impl Medium {
-    /// Forgets what is older than durable writes, given by their numbers, and overlaps one: no power cut brings it back.
+    /// Forgets what is older than durable writes, given by their numbers, and overlaps one: no
+    /// power cut brings it back.
     fn forget_older(&mut self, durable: &[(u64, Range<usize>)]) {
         self.unsynced.retain(|old| {
             let own = old.range();
@@ -145,7 +148,8 @@ impl Disk {
         medium.unsynced.push(Unsynced { number, offset, data: data.to_vec() });
     }
 
-    /// Makes durable what was written before the sync began, unless an earlier sync has failed over it.
+    /// Makes durable what was written before the sync began, unless an earlier sync has failed over
+    /// it.
     fn sync(&self, begun: u64) {
         let _powered = self.power.read();
         let medium = &mut *self.medium.lock();
@@ -167,8 +171,8 @@ impl Disk {
         medium.given_up = medium.given_up.max(begun);
     }
 
-    /// Returns what is left if the power fails now. Of what is not durable some is there, whole or in part. The caller has cut
-    /// the power.
+    /// Returns the content if the power fails now. Of the data that is not durable some is there,
+    /// whole or in part. The caller has cut the power.
     pub(crate) fn left(&self, random: &mut fastrand::Rng) -> Vec<u8> {
         let medium = self.medium.lock();
         let mut image = medium.image.clone();

@@ -1,16 +1,18 @@
-//! Lanes on threads of their own, a tiny cache, power cuts, failing devices, and a check of everything that is read.
+//! Lanes on threads of their own, a tiny cache, power cuts, failing devices, and a check of all
+//! read data.
 //!
-//! The simulator runs all lanes in one thread; this runs them as the daemon does. So it finds what only threads can do to each other,
-//! and it is not repeatable: a seed says what clients ask for, not when.
+//! The simulator runs all lanes in one thread; this program runs them as the daemon does. So it
+//! finds effects that need threads, and it is not repeatable: a seed determines the clients'
+//! requests, not their times.
 //!
 //! - `stamp`: the content of sectors
-//! - `model`: what clients know of them
+//! - `model`: the clients' knowledge of them
 //! - `disk`: devices with a volatile write cache, and the notes beside them
 //! - `plan`: the configurations
 //! - `client`: the clients of a lane
 //! - `own_lane`: the lane itself
 //! - `life`: threads, changes of mode, power cuts, an orderly end
-//! - `after`: the check of what a power cut leaves
+//! - `after`: the check of the content after a power cut
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "threads and their timing are what is tried")]
 
@@ -33,7 +35,7 @@ use plan::Plan;
 /// The most lanes: each needs a part of a block for itself.
 pub const MOST_LANES: u16 = 8;
 
-/// How much was tried of one configuration.
+/// Amount of work on one configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
     /// Lives of devices.
@@ -67,11 +69,11 @@ impl fmt::Display for Tried {
 /// A guarantee that was broken.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// What was seen.
+    /// The observation.
     pub what: String,
     /// When, since the configuration began.
     pub after: Duration,
-    /// What was tried until then.
+    /// The work until then.
     pub tried: Tried,
 }
 
@@ -80,7 +82,8 @@ pub fn names() -> Vec<&'static str> {
     Plan::all().iter().map(|plan| plan.name).collect()
 }
 
-/// Tries a configuration for a time, with 2 to [`MOST_LANES`] lanes, and with a known bug. An unknown one has nothing wrong.
+/// Tries a configuration for a time, with 2 to [`MOST_LANES`] lanes, and with a known bug. An
+/// unknown one has nothing wrong.
 ///
 /// # Errors
 /// The first guarantee that was broken.

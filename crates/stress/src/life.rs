@@ -1,4 +1,5 @@
-//! One life of a cache: a thread for each lane, clients on all of them, and power cuts at any instant.
+//! One life of a cache: a thread for each lane, clients on all of them, and power cuts at any
+//! instant.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -34,7 +35,7 @@ const MODE_STAYS: Duration = Duration::from_millis(25);
 /// Power cuts wait for each other, as each is a copy of all devices.
 const CUT_EVERY: Duration = Duration::from_millis(40);
 
-/// What all threads share.
+/// State that all threads share.
 struct Life {
     plan: Plan,
     seed: u64,
@@ -63,7 +64,7 @@ impl Life {
         let cut = self.cut(random);
         *self.last_cut.lock() = Instant::now();
         self.cutting.store(false, Ordering::SeqCst);
-        // If the one before is still being looked at, nobody looks at this one.
+        // If the previous one is still being checked, this one is skipped.
         _ = self.cuts.try_send(cut);
     }
 
@@ -350,7 +351,8 @@ fn thread_of(
     life.run_lane(number, engine, &own);
 }
 
-/// Waits for the end of a life; has devices fail from some time on; looks at what power cuts leave.
+/// Waits for the end of a life; makes devices fail from some time on; checks the content after
+/// power cuts.
 fn watch(life: &Arc<Life>, left: &Receiver<Cut>, time: Duration) {
     let began = Instant::now();
     let fails_at = time.mul_f64(fastrand::Rng::with_seed(life.seed).f64() * 0.7);

@@ -8,15 +8,15 @@ use clap::Parser;
 use forebay_store::PlantedBug;
 use forebay_stress::{MOST_LANES, names, run};
 
-/// Lanes on threads of their own, a tiny cache, power cuts, failing devices, and a check of everything that is read. Ends with 1 when
-/// a guarantee was broken.
+/// Lanes on threads of their own, a tiny cache, power cuts, failing devices, and a check of
+/// everything that is read. Ends with 1 when a guarantee was broken.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
     /// Seconds for each configuration.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Seed of what clients ask for. Threads are real: another run with it differs.
+    /// Seed of the clients' requests. Threads are real: another run with it differs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Lanes, 2 to 8.

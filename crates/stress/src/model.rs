@@ -1,4 +1,5 @@
-//! What clients know: which writes of each sector were begun, which were acknowledged, and which are durable.
+//! The clients' knowledge: which writes of each sector were begun, which were acknowledged, and
+//! which are durable.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -19,12 +20,12 @@ struct Sector {
     doubtful: AtomicU32,
 }
 
-/// How much was done.
+/// Amount of work.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
-    /// Of both, those that were answered at once.
+    /// Requests among both that were answered at once.
     pub(crate) at_once: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) errors: AtomicU64,
@@ -57,7 +58,7 @@ impl Model {
         self.sectors.len() as u64
     }
 
-    /// Has clients end.
+    /// Makes clients end.
     pub(crate) fn end(&self) {
         self.ends.store(true, Ordering::SeqCst);
     }
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_may_find_what_was_acknowledged_before_it_or_anything_later() {
+    fn a_read_finds_the_last_acknowledged_write_or_a_later_one() {
         let find = |sequence, least| {
             let model = Model::new(1, false);
             model.begin(0, false);
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_promises_nothing_that_an_earlier_one_has_failed_to_write() {
+    fn a_flush_promises_no_writes_of_an_earlier_failed_flush() {
         let model = Model::new(2, true);
         for sector in 0..2 {
             let sequence = model.begin(sector, false);

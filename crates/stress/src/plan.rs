@@ -1,4 +1,4 @@
-//! The configurations: what is tried beside each other.
+//! The configurations that are tried side by side.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ pub(crate) enum RamTier {
     Deferred(u64),
 }
 
-/// Which operations begin to fail at some time of a life.
+/// Operations that begin to fail at some time of a life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failing {
-    /// Of a million reads, writes and syncs of the cache device.
+    /// Failures per million reads, writes and syncs of the cache device.
     pub(crate) cache: [u32; 3],
-    /// Of the origin.
+    /// Failures per million of the origin.
     pub(crate) origin: [u32; 3],
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Plan {
     /// Whether the mode changes all the time.
     pub(crate) changes_mode: bool,
     pub(crate) failing: Failing,
-    /// How long the devices live. Then there are new ones.
+    /// Lifetime of the devices, after which there are new ones.
     pub(crate) life: Duration,
 }
 

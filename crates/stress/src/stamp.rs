@@ -7,13 +7,13 @@ const WORD: usize = 8;
 /// The sequence of a sector's first write. Before that it is zero.
 pub(crate) type Sequence = u32;
 
-/// What a sector holds.
+/// The content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Zeroes,
     /// Written as this sector, with this sequence.
     Written(Sequence),
-    /// Of another sector, or of no single write.
+    /// The content of another sector, or of no single write.
     Alien,
 }
 

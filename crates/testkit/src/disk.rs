@@ -36,7 +36,7 @@ pub fn peek(device: &Arc<dyn Device>, offset: u64, len: usize) -> Vec<u8> {
 /// Writes `data` at `offset`, past any lane.
 ///
 /// # Panics
-/// As [`peek`].
+/// Like [`peek`].
 pub fn poke(device: &Arc<dyn Device>, offset: u64, data: &[u8]) {
     at_once(device, DeviceOp::Write { offset, data: IoData::Owned(IoBuf::copy_from(data)) });
 }
@@ -65,7 +65,7 @@ type States = Arc<Mutex<Vec<Vec<u8>>>>;
 pub struct Disk {
     /// The device for the code under test.
     pub device: Arc<dyn Device>,
-    /// Its faults and counters.
+    /// Faults and counters of the disk.
     pub faults: Arc<Faults>,
     ram: Arc<dyn Device>,
     states: States,

@@ -1,4 +1,4 @@
-//! Scripted faults: the rules that a test sets, and counters of what the device did.
+//! Scripted faults: the rules that a test sets, and counters of the device's operations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -56,7 +56,7 @@ const FAILS: Fault = Fault::Fails(DeviceErrorKind::Io);
 struct Rule {
     kind: OpKind,
     range: Range<u64>,
-    /// How many more operations it applies to.
+    /// Number of further operations to which the rule applies.
     left: u64,
     fault: Fault,
     /// Whether a write to the range removes it.
@@ -131,7 +131,8 @@ impl Faults {
         self.add(kind, range, times, Fault::Panics);
     }
 
-    /// Makes every operation fail for good, as those of a device that another machine has taken over.
+    /// Makes every operation fail for good, as those of a device that another machine has taken
+    /// over.
     pub fn fence(&self) {
         self.fenced.store(true, Ordering::Relaxed);
         for kind in OpKind::ALL {
@@ -144,8 +145,8 @@ impl Faults {
         self.fenced.load(Ordering::Relaxed)
     }
 
-    /// Makes every write fail as those of a write-protected device do. `told`: the device also says what it is.
-    /// [`Faults::heal`] ends it.
+    /// Makes every write fail as those of a write-protected device do. `told`: the device also says
+    /// what it is. [`Faults::heal`] ends it.
     pub fn protect(&self, told: bool) {
         self.protected.store(told, Ordering::Relaxed);
         let fault = Fault::Fails(DeviceErrorKind::ReadOnly);

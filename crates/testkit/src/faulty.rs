@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_carried_out_when_the_device_has_healed() {
+    fn hung_operations_are_carried_out_once_the_device_has_healed() {
         let world = LaneWorld::new();
         let (device, faults) = world.faulty(ram(1));
         faults.hang(&[OpKind::Write]);
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "read beyond the end of disk: 4096..8192")]
-    fn nobody_reads_beyond_the_end() {
+    fn reads_beyond_the_end_are_refused() {
         crate::peek(&Disk::of(&[0; 4096]).device, 4096, 4096);
     }
 }

@@ -1,4 +1,4 @@
-//! Devices that report another size or identity than they have, or who has used them.
+//! Devices that report another size or identity than they have, or record their users.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct Guise {
     held: Option<(Option<Uuid>, Holder)>,
     /// Claims never end, and this is their limit.
     claim_limit: Option<Duration>,
-    /// What its system says about writes.
+    /// The system's evidence of writes.
     evidence: Option<Evidence>,
 }
 

@@ -5,11 +5,11 @@
 //! - `faulty`: the device that applies them
 //! - [`disk`]: a disk in RAM whose content a test can read and damage
 //! - `seen`: devices with other sectors, or opened for reading only
-//! - [`temp_dir`]: directories that are removed with what is in them
+//! - [`temp_dir`]: directories that are removed with their content
 //! - [`void`]: a device of any size that stores nothing
-//! - [`guise`]: devices with another size or identity, or that record who uses them
+//! - [`guise`]: devices with another size or identity, or that record their users
 //!
-//! It reports failures by panics.
+//! Failures are reported by panics.
 #![forbid(unsafe_code)]
 
 pub mod disk;

@@ -14,7 +14,8 @@ impl TempDir {
         TempDir::within(std::env::temp_dir(), what)
     }
 
-    /// As [`TempDir::new`], in memory if the system has a place for that: syncs cost nothing there.
+    /// Like [`TempDir::new`], in memory if the system has a place for that: syncs cost nothing
+    /// there.
     pub fn in_memory(what: &str) -> Self {
         let memory = PathBuf::from("/dev/shm");
         TempDir::within(if memory.is_dir() { memory } else { std::env::temp_dir() }, what)
@@ -25,7 +26,7 @@ impl TempDir {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("forebay-{what}-{}-{count}", std::process::id());
         let path = parent.join(name);
-        // As private as a state directory has to be, whatever the umask.
+        // As private as a state directory must be, for any umask.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         made.expect("a temporary directory");
         TempDir(path)

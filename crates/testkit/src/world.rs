@@ -15,7 +15,7 @@ use crate::faulty::faulty;
 /// Steps after which a test counts as hung.
 const STEPS: usize = 1_000_000;
 
-/// How far the clock advances when no timer is set.
+/// Step of the clock when no timer is set.
 const IDLE: Duration = Duration::from_millis(1);
 
 /// A lane, its clock, and the means to run futures on it.
@@ -118,8 +118,8 @@ impl Default for LaneWorld {
 
 impl Drop for LaneWorld {
     fn drop(&mut self) {
-        // Tasks and lane refer to each other. While a test fails they stay: a second panic would abort
-        // the process.
+        // Tasks and lane refer to each other. While a test fails they stay: a second panic would
+        // abort the process.
         if !std::thread::panicking() {
             self.lane.abandon();
         }

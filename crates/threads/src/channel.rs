@@ -1,4 +1,5 @@
-//! Queues between threads, as those of [`std::sync::mpsc`]. A bounded queue has space for at least one message.
+//! Queues between threads, as those of [`std::sync::mpsc`]. A bounded queue has space for at least
+//! one message.
 
 use std::collections::VecDeque;
 use std::fmt;

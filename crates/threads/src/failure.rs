@@ -1,16 +1,16 @@
-//! What can go wrong in a simulation, apart from the result.
+//! Failures of a simulation, apart from the result.
 
 use std::fmt;
 use std::panic::Location;
 
-/// Where a thread of a simulation waits.
+/// The place at which a thread of a simulation waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// The thread's name.
     pub thread: String,
     /// The kind of its wait.
     pub what: &'static str,
-    /// Where it called this crate.
+    /// The place of its call into this crate.
     pub at: &'static Location<'static>,
 }
 
@@ -30,11 +30,12 @@ pub enum Failure {
         /// The message of the panic.
         message: String,
     },
-    /// No thread can go on.
+    /// No thread can continue.
     Deadlock(Vec<Waiting>),
     /// The steps or the time of the [`Plan`](crate::Plan) are used up.
     Endless(Vec<Waiting>),
-    /// These threads did not end after the end of the run or a crash: they wait for each other, or loop.
+    /// These threads did not end after the end of the run or a crash: they wait for each other, or
+    /// loop.
     Left(Vec<Waiting>),
     /// A thread waits for something that is not simulated. It is left behind, with all others.
     Stuck(Waiting),

@@ -1,22 +1,24 @@
 //! Threads, locks, channels and time of the control plane, which a simulation can take over.
 //!
-//! Outside of a simulation everything here is the operating system's: threads, locks, the monotonic clock. The difference costs a
-//! look at a thread-local variable. Inside of [`Simulation::run`] the same code runs on threads of which exactly one runs at a
-//! time, in virtual time. Where a thread starts another, waits, takes a lock, sends, receives or ends, the simulation decides which
-//! thread goes on: by a seed, or by a list of decisions. So a run can be repeated, and all orders of a small one can be tried.
+//! Outside of a simulation everything here is the operating system's: threads, locks, the monotonic
+//! clock. The difference costs a read of a thread-local variable. Inside of [`Simulation::run`] the
+//! same code runs on threads of which exactly one runs at a time, in virtual time. Where a thread
+//! starts another, waits, takes a lock, sends, receives or ends, the simulation decides which
+//! thread continues: by a seed, or by a list of decisions. So a run can be repeated, and all orders
+//! of a small one can be tried.
 //!
-//! The interface is that of the standard library, with two differences: a lock ignores that a thread panicked while it was held,
-//! and a thread has a name.
+//! The interface is that of the standard library, with two differences: a lock ignores that a
+//! thread panicked while it was held, and a thread has a name.
 //!
 //! - [`thread`]: starting, joining, sleeping, parking
 //! - [`sync`]: locks and condition variables
 //! - [`mod@channel`]: queues between threads
 //! - [`time`]: the monotonic clock
 //! - [`unwind`]: catching panics
-//! - [`simulation`]: running code in a simulation, and what came of it
-//! - [`failure`]: what can go wrong in one
-//! - `scheduler`: whose turn it is
-//! - [`schedule`]: how the next thread is chosen
+//! - [`simulation`]: running code in a simulation, and the result
+//! - [`failure`]: failures of a simulation
+//! - `scheduler`: the turns of threads
+//! - [`schedule`]: the choice of the next thread
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is where threads and time come from")]
 

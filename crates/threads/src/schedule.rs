@@ -1,4 +1,4 @@
-//! How a simulation chooses the thread that goes on.
+//! The choice of the thread that continues in a simulation.
 
 use std::fmt::{self, Write as _};
 use std::num::ParseIntError;
@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-/// One decision of a run where there was more than one possibility.
+/// A decision of a run between several possibilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Decision {
     chosen: u32,
     /// The number of possibilities; 0: not known.
     of: u32,
-    /// Whether the first possibility is that the running thread goes on, and any other interrupts it.
+    /// Whether the first possibility is that the running thread goes on, and any other interrupts
+    /// it.
     stays: bool,
 }
 
@@ -23,7 +24,8 @@ impl Decision {
     }
 }
 
-/// The decisions of a run, in order. Their text can be parsed again; [`Plan::repeat`] repeats the run.
+/// The decisions of a run, in order. Their text can be parsed again; [`Plan::repeat`] repeats the
+/// run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decisions(Vec<Decision>);
 
@@ -38,8 +40,8 @@ impl Decisions {
         self.0.is_empty()
     }
 
-    /// Returns the first decisions of the next run in the enumeration of runs with at most `most` preemptions; `None`
-    /// after the last one.
+    /// Returns the first decisions of the next run in the enumeration of runs with at most `most`
+    /// preemptions; `None` after the last one.
     fn next(&self, most: usize) -> Option<Decisions> {
         let mut preemptions = self.0.iter().filter(|decision| decision.preempts()).count();
         for (index, decision) in self.0.iter().enumerate().rev() {
@@ -89,15 +91,15 @@ enum Source {
     Given(Decisions),
 }
 
-/// How a simulation runs.
+/// Parameters of a simulation's run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     source: Source,
-    /// Whether every lock is a yield point, not only a contended one. Without this a run has fewer steps and fewer
-    /// interleavings.
+    /// Whether every lock is a yield point, not only a contended one. Without this a run has fewer
+    /// steps and fewer interleavings.
     pub every_lock: bool,
-    /// Whether virtual time may advance while threads are ready, so that timeouts expire early, as on a machine that is
-    /// too slow.
+    /// Whether virtual time may advance while threads are ready, so that timeouts expire early, as
+    /// on a machine that is too slow.
     pub early: bool,
     /// The number of steps after which a run counts as endless.
     pub most_steps: u64,
@@ -111,14 +113,14 @@ impl Plan {
         Plan { source, every_lock: true, early: false, most_steps: 10_000_000, most_time }
     }
 
-    /// Chooses at random. The seed also selects the strategy: preemption at every step or seldom, by uniform choice or
-    /// by priorities that change seldom.
+    /// Chooses at random. The seed also selects the strategy: preemption at every step or seldom,
+    /// by uniform choice or by priorities that change seldom.
     pub fn seed(seed: u64) -> Self {
         Plan::new(Source::Seed(seed))
     }
 
-    /// Repeats the decisions of another run, and preempts no thread after the last of them. The other fields must be
-    /// the same.
+    /// Repeats the decisions of another run, and preempts no thread after the last of them. The
+    /// other fields must be the same.
     pub fn repeat(decisions: Decisions) -> Self {
         Plan::new(Source::Given(decisions))
     }
@@ -175,7 +177,8 @@ impl Enumeration {
         Enumeration { next: Some(Decisions::default()), most }
     }
 
-    /// Returns the next run. Its decisions have to be [noted](Enumeration::note) before the one after it.
+    /// Returns the next run. Its decisions have to be [noted](Enumeration::note) before the one
+    /// after it.
     pub fn next_plan(&mut self) -> Option<Plan> {
         self.next.take().map(Plan::repeat)
     }
@@ -189,11 +192,11 @@ impl Enumeration {
 /// State of the running thread at a decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Running {
-    /// It waits or has ended.
+    /// The thread waits or has ended.
     Waits,
-    /// It is ready, and comes first among the threads.
+    /// The thread is ready, and comes first among the threads.
     Stays,
-    /// It has yielded, and comes last among the threads.
+    /// The thread has yielded, and comes last among the threads.
     Yields,
 }
 
@@ -208,13 +211,14 @@ pub(crate) struct Choice<'a> {
 
 enum Manner {
     Given(Decisions),
-    /// The running thread goes on with a probability of `stay` / 64; otherwise all have the same chance.
+    /// The running thread goes on with a probability of `stay` / 64; otherwise all have the same
+    /// chance.
     Even {
         rng: Rng,
         stay: u32,
     },
-    /// The thread with the highest rank goes on. A thread falls behind all others at one of `change` steps, and when it lets others
-    /// go first.
+    /// The thread with the highest rank goes on. A thread falls behind all others at one of
+    /// `change` steps, and when it lets others go first.
     Ranked {
         rng: Rng,
         ranks: Vec<u64>,

@@ -1,4 +1,5 @@
-//! Whose turn it is. Every thread of a simulation is one of the operating system that sleeps until it is its turn.
+//! Whose turn it is. Every thread of a simulation is one of the operating system that sleeps until
+//! it is its turn.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,14 +16,14 @@ use crate::failure::{Failure, Waiting};
 use crate::schedule::{Choice, Chooser, Plan, Running};
 use crate::unwind;
 
-/// Steps that a thread may take to unwind after a crash. A thread that needs more is stuck; it is not run again, and
-/// the run reports it.
+/// Steps that a thread may take to unwind after a crash. A thread that needs more is stuck; it is
+/// not run again, and the run reports it.
 const LAST_TURNS: u32 = 100_000;
 
 /// Yields without a wait in between after which a thread counts as spinning.
 const SPINS: u32 = 8;
 
-/// What a thread waits for. Addresses are compared, and nothing else, so they may differ between runs.
+/// The event that a thread waits for. Addresses are only compared, so they may differ between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
     /// The lock at this address.
@@ -42,7 +43,7 @@ pub(crate) enum Key {
 pub(crate) enum Woken {
     Notified,
     TimedOut,
-    /// It is being ended and must not wait.
+    /// The thread is being ended and must not wait.
     Crashed,
 }
 
@@ -54,14 +55,14 @@ enum Standing {
         deadline: Option<Nanos>,
     },
     Ended,
-    /// It did not end after a crash.
+    /// The thread did not end after a crash.
     Lost,
 }
 
 struct Thread {
     name: String,
     standing: Standing,
-    /// Where it called this crate last.
+    /// The place of its last call into this crate.
     at: &'static Location<'static>,
     /// Steps that are left to unwind; absent while the thread runs normally.
     last_turns: Option<u32>,
@@ -240,7 +241,8 @@ impl Core {
                 running: None,
                 now: Nanos(0),
                 chooser: plan.chooser(),
-                // Not seeded by the plan: a run that is repeated from its decisions must draw the same numbers.
+                // Not seeded by the plan: a run that is repeated from its decisions must draw the
+                // same numbers.
                 draws: fastrand::Rng::with_seed(0),
                 steps: 0,
                 trace: DefaultHasher::new(),
@@ -258,7 +260,8 @@ impl Core {
         }
     }
 
-    /// Adds a ready thread and calls `start` for it. The child of a thread that is being ended is ended too.
+    /// Adds a ready thread and calls `start` for it. The child of a thread that is being ended is
+    /// ended too.
     pub(crate) fn add(
         self: &Arc<Self>,
         name: &str,
@@ -419,8 +422,8 @@ impl Here {
         self.core.every_lock
     }
 
-    /// Waits for the first turn, calls `run`, and notes that the thread has ended. `run` returns the message of its panic. It is
-    /// dropped instead if the thread has to end already.
+    /// Waits for the first turn, calls `run`, and notes that the thread has ended. `run` returns
+    /// the message of its panic. It is dropped instead if the thread has to end already.
     pub(crate) fn live(self, run: impl FnOnce() -> Option<String>) {
         self.wait_for_turn(&mut self.core.state.lock());
         HERE.with(|here| here.replace(Some(self.clone())));
@@ -456,7 +459,8 @@ impl Here {
         }
     }
 
-    /// Hands over to the next thread, and returns when this one is chosen again. Unwinds if this one is being ended.
+    /// Hands over to the next thread, and returns when this one is chosen again. Unwinds if this
+    /// one is being ended.
     fn pause(&self, standing: Standing, running: Running, at: &'static Location<'static>) -> Woken {
         let mut state = self.core.state.lock();
         (self.me, at.file(), at.line()).hash(&mut state.trace);

@@ -11,7 +11,8 @@ use crate::schedule::{Decisions, Plan};
 use crate::scheduler::{Core, Here};
 use crate::thread;
 
-/// Real time without a step after which a thread counts as blocked by something that is not simulated.
+/// Real time without a step after which a thread counts as blocked by something that is not
+/// simulated.
 const STUCK: Duration = Duration::from_secs(60);
 
 /// The outcome of a run.
@@ -51,8 +52,9 @@ impl<T> Outcome<T> {
 pub struct Simulation(Here);
 
 impl Simulation {
-    /// Runs `first` as the first thread of a simulation. When it returns, every other thread unwinds at its next step,
-    /// one after the other, as all threads of a process end with `main`. Returns when all have ended.
+    /// Runs `first` as the first thread of a simulation. When it returns, every other thread
+    /// unwinds at its next step, one after the other, as all threads of a process end with `main`.
+    /// Returns when all have ended.
     ///
     /// A thread that blocks on anything outside this crate blocks the whole simulation.
     #[track_caller]
@@ -114,22 +116,23 @@ impl Simulation {
         self.0.core.clone()
     }
 
-    /// Returns a pseudo-random number that is unique within the run. Runs with the same order of threads draw the same
-    /// numbers.
+    /// Returns a pseudo-random number that is unique within the run. Runs with the same order of
+    /// threads draw the same numbers.
     pub fn draw(&self) -> u128 {
         self.0.core.state.lock().draw()
     }
 
-    /// Ends all other threads as a kill of the process would, except that each unwinds at its next step, one after the
-    /// other. While a thread unwinds, its waits return at once as timed out. Returns when they have ended; a thread
-    /// that waits for a lock of the caller ends once that is released.
+    /// Ends all other threads as a kill of the process would, except that each unwinds at its next
+    /// step, one after the other. While a thread unwinds, its waits return at once as timed out.
+    /// Returns when they have ended; a thread that waits for a lock of the caller ends once that is
+    /// released.
     #[track_caller]
     pub fn crash(&self) {
         self.0.crash(Location::caller());
     }
 
-    /// Returns whether the calling thread is being ended by a crash or by the end of the simulation. Effects of its
-    /// destructors must be suppressed then: a killed process runs none.
+    /// Returns whether the calling thread is being ended by a crash or by the end of the
+    /// simulation. Effects of its destructors must be suppressed then: a killed process runs none.
     pub fn is_ending(&self) -> bool {
         self.0.is_ending()
     }

@@ -120,7 +120,8 @@ impl Drop for Release {
     }
 }
 
-/// An event below a `parking_lot` lock. Simulated threads hold such a lock only between two yield points.
+/// An event below a `parking_lot` lock. Simulated threads hold such a lock only between two yield
+/// points.
 #[derive(Default)]
 pub(crate) struct Event(parking_lot::Condvar);
 
@@ -220,7 +221,7 @@ impl Condvar {
         self.wait_at(guard, None, Location::caller()).0
     }
 
-    /// As [`Condvar::wait`], at most for `time`.
+    /// Like [`Condvar::wait`], at most for `time`.
     #[track_caller]
     pub fn wait_timeout<'a, T>(
         &self,

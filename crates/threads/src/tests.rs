@@ -396,7 +396,8 @@ fn drops_that_wait_for_each_other_end() {
                 };
                 spawn("drops", run).expect("thread")
             };
-            // Of a later one, so that the first one to unwind has the lock and waits for the second.
+            // Of a later one, so that the first one to unwind has the lock and waits for the
+            // second.
             let (tell, hear) = channel();
             let own = lock.clone();
             let first = move || {

@@ -109,8 +109,8 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Yields to other threads, for loops that poll. In a simulation virtual time advances while all ready threads only
-/// poll.
+/// Yields to other threads, for loops that poll. In a simulation virtual time advances while all
+/// ready threads only poll.
 #[track_caller]
 pub fn yield_now() {
     match Here::get() {
@@ -119,7 +119,8 @@ pub fn yield_now() {
     }
 }
 
-/// A yield point: a simulation may switch to another thread here. No effect outside of a simulation.
+/// A yield point: a simulation may switch to another thread here. No effect outside of a
+/// simulation.
 #[track_caller]
 pub fn step() {
     if let Some(here) = Here::get() {
@@ -148,7 +149,8 @@ impl Parker {
         Unparker(self.0.clone())
     }
 
-    /// Waits until it is unparked, at most for `time`; returns at once if it was since the last wait. May return early.
+    /// Waits until it is unparked, at most for `time`; returns at once if it was since the last
+    /// wait. May return early.
     #[track_caller]
     pub fn park(&self, time: Option<Duration>) {
         let mut given = self.0.given.lock();

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::scheduler::Here;
 
-/// A moment on the monotonic clock; in a simulation, on that simulation's clock. Sums and differences saturate.
+/// A moment on the monotonic clock; in a simulation, on that simulation's clock. Sums and
+/// differences saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
 
@@ -31,7 +32,7 @@ impl Instant {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// As [`Instant::saturating_duration_since`].
+    /// Like [`Instant::saturating_duration_since`].
     pub fn duration_since(&self, earlier: Instant) -> Duration {
         self.saturating_duration_since(earlier)
     }

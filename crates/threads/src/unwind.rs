@@ -26,8 +26,8 @@ pub(crate) fn catch_all<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
     catch_unwind(AssertUnwindSafe(run))
 }
 
-/// Calls `run` and returns its result, or the payload of its panic. Use this instead of [`catch_unwind`] in simulated
-/// code: it does not catch the end of a simulated thread.
+/// Calls `run` and returns its result, or the payload of its panic. Use this instead of
+/// [`catch_unwind`] in simulated code: it does not catch the end of a simulated thread.
 ///
 /// # Errors
 /// `run` panicked.

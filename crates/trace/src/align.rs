@@ -1,8 +1,8 @@
-//! Whether requests start where blocks do.
+//! Alignment: whether requests start where blocks do.
 //!
 //! A partition that begins at an odd sector shifts everything on it: requests of 4 KiB then touch
-//! two blocks of 4 KiB each. Where most requests start at the same place within a block, that place
-//! is taken for the beginning of the clients' blocks.
+//! two blocks of 4 KiB each. If most requests start at the same offset within a block, that offset
+//! counts as the beginning of the clients' blocks.
 
 use super::{BLOCK, Request, SECTOR};
 
@@ -15,12 +15,12 @@ pub struct Alignment {
     starts: [u64; (BLOCK / SECTOR) as usize],
 }
 
-/// What would align most requests.
+/// The shift that would align most requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Suggestion {
     /// Bytes to add to every offset.
     pub shift: u64,
-    /// Of a hundred requests, how many start at a block then.
+    /// Percentage of requests that start at a block then.
     pub percent: u64,
 }
 
@@ -33,7 +33,8 @@ impl Alignment {
         }
     }
 
-    /// What to do, if most requests start at one place and that is not the beginning of a block.
+    /// Returns the shift, if most requests start at one offset that is not the beginning of a
+    /// block.
     pub fn suggestion(&self) -> Option<Suggestion> {
         let all: u64 = self.starts.iter().sum();
         let most = (0..).zip(self.starts).max_by_key(|(_, count)| *count);
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_most_requests_do_decides() {
+    fn the_offset_of_most_requests_decides() {
         assert_eq!(suggestion(&[]), None);
         assert_eq!(suggestion(&[0, 4096, 512]), None);
         assert_eq!(suggestion(&[512, 1024, 1536, 2048, 0, 4096]), None);

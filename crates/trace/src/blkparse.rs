@@ -135,7 +135,7 @@ Total (8,0):
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_input_is_reported() {
         for (text, word) in [
             ("8,0 3 4 x 697 Q W 0 + 8\n", "time"),
             ("8,0 3 4 0.0\n", "action"),

@@ -17,8 +17,9 @@ const MOST_OF_REQUEST: u64 = 1 << 20;
 const MOST_OF_DEVICE: u64 = 1 << 48;
 
 impl Request {
-    /// The blocks that it touches, by their numbers on the device, below 2^48: those of which a read
-    /// or write has any part, at most 2^20, and those that a discard covers wholly, perhaps none.
+    /// The blocks that it touches, by their numbers on the device, below 2^48: those of which a
+    /// read or write has any part, at most 2^20, and those that a discard covers wholly, perhaps
+    /// none.
     ///
     /// # Errors
     /// No block device is so large, or no read or write.
@@ -48,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_count_for_reads_and_writes_and_only_whole_blocks_for_discards() {
+    fn reads_and_writes_touch_parts_and_discards_only_whole_blocks() {
         for op in [Op::Read, Op::Write] {
             assert_eq!(blocks(op, 4095, 2), Some(0..2));
             assert_eq!(blocks(op, 4096, 4096), Some(1..2));

@@ -3,8 +3,8 @@
 //!
 //! The heading names the columns; their order is free, others are passed over. `offset` and `size`
 //! are needed, in bytes. `ts_us` is microseconds, with or without a fraction; `op` is `R`, `W` or
-//! `D`, or the word; a trace without it is of reads. `device` is any name. Lines that begin with `#` are
-//! comments.
+//! `D`, or the word; a trace without it is of reads. `device` is any name. Lines that begin with
+//! `#` are comments.
 
 use forebay_core::Op;
 
@@ -46,7 +46,7 @@ fn columns(line: &str) -> Result<Columns, String> {
     })
 }
 
-/// Microseconds as nanoseconds; what is finer is cut off.
+/// Microseconds as nanoseconds; finer digits are cut off.
 fn time(text: &str) -> Result<u64, String> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let fraction: String = fraction.chars().chain("000".chars()).take(3).collect();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_input_is_reported() {
         for (text, word) in [
             ("a,b\n1,2\n", "offset"),
             ("offset,size\n1\n", "size"),

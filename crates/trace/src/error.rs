@@ -3,15 +3,15 @@
 /// See the module. Each prints as one sentence that names the file and the place in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// What was asked for makes no sense: a directory, no format, an offset beyond 2^64.
+    /// The request makes no sense: a directory, no format, an offset beyond 2^64.
     #[error("{0}")]
     Usage(String),
-    /// The file cannot be read, or is not what its format says.
+    /// The file cannot be read, or does not match its format.
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// What reading a trace returns.
+/// The result of reading a trace.
 pub type TraceResult<T> = Result<T, TraceError>;
 
 /// The file is wrong, in words.

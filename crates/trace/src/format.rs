@@ -1,4 +1,4 @@
-//! Which format a trace has.
+//! The formats of traces.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -15,9 +15,9 @@ pub enum Format {
     Lis,
     /// MSR Cambridge.
     Msr,
-    /// What blkparse prints.
+    /// The output of blkparse.
     Blkparse,
-    /// What fio writes.
+    /// The output of fio.
     Iolog,
     /// CloudPhysics, binary.
     Vscsi,
@@ -27,7 +27,7 @@ pub enum Format {
 pub(super) const WORDS: &str = "csv, lis, msr, blkparse, iolog, vscsi";
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: &'static [Format] =
         &[Format::Csv, Format::Lis, Format::Msr, Format::Blkparse, Format::Iolog, Format::Vscsi];
 

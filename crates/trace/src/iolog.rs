@@ -1,4 +1,4 @@
-//! What fio writes with `write_iolog`, version 2 and version 3 (fio(1), "Trace file format").
+//! Logs that fio writes with `write_iolog`, version 2 and version 3 (fio(1), "Trace file format").
 //!
 //! Version 2: `filename action offset length`, times only from `wait`, in microseconds; version 3
 //! has microseconds since the start before each line. Offsets and lengths are bytes; a file is a
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_input_is_reported() {
         for (text, word) in [
             ("a read 0 1\n", "version 2"),
             ("fio version 2 iolog\na\n", "one word"),

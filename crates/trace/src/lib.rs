@@ -2,14 +2,14 @@
 //! traces are published or written by tools.
 //!
 //! A trace is read as a stream, request by request; a line or record that cannot be read is an
-//! error that names the file and the place. What is no request (comments, flushes, other commands)
-//! is passed over.
+//! error that names the file and the place. Lines and records that are no requests (comments,
+//! flushes, other commands) are skipped.
 //!
-//! - `format`: which formats there are, and which one a file has
+//! - `format`: the formats, and the detection of a file's format
 //! - `blkparse`, `csv`, `iolog`, `lis`, `msr`, `vscsi`: one format each
 //! - `text`: lines and their fields; `zst`: compressed files
 //! - `align`: whether requests start where blocks do
-//! - `blocks`: which blocks a request touches
+//! - `blocks`: the blocks that a request touches
 //! - `error`: why a trace cannot be read
 
 #![forbid(unsafe_code)]
@@ -45,7 +45,7 @@ pub use format::Format;
 /// Bytes of a sector, the unit of most formats.
 const SECTOR: u64 = 512;
 
-/// What is looked at to tell formats.
+/// Bytes that are examined to detect the format.
 const HEAD: u64 = 16 << 10;
 
 /// One request of a trace: a read, a write or a discard.
@@ -53,7 +53,7 @@ const HEAD: u64 = 16 << 10;
 pub struct Request {
     /// Since the first request, if the trace has times.
     pub time: Option<Nanos>,
-    /// What it does.
+    /// Operation of the request.
     pub op: Op,
     /// First byte on its device.
     pub offset: u64,
@@ -63,7 +63,7 @@ pub struct Request {
     pub device: u32,
 }
 
-/// What a format makes of a line or of a record: a request, something else, or why it is wrong.
+/// A format's result for a line or record: a request, something else, or the error.
 type Parsed = Result<Option<Request>, String>;
 
 /// A request, if it has any length and an end; times are from the trace's own clock.
@@ -115,27 +115,28 @@ impl std::fmt::Debug for Requests {
 }
 
 impl Requests {
-    /// Which format it turned out to be.
+    /// Returns the detected format.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// How large the file is, as it lies there.
+    /// Returns the size of the file as it is stored.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// How much of that was read so far.
+    /// Returns the bytes of it that were read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 }
 
 /// Opens a trace, compressed with zstd or not; `shift` bytes are added to every offset. Without a
-/// format the file's content and name tell which it is.
+/// given format, the file's content and name determine it.
 ///
 /// # Errors
-/// The file cannot be read, or nobody knows its format.
+///
+/// If the file cannot be read, or its format is unknown.
 pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requests> {
     let name = path.display().to_string();
     let failed = |error: std::io::Error| unreadable(format!("{name} cannot be read: {error}"));
@@ -283,7 +284,7 @@ mod tests {
         assert!(open(&path, None, u64::MAX).expect("opens").next().is_some_and(|r| r.is_err()));
     }
 
-    /// Whatever is in a file, reading it ends without a panic.
+    /// Reading a file of any content ends without a panic.
     #[test]
     fn rubbish_does_no_harm() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_input_is_reported() {
         for (text, word) in
             [("1\n", "blocks"), ("x 1 0 0\n", "'x'"), ("36028797018963968 1 0 0\n", "2^64")]
         {

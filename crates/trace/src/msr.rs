@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_input_is_reported() {
         for (text, word) in [
             ("1,a,0,Flush,0,1,1\n", "Flush"),
             ("1,a,0,Read,0\n", "Size"),

@@ -11,7 +11,7 @@ const LONGEST: u64 = 1 << 16;
 
 /// A format of which each line stands for itself.
 pub(super) trait LineFormat {
-    /// One line that is not empty, without blanks at its ends.
+    /// Parses one line that is not empty, without blanks at its ends.
     fn line(&mut self, line: &str) -> Parsed;
 }
 
@@ -28,7 +28,7 @@ struct Lines<S, F> {
     name: String,
     source: S,
     format: F,
-    /// Of the line that was read last, from 1.
+    /// Number of the last line that was read, from 1.
     number: u64,
     buffer: Vec<u8>,
 }
@@ -109,7 +109,7 @@ impl Names {
 pub(super) mod tests {
     use super::*;
 
-    /// What a format makes of some text.
+    /// Returns the results of a format for a text.
     pub(crate) fn parse<F: LineFormat + Send + 'static>(
         format: F,
         text: &'static str,
@@ -133,7 +133,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused() {
+    fn files_that_are_no_text_are_refused() {
         let long = vec![b'x'; 1 << 17];
         for content in [&b"a\n\xff\xfe\n"[..], &long] {
             let content = content.to_vec();

@@ -28,7 +28,7 @@ pub(super) enum Version {
     Two,
 }
 
-/// Where the parts of a record are.
+/// Offsets of the fields of a record.
 struct Layout {
     bytes: usize,
     command: usize,
@@ -53,7 +53,7 @@ impl Version {
         }
     }
 
-    /// Which version the first records of a file have: at least one, and all of those looked at.
+    /// Returns the version of a file by its first records: at least one, and all examined ones.
     pub(super) fn tell(head: &[u8]) -> Option<Version> {
         Version::ALL.into_iter().find(|version| {
             let layout = version.layout();
@@ -97,7 +97,7 @@ pub(super) struct Records<S> {
     name: String,
     source: S,
     version: Option<Version>,
-    /// Of the record that was read last, from 1.
+    /// Number of the last record that was read, from 1.
     number: u64,
 }
 
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_input_is_reported() {
         let good = one(0x28, 4096, 63, 1);
         let cut = [good.clone(), good[..20].to_vec()].concat();
         let other = [good.clone(), two(0x28, 1, 1, 1)].concat();

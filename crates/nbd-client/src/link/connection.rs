@@ -20,12 +20,12 @@ use crate::samples::PAGE;
 
 /// Bytes that are sent at a time.
 const BUFFER: usize = 256 << 10;
-/// How long to wait between two attempts to connect, at first and at most.
+/// Pause between two attempts to connect, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 impl Link {
-    /// Serves until nobody needs the connection any more.
+    /// Serves until the connection is not needed any more.
     pub(super) async fn run(self: &Rc<Self>) {
         loop {
             while !self.requests.borrow().has_unsent() {
@@ -41,7 +41,8 @@ impl Link {
         }
     }
 
-    /// Returns a connection; `None`: there is none for now, and the operations that waited have failed.
+    /// Returns a connection; `None`: there is none for now, and the operations that waited have
+    /// failed.
     async fn connect(&self) -> Option<Connection> {
         if let Some(spare) = self.remote.take_spare() {
             return Some(spare);
@@ -82,8 +83,8 @@ impl Link {
         }
     }
 
-    /// Fails everything that waits for a connection if there has been none for too long, with the reason of
-    /// the last failure. Returns whether it did.
+    /// Fails everything that waits for a connection if there has been none for too long, with the
+    /// reason of the last failure. Returns whether it did.
     fn give_up_in_time(&self, failure: &str) -> bool {
         let Some(since) = self.down_since.get() else { return false };
         let waited = self.clock.now().since(since);
@@ -95,7 +96,8 @@ impl Link {
         true
     }
 
-    /// Uses a connection until it is lost. `true`: the link has ended, and the connection was handed on.
+    /// Uses a connection until it is lost. `true`: the link has ended, and the connection was
+    /// handed on.
     async fn serve(&self, connection: Connection) -> bool {
         let Connection { fd, tls, export } = connection;
         let socket = match tls {
@@ -131,7 +133,8 @@ impl Link {
         false
     }
 
-    /// Sends and receives until the connection ends, and returns why; `None`: it is not needed any more.
+    /// Sends and receives until the connection ends, and returns why; `None`: it is not needed any
+    /// more.
     async fn exchange(&self, socket: &Socket, export: &Export) -> Option<Why> {
         let mut send = pin!(self.send(socket));
         let mut receive = pin!(self.receive(socket, export.chunks));
@@ -165,7 +168,8 @@ impl Link {
         .await
     }
 
-    /// Sends requests. Ends with an error, or with `None` when the link has left and nothing is in flight.
+    /// Sends requests. Ends with an error, or with `None` when the link has left and nothing is in
+    /// flight.
     async fn send(&self, socket: &Socket) -> Option<std::io::Error> {
         let mut buf = IoBuf::empty();
         loop {

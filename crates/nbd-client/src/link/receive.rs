@@ -144,8 +144,8 @@ impl Link {
                 break found;
             }
             if inbox.rest().is_empty() {
-                // Without a receive in flight the connection can be handed on, and an idle one takes no
-                // memory.
+                // Without a receive in flight the connection can be handed on, and an idle one
+                // takes no memory.
                 if self.requests.borrow().in_flight() == 0 {
                     inbox.buf = IoBuf::empty();
                 }

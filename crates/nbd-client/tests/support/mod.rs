@@ -19,7 +19,7 @@ use forebay_nbd_wire::*;
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// So small that no samples are taken.
+/// A size so small that no samples are taken.
 pub(crate) const SMALL: u64 = 2048;
 
 pub(crate) const FLAGS: u16 = flag::HAS_FLAGS
@@ -29,7 +29,7 @@ pub(crate) const FLAGS: u16 = flag::HAS_FLAGS
     | flag::SEND_FAST_ZERO
     | flag::CAN_MULTI_CONN;
 
-/// How a server describes its export.
+/// A server's description of its export.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {
     pub(crate) size: u64,
@@ -50,7 +50,7 @@ impl Offer {
     }
 }
 
-/// One connection as the server sees it.
+/// One connection, on the server's side.
 pub(crate) struct Wire {
     pub(crate) stream: UnixStream,
 }
@@ -235,7 +235,7 @@ impl OnLane {
         self.begin(device, job).recv().expect("the job has ended")
     }
 
-    /// As [`OnLane::run`], without waiting.
+    /// Like [`OnLane::run`], without waiting.
     pub(crate) fn begin<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         device: &Arc<dyn Device>,

@@ -23,7 +23,7 @@ pub(super) struct Text {
     table: Table,
 }
 
-/// What the segment table has.
+/// Contents of the segment table.
 #[derive(Default)]
 struct Table {
     closed: u64,
