@@ -1,4 +1,4 @@
-//! A client of the volumes of one origin, and what it may read.
+//! A client of the volumes of one origin, and the values that its reads may return.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

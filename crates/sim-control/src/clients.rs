@@ -17,7 +17,7 @@ use forebay_lane::{Lane, LaneRemote};
 use forebay_threads::{SyncSender, sync_channel};
 use parking_lot::Mutex;
 
-/// How often a drain looks whether requests are in flight.
+/// Interval at which a drain checks whether requests are in flight.
 const LOOK: Duration = Duration::from_millis(1);
 
 thread_local! {
@@ -50,7 +50,8 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Sends a request, and waits for its end. Data: of a write, or as many bytes as are to be read.
+    /// Sends a request, and waits for its end. Data: of a write, or as many bytes as are to be
+    /// read.
     pub(crate) fn ask(
         &self,
         volume: &str,

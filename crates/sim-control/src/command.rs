@@ -1,4 +1,4 @@
-//! What operators do, and what they are told.
+//! Commands of operators, and their reports.
 
 use std::time::Duration;
 
@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 
 use crate::shelf::{REMOTE, Shelf};
 
-/// How often an operator looks at an operation.
+/// Interval at which an operator checks an operation.
 const LOOK: Duration = Duration::from_millis(40);
 
 /// Names of volumes, and their origins. Two of them want the same one.
 pub(crate) const VOLUMES: [(&str, &str); 5] =
     [("a", "o1"), ("b", "o2"), ("y", "o1"), ("r", REMOTE), ("s", REMOTE)];
 
-/// The cache devices. "foreign" holds the content of another system; [`MOVED`] is the first one under another name.
+/// The cache devices. "foreign" holds the content of another system; [`MOVED`] is the first one
+/// under another name.
 pub(crate) const CACHES: [&str; 4] = ["c1", "c2", "foreign", "moved"];
 
 /// Index in [`CACHES`] of the other name of the first one.
@@ -77,19 +78,19 @@ pub(crate) struct Command {
     pub(crate) cancel: Option<Duration>,
 }
 
-/// What came of a command, as far as its operator knows.
+/// The result of a command, as far as its operator knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     Done,
     Failed(ErrorKind, String),
-    /// It can no longer be withdrawn, and has not ended.
+    /// The command can no longer be withdrawn, and has not ended.
     UnderWay,
     /// The daemon has ended.
     Unknown,
 }
 
-/// Prefixes of the errors of commands that failed and yet have taken effect: a stop that lost something, and a change that
-/// may not be durable.
+/// Prefixes of the errors of commands that failed and yet have taken effect: a stop that lost
+/// something, and a change that may not be durable.
 const IN_EFFECT: [&str; 2] =
     ["it is stopped, but not in order", "it is in force, but a power cut may undo it"];
 

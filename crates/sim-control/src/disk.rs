@@ -16,13 +16,13 @@ use forebay_threads::Simulation;
 
 use crate::media::{Action, Claim, Health, Media, latency};
 
-/// How often a queue looks whether a disk that hangs answers again.
+/// Interval at which a queue checks whether a hung disk answers again.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// An open disk.
 pub(crate) struct Disk {
     media: Arc<Media>,
-    /// `None`: it is shared with everybody.
+    /// `None`: the disk is shared with all.
     claim: Option<Arc<Claim>>,
     reading_only: bool,
 }

@@ -1,15 +1,16 @@
 //! `forebay-sim-control`: the simulator of the control plane.
 //!
-//! Commands of several operators, cancelled ones too, run beside clients, hanging and failing disks, ends, hand-overs and
-//! kills of the daemon. The daemon's code is the real one, on threads of which one runs at a time in an order that the seed
-//! decides; disks and time are simulated. In the end each command has to have done what its operator was told.
+//! Commands of several operators, cancelled ones too, run beside clients, hanging and failing
+//! disks, ends, hand-overs and kills of the daemon. The daemon's code is the real one, on threads
+//! of which one runs at a time in an order that the seed determines; disks and time are simulated.
+//! In the end each command must have done what it reported to its operator.
 //!
-//! - [`media`], [`disk`], [`shelf`]: disks, as they are, as the daemon has them open, and by their names
+//! - [`media`], [`disk`], [`shelf`]: disks: their state, their queues in the daemon, their names
 //! - [`clients`], [`client`]: the front end of clients, and one of them
 //! - [`command`], [`operators`]: commands and their reports, and how operators give them
-//! - [`script`]: what happens in a world
-//! - [`model`]: what has to be true then
-//! - [`world`], [`notes`]: one world, and what happened in it
+//! - [`script`]: the events of a world
+//! - [`model`]: the conditions that must hold then
+//! - [`world`], [`notes`]: one world, and its record of events
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "the program measures real time")]
 
@@ -38,7 +39,7 @@ use tracing_subscriber::EnvFilter;
 use notes::Notes;
 use script::{Enumerated, Script};
 
-/// Puts commands in each other's way, and judges what they did by what they reported.
+/// Puts commands in each other's way, and judges their effects by their reports.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "forebay-sim-control", version)]
 struct Args {
@@ -70,7 +71,8 @@ struct Args {
     #[arg(long, value_name = "WHAT")]
     all: Option<Enumerated>,
 
-    /// Plant each known bug in turn, and look for a seed that fails; --seconds limits the search for each
+    /// Plant each known bug in turn, and look for a seed that fails; --seconds limits the search
+    /// for each
     #[arg(long, conflicts_with = "seed")]
     planted: bool,
 
@@ -89,7 +91,7 @@ type World = (Option<Enumerated>, u64);
 /// A world that takes more steps than this counts as endless. Most worlds take a hundredth of them.
 const MOST_STEPS: u64 = 1_000_000;
 
-/// What came of a seed.
+/// The result of a seed.
 struct Ran {
     notes: Notes,
     steps: u64,
@@ -207,8 +209,8 @@ fn many(
     summary
 }
 
-/// A world that has found each bug: "random" or "pairs", and its number. It is tried first, so that a test that runs often
-/// takes seconds; from another `--start` the search is a fresh one.
+/// A world that has found each bug: "random" or "pairs", and its number. It is tried first, so that
+/// a test that runs often takes seconds; from another `--start` the search is a fresh one.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_world(bug: &str) -> Option<World> {

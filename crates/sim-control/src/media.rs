@@ -18,7 +18,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(100);
 
 type Page = Box<[u8]>;
 
-/// How operations on a disk end at the moment.
+/// The present outcome of operations on a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Health {
     /// They succeed.
@@ -82,18 +82,20 @@ impl Action {
 struct State {
     size: u64,
     pages: BTreeMap<u64, Page>,
-    /// What a power cut may bring back: pages as they were when they were last durable; `None`: of zeroes.
+    /// Content that a power cut may restore: pages in their last durable state; `None`: zeroes.
     before: BTreeMap<u64, Option<Page>>,
     health: Health,
-    /// Whether the content belongs to something else, which only a command with consent may overwrite.
+    /// Whether the content belongs to something else, which only a command with consent may
+    /// overwrite.
     guarded: bool,
-    /// How often it has been replaced by other systems.
+    /// Number of replacements by other systems.
     version: u64,
-    /// Commands in progress that may overwrite it: the versions that their operators knew, and when they were given.
+    /// Commands in progress that may overwrite it: the versions that their operators knew, and when
+    /// they were given.
     consents: Vec<(u64, Instant)>,
     /// Users that have claimed it, of this process.
     claims: u32,
-    /// How many processes have been killed.
+    /// Number of processes that have been killed.
     process: u64,
     /// Operations that have not ended although their callers do not wait for them any more.
     late: Vec<Action>,
@@ -103,9 +105,9 @@ struct State {
 /// A disk, as long as the world exists.
 #[derive(Debug)]
 pub(crate) struct Media {
-    /// How operators call it.
+    /// The operators' name of the disk.
     pub(crate) name: String,
-    /// Its number, by which it is told from others.
+    /// The number that identifies the disk.
     pub(crate) number: u64,
     state: Mutex<State>,
 }
@@ -128,7 +130,8 @@ impl Media {
         self.state().health
     }
 
-    /// Changes the health. Operations that had hung and that nothing waits for any more take effect.
+    /// Changes the health. Operations that had hung and that nothing waits for any more take
+    /// effect.
     pub(crate) fn set_health(&self, health: Health) {
         let mut state = self.state();
         if state.health == Health::Hangs {
@@ -158,8 +161,9 @@ impl Media {
         self.state().claims > 0
     }
 
-    /// Replaces the content by that of another system, as its tools do if nothing has claimed it. It may be overwritten
-    /// only with consent to what it is then. Returns whether it was replaced.
+    /// Replaces the content by that of another system, as its tools do if nothing has claimed the
+    /// disk. The content may then be overwritten only with consent to it. Returns whether it was
+    /// replaced.
     pub(crate) fn make_foreign(&self, byte: u8) -> bool {
         let mut state = self.state();
         // Other systems do not overwrite the cache of a volume.
@@ -174,7 +178,7 @@ impl Media {
         state.before.clear();
         state.guarded = true;
         state.version += 1;
-        // A command that has just been given has not looked at the disk yet: its consent is to what it finds.
+        // A new command has not examined the disk yet: its consent is to the content that it finds.
         let version = state.version;
         for (known, given) in &mut state.consents {
             if given.elapsed() < FIRST_LOOK {
@@ -191,7 +195,8 @@ impl Media {
         state.consents.push((version, Instant::now()));
     }
 
-    /// Ends that: the command has ended. `overwritten`: what it held is of no interest any more.
+    /// Ends the consent of a command that has ended. `overwritten`: the previous content needs no
+    /// guard any more.
     pub(crate) fn end_consent(&self, overwritten: bool) {
         let mut state = self.state();
         state.consents.pop();
@@ -259,8 +264,8 @@ impl Media {
         }
     }
 
-    /// The process has been killed: what has not reached the disk may reach it or not. `power_cut`: so may what is not
-    /// durable on it.
+    /// Kills the process: operations that have not reached the disk may reach it or not.
+    /// `power_cut`: data that is not durable on it may be lost as well.
     pub(crate) fn crash(&self, rng: &mut fastrand::Rng, power_cut: bool) {
         let mut state = self.state();
         for action in std::mem::take(&mut state.late) {
@@ -309,7 +314,8 @@ impl State {
         }
     }
 
-    /// Keeps the pages of a range as they are durable. Returns the numbers of those that lie in it whole.
+    /// Keeps the pages of a range as they are durable. Returns the numbers of those that lie in it
+    /// whole.
     fn remember(&mut self, offset: u64, len: u64) -> Range<u64> {
         let end = offset + len;
         for page in offset / PAGE..end.div_ceil(PAGE) {
@@ -353,7 +359,7 @@ impl Drop for Claim {
     }
 }
 
-/// How long an operation takes.
+/// Returns the duration of an operation.
 pub(crate) fn latency(number: u64, offset: u64) -> Nanos {
     // Different disks and places take different times, the same in each run.
     let mixed = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ offset)

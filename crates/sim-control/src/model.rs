@@ -1,4 +1,4 @@
-//! What has to be true of the volumes, from what operators and clients were told.
+//! The conditions that must hold for volumes, from the reports to operators and clients.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::command::{CACHES, Issued, MOVED, Report, VOLUMES, Verb};
 use crate::shelf::{REMOTE, Shelf};
 
-/// What a volume may be like, as its operators know it.
+/// The possible states of a volume, as its operators know them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Volume {
     pub(crate) started: bool,
@@ -23,11 +23,11 @@ const DIRTY_HIGH: u64 = 50;
 /// A block of an origin, as clients see it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Block {
-    /// What a read may return.
+    /// Values that a read may return.
     pub(crate) allowed: BTreeSet<u64>,
-    /// What it may return after a crash.
+    /// Values that a read may return after a crash.
     crashed: BTreeSet<u64>,
-    /// Whatever was ever written.
+    /// All values that were ever written.
     all: BTreeSet<u64>,
 }
 
@@ -43,9 +43,10 @@ pub(crate) struct Model {
     pub(crate) blocks: [[Block; BLOCKS]; ORIGINS.len()],
     /// Commands in progress that may discard dirty blocks, by origin.
     discarding: [u32; ORIGINS.len()],
-    /// How many such commands have begun.
+    /// Number of such commands that have begun.
     discards: [u64; ORIGINS.len()],
-    /// That number when each write began. A write has its place in this list plus one as its value.
+    /// The above number at the begin of each write. The value of a write is its position in this
+    /// list plus one.
     begun: Vec<u64>,
 }
 
@@ -73,8 +74,8 @@ impl Model {
         }
     }
 
-    /// Applies the reports of commands, in the order in which they began. `failing`: devices returned errors, and did
-    /// not only hang.
+    /// Applies the reports of commands, in the order in which they began. `failing`: devices
+    /// returned errors, and did not only hang.
     pub(crate) fn apply(&mut self, mut issued: Vec<Issued>, failing: bool) {
         // A command that was cut off before its number was known is the last one of its volume.
         issued.sort_by_key(|issued| issued.id.map_or(u64::MAX, |id| id.0));
@@ -104,7 +105,8 @@ impl Model {
         }
     }
 
-    /// Compares the model with the report of an idle daemon, and drops the possibilities that did not come true.
+    /// Compares the model with the report of an idle daemon, and drops the possibilities that did
+    /// not come true.
     pub(crate) fn check(&mut self, list: &Value, shelf: &Shelf) -> Vec<String> {
         let mut wrong = Vec::new();
         let listed = list["volumes"].as_array().cloned().unwrap_or_default();
@@ -143,8 +145,8 @@ impl Model {
         wrong
     }
 
-    /// Marks the begin or the end of a command that may discard dirty blocks. From then on the origin may hold any
-    /// version of its blocks.
+    /// Marks the begin or the end of a command that may discard dirty blocks. From then on the
+    /// origin may hold any version of its blocks.
     pub(crate) fn discard(&mut self, volume: usize, begins: bool) {
         let origin = origin_of(volume);
         self.blocks[origin].iter_mut().for_each(Block::forget);
@@ -164,8 +166,8 @@ impl Model {
         value
     }
 
-    /// The write was acknowledged; `durable`: for good. If a command has discarded blocks since it began, it may be among
-    /// them.
+    /// The write was acknowledged; `durable`: for good. If a command has discarded blocks since it
+    /// began, it may be among them.
     pub(crate) fn acknowledge(&mut self, origin: usize, block: usize, value: u64, durable: bool) {
         let is_older = self.begun[value as usize - 1] != self.discards[origin];
         if self.discarding[origin] > 0 || is_older {
@@ -213,7 +215,7 @@ impl Model {
 }
 
 impl Block {
-    /// What was acknowledged survives a crash.
+    /// Notes that acknowledged writes survive a crash.
     fn settle(&mut self) {
         self.crashed.clone_from(&self.allowed);
     }

@@ -1,4 +1,4 @@
-//! What happened in a world, and what was wrong.
+//! The events of a world, and its failures.
 
 use forebay_threads::{Mutex, Simulation};
 

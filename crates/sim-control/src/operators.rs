@@ -1,4 +1,4 @@
-//! What operators do: they give commands, and their consent to what these overwrite.
+//! Operators: they give commands, and their consent to overwriting.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::model::{Model, origin_of};
 use crate::notes::{Notes, note};
 use crate::shelf::Shelf;
 
-/// Returns two operations that run on one volume at once, although the later one does not supersede the other.
+/// Returns two operations that run on one volume at once, although the later one does not supersede
+/// the other.
 pub(crate) fn crowd(daemon: &Embedded) -> Option<String> {
     let answer = daemon.ask("GET", "/v1/operations", &Value::Null);
     let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
@@ -45,7 +46,7 @@ pub(crate) fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) 
     }
 }
 
-/// Gives a command, waits for what its operator is told, and applies that to the model.
+/// Gives a command, waits for its report, and applies the report to the model.
 pub(crate) fn give(
     daemon: &Embedded,
     shelf: &Shelf,

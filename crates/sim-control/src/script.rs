@@ -1,4 +1,4 @@
-//! What happens in a world: lives of daemons, commands, trouble with disks, and ends.
+//! The events of a world: lives of daemons, commands, trouble with disks, and ends.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::command::{CACHES, Command, MOVED, VOLUMES, Verb};
 use crate::media::Health;
 use crate::shelf::REMOTE;
 
-/// How a life of the daemon ends.
+/// The end of a life of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// On SIGTERM, once all commands have ended.
+    /// SIGTERM, once all commands have ended.
     Rest,
-    /// On SIGTERM, so long after its beginning.
+    /// SIGTERM, this long after the start.
     Stop(Duration),
-    /// It is killed.
+    /// A kill, this long after the start.
     Kill(Duration),
     /// The power fails.
     PowerCut(Duration),
@@ -33,7 +33,7 @@ pub(crate) struct Trouble {
     pub(crate) change: Change,
 }
 
-/// What happens to a disk.
+/// A change of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Health(Health),
@@ -49,7 +49,7 @@ pub(crate) const DISKS: [&str; 6] = ["o1", "o2", "c1", "c2", "foreign", REMOTE];
 /// One life of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
-    /// The commands of operators, each of whom gives one after the other, with pauses before them.
+    /// The commands of operators: each operator gives one after the other, with pauses before them.
     pub(crate) operators: Vec<Vec<(Duration, Command)>>,
     pub(crate) trouble: Vec<Trouble>,
     /// Index in [`DISKS`] of one that hangs already when the daemon starts.
@@ -63,7 +63,8 @@ pub(crate) struct Life {
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) seed: u64,
-    /// Commands that are given before the lives begin, one after the other, with nothing in their way.
+    /// Commands that are given before the lives begin, one after the other, with nothing in their
+    /// way.
     pub(crate) before: Vec<Command>,
     pub(crate) lives: Vec<Life>,
     /// Whether clients read and write.
@@ -77,8 +78,8 @@ fn millis(rng: &mut fastrand::Rng, most: u64) -> Duration {
     Duration::from_millis(rng.u64(0..most))
 }
 
-/// The volumes that the commands of most worlds are about: those of one origin, or a single one, whose commands get in
-/// each other's way more often.
+/// The volumes that the commands of most worlds are about: those of one origin, or a single one,
+/// whose commands get in each other's way more often.
 const RIVALS: [&[usize]; 4] = [&[0, 2], &[3, 4], &[0], &[3]];
 
 fn random_command(rng: &mut fastrand::Rng, volumes: &[usize]) -> Command {
@@ -151,7 +152,7 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Lif
     Life { operators, trouble, hung, renamed, end }
 }
 
-/// What comes in the way of the commands of an enumerated script.
+/// Obstacles for the commands of an enumerated script.
 #[derive(Clone, Copy, Debug)]
 enum Obstacle {
     None,
@@ -159,7 +160,8 @@ enum Obstacle {
     Cancel(u64),
     /// A disk hangs, for less or more time than commands wait.
     Hang(usize, u64),
-    /// A disk hangs from so many milliseconds on, and the command of this place is cancelled meanwhile.
+    /// A disk hangs from so many milliseconds on, and the command of this place is cancelled
+    /// meanwhile.
     HangAndCancel(usize, u64, usize),
     /// The daemon is killed, ended, or replaced so long after the first command began.
     Kill(u64),
@@ -196,29 +198,30 @@ const OBSTACLES: [Obstacle; 21] = [
     Obstacle::StateHangs(20_000),
 ];
 
-/// What the first command finds.
+/// The state that the first command finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     Served,
     Stopped,
-    /// There is no such volume. Its origin is on another machine, where no claim of a device keeps a second one away.
+    /// There is no such volume. Its origin is on another machine, where no claim of a device keeps
+    /// a second one away.
     Absent,
 }
 
 const BEFORE: [Before; 3] = [Before::Served, Before::Stopped, Before::Absent];
 
-/// The volume of the second command, by the place of the first one's: that one, one on the same cache device, one that
-/// wants the same origin, and two others.
+/// The volume of the second command, by the place of the first one's: that one, one on the same
+/// cache device, one that wants the same origin, and two others.
 const OTHERS: [[usize; 5]; 2] = [[0, 1, 2, 3, 4], [3, 1, 4, 0, 2]];
 
-/// How long a cancelled command waits for a device that hangs before the next one is given.
+/// Time for which a cancelled command waits for a hung device before the next one is given.
 const GIVEN_UP: Duration = Duration::from_secs(2);
 
 /// Scripts that are enumerated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Enumerated {
-    /// Each two commands, with each relation of their volumes, begun together and one after the other, on a served and on
-    /// a stopped volume, with each obstacle
+    /// Each two commands, with each relation of their volumes, begun together and one after the
+    /// other, on a served and on a stopped volume, with each obstacle
     Pairs,
     /// Each three commands, likewise, with one obstacle each
     Triples,

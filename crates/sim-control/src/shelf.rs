@@ -1,5 +1,5 @@
-//! All disks of a world, found by their files: an empty file stands for each, so that names, links and identities are
-//! those of a real filesystem.
+//! All disks of a world, found by their files: an empty file stands for each, so that names, links
+//! and identities are those of a real filesystem.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -19,7 +19,7 @@ use crate::media::{Health, Media};
 /// An origin that nothing keeps two users from opening.
 pub(crate) const REMOTE: &str = "nbd://localhost/disk";
 
-/// How often opening a disk that hangs looks whether it answers.
+/// Interval at which opening a hung disk checks whether it answers.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Filesystem and inode of a file.
@@ -28,7 +28,7 @@ type Key = (u64, u64);
 /// See the module.
 pub(crate) struct Shelf {
     dir: PathBuf,
-    /// The disk of another machine, which everybody may open.
+    /// The disk of another machine, which any system may open.
     remote: Arc<Media>,
     media: Mutex<BTreeMap<Key, Arc<Media>>>,
 }

@@ -29,14 +29,14 @@ use crate::shelf::{REMOTE, Shelf};
 const ORIGIN: u64 = 16 << 20;
 /// Size of the cache devices.
 const CACHE: u64 = 64 << 20;
-/// How long operations may go on with healthy devices.
+/// Time limit of operations with healthy devices.
 const ENDING: Duration = Duration::from_secs(600);
 
-/// How long the daemon may take to stop, whatever the devices do.
+/// Time limit for the daemon's stop, whatever the devices do.
 const STOPPING: Duration = Duration::from_secs(80);
-/// How often the operations in progress are looked at.
+/// Interval at which the operations in progress are checked.
 const OBSERVING: Duration = Duration::from_millis(70);
-/// How long a cache may take to close once all devices are healthy.
+/// Time limit for closing a cache once all devices are healthy.
 const CLOSING: Duration = Duration::from_secs(3);
 
 /// See the module.
@@ -52,24 +52,24 @@ pub(crate) struct World {
     renamed: bool,
 }
 
-/// How a process ends.
+/// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
-    /// It has ended in order, or handed over.
+    /// The process has ended in order, or handed over.
     Orderly,
     Killed,
-    /// With the machine.
+    /// The machine lost power.
     Power,
 }
 
-/// A daemon with those who use it.
+/// A daemon with its clients and operators.
 struct Running {
     daemon: Arc<Embedded>,
     clients: Arc<Clients>,
     issued: Arc<Mutex<Vec<Issued>>>,
     ending: Arc<AtomicBool>,
     operators: Vec<JoinHandle<()>>,
-    /// Clients, and whatever troubles the disks.
+    /// Threads of clients and of the trouble with disks.
     others: Vec<JoinHandle<()>>,
 }
 
@@ -231,8 +231,8 @@ impl World {
         self.dir.join("state")
     }
 
-    /// Gives the first cache device its other name, or its own again. A volume that was created on it under the other
-    /// name has no use for its own.
+    /// Gives the first cache device its other name, or its own again. A volume that was created on
+    /// it under the other name has no use for its own.
     fn name_disks(&mut self, renamed: bool) {
         let is = |volume: &Option<Volume>| volume.as_ref().is_some_and(|it| it.cache == MOVED);
         let keeps = self.model.lock().volumes.iter().flatten().any(is);
@@ -312,8 +312,8 @@ impl World {
         self.model.lock().apply(issued, self.script.fails());
     }
 
-    /// When the daemon is idle, the devices of served volumes are claimed and no others. A cache that waited for the
-    /// origin of a stopped volume closes a moment after that has answered.
+    /// When the daemon is idle, the devices of served volumes are claimed and no others. A cache
+    /// that waited for the origin of a stopped volume closes a moment after that has answered.
     fn check_claims(&self, list: &Value) {
         let mut wanted = Vec::new();
         for volume in list["volumes"].as_array().into_iter().flatten() {
@@ -459,8 +459,8 @@ impl World {
         self.stop(running);
     }
 
-    /// At the end: an origin without a volume has what was acknowledged too, and gets a volume on each cache that
-    /// others use. Nothing is left there of one that was not created.
+    /// At the end: an origin without a volume has the acknowledged data too, and gets a volume on
+    /// each cache that others use. No remains of a failed creation are there.
     fn create_again(&self, running: &Running) {
         for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
             let volumes = self.model.lock().volumes.clone();
@@ -480,8 +480,9 @@ impl World {
         }
     }
 
-    /// Returns whether a volume is served in the end. If a cache device failed or did not answer, its dirty blocks may be
-    /// lost. The operator accepts that by a forced start, after which reads may return older data of the origin.
+    /// Returns whether a volume is served in the end. If a cache device failed or did not answer,
+    /// its dirty blocks may be lost. The operator accepts that by a forced start, after which reads
+    /// may return older data of the origin.
     fn is_served(&self, running: &Running, volume: usize) -> bool {
         let name = VOLUMES[volume].0;
         let state = || {

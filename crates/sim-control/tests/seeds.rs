@@ -23,11 +23,13 @@ fn commands_with_obstacles_do_what_they_reported() {
 
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {
-    // What each of them found:
+    // The failure that each of them found:
     let found = [
-        // A stopped volume that was deleted while its cache device had failed stayed on it for good.
+        // A stopped volume that was deleted while its cache device had failed stayed on it for
+        // good.
         ("60575", None),
-        // A stopped volume whose deletion had been completed before a crash was listed until a command looked at it.
+        // A stopped volume whose deletion had been completed before a crash was listed until a
+        // command looked at it.
         ("490", Some("kills")),
     ];
     for (seed, all) in found {

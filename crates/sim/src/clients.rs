@@ -13,7 +13,7 @@ pub struct WorkloadOp {
     pub first: u64,
     /// Sectors; 0 for a flush.
     pub sectors: u64,
-    /// What the effect must survive when it ends.
+    /// Failures that the effect must survive when it ends.
     pub survives: Survives,
     /// Whether to try the path that does not wait first.
     pub at_once: bool,

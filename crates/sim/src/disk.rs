@@ -45,14 +45,14 @@ impl Effect {
     }
 }
 
-/// What becomes of an operation in flight.
+/// The fate of an operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It takes effect, unless a fault intervenes.
+    /// The operation takes effect, unless a fault intervenes.
     Normal,
     /// The same, but its caller does not wait for it any more.
     Abandoned,
-    /// It fails: it has timed out, or its connection was lost.
+    /// The operation fails: it has timed out, or its connection was lost.
     Fails,
     /// A change that has failed already, and takes effect all the same.
     Late,
@@ -80,7 +80,7 @@ pub(crate) struct State {
     pub(crate) rotten: BTreeSet<u64>,
     /// Sectors that cannot be written until the disk is mended, and whether they can be read.
     pub(crate) bad_spots: BTreeMap<u64, bool>,
-    /// How the path has come apart from the disk.
+    /// The way in which the path has come apart from the disk.
     pub(crate) displaced: Option<DisplacedKind>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
@@ -302,7 +302,8 @@ impl SimDisk {
         state.done.clear();
         state.wakers.clear();
         state.doubtful = false;
-        // They may have had an effect. What a power cut takes back changes no times of a file.
+        // These operations may have had an effect. Changes that a power cut takes back change no
+        // times of a file.
         state.changes += u64::from(!in_flight.is_empty());
         match power {
             Some(cut) => state.image.power_cut(cut, &in_flight, &mut state.rng),

@@ -1,6 +1,7 @@
-//! Devices to which their paths do not lead for a while, because they were moved, replaced or removed: requests go on,
-//! and nothing may be reported as safe under such a path (invariants 20 and 36). The operator gives each device its
-//! path back at some time, at the latest when the system is down.
+//! Devices to which their paths do not lead for a while, because they were moved, replaced or
+//! removed: requests go on, and nothing may be reported as safe under such a path (invariants 20
+//! and 36). The operator gives each device its path back at some time, at the latest when the
+//! system is down.
 
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ fn is_apart(result: &Result<(), EngineError>) -> bool {
 /// The times in which the paths of devices led elsewhere.
 pub(crate) struct Displacements {
     rng: fastrand::Rng,
-    /// Of the cache device and the origins: when the last such time began, and when it ends or has ended.
+    /// For the cache device and the origins: the begin of the last such time, and its past or
+    /// future end.
     times: Vec<(Nanos, Nanos)>,
 }
 
@@ -123,7 +125,8 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether an action may be refused because of the path of the origin or the cache device.
+    /// Returns whether an action may be refused because of the path of the origin or the cache
+    /// device.
     pub(crate) fn is_refused_by_path(
         &self,
         action: Admin,
@@ -138,10 +141,10 @@ impl World<'_> {
         self.disk(number).displaced().is_some() || self.displacements.times[number].1 > since
     }
 
-    /// Returns whether a stop of these volumes, which began at `since` and has just ended, was refused or has failed
-    /// because of the path of a device. The path of an origin is looked at when the stop begins, after the drain of
-    /// the volume, and at the end; it may have been given back since. That of the cache device makes a stop fail only
-    /// at its end.
+    /// Returns whether a stop of these volumes, which began at `since` and has just ended, was
+    /// refused or has failed because of the path of a device. The path of an origin is looked at
+    /// when the stop begins, after the drain of the volume, and at the end; it may have been given
+    /// back since. That of the cache device makes a stop fail only at its end.
     pub(crate) fn is_refused_by_a_path(
         &self,
         volumes: &[u16],
@@ -153,8 +156,9 @@ impl World<'_> {
         is_apart(result) && (cache_is_apart || volumes.iter().any(origin_was_apart))
     }
 
-    /// Checks that a stop of everything that has just succeeded left it all under the paths of the origins.
-    /// `without_cache`: the path of the cache device led elsewhere all the time, so that the origins have to be whole.
+    /// Checks that a stop of everything that has just succeeded left it all under the paths of the
+    /// origins. `without_cache`: the path of the cache device led elsewhere all the time, so that
+    /// the origins have to be whole.
     pub(crate) fn judge_stop(&mut self, without_cache: bool) -> Result<(), Violation> {
         for volume in self.running() {
             if self.origins[usize::from(volume)].displaced().is_some() {
@@ -172,7 +176,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks that an action that has just ended has reported nothing as safe under a path that leads elsewhere.
+    /// Checks that an action that has just ended has reported nothing as safe under a path that
+    /// leads elsewhere.
     pub(crate) fn judge_path(
         &self,
         action: Admin,
@@ -202,8 +207,9 @@ impl World<'_> {
         }
     }
 
-    /// Takes the paths of some origins away while nothing else is wrong. A drain has to say so, and has to write
-    /// everything all the same; a stop has to be refused. Then all get their paths back. `false`: the world stopped.
+    /// Takes the paths of some origins away while nothing else is wrong. A drain has to say so, and
+    /// has to write everything all the same; a stop has to be refused. Then all get their paths
+    /// back. `false`: the world stopped.
     pub(crate) fn judge_displaced(&mut self, drains: bool) -> Result<bool, Violation> {
         let features = self.profile.features;
         // A dirty block that the cache device can no longer read cannot reach the origin.
@@ -251,7 +257,8 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Has an operator's action done while nothing else happens. `None`: the world stopped.
+    /// Waits for the answer to an operator's action, while nothing else happens. `None`: the world
+    /// stopped.
     pub(crate) fn wait_for_answer(
         &mut self,
         action: Admin,
@@ -265,8 +272,8 @@ impl World<'_> {
         Ok(slot.borrow_mut().take())
     }
 
-    /// Checks that an origin has everything that its volume has acknowledged, while no request is in progress. It is
-    /// read as through the open descriptor.
+    /// Checks that an origin has everything that its volume has acknowledged, while no request is
+    /// in progress. It is read as through the open descriptor.
     pub(crate) fn judge_arrival(&mut self, volume: u16) -> Result<(), Violation> {
         let (oracle, disk) = (&mut self.oracle, &self.origins[usize::from(volume)]);
         disk.with_image(|image| {

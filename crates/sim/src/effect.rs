@@ -188,8 +188,8 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Taints every place whose data `patch` contains, and loses its record, because it does not arrive
-    /// where it should; `false` if it contains no data.
+    /// Taints every place whose data `patch` contains, and loses its record, because it does not
+    /// arrive where it should; `false` if it contains no data.
     fn taint_all(&self, patch: &Patch) -> bool {
         let PatchContent::Data(bytes) = &patch.content else { return false };
         let mut any = false;

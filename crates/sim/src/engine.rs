@@ -106,8 +106,9 @@ async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, EngineError> {
     Ok(volumes.collect())
 }
 
-/// Checks that a volume with room for its larger origin has taken it over, unless that needs work. `size`: of the origin
-/// when the start began; one that grows during it may be taken over by the next.
+/// Checks that a volume with room for its larger origin has taken it over, unless that needs work.
+/// `size`: of the origin when the start began; one that grows during it may be taken over by the
+/// next.
 fn judge_growth(
     lane: &EngineLane,
     machine: &Machine,
@@ -131,7 +132,8 @@ fn judge_growth(
 /// The memory of a machine, in bytes.
 const MEMORY: u64 = 512 << 20;
 
-/// On some machines other uses hold nearly all memory, so that there are few masks, or none.
+/// Takes nearly all memory, as other programs do on some machines, so that there are few masks, or
+/// none.
 fn take_memory(cache: &Cache, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x3a5c);
     if rng.bool() {
@@ -293,7 +295,8 @@ async fn attach(
     known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, size))
 }
 
-/// Pins some blocks of a volume that was attached, in one of four worlds. Clients notice nothing of it.
+/// Pins some blocks of a volume that was attached, in one of four worlds. Clients notice nothing of
+/// it.
 fn pin(lane: &EngineLane, machine: &Machine, volume: u16) {
     let seed = mix(machine.setup.seed ^ u64::from(volume), 0x2b1a5);
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -335,7 +338,7 @@ async fn drain(lane: &Rc<EngineLane>, volume: u16) -> Result<(), EngineError> {
     displaced::after_drain(paths.origin()).map_err(|_| apart())
 }
 
-/// The devices of a volume, and what a daemon asks of their paths.
+/// The devices of a volume, for the daemon's checks of their paths.
 struct Paths {
     cache: Arc<dyn Device>,
     volume: Option<Arc<Volume>>,
@@ -384,7 +387,8 @@ async fn set_policy(lane: &Rc<EngineLane>, policy: ReplacementKind) -> Result<()
     lane.set(&volume.name, settings).await
 }
 
-/// Drops the views of volumes that have left their cache, as the daemon does when it dismisses their clients.
+/// Drops the views of volumes that have left their cache, as the daemon does when it dismisses
+/// their clients.
 fn dismiss(lanes: &[Rc<EngineLane>], id: Option<VolumeId>) {
     let left = |lane: &EngineLane, id| lane.cache.volumes().iter().all(|volume| volume.id != id);
     for lane in lanes {

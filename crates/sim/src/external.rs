@@ -74,9 +74,9 @@ impl World<'_> {
         result
     }
 
-    /// After an orderly stop, sometimes lets others write a few sectors anywhere on an origin whose system
-    /// tells of that. The volume is refused, or serves what they wrote, and is then stopped in order again.
-    /// Afterwards the world is restored, which is noticed in the same way.
+    /// After an orderly stop, sometimes lets others write a few sectors anywhere on an origin whose
+    /// system tells of that. The volume is refused, or serves what they wrote, and is then stopped
+    /// in order again. Afterwards the world is restored, which is noticed in the same way.
     pub(crate) fn perhaps_edited_elsewhere(&mut self) -> Result<(), Violation> {
         // Without using the world's generator, so that other worlds stay the same.
         let seed = mix(self.shared.seed, self.counts.steps ^ 0xed17_ed17);
@@ -140,15 +140,16 @@ impl World<'_> {
         }
     }
 
-    /// Writes data of another world to settled sectors. Returns them with their contents before and after.
+    /// Writes data of another world to settled sectors. Returns them with their contents before and
+    /// after.
     fn write_foreign(&self, volume: u16, sectors: Vec<u64>) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let seed = self.shared.seed;
         self.origins[usize::from(volume)].with_image(|image| {
             let settled = sectors.into_iter().filter(|sector| image.is_settled(*sector));
             let settled: Vec<u64> = settled.collect();
             let write = |sector: u64| {
-                // The oracle does not know this stamp: a read that returns it is reported as data that was never
-                // written.
+                // The oracle does not know this stamp: a read that returns it is reported as data
+                // that was never written.
                 let mut foreign = vec![0; SECTOR];
                 stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
                 let before = image.visible(sector).to_vec();

@@ -24,7 +24,7 @@ pub struct FaultPlan {
     pub outage: u32,
     /// The connection is lost, see [`crate::remote`].
     pub disconnect: u32,
-    /// A server that was started anew has forgotten some of what was not synced.
+    /// Whether a restarted server has forgotten some changes that were not synced.
     pub forgets: bool,
     /// Operations in flight time out, see [`crate::remote`].
     pub timeout: u32,
@@ -55,7 +55,8 @@ impl Profile {
         }
     }
 
-    /// Returns whether nothing happens to the cache device but that it takes no writes: what it has is not lost.
+    /// Returns whether the only fault of the cache device is that it takes no writes: its data is
+    /// not lost.
     pub fn is_only_protected(&self) -> bool {
         let protected = self.features.has(Feature::Protected) && !self.features.has(Feature::Rot);
         self.fault_profile == FaultProfile::CacheErrors && protected && self.setup.seed & 1 == 0
@@ -64,8 +65,9 @@ impl Profile {
     /// Returns the faults of the origins while clients are active.
     pub fn origin_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
-        // A RAM tier learns of the loss from the failed sync. Until then it answers reads with what the origin has
-        // forgotten, or not, if it has evicted that, and the oracle knows no such thing.
+        // A RAM tier learns of the loss from the failed sync. Until then it answers reads with data
+        // that the origin has forgotten, or does not, if it has evicted the data; the oracle does
+        // not model that.
         let forgets = !self.setup.ram && !self.setup.deferred;
         let calm = FaultPlan { slow_episode, forgets, ..FaultPlan::default() };
         match self.fault_profile {

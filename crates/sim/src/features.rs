@@ -21,7 +21,8 @@ pub enum Feature {
     /// Origins hang for a long time. Nothing else is slow, so that time limits can be judged: how
     /// much a crash may lose, and how long others wait.
     Hang,
-    /// Superblocks, volume tables and checkpoints rot, one at a time, and reads fail during recovery.
+    /// Superblocks, volume tables and checkpoints rot, one at a time, and reads fail during
+    /// recovery.
     Decay,
     /// The cache is old: segment generations are about to need their upper half, and volume numbers
     /// to wrap around.
@@ -44,7 +45,8 @@ pub enum Feature {
     /// The system stops in good order more often, and loads the index slowly while requests are
     /// served.
     Loading,
-    /// Clients want writes to survive the daemon, and more crashes are the end of the process alone.
+    /// Clients want writes to survive the daemon, and more crashes are the end of the process
+    /// alone.
     Written,
     /// Origins are on other machines: connections are lost, and requests time out.
     Remote,
@@ -188,8 +190,8 @@ impl Feature {
         }
     }
 
-    /// Returns the features that keep most requests from the engine, where the bug is, or most blocks from the
-    /// cache.
+    /// Returns the features that keep most requests from the engine, where the bug is, or most
+    /// blocks from the cache.
     pub fn that_hide(bug: PlantedBug) -> Features {
         let hiding = [
             Feature::Ram,

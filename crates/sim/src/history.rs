@@ -26,22 +26,22 @@ struct Version {
     submitted: Moment,
     /// When it was acknowledged with success.
     acknowledged: Moment,
-    /// It took effect before this moment, or never will.
+    /// The version took effect before this moment, or never will.
     settled: Moment,
     hidden: Moment,
     /// Made durable by a flush, by FUA or by recovery.
     durable: bool,
-    /// It survives the death of the process, if no power fails.
+    /// The version survives the death of the process, if no power fails.
     written: bool,
-    /// It was replaced by such a version before the process died: unless the power fails before the system is
-    /// up again, it is gone.
+    /// The version was replaced by such a version before the process died: unless the power fails
+    /// before the system is up again, it is gone.
     superseded: bool,
     lost: bool,
     /// A discard: it hides nothing until a read returns its zeroes.
     advisory: bool,
     /// Versions that reads have proved to come later.
     before: Vec<VersionId>,
-    /// It is on the origin, below a copy that may be dropped at any time.
+    /// The version is on the origin, below a copy that may be dropped at any time.
     below: bool,
 }
 
@@ -54,11 +54,11 @@ impl Version {
 /// Why a value is not admissible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// It was the content once; a read may no longer return it.
+    /// The value was the content once; a read may no longer return it.
     Stale,
     /// A flush, FUA or an earlier read had ordered it before a durable version.
     CameBack,
-    /// It was never written here.
+    /// The value was never written here.
     NeverWritten,
 }
 
@@ -119,7 +119,8 @@ impl History {
         });
     }
 
-    /// Notes that it ended: with success, and what it survives then, or with an error.
+    /// Notes the end of a write: with success, and the failures that it survives then, or with an
+    /// error.
     pub fn end(
         &mut self,
         id: VersionId,
@@ -272,12 +273,12 @@ impl History {
         }
     }
 
-    /// Notes that the system is up after a crash: what is found now stays, whatever fails next.
+    /// Notes that the system is up after a crash: the content found now stays, whatever fails next.
     pub fn opened(&mut self) {
         self.versions.retain(|version| !version.superseded);
     }
 
-    /// Notes that a device lost writes in a failed sync: only what is durable survives.
+    /// Notes that a device lost writes in a failed sync: only durable data survives.
     pub fn unwritten(&mut self) {
         self.versions.iter_mut().for_each(|version| version.written = false);
     }
@@ -308,8 +309,8 @@ impl History {
         (self.tainted, self.covered) = (Some(now), false);
     }
 
-    /// Returns whether the data on the device may still be damaged, though a later write, which a RAM tier
-    /// may have, lets no read fail.
+    /// Returns whether the data on the device may still be damaged, though a later write, which a
+    /// RAM tier may have, lets no read fail.
     pub fn is_tainted_below(&self) -> bool {
         self.tainted.is_some()
     }

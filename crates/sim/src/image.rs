@@ -75,7 +75,7 @@ struct Version {
     patch: Arc<Patch>,
 }
 
-/// How a power cut treats data that was not durable.
+/// The effect of a power cut on data that was not durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerCut {
     /// The whole write cache is lost.

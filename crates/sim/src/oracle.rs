@@ -169,7 +169,8 @@ impl Oracle {
         self.underway.get(&tag).map(|request| request.asked)
     }
 
-    /// Notes that a write in progress survives a loss of power once it has ended, whatever its client asked for.
+    /// Notes that a write in progress survives a loss of power once it has ended, whatever its
+    /// client requested.
     pub fn promise(&mut self, tag: u64) {
         if let Some(Underway { asked, .. }) = self.underway.get_mut(&tag)
             && matches!(asked.op, Op::Write | Op::WriteZeroes)
@@ -416,8 +417,8 @@ impl Oracle {
         }
     }
 
-    /// Notes a crash; requests in progress are gone. `power`: the volumes of which the origin or the cache
-    /// device lost its power.
+    /// Notes a crash; requests in progress are gone. `power`: the volumes of which the origin or
+    /// the cache device lost its power.
     pub fn crash(&mut self, power: impl Fn(u16) -> bool) {
         let now = self.tick();
         self.crashed_once = true;

@@ -17,7 +17,7 @@ struct Write {
     value: Value,
     submitted: Moment,
     acknowledged: Moment,
-    /// It took effect before this moment, or never will.
+    /// The version took effect before this moment, or never will.
     settled: Moment,
     durable: Moment,
     advisory: bool,
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_durable_by_itself_comes_before_what_is_submitted_later() {
+    fn a_durable_write_precedes_later_submissions() {
         let mut disk = Disk::new();
         let a = disk.run(Op::Write, 0, true);
         let b = disk.write(1);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_flushed_before_a_crash_may_be_gone() {
+    fn unflushed_writes_may_be_gone_after_a_crash() {
         let mut disk = Disk::new();
         let a = disk.write(0);
         disk.now += 1;

@@ -11,8 +11,8 @@ use crate::args::{Args, Choice, FIRST};
 /// Seeds after which a search ends, unless the command line says otherwise.
 const PATIENCE: u64 = 20_000;
 
-/// A seed that has found each bug. It is tried first, so that a test that runs often takes seconds; from another
-/// `--start` the search is a fresh one.
+/// A seed that has found each bug. It is tried first, so that a test that runs often takes seconds;
+/// from another `--start` the search is a fresh one.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_seed(bug: &str) -> Option<u64> {

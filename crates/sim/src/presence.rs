@@ -3,8 +3,8 @@
 //!
 //! An orderly deletion of a running volume leaves a complete origin. Deleting a stopped volume
 //! leaves everything that was durable when it stopped, since an origin may fail the sync of a stop.
-//! A deletion that discards dirty blocks leaves whatever had reached the origin, and cached data
-//! must never overwrite what others write to the origin afterwards.
+//! A deletion that discards dirty blocks leaves the data that had reached the origin, and cached
+//! data must never overwrite later writes of others to the origin.
 
 use forebay_core::{Op, Survives};
 use forebay_engine::EngineError;
@@ -125,13 +125,15 @@ impl World<'_> {
                 }
             }
             Presence::Gone => self.deleted(action)?,
-            // If syncs of its origin fail, that may not have what was written before a crash durably.
+            // If syncs of its origin fail, that may not have what was written before a crash
+            // durably.
             Presence::Running if self.profile.fault_profile != FaultProfile::OriginErrors => {
                 self.oracle.opened(&[volume]);
             }
             _ => {}
         }
-        // A stop that gave up on its origin leaves requests behind, which end when the origin answers.
+        // A stop that gave up on its origin leaves requests behind, which end when the origin
+        // answers.
         let left = matches!(action, Admin::DeleteStopped(..)) && self.unsynced[usize::from(volume)];
         let waiting = self.oracle.underway_on(volume);
         if waiting > 0 && result.is_ok() && !left && !self.is_running(volume) {

@@ -1,5 +1,6 @@
-//! Origins that take no writes for a while: some say so, of others only refused writes tell. Clients must be refused
-//! soon after an origin has said so, because what is acknowledged has to have a way to the origin (invariant 36).
+//! Origins that take no writes for a while: some report it, others only refuse writes. Clients must
+//! be refused soon after an origin has reported it, because acknowledged data must have a way to
+//! the origin (invariant 36).
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use crate::system::Admin;
 use crate::violation::{Asked, Violation};
 use crate::world::World;
 
-/// Time within which it has to be noticed that an origin takes no writes, and that it takes them again.
+/// Time within which it has to be noticed that an origin takes no writes, and that it takes them
+/// again.
 const NOTICED: Duration = Duration::from_secs(3);
 /// Time within which a write that is tried again shows that an origin takes writes.
 const RETRIED: Duration = Duration::from_secs(15);
@@ -81,12 +83,13 @@ impl World<'_> {
         (told && !of_cache && self.protecting.bool()).then_some(now + NOTICED)
     }
 
-    /// Protects an origin while nothing else is wrong. A drain succeeds only if the origin has everything already; once
-    /// the origin takes writes again, it has to succeed. `false`: the world stopped.
+    /// Protects an origin while nothing else is wrong. A drain succeeds only if the origin has
+    /// everything already; once the origin takes writes again, it has to succeed. `false`: the
+    /// world stopped.
     pub(crate) fn judge_protected(&mut self) -> Result<bool, Violation> {
         let has = |feature| self.profile.features.has(feature);
-        // A dirty block that the cache device can no longer read cannot reach the origin, and a server that was started anew
-        // fails a sync.
+        // A dirty block that the cache device can no longer read cannot reach the origin, and a
+        // server that was started anew fails a sync.
         let judges = has(Feature::Protected) && !has(Feature::Rot) && !has(Feature::Remote);
         let running = self.running();
         if !judges || running.is_empty() || self.profile.fault_profile != FaultProfile::OriginErrors
@@ -127,7 +130,8 @@ impl World<'_> {
         protection.is_some_and(|it| it.until > Nanos(0) && self.now() < it.until + RETRIED)
     }
 
-    /// Checks that no write was acknowledged that began when it was known that the origin takes none.
+    /// Checks that no write was acknowledged that began when it was known that the origin takes
+    /// none.
     pub(crate) fn judge_protection(
         &self,
         tag: u64,

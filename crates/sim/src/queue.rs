@@ -135,7 +135,7 @@ impl SimDisk {
         let id = state.next_id;
         state.next_id += 1;
         if self.shared.stopped() {
-            // Nobody will see an answer.
+            // The answer will not be seen.
             return OpId(id);
         }
         let (effect, offset, len, what) = self.prepare(state, op);
@@ -251,7 +251,7 @@ impl DeviceQueue for SimQueue {
 pub struct DiskHandle {
     /// The disk.
     pub disk: Arc<SimDisk>,
-    /// Its serial number.
+    /// Serial number of the disk.
     pub serial: String,
 }
 
@@ -288,7 +288,7 @@ impl Device for DiskHandle {
         self.disk.displaced()
     }
 
-    /// Most disks count exactly what changes them, some tell nothing.
+    /// Most disks count exactly the operations that change them, some report nothing.
     fn write_evidence(&self) -> Option<Evidence> {
         if mix(self.disk.shared.seed, self.disk.number ^ 0xe71d) & 3 == 0 {
             return None;

@@ -115,7 +115,7 @@ impl Tiers {
         Some(tier)
     }
 
-    /// Freezes, empties or resumes a volume's tier. What is emptied gets a size again when it is
+    /// Freezes, empties or resumes a volume's tier. An emptied tier gets a size again when it is
     /// resized.
     pub(crate) fn note_caching(&self, number: u16, caching: Caching) {
         if let Some(tier) = self.get(number) {

@@ -62,7 +62,8 @@ impl SystemUnderTest for ReferenceModel {
             Feature::Sectors,
             Feature::Displaced,
             Feature::Ram,
-            // Its clients' writes overlap on the disk, where one that is sent again can be the last, and fail.
+            // Its clients' writes overlap on the disk, where one that is sent again can be the
+            // last, and fail.
             Feature::Remote,
         ]
         .into_iter()

@@ -1,14 +1,15 @@
-//! Origins on other machines: connections that are lost, and requests that time out, as the clients of NBD and of
-//! Ceph handle them.
+//! Origins on other machines: connections that are lost, and requests that time out, as the clients
+//! of NBD and of Ceph handle them.
 //!
-//! - *A lost connection.* Each operation in flight has taken effect before, wholly or in part, or not at all. It is
-//!   sent again when the connection is back, in any order, unless its caller has abandoned it. If the connection
-//!   does not come back in time, operations fail, and so do those that are started meanwhile.
-//! - *A new server.* The server may have been started anew, and have forgotten some of what was not synced. The
-//!   client cannot tell. So if there was anything to forget, the next sync fails, and so do those in flight. A
-//!   client that is opened anew knows nothing of earlier connections.
-//! - *A timeout.* An operation fails. A change may be executed later all the same: before later operations on the
-//!   same sectors, and before a later sync ends; it is durable then.
+//! - *A lost connection.* Each operation in flight has taken effect before, wholly or in part, or
+//!   not at all. It is sent again after the reconnect, in any order, unless its caller has
+//!   abandoned it. If there is no reconnect in time, operations fail, and so do those that are
+//!   started meanwhile.
+//! - *A new server.* The server may have been restarted, and have forgotten some changes that were
+//!   not synced. The client cannot tell. So if there was anything to forget, the next sync fails,
+//!   and so do those in flight. A client that is reopened knows nothing of earlier connections.
+//! - *A timeout.* An operation fails. A change may still be executed later: before later operations
+//!   on the same sectors, and before a later sync ends; it is durable then.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -96,7 +97,8 @@ impl SimDisk {
         *until = back.max(*until);
     }
 
-    /// Lets some of the operations in flight fail, and executes some of the changes among them later.
+    /// Lets some of the operations in flight fail, and executes some of the changes among them
+    /// later.
     fn time_out(&self, state: &mut State) {
         let now = self.shared.clock.now();
         self.shared.fault("timeout", &[self.number], format_args!("{}", self.name));

@@ -72,11 +72,11 @@ struct Cell {
     sequence: u64,
 }
 
-/// What earlier recoveries have accepted of the log.
+/// The part of the log that earlier recoveries accepted.
 #[derive(Default)]
 struct Accepted {
     log: AcceptedLog,
-    /// Whether no crash can drop the superblock that says so.
+    /// Whether no crash can drop the superblock that records it.
     for_sure: bool,
 }
 
@@ -183,8 +183,8 @@ impl Log {
         proven
     }
 
-    /// Returns whether recovery certainly finds a header: one of the first two of its segment's life
-    /// is intact. A crash may drop both and keep a later one.
+    /// Returns whether recovery certainly finds a header: one of the first two of its segment's
+    /// life is intact. A crash may drop both and keep a later one.
     fn is_found(&self, header: &RecordHeader, rotten: &BTreeSet<u64>) -> bool {
         let start = self.geometry.segment_offset(header.segment) / PAGE as u64;
         let same = |first: &RecordHeader| first.generation == header.generation;
@@ -473,8 +473,8 @@ impl World<'_> {
         hit.into_iter().for_each(|place| self.disorder(place.volume));
     }
 
-    /// Judges that clean blocks of a volume differ from its origin, which only the system has written to: the
-    /// loss of a record that looks torn is the one cause that is no fault.
+    /// Judges that clean blocks of a volume differ from its origin, which only the system has
+    /// written to: the loss of a record that looks torn is the one cause that is no fault.
     pub(crate) fn judge_differing(&self, volume: u16) -> Result<(), Violation> {
         if self.rot.silent.contains(&volume) || self.shared.has_lost() {
             return Ok(());

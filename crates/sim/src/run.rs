@@ -22,16 +22,16 @@ const JUDGED_EVERY: u64 = 211;
 /// The most crashes during the recovery from one crash.
 const NESTED: u32 = 2;
 
-/// How a round ends.
+/// The end of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
-    /// At this change of a disk, counted from now.
+    /// A crash at this change of a disk, counted from now.
     CrashAt(u64),
-    /// At this change of a disk after so many superblock writes.
+    /// A crash at this change of a disk after this number of superblock writes.
     CrashAtRoot { roots: u64, changes: u64 },
     /// When the clients have submitted everything, with requests in progress.
     CrashAtEnd,
-    /// In good order, with or without writing everything back.
+    /// An orderly stop, with or without writing everything back.
     Stop { drain: bool },
 }
 

@@ -17,7 +17,7 @@ const PLACES: u64 = 4;
 const SECTORS: u64 = 12;
 
 impl SimDisk {
-    /// Has sectors go bad: some beside each other, some alone. A few of them can still be read.
+    /// Makes sectors go bad: some beside each other, some alone. A few of them can still be read.
     fn spoil(&self) {
         let state = &mut *self.state.lock();
         let end = state.image.sectors();
@@ -43,7 +43,7 @@ impl SimDisk {
 }
 
 impl World<'_> {
-    /// Has sectors of the origins go bad, or mends all of them.
+    /// Makes sectors of the origins go bad, or repairs all of them.
     pub(crate) fn set_bad_sectors(&mut self, on: bool) {
         if self.profile.features.has(Feature::Sectors) {
             for disk in &self.origins {
@@ -52,8 +52,9 @@ impl World<'_> {
         }
     }
 
-    /// Drains the volumes while the only faults are bad sectors: everything else has to arrive, and exactly they are
-    /// named. Then some of them are mended, and what they kept from arriving has to. `false`: the world stopped.
+    /// Drains the volumes while the only faults are bad sectors: all other data must arrive, and
+    /// exactly the bad sectors must be named. Then some of them are repaired, and the data that
+    /// they held back must arrive. `false`: the world stopped.
     pub(crate) fn judge_bad_sectors(&mut self) -> Result<bool, Violation> {
         let setup = &self.profile.setup;
         // Deferred data is not below yet.
@@ -76,9 +77,9 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Mends the origins of ordered volumes that stay at the flush before a refused block, as they should: once the
-    /// cache is full of what was written since, the clients of all ordered volumes wait until the operator does this.
-    /// Returns whether it explains every request that waits.
+    /// Repairs the origins of ordered volumes that stay at the flush before a refused block, as
+    /// they should: once the cache is full of later writes, the clients of all ordered volumes wait
+    /// until the operator does this. Returns whether it explains every request that waits.
     pub(crate) fn mend_for_order(&self) -> bool {
         let Some(instance) = &self.instance else { return false };
         let all = 0..self.origins.len() as u16;

@@ -38,7 +38,8 @@ pub(crate) fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.congested_write_threshold = threshold(rng);
 }
 
-/// Chooses the limits: none in three of four volumes, else some that make few requests wait, or most.
+/// Chooses the limits: none in three of four volumes, else some that make few requests wait, or
+/// most.
 fn choose_limits(settings: &mut Settings, seed: u64) {
     // Not the generator of the other settings, which would choose others for each seed.
     let mut rng = fastrand::Rng::with_seed(mix(seed, 0x11317));
@@ -71,7 +72,8 @@ fn choose_laziness(settings: &mut Settings, seed: u64) {
     }
 }
 
-/// Chooses in one of four volumes whether distance costs time, against the origin's word or with it.
+/// Chooses in one of four volumes whether distance costs time, against the origin's word or with
+/// it.
 pub(crate) fn choose_rotational(settings: &mut Settings, seed: u64) {
     // A generator of its own, as for the limits.
     settings.rotational = match fastrand::Rng::with_seed(mix(seed, 0x5ee4)).u32(0..8) {
@@ -103,7 +105,7 @@ pub(crate) fn settings(machine: &Machine, volume: u16) -> Settings {
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);
-    // The tier has a size of its own; here it only decides the admission of what is read.
+    // The tier has a size of its own; here it only decides the admission of read data.
     if (setup.ram || setup.deferred) && rng.bool() {
         settings.ram = 1 << 20;
     }

@@ -138,7 +138,7 @@ impl Shared {
         !self.books.lock().lost.is_empty()
     }
 
-    /// Notes that a cache was opened from its log. What lost records were about is as it was before.
+    /// Notes that a cache was opened from its log. The concerns of lost records are unchanged.
     pub fn replayed(&self) {
         let books = &mut *self.books.lock();
         books.doubtful.extend(&books.lost);

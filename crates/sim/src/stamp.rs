@@ -2,7 +2,7 @@
 //!
 //! Every write stores distinct bytes in every sector, made from the volume, the sector and the
 //! number of the write. So a read can tell the right data from older data, data of another place,
-//! and data that nobody wrote.
+//! and data that was never written.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ pub enum Content {
     Own(Value),
     /// A stamp of another place.
     Foreign(Place, u32),
-    /// Bytes that nobody wrote.
+    /// Bytes that were never written.
     Garbage,
 }
 

@@ -46,16 +46,17 @@ pub struct Machine {
     pub adopts: bool,
 }
 
-/// What of a volume is dirty.
+/// The dirty blocks of a volume.
 #[derive(Default)]
 pub struct Stuck {
     /// Byte ranges of the origin that it refuses, in ascending order.
     pub refused: Vec<Range<u64>>,
     /// Byte ranges that the cache device cannot read back.
     pub unreadable: Vec<Range<u64>>,
-    /// All dirty blocks, for whatever reason.
+    /// All dirty blocks, for any reason.
     pub dirty: u64,
-    /// A sync of the origin has failed that may have lost a client's change: until a restart no flush succeeds.
+    /// A sync of the origin has failed that may have lost a client's change: until a restart no
+    /// flush succeeds.
     pub unsynced: bool,
 }
 
@@ -82,7 +83,7 @@ pub struct Setup {
     pub replacement: ReplacementKind,
     /// Initial mode and durability of each volume.
     pub volumes: Vec<(Mode, Durability)>,
-    /// Which volumes are ordered initially.
+    /// The volumes that are ordered initially.
     pub ordered: Vec<bool>,
     /// Whether the cache looks as if it had been in use for years.
     pub aged: bool,
@@ -99,8 +100,8 @@ pub struct Setup {
     /// Whether the operator insists where data is at risk: a failing cache device may not have
     /// recorded what was written to an origin.
     pub insists: bool,
-    /// Whether the log rots: a lost record that looks torn may bring back clean blocks that differ from their
-    /// origin, and the operator goes on in spite of that.
+    /// Whether the log rots: a lost record that looks torn may bring back clean blocks that differ
+    /// from their origin, and the operator goes on in spite of that.
     pub rots: bool,
 }
 
@@ -236,7 +237,7 @@ pub trait Instance {
         None
     }
 
-    /// Returns whether whatever a volume acknowledges survives a loss of power.
+    /// Returns whether every acknowledged write of a volume survives a loss of power.
     fn is_strict(&self, _volume: u16) -> bool {
         false
     }

@@ -44,7 +44,7 @@ pub struct Asked {
     pub first: u64,
     /// Sectors.
     pub sectors: u64,
-    /// What the effect must survive when it ends; nothing for a discard.
+    /// Failures that the effect must survive when it ends; none for a discard.
     pub survives: Survives,
     /// Number of the write or discard within its volume; 0 for other requests.
     pub id: VersionId,

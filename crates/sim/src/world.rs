@@ -97,7 +97,8 @@ pub struct World<'a> {
     inbox: Rc<Inbox>,
     sink: Rc<dyn CompletionSink>,
     owners: BTreeMap<u64, usize>,
-    /// Writes in progress whose volume has been strict all the time: once acknowledged, they survive a loss of power.
+    /// Writes in progress whose volume has been strict all the time: once acknowledged, they
+    /// survive a loss of power.
     pub(crate) strict: BTreeSet<u64>,
     next_tag: u64,
     /// The expected state of each volume.
@@ -379,7 +380,7 @@ impl<'a> World<'a> {
         self.counts.requests += 1;
         let changes = matches!(wanted.op, Op::Write | Op::WriteZeroes | Op::Discard);
         let id = if changes { self.oracle.next_id(volume) } else { 0 };
-        // An ignored flush is acknowledged, and nobody may rely on it.
+        // An ignored flush is acknowledged, without any promise.
         let ignores = self.profile.setup.ignores_flush;
         let asked = Asked {
             volume,

@@ -81,7 +81,7 @@ impl Bench {
 }
 
 #[test]
-fn what_was_synced_survives_and_the_rest_may_not() {
+fn synced_data_survives_and_other_data_may_not() {
     let mut outcomes = std::collections::BTreeSet::new();
     for seed in 0..300 {
         let bench = bench(seed, FaultPlan::default());
@@ -148,7 +148,7 @@ fn failures_are_reported_and_lost_writes_are_not() {
     assert_eq!(*ended.borrow(), Some(true));
     assert_eq!(losing.visible(0), 0);
     assert_eq!(losing.shared.take_tainted(), [place]);
-    // What carries no stamp could not be accounted for, so it is never lost.
+    // Data without a stamp could not be accounted for, so it is never lost.
     losing.write(0, 9, 1);
     losing.finish();
     assert_eq!(losing.visible(0), 9);

@@ -44,7 +44,7 @@ fn damage_is_found_and_costs_what_was_damaged() {
     keeps_every_promise(FaultProfile::Damage);
 }
 
-/// What only some worlds have, in crashes where it is possible.
+/// Features that only some worlds have, in crashes where possible.
 #[test]
 fn every_feature_keeps_every_promise() {
     catch_panics();
@@ -73,7 +73,7 @@ fn the_same_seed_takes_the_same_steps() {
     }
 }
 
-/// Without features, so that those that come later leave the seed what it is.
+/// Without features, so that features added later leave the seed as it is.
 fn keeps_every_promise_of(seed: u64) {
     catch_panics();
     let options = RunOptions { without: Features::all(), ..RunOptions::default() };
@@ -95,22 +95,22 @@ fn reclaim_does_not_wake_itself() {
     keeps_every_promise_of(558);
 }
 
-/// A sync of the origin had failed for good when its volume was to be ordered. Its dirty blocks waited
-/// for an order that could not begin, until the log had no room for any volume.
+/// A sync of the origin had failed for good when its volume was to be ordered. Its dirty blocks
+/// waited for an order that could not begin, until the log had no room for any volume.
 #[test]
 fn an_order_that_cannot_begin_keeps_no_room() {
     keeps_every_promise_of(734_515_030);
 }
 
-/// The origin of a volume that was leaving its order was judged once more, because the engine had not
-/// heard of that yet.
+/// The origin of a volume that was leaving its order was judged once more, because the engine had
+/// not heard of that yet.
 #[test]
 fn an_order_that_is_given_up_is_not_judged_again() {
     keeps_every_promise_of(98_765_436_312);
 }
 
-/// One copy of the superblock was rotten, and the next one was written over the other: a crash tore it,
-/// and there was none.
+/// One copy of the superblock was rotten, and the next one was written over the other: a crash tore
+/// it, and there was none.
 #[test]
 fn a_rotten_root_is_mended_before_the_other_one_is_written() {
     catch_panics();
@@ -121,8 +121,8 @@ fn a_rotten_root_is_mended_before_the_other_one_is_written() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// A write that had been appended, and read, when its commit failed was done once more round the cache, and
-/// went over a later one.
+/// A write that had been appended, and read, when its commit failed was done once more round the
+/// cache, and went over a later one.
 #[test]
 fn a_write_that_a_failing_cache_has_is_not_done_twice() {
     catch_panics();
@@ -133,8 +133,8 @@ fn a_write_that_a_failing_cache_has_is_not_done_twice() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// A partial write found no memory for its mask and no room in the log of a cache that had failed, and read
-/// the rest of its block from the origin for ever.
+/// A partial write found no memory for its mask and no room in the log of a cache that had failed,
+/// and read the rest of its block from the origin for ever.
 #[test]
 fn a_write_without_a_mask_does_not_ask_a_failed_cache_for_ever() {
     catch_panics();
@@ -144,8 +144,8 @@ fn a_write_without_a_mask_does_not_ask_a_failed_cache_for_ever() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// Ordered writeback was switched on while zeroes waited for a hung origin. Those that were in the log
-/// had been read, and were then written once more over later writes.
+/// Ordered writeback was switched on while zeroes waited for a hung origin. Those that were in the
+/// log had been read, and were then written once more over later writes.
 #[test]
 fn zeroes_are_not_written_twice() {
     catch_panics();
@@ -158,8 +158,8 @@ fn zeroes_are_not_written_twice() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// Reclaim moved pinned blocks, and others that were kept beside them, from one segment to the next for ever, and
-/// gained nothing.
+/// Reclaim moved pinned blocks, and others that were kept beside them, from one segment to the next
+/// for ever, and gained nothing.
 #[test]
 fn reclaim_does_not_move_pinned_blocks_in_a_circle() {
     catch_panics();
@@ -169,8 +169,8 @@ fn reclaim_does_not_move_pinned_blocks_in_a_circle() {
     }
 }
 
-/// All segments were packed with blocks that a share guarded. That most of them could leave after the next
-/// count changed nothing, because some could before.
+/// All segments were packed with blocks that a share guarded. Most of them could leave after the
+/// next count, but that changed nothing, because some could before.
 #[test]
 fn segments_are_not_packed_for_ever_with_what_a_share_guards() {
     catch_panics();
@@ -178,8 +178,8 @@ fn segments_are_not_packed_for_ever_with_what_a_share_guards() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// An origin that failed a write in a hundred and lost connections never took a group of 300 blocks,
-/// because all of them were written again each time.
+/// An origin that failed a write in a hundred and lost connections never took a group of 300
+/// blocks, because all of them were written again each time.
 #[test]
 fn an_origin_that_fails_some_writes_takes_a_group() {
     catch_panics();

@@ -48,7 +48,7 @@ fn a_read_returns_the_last_write_or_one_under_way() {
 }
 
 #[test]
-fn a_read_that_began_before_the_end_of_a_write_may_return_the_old_value() {
+fn a_read_begun_before_the_end_of_a_write_may_be_old() {
     let mut history = History::new(Value::Write(0));
     history.submit(1, Value::Write(1), false, 10);
     history.end(1, true, Survives::PowerLoss, 20, 15);
@@ -57,7 +57,7 @@ fn a_read_that_began_before_the_end_of_a_write_may_return_the_old_value() {
 }
 
 #[test]
-fn what_was_read_stays() {
+fn values_that_were_read_stay() {
     let mut history = history(&[(1, 10, 20), (2, 15, 30)]);
     assert_eq!(history.observe(own(1), 50, 60, 0), Ok(()));
     assert_eq!(readable(&history, 70), [1]);
@@ -102,7 +102,7 @@ fn fua_covers_its_own_write() {
 }
 
 #[test]
-fn what_is_written_survives_the_process_and_no_power_cut() {
+fn written_data_survives_the_process_but_no_power_cut() {
     let mut history = history(&[(1, 10, 20)]);
     history.submit(2, Value::Write(2), false, 30);
     history.end(2, true, Survives::Daemon, 40, NEVER);
@@ -121,7 +121,7 @@ fn what_is_written_survives_the_process_and_no_power_cut() {
 }
 
 #[test]
-fn what_a_failed_sync_may_have_lost_need_not_survive() {
+fn writes_before_a_failed_sync_need_not_survive() {
     let mut history = history(&[(1, 10, 20)]);
     history.submit(2, Value::Write(2), false, 30);
     history.end(2, true, Survives::Daemon, 40, NEVER);
@@ -131,7 +131,7 @@ fn what_a_failed_sync_may_have_lost_need_not_survive() {
 }
 
 #[test]
-fn what_was_found_after_a_crash_stays() {
+fn content_found_after_a_crash_stays() {
     let mut history = history(&[(1, 10, 20), (2, 25, 0)]);
     history.crash(true, 40);
     assert_eq!(readable(&history, 41), [0, 1, 2]);
@@ -180,7 +180,7 @@ fn a_discard_leaves_the_last_value_or_zeroes_and_nothing_older() {
 }
 
 #[test]
-fn a_read_under_way_may_return_what_was_lost_since_then_though_an_origin_forgot_something() {
+fn a_read_in_flight_may_return_data_lost_since_it_began() {
     // The read began at 15; a write was made durable, and then the origin failed a sync.
     let mut history = history(&[(1, 20, 30)]);
     history.flushed(40, 15);
@@ -212,7 +212,7 @@ fn a_damaged_value_stays_damaged_until_a_later_one_is_durable() {
 }
 
 #[test]
-fn what_is_in_doubt_has_one_of_its_values_and_keeps_it() {
+fn a_doubtful_sector_has_one_of_its_values_and_keeps_it() {
     let mut history = history(&[(3, 10, 20)]);
     history.flushed(30, NEVER);
     history.crash(true, 40);
@@ -224,7 +224,7 @@ fn what_is_in_doubt_has_one_of_its_values_and_keeps_it() {
 }
 
 #[test]
-fn a_copy_that_should_be_gone_and_what_is_below_take_turns_until_the_next_write() {
+fn a_stale_copy_and_the_origin_may_alternate_until_a_write() {
     let mut history = history(&[]);
     history.crash(true, 40);
     history.doubt(&[1, 2, 3].map(Value::Write), &[Value::Write(3)], 50);

@@ -50,7 +50,8 @@ impl Oracle {
         self.excuse_underway();
     }
 
-    /// Returns whether anything on a volume may be unreadable, or, if it `defers` writes, below its RAM tier.
+    /// Returns whether anything on a volume may be unreadable, or, if it `defers` writes, below its
+    /// RAM tier.
     pub fn has_taint(&self, volume: u16, defers: bool) -> bool {
         let of = if defers { History::is_tainted_below } else { History::is_tainted };
         let volume = self.volumes.get(usize::from(volume));

@@ -16,7 +16,7 @@ fn read(oracle: &mut Oracle, value: Value) -> Result<(), Violation> {
 }
 
 #[test]
-fn damage_that_a_later_write_repairs_excuses_the_read_that_met_it() {
+fn damage_excuses_a_read_even_if_a_later_write_repairs_it() {
     let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
     oracle.submit(99, asked(Op::Read, 0));
     oracle.taint(Place { volume: 0, sector: 0 });
@@ -28,7 +28,7 @@ fn damage_that_a_later_write_repairs_excuses_the_read_that_met_it() {
 }
 
 #[test]
-fn what_the_clock_has_committed_may_not_be_lost() {
+fn data_committed_by_the_clock_may_not_be_lost() {
     for (bound, kept) in [(19, false), (20, true)] {
         let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
         oracle.time = Nanos(10);

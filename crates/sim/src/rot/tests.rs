@@ -156,10 +156,10 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
     }
 }
 
-/// A crash can drop the beginning of a segment and keep a later record: recovery does not see it, so
-/// what it says of earlier records proves nothing.
+/// A crash can drop the beginning of a segment and keep a later record: recovery does not see it,
+/// so what it says of earlier records proves nothing.
 #[test]
-fn a_header_behind_a_beginning_that_did_not_arrive_proves_nothing_for_sure() {
+fn a_header_behind_a_lost_beginning_proves_nothing() {
     let (_, geometry, first) = world_of(1, &Engine(None));
     let header = |page: u64, number: u64, generation: u64| {
         let position = (page - first + 1) * PAGE as u64 / geometry.granule();
