@@ -19,7 +19,7 @@ const LOGICAL_BLOCK: u64 = 512;
 /// The changes; a page that is not here is as in the image.
 type Pages = Mutex<HashMap<usize, Box<[u8; PAGE]>>>;
 
-/// What was done to a device.
+/// The changes of a device.
 #[derive(Default)]
 struct Done {
     reads: AtomicU64,
@@ -30,7 +30,7 @@ struct Done {
 /// A device over an image.
 #[derive(Clone)]
 pub(crate) struct ImageDevice {
-    /// What is behind it is zeroes.
+    /// The content; zeroes follow it.
     image: &'static [u8],
     size: u64,
     pages: Arc<Pages>,

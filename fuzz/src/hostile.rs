@@ -1,5 +1,6 @@
-//! Cache devices that no program has written: superblock, volume table, checkpoint and records of the format's own
-//! types, with right checksums and absurd values. What the types cannot say, patches of the bytes do.
+//! Cache devices that no program has written: superblock, volume table, checkpoint and records of
+//! the format's own types, with right checksums and absurd values. Patches of the bytes add values
+//! that the types cannot have.
 
 use forebay_core::{
     Durability, Generation, Mode, OriginBlock, RecordNumber, ReplacementKind, SectorMask,
@@ -19,12 +20,12 @@ use crate::image::{Kind, Spot};
 use crate::patches::{mend_all, patch};
 use crate::{CACHE, block_size};
 
-/// Most segments of a cache that gets a checkpoint.
+/// Maximum number of segments of a cache that gets a checkpoint.
 const SEGMENTS: u32 = 256;
 /// Patches that are applied; further ones are left out.
 const PATCHES: usize = 16;
 
-/// What an input decides; zeroes behind its end.
+/// The choices that an input makes; zeroes follow its end.
 pub(crate) struct Choices<'a>(&'a [u8]);
 
 impl<'a> Choices<'a> {
@@ -46,7 +47,7 @@ impl<'a> Choices<'a> {
         (high | u64::from(self.byte())) % end
     }
 
-    /// Whether one of 256 in `in_256` is drawn.
+    /// Returns `true` for `in_256` of 256 drawn bytes.
     fn rarely(&mut self, in_256: u8) -> bool {
         // Zeroes behind the end are the usual case.
         self.byte() > u8::MAX - in_256
@@ -94,9 +95,9 @@ impl<'a> Choices<'a> {
 pub(crate) struct Hostile {
     /// The device.
     pub(crate) device: ImageDevice,
-    /// Its geometry before patches.
+    /// Geometry of the device before patches.
     pub(crate) geometry: Geometry,
-    /// What lies where.
+    /// The structures, and their places.
     spots: Vec<Spot>,
 }
 
@@ -265,7 +266,7 @@ impl Hostile {
         self.put(Kind::Superblock, COPY_B, &superblock.encode(COPY_B));
     }
 
-    /// Changes bytes of what was written, and puts the checksums right.
+    /// Changes written bytes, and corrects the checksums.
     fn patches(&mut self, choices: &mut Choices<'_>) {
         let mut touched = Vec::new();
         // A clean image remains where nothing is patched.
@@ -277,8 +278,9 @@ impl Hostile {
     }
 }
 
-/// A small geometry, which leaves work to do, or one that no block size makes small enough for the limit of memory: it
-/// has to be refused for little. Those in between are read once, which takes long.
+/// A small geometry, which leaves work to do, or one that no block size makes small enough for the
+/// limit of memory: it has to be refused for little. Those in between are read once, which takes
+/// long.
 fn geometry(choices: &mut Choices<'_>) -> Option<Geometry> {
     let bytes = match choices.rarely(32) {
         true => (1 << (44 + choices.below(18))) + choices.below(4096) * 512,

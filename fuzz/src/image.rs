@@ -17,7 +17,7 @@ use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, recor
 use forebay_store::{FormatOptions, StoreOptions};
 use forebay_testkit::{LaneWorld, peek};
 
-/// What lies at a place that is worth mutating.
+/// The structure at a place that is worth mutating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A superblock copy.
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     VolumeTable,
     /// The header of the checkpoint that counts.
     CheckpointHeader,
-    /// Its only chunk.
+    /// The only chunk of the checkpoint.
     Chunk,
     /// A record header that counts, or did once.
     Record,
@@ -37,11 +37,11 @@ pub(crate) enum Kind {
 /// A place that is worth mutating.
 #[derive(Clone, Debug)]
 pub(crate) struct Spot {
-    /// What lies there.
+    /// The structure.
     pub(crate) kind: Kind,
-    /// Where, in bytes.
+    /// Offset of the structure, in bytes.
     pub(crate) offset: usize,
-    /// How much, in bytes.
+    /// Length of the structure, in bytes.
     pub(crate) len: usize,
     /// The record, if it is one.
     pub(crate) record: Option<RecordHeader>,
@@ -70,11 +70,11 @@ impl fmt::Display for Spot {
 
 /// A cache device.
 pub(crate) struct Image {
-    /// All of its bytes.
+    /// All bytes of the device.
     pub(crate) bytes: Vec<u8>,
-    /// Its cache.
+    /// UUID of the cache.
     pub(crate) cache: Uuid,
-    /// What is worth mutating, structures first.
+    /// Places that are worth mutating, structures first.
     pub(crate) spots: Vec<Spot>,
 }
 
@@ -96,12 +96,12 @@ impl CompletionSink for Sink {
     }
 }
 
-/// One request that cannot fail, to its end.
+/// Submits a request that cannot fail, and waits for its end.
 fn request(world: &LaneWorld, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, byte: u8) {
     submit(world, target, op, offset, len, byte).result.expect("nothing fails on RAM");
 }
 
-/// One request, to its end.
+/// Submits a request, and waits for its end.
 pub(crate) fn submit(
     world: &LaneWorld,
     target: &Rc<LaneVolume>,

@@ -5,15 +5,15 @@
 //!     FOREBAY_FUZZ_TARGET=superblock forebay-fuzz FILE...
 //!
 //! - [`targets`]: a file for each
-//! - [`memory`]: a bound on what a target may allocate
+//! - [`memory`]: a bound on the allocations of a target
 //! - [`mend`]: checksums put right after a mutation, so that the fuzzer gets behind them
-//! - [`image`]: small cache devices, made by the real engine; [`hostile`]: such that no program has made
-//! - [`patches`]: changes of their bytes, with checksums that are right again
+//! - [`image`]: small cache devices, made by the real engine; [`hostile`]: devices that no program
+//!   has made
+//! - [`patches`]: changes of their bytes, with corrected checksums
 //! - [`device`]: a device over such an image that keeps changes apart
 //!
-//! `scripts/fuzz` builds and runs it. It works with a stable compiler, because all that libFuzzer
-//! needs of the compiler are options of code generation. An input that fails becomes a test in the
-//! crate that owns the code.
+//! `scripts/fuzz` builds and runs it. It works with a stable compiler, because libFuzzer needs only
+//! options of code generation. An input that fails becomes a test in the crate that owns the code.
 #![no_main]
 
 mod device;
@@ -32,7 +32,7 @@ use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 use targets::{TARGETS, Target};
 
-/// Whether to print what an input does: FOREBAY_FUZZ_VERBOSE=1.
+/// Whether to print the effects of an input: FOREBAY_FUZZ_VERBOSE=1.
 static VERBOSE: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("FOREBAY_FUZZ_VERBOSE").is_some());
 

@@ -1,5 +1,5 @@
-//! A bound on what a target may allocate. An allocation beyond it fails, which ends the process
-//! with the size that was asked for.
+//! A bound on the allocations of a target. An allocation beyond it fails, which ends the process
+//! with the requested size.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! Mutations that know where the checksums are. Each function here puts right what a reader checks
-//! first (magic, cache, checksum), so that the fuzzer gets at what it checks afterwards.
+//! Mutations that correct checksums. Each function here corrects the fields that a reader checks
+//! first (magic, cache, checksum), so that the fuzzer reaches the later checks.
 
 use forebay_format::checkpoint::CHUNK_BYTES;
 use forebay_format::{PAGE, checkpoint, crc32c, crc32c_append, record, superblock, volume};
@@ -9,7 +9,7 @@ use crate::CACHE;
 
 const ZEROES: [u8; PAGE] = [0; PAGE];
 
-/// Copies `value` to `at`; what does not fit is left out.
+/// Copies `value` to `at`; bytes that do not fit are left out.
 pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     for (place, byte) in bytes.iter_mut().skip(at).zip(value) {
         *place = *byte;
@@ -30,9 +30,9 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(value)
 }
 
-/// Mutates an input whose first `pages` pages begin with what matters: half of the time as
-/// libFuzzer likes, otherwise only within the fields of one page, so that nothing else moves. Then
-/// mends it, except once in 16 times.
+/// Mutates an input whose first `pages` pages begin with the important fields: half of the time
+/// anywhere, as libFuzzer chooses, otherwise only within the fields of one page, so that nothing
+/// else moves. Then corrects it, except once in 16 times.
 pub(crate) fn mutate(
     data: &mut [u8],
     size: usize,
@@ -74,7 +74,7 @@ pub(crate) fn superblock(page: &mut [u8], at: u64) {
     seal_superblock(page);
 }
 
-/// Only the checksum of a superblock.
+/// Corrects only the checksum of a superblock.
 pub(crate) fn seal_superblock(page: &mut [u8]) {
     if let Some(checked) = page.get(..PAGE - 4) {
         let checksum = crc32c(checked);
@@ -89,7 +89,7 @@ pub(crate) fn record(page: &mut [u8]) {
     seal_record(page);
 }
 
-/// Only the checksum of a record header.
+/// Corrects only the checksum of a record header.
 pub(crate) fn seal_record(page: &mut [u8]) {
     let checksum = page_checksum(page, 8);
     put(page, 4, &checksum.to_le_bytes());
@@ -103,7 +103,7 @@ pub(crate) fn volume_table(bytes: &mut [u8]) {
     seal_volume_table(bytes);
 }
 
-/// Only the checksum of a volume table, which is as long as it says.
+/// Corrects only the checksum of a volume table, whose length is the one that it states.
 pub(crate) fn seal_volume_table(bytes: &mut [u8]) {
     let len = u32_at(bytes, 12) as usize;
     if let Some(checked) = bytes.get(12..len) {
@@ -112,13 +112,14 @@ pub(crate) fn seal_volume_table(bytes: &mut [u8]) {
     }
 }
 
-/// Only the checksum of a checkpoint header.
+/// Corrects only the checksum of a checkpoint header.
 pub(crate) fn seal_checkpoint_header(page: &mut [u8]) {
     let checksum = page_checksum(page, 12);
     put(page, 8, &checksum.to_le_bytes());
 }
 
-/// Only the checksum of chunk `index` of a checkpoint of `cache`, if it is as long as it says.
+/// Corrects only the checksum of chunk `index` of a checkpoint of `cache`, if its length is the one
+/// that it states.
 pub(crate) fn seal_chunk(chunk: &mut [u8], cache: &[u8; 16], index: u32) {
     let end = (u32_at(chunk, 4) as usize).saturating_add(16);
     if let Some(checked) = chunk.get(4..end) {

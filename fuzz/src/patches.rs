@@ -1,5 +1,5 @@
-//! Patches of a device as an input writes them: a place (1 byte), an offset in it (2 bytes), what to do (1 byte), and
-//! the bytes for that. Afterwards the checksums are right again.
+//! Patches of a device as an input writes them: a place (1 byte), an offset in it (2 bytes), what
+//! to do (1 byte), and the bytes for that. Afterwards the checksums are right again.
 
 use crate::device::ImageDevice;
 use crate::image::{Kind, Spot};
@@ -38,7 +38,7 @@ pub(crate) fn patch(device: &ImageDevice, spots: &[Spot], rest: &mut &[u8]) -> O
     Some(number)
 }
 
-/// Puts the checksums of what was touched right, and what refers to it.
+/// Corrects the checksums of touched structures, and of structures that refer to them.
 pub(crate) fn mend_all(device: &ImageDevice, spots: &[Spot], cache: &[u8; 16], touched: &[usize]) {
     let mut references = Vec::new();
     let mut chunks = 0;

@@ -25,7 +25,7 @@ pub(crate) type Mutate = fn(data: &mut [u8], size: usize, max_size: usize, seed:
 
 /// A target.
 pub(crate) struct Target {
-    /// Its name.
+    /// Name of the target.
     pub(crate) name: &'static str,
     /// Takes one input and panics if something is wrong.
     pub(crate) run: fn(&[u8]),
@@ -33,7 +33,7 @@ pub(crate) struct Target {
     pub(crate) mutate: Mutate,
 }
 
-/// All of them.
+/// All targets.
 pub(crate) const TARGETS: [Target; 16] = [
     Target { name: "admin_request", run: admin_request::run, mutate: plain },
     Target { name: "checkpoint", run: checkpoint::run, mutate: checkpoint::mutate },
@@ -57,7 +57,7 @@ pub(crate) const TARGETS: [Target; 16] = [
     Target { name: "volume_table", run: volume_table::run, mutate: volume_table::mutate },
 ];
 
-/// As libFuzzer likes.
+/// Mutates as libFuzzer chooses.
 fn plain(data: &mut [u8], size: usize, max_size: usize, _: u32) -> usize {
     fuzzer_mutate(data, size, max_size)
 }

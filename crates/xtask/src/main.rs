@@ -2,10 +2,10 @@
 //!
 //! - [`tree`]: the files under version control
 //! - [`supply`], [`built_in`]: third-party crates, their licences, and why they are in the program
-//! - [`arrows`]: which crate may depend on which
+//! - [`arrows`]: allowed dependencies between crates
 //! - [`picture`]: the picture of the crates, which `cargo run -p xtask -- picture` writes
-//! - [`modules`]: which module of a crate may import which
-//! - [`sources`]: what every source file has, and what none may have
+//! - [`modules`]: allowed imports between modules of a crate
+//! - [`sources`]: rules for every source file
 //! - [`paths`]: no path of a developer's machine anywhere
 //! - [`prose`], [`names`]: comments and names, counted against [`ceilings`] that may only fall
 //! - [`pages`]: lines of prose have at most 100 columns, and decisions are listed by their titles

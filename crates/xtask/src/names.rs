@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::occurrence::{Occurrence, crate_of};
 use crate::tree::{TextFile, Tree};
 
-/// Most characters of the name of a test.
+/// Maximum number of characters of the name of a test.
 const MAX_TEST_NAME: usize = 60;
 
 /// Beginnings of test names that do not name their subject.
@@ -14,10 +14,10 @@ const PRONOUNS: &[&str] = &[
     "whoever",
 ];
 
-/// Most types of one name.
+/// Maximum number of types of one name.
 const MAX_TYPES: usize = 2;
 
-/// Type names that may be used any number of times: their module says of what.
+/// Type names that may be used any number of times: their module tells them apart.
 const GENERIC: &[&str] = &["Args", "Error", "Inner", "Report", "Result", "State"];
 
 /// Crates whose programs are independent of each other, and repeat names.

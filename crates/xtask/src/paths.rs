@@ -1,4 +1,4 @@
-//! No path of somebody's machine anywhere: what only works for one of us works for none.
+//! No path of a developer's machine anywhere: it works on no other machine.
 
 use crate::Finding;
 use crate::tree::Tree;
@@ -20,7 +20,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The first absolute path in a line that leads into somebody's work.
+/// The first absolute path in a line that leads into a developer's files.
 fn personal(line: &str) -> Option<String> {
     PERSONAL.iter().find_map(|name| {
         let start = format!("/{name}/");

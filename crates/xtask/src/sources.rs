@@ -3,7 +3,7 @@
 use crate::Finding;
 use crate::tree::{TextFile, Tree};
 
-/// Most lines of a file. One that is longer holds more than one subject.
+/// Maximum number of lines of a file. A longer one holds more than one subject.
 const MAX_LINES: usize = 600;
 
 /// Macros that have no place in finished code. Spelt without the mark, so that this file passes.
@@ -11,7 +11,7 @@ const UNFINISHED: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
 /// The crate whose subject is unsafe code.
 const UNSAFE_CRATE: &str = "crates/device/";
-/// One that may have modules with unsafe code, each of which says so.
+/// The crate that may have modules with unsafe code, each of which says so.
 const UNSAFE_MODULES: &str = "crates/rbd/";
 
 /// Checks every file.

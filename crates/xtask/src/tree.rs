@@ -8,7 +8,7 @@ use std::process::Command;
 pub(crate) struct TextFile {
     /// Relative to the root, with `/` between its parts.
     pub(crate) path: String,
-    /// All of it.
+    /// The whole text.
     pub(crate) text: String,
 }
 
@@ -27,7 +27,7 @@ impl TextFile {
 /// Every text file of the tree.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    /// In the order of their paths.
+    /// The files, in the order of their paths.
     pub(crate) files: Vec<TextFile>,
 }
 

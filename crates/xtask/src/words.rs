@@ -26,7 +26,7 @@ const KEPT: &[(&str, &str)] = &[
     // The list of words itself.
     ("crates/xtask/src/words.rs", ""),
     ("docs/style.md", ""),
-    // What something was called before.
+    // Earlier names are quoted there.
     ("CHANGELOG.md", ""),
     // Names that users know: a path of the admin API, a field of its JSON, and old options.
     ("crates/daemon/src/api.rs", "knob"),

@@ -9,7 +9,7 @@ use forebay_admin::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What was read is written and read again, and is the same then.
+/// A parsed value is written and read again, and is the same then.
 fn read<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
     let request = serde_json::from_slice::<T>(bytes).ok()?;
     let text = serde_json::to_string(&request).expect("plain data");
@@ -35,7 +35,7 @@ fn apply(assignments: &Assignments) {
     assert_eq!(Assignments::parse(&texts).as_ref(), Ok(assignments));
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let Some((choice, body)) = data.split_first() else { return };
     if body.len() > MAX_REQUEST_BODY {

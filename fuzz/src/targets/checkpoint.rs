@@ -1,5 +1,6 @@
 //! A checkpoint, and the superblock means exactly this one. In the input only the first page of
-//! the header and of each chunk is present, the rest is zeroes; a byte of which readers know one bit chooses the cache.
+//! the header and of each chunk is present, the rest is zeroes; a byte of which readers know one
+//! bit chooses the cache.
 
 use std::sync::LazyLock;
 
@@ -35,8 +36,8 @@ fn geometry_of(short: &[u8]) -> &'static Geometry {
     &GEOMETRIES[usize::from(choice) % GEOMETRIES.len()]
 }
 
-/// A checkpoint that is accepted, in its short form. Mutations alone hardly ever find one, because counts,
-/// lengths and items have to agree.
+/// A checkpoint that is accepted, in its short form. Mutations alone hardly ever find one, because
+/// counts, lengths and items have to agree.
 fn sound(rng: &mut fastrand::Rng) -> Vec<u8> {
     let choice = rng.usize(0..GEOMETRIES.len());
     let geometry = &GEOMETRIES[choice];
@@ -165,7 +166,7 @@ fn write(
     (chunks, finished)
 }
 
-/// What was read can be written again, and is the same then.
+/// Parsed content can be written again, and is the same then.
 fn write_again(geometry: &Geometry, header: &CheckpointHeader, content: &Content) {
     let (chunks, finished) = write(geometry, header, content);
     let (again, same) =
@@ -179,7 +180,7 @@ fn write_again(geometry: &Geometry, header: &CheckpointHeader, content: &Content
     assert_eq!((again.base, again.highest_sequence), (header.base, header.highest_sequence));
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let geometry = geometry_of(data);
     let mut header = data[..data.len().min(PAGE)].to_vec();

@@ -1,4 +1,4 @@
-//! The declaration of volumes, `forebay.toml`. What is read has its lines; what is refused names one.
+//! The declaration of volumes, `forebay.toml`. An accepted one has its lines; an error names one.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use crate::memory;
 /// Longest message that a bad declaration may cause, in bytes.
 const MESSAGE_MOST: usize = 2400;
 
-/// Bytes that the parser may hold for each byte of the text: it keeps tokens, events and the tree, and a
-/// key of one byte has a place in each.
+/// Bytes that the parser may hold for each byte of the text: it keeps tokens, events and the tree,
+/// and a key of one byte has a place in each.
 const PER_BYTE: usize = 512;
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let lines = 1..=text.lines().count().max(1) + 1;

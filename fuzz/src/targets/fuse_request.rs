@@ -1,4 +1,4 @@
-//! Requests of the kernel to a file: whatever it sends, what goes to the volume lies inside it.
+//! Requests of the kernel to a file: the volume's request lies inside the volume for any input.
 
 use forebay_fuse::answer::{Action, FileFacts, MAX_TRANSFER, decide};
 use forebay_fuse::request::{Message, Request, coming, parse, parse_entry};

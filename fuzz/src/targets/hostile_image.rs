@@ -1,7 +1,9 @@
-//! A cache device that no program has written is dumped, checked, opened and used, see [`crate::hostile`].
+//! A cache device that no program has written is dumped, checked, opened and used, see
+//! [`crate::hostile`].
 //!
-//! Each of these may refuse it. None may panic, run on, read more than a few times what there is, or take more memory
-//! than it is allowed; and what only looks may write nothing.
+//! Each of these steps may refuse the device. None may panic, run on, read more than a few times
+//! the device's size, or take more memory than allowed; and the steps that only look may write
+//! nothing.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ const LIMIT: u64 = 128 << 20;
 const BESIDE: usize = 160 << 20;
 /// Bytes that may be read of a device that is refused for its size.
 const FEW: u64 = 64 << 20;
-/// How often the bytes of a small device may be read.
+/// Number of times that the bytes of a small device may be read.
 const TIMES: u64 = 12;
 /// A device of more bytes than this is large.
 const SMALL: u64 = 64 << 20;
@@ -75,7 +77,7 @@ fn dump(hostile: &Hostile) {
     }
 }
 
-/// As `forebay check`. Returns whether the cache could be recovered.
+/// Does the same as `forebay check`. Returns whether the cache could be recovered.
 fn check_only(hostile: &Hostile, quick: bool) -> bool {
     let image = hostile.device.copy();
     let device: Arc<dyn Device> = Arc::new(image.clone());
@@ -145,12 +147,12 @@ fn try_all(data: &[u8]) {
     let opened = serve(&image);
     assert_eq!(recovered, opened, "a check says something else than the start");
     if opened {
-        // What was opened once is good, or refused in order, from then on.
+        // A device that was opened once stays good, or is refused in order.
         serve(&image);
     }
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     memory::within(LIMIT as usize + BESIDE, || try_all(data));
 }

@@ -1,4 +1,4 @@
-//! The client's side of the NBD handshake: what a server answers.
+//! The client's side of the NBD handshake: the answers of a server.
 
 use std::io::{self, Read, Write};
 
@@ -6,8 +6,8 @@ use crate::memory;
 use forebay_nbd_client::handshake::{choose, greet};
 use forebay_nbd_wire::{OPTION_REPLY_MAGIC, option_reply as kind};
 
-/// A server that answers each option with replies from the input. Their magic numbers are right most of the
-/// time.
+/// A server that answers each option with replies from the input. Their magic numbers are right
+/// most of the time.
 struct Server<'a> {
     input: &'a [u8],
     option: u32,
@@ -69,7 +69,7 @@ impl Write for Server<'_> {
     }
 }
 
-/// One input: flags of the greeting, and replies.
+/// Runs one input: flags of the greeting, and replies.
 pub(crate) fn run(data: &[u8]) {
     memory::within(1 << 20, || {
         let mut server = Server { input: data, option: 0, ready: Vec::new() };

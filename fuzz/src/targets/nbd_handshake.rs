@@ -1,4 +1,4 @@
-//! The NBD handshake: what a client sends, in one piece and in many.
+//! The NBD handshake: the bytes of a client, in one piece and in many.
 
 use std::rc::Rc;
 
@@ -95,7 +95,7 @@ fn feed(
     (sent, End::Waiting)
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let exports = exports();
     // A first byte of 1, which no flags of a client have, stands for a server that insists on TLS.

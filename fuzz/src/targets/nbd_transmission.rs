@@ -1,4 +1,5 @@
-//! NBD requests: a byte for what was agreed on, then what a client sends, in one piece and in many.
+//! NBD requests: a byte for the negotiated options, then the bytes of a client, in one piece and in
+//! many.
 
 use crate::{memory, mend, pieces};
 use forebay_core::Op;
@@ -37,7 +38,7 @@ fn headers(choice: u8) -> Headers {
     }
 }
 
-/// As [`mend_requests`], for extended headers.
+/// Like [`mend_requests`], for extended headers.
 fn mend_extended(data: &mut [u8]) {
     let mut at = 1;
     while at + ExtendedRequestHeader::SIZE <= data.len() {
@@ -87,7 +88,7 @@ fn mend_requests(data: &mut [u8]) {
     }
 }
 
-/// What the caller of the parser sees in the end, however the bytes came.
+/// The results of the parser for its caller, for any division of the bytes.
 #[derive(Debug, PartialEq)]
 enum Seen {
     Command(Command, Vec<u8>),
@@ -162,7 +163,7 @@ fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
     seen
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let Some((choice, stream)) = data.split_first() else { return };
     let session = Session {

@@ -3,7 +3,7 @@
 use crate::memory;
 use forebay_device::partitions;
 
-/// One input: the head of a disk.
+/// Runs one input: the head of a disk.
 pub(crate) fn run(data: &[u8]) {
     memory::within(64 << 10, || {
         let found = partitions::starts(data);

@@ -58,7 +58,7 @@ fn check(header: &RecordHeader, geometry: &Geometry) {
     assert_eq!(record::decode(&page, geometry, &CACHE).as_ref(), Ok(header));
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let choice = data.get(RESERVED).copied().unwrap_or(0);
     let geometry = &GEOMETRIES[usize::from(choice) % GEOMETRIES.len()];

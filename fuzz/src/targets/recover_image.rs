@@ -1,9 +1,10 @@
-//! A cache device that was damaged on purpose, at several places and with checksums that are right
-//! again, is opened; every block is read; it is used, and opened once more.
+//! A cache device that was damaged on purpose, at several places and with corrected checksums, is
+//! opened; every block is read; it is used, and opened once more.
 //!
-//! The first byte of the input chooses the image and what happens afterwards. Then follow [patches](crate::patches).
+//! The first byte of the input chooses the image and the later steps. Then follow
+//! [patches](crate::patches).
 //!
-//! FOREBAY_FUZZ_VERBOSE=1 prints what an input does.
+//! FOREBAY_FUZZ_VERBOSE=1 prints the effects of an input.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -169,8 +170,8 @@ fn open_and_use(data: &[u8]) {
         }
         content
     };
-    // Whatever a disk can do to a cache, what recovery has accepted once is good from then on. Of
-    // forged checksums no more is asked than that this ends.
+    // After any damage by a disk, records that recovery has accepted stay good. With forged
+    // checksums it must only end.
     let forged = choice & NO_MENDING == 0 && !touched.is_empty();
     let world = LaneWorld::with_steps(ROUNDS);
     match open(&world, &device) {
@@ -183,7 +184,7 @@ fn open_and_use(data: &[u8]) {
     }
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     // Made before memory is bounded.
     let _ = IMAGES.len();

@@ -124,7 +124,7 @@ fn check_geometry(geometry: &Geometry) {
     assert!(geometry.holds_block(first_cell) && !geometry.holds_block(Slot(0)));
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let (a, b) = data.split_at(data.len().min(PAGE));
     memory::within(64 << 10, || {

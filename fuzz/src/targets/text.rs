@@ -1,5 +1,5 @@
-//! What an operator writes: sizes, durations, names, modes, devices, addresses, networks. What is read is written and
-//! read again, and is the same then.
+//! Texts of an operator: sizes, durations, names, modes, devices, addresses, networks. A parsed
+//! value is written and read again, and is the same then.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -33,7 +33,7 @@ where
     }
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     memory::within((256 << 10) + 16 * data.len(), || {

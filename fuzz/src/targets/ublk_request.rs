@@ -1,4 +1,4 @@
-//! Descriptors of the kernel's requests: whatever they say, the volume's request lies inside the device.
+//! Descriptors of the kernel's requests: the volume's request lies inside the device for any input.
 
 use forebay_core::{Op, Survives};
 use forebay_ublk::request::{DeviceFacts, convert};

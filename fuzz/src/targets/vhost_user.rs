@@ -90,7 +90,7 @@ fn serve(memory: &GuestMemory, base: u16, features: QueueFeatures) -> Option<()>
     };
     let size = QueueSize::new(SIZE.into())?;
     let mut queue = Virtqueue::new(size, addresses, features, base, memory).ok()?;
-    // What is answered may overwrite the rings, and make more requests available.
+    // An answer may overwrite the rings, and make more requests available.
     for _ in 0..64 {
         if queue.available().ok()? == 0 {
             queue.ask_for_notification().ok()?;
@@ -111,7 +111,7 @@ fn serve(memory: &GuestMemory, base: u16, features: QueueFeatures) -> Option<()>
     Some(())
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let Some((choices, image)) = data.split_at_checked(CHOICES) else { return };
     memory::within((1 << 20) + 32 * data.len(), || {

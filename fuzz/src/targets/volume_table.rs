@@ -12,7 +12,7 @@ pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -
     mend::mutate(data, size, max_size, seed, 1, mend::volume_table)
 }
 
-/// One input.
+/// Runs one input.
 pub(crate) fn run(data: &[u8]) {
     let block = block_size(data.get(RESERVED).copied().unwrap_or(0));
     let reference =
