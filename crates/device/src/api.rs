@@ -275,8 +275,8 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Returns what the system says about writes to the device until now. All writes of this
-    /// process have ended and are synced. `None`: nothing is known, and only the content can tell.
+    /// Returns the system's evidence of writes to the device until now. All writes of this process
+    /// have ended and are synced. `None`: there is no evidence, so only the content can tell.
     fn write_evidence(&self) -> Option<Evidence> {
         None
     }
@@ -321,7 +321,6 @@ pub trait Device: Send + Sync {
     /// partitions. May wait for the device, so it must not be called on a lane.
     ///
     /// # Errors
-    ///
     /// `ResourceBusy` if a partition is in use, or another error of the kernel.
     fn reread_partitions(&self) -> io::Result<()> {
         Ok(())

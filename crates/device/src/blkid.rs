@@ -158,7 +158,6 @@ fn unsupported(error: libloading::Error) -> io::Error {
 /// parses content that anyone may have written.
 ///
 /// # Errors
-///
 /// `Unsupported` if libblkid is missing, or an error of reading the device.
 pub fn marks(device: BorrowedFd<'_>) -> io::Result<Vec<Mark>> {
     let probing = Probing::new()?;

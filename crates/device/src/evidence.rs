@@ -82,7 +82,7 @@ pub(crate) fn is_loop(fd: impl AsFd) -> bool {
         && own.is_ok_and(|own| disk_of(&own).join("loop").exists())
 }
 
-/// Returns what a file's times say. `part`: the device is only a part of it.
+/// Returns the evidence of a file's times. `part`: the device is only a part of the file.
 fn of_file(fd: BorrowedFd<'_>, part: bool) -> Option<Evidence> {
     let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;

@@ -50,7 +50,6 @@ pub fn clone_connection(connection: impl AsFd) -> io::Result<OwnedFd> {
 /// its server has ended, and another one continues. Linux 6.9.
 ///
 /// # Errors
-///
 /// If the kernel does not support it, or the connection has ended.
 pub fn resend(connection: impl AsFd) -> io::Result<()> {
     /// `FUSE_NOTIFY_RESEND`.

@@ -204,7 +204,6 @@ fn status(device: BorrowedFd<'_>) -> io::Result<Info> {
 /// whatever other processes do.
 ///
 /// # Errors
-///
 /// If it has no file, or may not be used.
 pub fn file_system(number: LoopNumber) -> io::Result<(String, Option<u64>)> {
     // As long as this is open, the device keeps its file.

@@ -7,9 +7,9 @@
 //! | `nbds://...`, `nbds+unix://...` | likewise, with TLS |
 //!
 //! Parameters behind `?`, with `&` in between: `socket=PATH`; `tls-certificates=DIR` with
-//! `ca-cert.pem` and, if the server asks for one, `client-cert.pem` and `client-key.pem`;
-//! `reconnect=SECONDS`, for how long requests wait for a server that is gone; `timeout=SECONDS`,
-//! for how long a request may take.
+//! `ca-cert.pem` and, if the server requests a client certificate, `client-cert.pem` and
+//! `client-key.pem`; `reconnect=SECONDS`, the time for which requests wait for a server that is
+//! gone; `timeout=SECONDS`, the time limit of a request.
 
 use std::fmt::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -54,7 +54,6 @@ pub fn starts(head: &[u8]) -> Vec<(u32, u64)> {
 /// Makes the kernel read the partition table of a disk again, if it shows partitions of it.
 ///
 /// # Errors
-///
 /// `ResourceBusy` if a partition is in use, or another error of the kernel.
 pub(crate) fn reread_partitions(fd: impl AsFd) -> io::Result<()> {
     let stat = rustix::fs::fstat(&fd)?;

@@ -1,10 +1,10 @@
 //! Names of images of RBD, the block storage of Ceph: `rbd:POOL/IMAGE` or
 //! `rbd:POOL/NAMESPACE/IMAGE`.
 //!
-//! Parameters behind `?`, with `&` in between: `conf=PATH`, the cluster's configuration, that of
-//! the system unless said otherwise; `id=USER`, the name of the client without `client.`, `admin`
-//! unless said otherwise; `timeout=SECONDS`, for how long a request may take. Characters with a
-//! meaning here are written as `%` and two hex digits.
+//! Parameters behind `?`, with `&` in between: `conf=PATH`, the cluster's configuration, by default
+//! that of the system; `id=USER`, the name of the client without `client.`, by default `admin`;
+//! `timeout=SECONDS`, the time limit of a request. Characters with a meaning here are written as
+//! `%` and two hex digits.
 
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

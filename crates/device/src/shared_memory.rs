@@ -3,7 +3,7 @@
 //! No reference to these bytes ever exists: they are copied in and out through raw pointers, so
 //! that code decides about a private copy, and fields that both sides poll are atomic. Every access
 //! is checked against the length of the mapping. If the other process truncates the file, accesses
-//! read zeroes and [`SharedMemory::is_intact`] says so.
+//! read zeroes and [`SharedMemory::is_intact`] returns `false`.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -38,9 +38,9 @@ pub struct Outside {
 )]
 struct NotInMemory(u64);
 
-/// Bytes of address space that all of these may take together. A file without content can be as
-/// large as the address space, of which the rest of the program needs a part: without one, an
-/// allocation ends it.
+/// Limit of the address space of all mappings together. A sparse file can be as large as the
+/// address space, of which the rest of the program needs a part: otherwise an allocation would end
+/// it.
 const ROOM: u64 = 1 << 46;
 
 /// Bytes of that range that are taken.

@@ -42,7 +42,7 @@ fn narrow(opcode: rustix::ioctl::Opcode) -> u32 {
 pub enum ControlCommand {
     /// Get the facts about a device: `struct ublksrv_ctrl_dev_info`.
     GetInfo,
-    /// Add a device, of which these are the facts; they come back as granted.
+    /// Add a device with these properties; the driver returns the granted ones.
     Add,
     /// Delete a device, and wait until that is done.
     Delete,
@@ -102,7 +102,6 @@ impl ControlCommand {
 /// returned.
 ///
 /// # Errors
-///
 /// If there is no driver, or it refuses; `TimedOut` after `patience`, and the command may still be
 /// carried out.
 pub fn control(

@@ -209,7 +209,6 @@ impl EngineLane {
     /// the settings are stored.
     ///
     /// # Errors
-    ///
     /// As there, or the command is cancelled.
     pub async fn change(
         self: &Rc<Self>,

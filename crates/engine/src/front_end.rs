@@ -77,7 +77,6 @@ pub trait FrontEnd: Send + Sync {
     /// volume.
     ///
     /// # Errors
-    ///
     /// [`ExportErrorKind::InUse`] if it has such clients; nothing has changed then.
     fn narrow(&self, _volume: &str, _next: &Settings) -> Result<(), ExportError> {
         Ok(())
@@ -113,7 +112,6 @@ pub trait FrontEnd: Send + Sync {
     /// process takes over. Called off the lanes.
     ///
     /// # Errors
-    ///
     /// If users would get errors, or the next program could not take over.
     fn check_hand_over(&self, _volume: &str) -> Result<(), ExportError> {
         Ok(())

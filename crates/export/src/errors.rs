@@ -45,7 +45,6 @@ pub fn busy(volume: &str, device: &Path, users: &str) -> ExportError {
 /// Checks that no program uses a device that ends with this one.
 ///
 /// # Errors
-///
 /// If a program uses it.
 pub fn check_ending(volume: &str, device: &Path) -> Result<(), ExportError> {
     let users = Users::remaining(device, None);

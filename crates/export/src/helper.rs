@@ -23,7 +23,6 @@ const STEP: Duration = Duration::from_millis(2);
 /// it answers.
 ///
 /// # Errors
-///
 /// An error of the system, or `TimedOut`; in the latter case the step may still take effect.
 pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
     let mut child = Command::new("/proc/self/exe")

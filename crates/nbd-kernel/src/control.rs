@@ -154,7 +154,6 @@ impl Control {
     /// has it open.
     ///
     /// # Errors
-    ///
     /// `Errno::INVAL` if there is no such device.
     pub(crate) fn disconnect(&self, number: u32) -> io::Result<()> {
         let request = self.request(nbd::DISCONNECT, nbd::VERSION);

@@ -92,7 +92,6 @@ impl Task {
     /// Runs the step in a process.
     ///
     /// # Errors
-    ///
     /// Like [`Task::execute`], or `TimedOut`.
     pub(crate) fn run(step: Step, number: u32, mark: u64) -> io::Result<()> {
         helper::run(&Task { step, number, mark }.arguments(), PATIENCE).map(drop)

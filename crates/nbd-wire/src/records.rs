@@ -54,7 +54,6 @@ impl Records {
     /// Starts a server's session; `received` was received before, and is decrypted first.
     ///
     /// # Errors
-    ///
     /// If the configuration cannot be used, or `received` is longer than a client sends at once.
     pub fn accept(config: Arc<ServerConfig>, received: &[u8]) -> io::Result<Self> {
         let connection = ServerConnection::new(config).map_err(invalid)?;

@@ -158,7 +158,6 @@ impl Socket {
     /// records unless they are lost.
     ///
     /// # Errors
-    ///
     /// If client and server do not agree; the client was told, and the connection is unusable.
     pub async fn start_tls(
         &self,

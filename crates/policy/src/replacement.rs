@@ -14,8 +14,8 @@
 //! fewer blocks are reinserted. Order of age would do that too, but miss more on loops. A block
 //! needs only a rank: its queue, and how often it was used there.
 //!
-//! How large the small queue is, and what promotes a block, are parameters: [`Rule`]. The following is
-//! [`Rule::S3_FIFO`]; there is another one while demoted blocks come singly.
+//! The size of the small queue and the condition for promotion are parameters: [`Rule`]. The
+//! following is [`Rule::S3_FIFO`]; there is another one while demoted blocks come singly.
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A demoted block that
 //! is requested before its segment is reclaimed enters the main queue, at no write. A block of the
@@ -121,8 +121,8 @@ pub struct Rule {
     pub small: u64,
     /// Uses in the small queue that promote a block to the main queue.
     pub promoting_uses: u8,
-    /// Whether a block of the small queue that is overwritten moves to the end of it, as its place in
-    /// a log does.
+    /// Whether a block of the small queue that is overwritten moves to the end of it, as its place
+    /// in a log does.
     pub renews: bool,
 }
 

@@ -44,7 +44,6 @@ impl Stage {
 /// Waits for the result of opening until `end`, and longer only while another client has the lock.
 ///
 /// # Errors
-///
 /// The component that did not answer in time.
 pub(crate) fn wait<T>(
     hear: &Receiver<T>,

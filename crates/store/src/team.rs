@@ -97,7 +97,6 @@ impl Team {
     /// before the opening lane was done.
     ///
     /// # Panics
-    ///
     /// If `part` panics on a lane, or its lane ends: its share of the work would otherwise count as
     /// done.
     pub(crate) async fn run<T, F>(

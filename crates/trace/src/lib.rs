@@ -135,7 +135,6 @@ impl Requests {
 /// given format, the file's content and name determine it.
 ///
 /// # Errors
-///
 /// If the file cannot be read, or its format is unknown.
 pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requests> {
     let name = path.display().to_string();

@@ -2,9 +2,9 @@
 //! (Linux 6.14).
 //!
 //! The kernel has a queue for each CPU. It puts a request into a free entry of the queue of the CPU
-//! that the request comes from; the completion of the entry's command says so. The next command
-//! gives the reply, and frees the entry. The layout is that of `struct fuse_uring_req_header` in
-//! Linux's `fuse.h`.
+//! that the request comes from, and completes the entry's command. The next command gives the
+//! reply, and frees the entry. The layout is that of `struct fuse_uring_req_header` in Linux's
+//! `fuse.h`.
 
 use std::path::Path;
 

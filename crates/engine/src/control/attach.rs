@@ -424,7 +424,6 @@ impl EngineLane {
     /// the origin before takes it for one that was written by another volume.
     ///
     /// # Errors
-    ///
     /// If the claim cannot be recorded, or takes too long.
     pub(crate) async fn claim(&self, origin: &dyn Device, volume: Uuid) -> Result<(), EngineError> {
         if origin.holder() == Some(volume) || origin.for_reading_only() {

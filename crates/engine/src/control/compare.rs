@@ -47,7 +47,6 @@ impl EngineLane {
     /// origin. Unreadable blocks are skipped.
     ///
     /// # Errors
-    ///
     /// If the index cannot be loaded.
     pub(crate) async fn compare_recent(
         &self,

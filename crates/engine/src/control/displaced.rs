@@ -29,7 +29,6 @@ pub enum LeftUnsafe {
 /// of examining the origin's path after the drain.
 ///
 /// # Errors
-///
 /// If the path leads to another device.
 pub fn after_drain(origin: Option<Displaced>) -> Result<(), Displaced> {
     if planted::has(PlantedBug::DisplacedDrained) {
@@ -43,7 +42,6 @@ pub fn after_drain(origin: Option<Displaced>) -> Result<(), Displaced> {
 /// examining the paths of its devices.
 ///
 /// # Errors
-///
 /// If the path of the origin leads to another device: a stop would close the origin, and could lose
 /// it.
 pub fn before_stop(
@@ -64,7 +62,6 @@ pub fn before_stop(
 /// the devices were still open.
 ///
 /// # Errors
-///
 /// If a path stopped leading to its device since the stop began.
 pub fn after_stop(
     origin: Option<Displaced>,

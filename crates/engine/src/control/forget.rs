@@ -34,7 +34,6 @@ impl EngineLane {
     /// may enter again. `progress` is called with the number of blocks left, and may end it.
     ///
     /// # Errors
-    ///
     /// If there is no such volume, the command is cancelled, or the cache device fails: blocks may
     /// then return after a crash, which is harmless.
     pub async fn forget_clean(

@@ -44,7 +44,6 @@ impl EngineLane {
     /// reclaim does not evict them while the volume is attached. Blocks beyond its end are ignored.
     ///
     /// # Errors
-    ///
     /// If there is no such volume, or more than [`EngineLane::most_pinned`] blocks would be pinned;
     /// the pins are then unchanged.
     pub fn pin(&self, name: &str, blocks: &BlockSet) -> Result<(), EngineError> {
@@ -76,7 +75,6 @@ impl EngineLane {
     /// lack of space.
     ///
     /// # Errors
-    ///
     /// If there is no such volume, the command is cancelled, the volume stops, its origin cannot be
     /// read, or none of the read blocks may enter.
     pub async fn fill(

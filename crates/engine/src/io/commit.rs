@@ -100,7 +100,6 @@ impl Commits<'_> {
     /// may get newer data.
     ///
     /// # Errors
-    ///
     /// If neither the log nor the ledger could record it.
     pub(crate) async fn sync_forgotten(
         self,

@@ -219,7 +219,6 @@ impl<'a> Reader<'a> {
     /// block, so that the blocks beside a bad sector are filled as well.
     ///
     /// # Errors
-    ///
     /// The error of the first block that was not filled.
     pub(crate) async fn prefetch(self, offset: u64, len: u64) -> Result<(), IoError> {
         const STEP: u64 = PREFETCH_PIECE;

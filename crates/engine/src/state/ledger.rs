@@ -127,7 +127,6 @@ pub(crate) async fn write(
 /// is `late`. An abandoned note may still become durable, before any later note of the volume.
 ///
 /// # Errors
-///
 /// Like [`write`]; [`LedgerError::Late`].
 pub(crate) async fn write_in_time(
     lane: &Rc<Lane>,

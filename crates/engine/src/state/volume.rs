@@ -395,7 +395,6 @@ impl Volume {
     /// not answer for too long. The request must change neither origin nor cache then.
     ///
     /// # Errors
-    ///
     /// [`IoError::ShuttingDown`] if the volume has been removed.
     pub(crate) fn still_there(&self) -> Result<(), IoError> {
         match self.state() {

@@ -193,7 +193,8 @@ pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box
     }
 }
 
-/// Returns the slow and short model of a policy, which evicts the same blocks. Random choices have none.
+/// Returns the slow and short model of a policy, which evicts the same blocks. Random choices have
+/// none.
 #[cfg(test)]
 fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::Naive>> {
     let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
