@@ -130,8 +130,8 @@ pub trait BlockService {
         Sectors::SMALL
     }
 
-    /// Returns the smallest range around this one that can be written without reading what is
-    /// beside it.
+    /// Returns the smallest range around this one that can be written without reading neighbouring
+    /// data.
     fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
         let block = self.preferred_block();
         range.start / block * block..range.end.next_multiple_of(block)

@@ -88,9 +88,9 @@ pub trait FrontEnd: Send + Sync {
         self.device(volume).is_some()
     }
 
-    /// Ends what [`FrontEnd::publish`] began; no effect on a volume that is not exported. Called
-    /// off the lanes while they serve the volume. With `force` clients that still use it get
-    /// errors.
+    /// Ends the export that [`FrontEnd::publish`] began; no effect on a volume that is not
+    /// exported. Called off the lanes while they serve the volume. With `force` clients that still
+    /// use it get errors.
     ///
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
@@ -98,9 +98,9 @@ pub trait FrontEnd: Send + Sync {
         Ok(())
     }
 
-    /// Ends what [`FrontEnd::publish`] began, because the daemon ends: as [`FrontEnd::withdraw`]
-    /// with force, unless the next daemon can go on with it, unnoticed by clients. Called off the
-    /// lanes while they serve the volume.
+    /// Ends the export that [`FrontEnd::publish`] began, because the daemon ends: like
+    /// [`FrontEnd::withdraw`] with force, unless the next daemon can continue with it, unnoticed by
+    /// clients. Called off the lanes while they serve the volume.
     ///
     /// # Errors
     /// Something is left behind that the next daemon does not go on with.
@@ -143,8 +143,8 @@ pub trait FrontEnd: Send + Sync {
     /// drained.
     fn release(&self);
 
-    /// Returns the volume of which something that this front end hands over is a client or an
-    /// export; `None`: it belongs to no volume.
+    /// Returns the volume of a client or an export that this front end hands over; `None` if it
+    /// belongs to no volume.
     fn user_of<'a>(&self, _item: &'a HandedOver) -> Option<&'a str> {
         None
     }

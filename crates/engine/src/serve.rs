@@ -204,7 +204,7 @@ impl Dispatch<'_> {
         (OriginBlock(blocks.start.saturating_sub(more)), OriginBlock(end))
     }
 
-    /// Loads what the index has of the blocks of a request whose range was checked.
+    /// Loads the index entries for the blocks of a request whose range was checked.
     async fn load(self, offset: u64, len: u64) -> Result<(), IoError> {
         if self.0.store.store().is_loaded() || planted::has(PlantedBug::NotLoadedIsAbsent) {
             return Ok(());

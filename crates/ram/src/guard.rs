@@ -44,8 +44,8 @@ impl Guards {
         &mut self.own[Self::number(block)]
     }
 
-    /// Returns what a request begins with. Both epochs only advance, so their sum stays the same
-    /// only if both do.
+    /// Returns the token for the start of a request. Both epochs only advance, so their sum stays
+    /// the same only if both do.
     fn token(&self, block: RamBlockNumber) -> Token {
         let (own, all) = (self.own[Self::number(block)], self.all);
         let epoch = own.epoch.wrapping_add(all.epoch);

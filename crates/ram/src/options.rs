@@ -15,8 +15,8 @@ const BLOCK_OVERHEAD: u64 = 56;
 const SECTOR_OVERHEAD: f64 = 3.0 / 8.0;
 /// Upper limit of RAM per shard beside its blocks and the shadow caches of its policy, in bytes.
 const SHARD_OVERHEAD: u64 = 104 << 10;
-/// Maximum number of shards of a tier, unless it has more blocks than they can hold. Two lanes
-/// rarely meet in one of so many.
+/// Maximum number of shards of a tier, unless it has more blocks than they can hold. With this
+/// number two lanes rarely meet in one shard.
 const MOST_SHARDS: u64 = 64;
 /// Fewest blocks in a shard, if there is more than one. Each has a policy with memory of its own,
 /// and with fewer blocks that would evict much sooner than one policy for all of them.

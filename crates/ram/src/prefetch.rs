@@ -23,7 +23,7 @@ const GIVES_WAY: Duration = Duration::from_millis(100);
 /// Interval at which a read that gives way checks again.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// A read that fails is split into parts of this size, until so many of them have failed.
+/// A read that fails is split into parts of this size, until `MOST_BAD` of them have failed.
 const PART: u64 = 64 << 10;
 const MOST_BAD: u64 = 8;
 

@@ -77,7 +77,7 @@ pub(crate) fn is_overtaken(depth: usize, fill: f64, waiting: bool) -> bool {
     urgent_depth(fill, waiting) >= 2 * depth
 }
 
-/// Decides what to do next.
+/// Returns the next step.
 pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
     let Some(oldest) = it.oldest else { return Next::Wait };
     if is_scarce(it.fill, it.waiting, false) {

@@ -299,7 +299,7 @@ impl Shard {
         true
     }
 
-    /// Ends what [`Shard::begin_zeroing`] has begun; see [`Shard::end_write`].
+    /// Ends the write that [`Shard::begin_zeroing`] has begun; see [`Shard::end_write`].
     pub(crate) fn end_zeroing(
         &mut self,
         region: Region,

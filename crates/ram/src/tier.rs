@@ -169,7 +169,7 @@ impl Tier {
         (self.has(offset, len), room)
     }
 
-    /// Returns what was counted so far.
+    /// Returns the present counts.
     pub fn counts(&self) -> TierCounts {
         let mut sum = TierCounts::default();
         for shard in &self.shards {
@@ -181,7 +181,7 @@ impl Tier {
         sum
     }
 
-    /// Returns what was counted of clients' requests so far.
+    /// Returns the present counts of clients' requests.
     pub fn traffic(&self) -> Traffic {
         self.watched.traffic()
     }
@@ -197,7 +197,7 @@ impl Tier {
         self.watched.simulate(setup, memory);
     }
 
-    /// Returns what other settings would have done, see [`forebay_engine::Watched::what_if`].
+    /// Returns the predicted results of other settings, see [`forebay_engine::Watched::what_if`].
     pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
         self.watched.what_if()
     }
@@ -260,7 +260,7 @@ impl Tier {
         }
     }
 
-    /// Prefetches what the lookup of the block at `offset` needs.
+    /// Prefetches the memory for a lookup of the block at `offset`.
     pub(crate) fn expect_later(&self, offset: u64) {
         let block = RamBlockNumber(offset >> self.block.shift());
         self.shard(block).expect_later(block);
@@ -279,8 +279,8 @@ impl Tier {
         self.pieces(offset, len).all(cached)
     }
 
-    /// Returns what RAM has of a range, or of the beginning of a long one: a block with any data
-    /// that the lower tier lacks is dirty.
+    /// Returns the states of a range in RAM, or of the beginning of a long one: a block with any
+    /// data that the lower tier lacks is dirty.
     pub(crate) fn states(&self, offset: u64, len: u64) -> Vec<StateExtent> {
         let (mut states, mut looked_up) = (Vec::new(), 0);
         for (region, range) in in_regions(offset..offset + len) {

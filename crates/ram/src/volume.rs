@@ -66,7 +66,7 @@ impl RamVolume {
         hit.is_some()
     }
 
-    /// Notes for the miss-ratio curve what a request changes.
+    /// Notes the changes of a request for the miss-ratio curve.
     fn watch_change(&self, request: &Request) {
         let Request { op, offset, len, .. } = *request;
         let written = op == Op::Write || (op == Op::WriteZeroes && len <= MOST_DEFERRED_ZEROES);

@@ -90,7 +90,7 @@ impl Watched {
         Arc::new(Watched { seen: Seen::default(), all: Mutex::default(), clock })
     }
 
-    /// Returns what was counted so far.
+    /// Returns the present counts.
     pub(crate) fn traffic(&self) -> Traffic {
         let all = self.all.lock();
         let mut sum = all.past;

@@ -39,7 +39,7 @@ pub fn memory(bytes: u64) -> u64 {
 /// Time without an answer after which a region's write-down has stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// Regions that have stalled of which no pass waits for the end, so that others have their turn.
+/// Most stalled regions in flight; above this a pass waits for them instead of starting the next.
 const MOST_STALLED: usize = 8;
 
 /// Time until a failed write-down is tried again.
@@ -196,7 +196,7 @@ async fn region(
         let permit = tier.deferring.permit().await;
         let changed = tier.changed_in(region).listen();
         let mut taken = match tier.take(region, within, &mut taker) {
-            // A tier that was closed has forgotten what was to be written down.
+            // A tier that was closed has forgotten the data.
             Take::None if tier.deferring.is_closed() => return Err(IoError::ShuttingDown),
             Take::None => return Ok(()),
             Take::Busy => {
@@ -420,7 +420,7 @@ impl WriteDownTask {
         regions
     }
 
-    /// Writes down what is deferred now, in the order of its place.
+    /// Writes down the present deferred data, in the order of its place.
     async fn write(&self, pass: Pass) -> Result<(), IoError> {
         let Pass { depth, spread, urgent, .. } = pass;
         let load = self.tier.load();
@@ -442,8 +442,8 @@ impl WriteDownTask {
         // The time of all pauses, and the bytes that others, as a flush, wrote down in them.
         let paused = Cell::new((Duration::ZERO, 0));
         let mut numbers = regions.into_iter().map(|(number, _)| number);
-        // Regions of which no block can be written wait for the next pass: otherwise writes that
-        // wait for space would have them tried without end (invariant 25).
+        // Regions whose blocks all fail wait for the next pass: otherwise writes that wait for
+        // space would retry them without end (invariant 25).
         let stuck = RefCell::new(BTreeSet::new());
         let mut near = Region(0);
         let wanted = std::iter::from_fn(|| {

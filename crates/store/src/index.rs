@@ -105,7 +105,7 @@ pub enum Put {
 pub enum Unfit {
     /// The table is full.
     Blocks,
-    /// There is no memory for so many masks.
+    /// There is no memory for this number of masks.
     Masks(OverLimit),
 }
 

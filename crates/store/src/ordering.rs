@@ -249,8 +249,8 @@ impl StoreLane {
         let store = self.store();
         let Some(queue) = store.ordered.queue(id) else { return Ok(None) };
         let Some(horizon) = queue.written_through() else { return Ok(None) };
-        // Barrier for invariant 28: after a crash, older versions must not overwrite what the
-        // origin has.
+        // Barrier for invariant 28: after a crash, older versions must not overwrite newer data of
+        // the origin.
         if !planted::has(PlantedBug::HorizonForgotten) || !queue.in_effect() {
             self.note_horizon(id, Some(horizon)).await?;
         }

@@ -88,7 +88,7 @@ planted_bugs! {
     NotLoadedIsAbsent = "not-loaded-is-absent",
     /// Dirty blocks that are loaded later are not counted as dirty.
     LoadedDirtyNotTold = "loaded-dirty-not-told",
-    /// A shard that is loaded after a crash lacks what the log changes of it.
+    /// A shard that is loaded after a crash lacks the log's changes.
     LoadedWithoutLog = "loaded-without-log",
     /// The accepted end of the log is not recorded before the cache is used.
     AcceptedNotNoted = "accepted-not-noted",
@@ -184,7 +184,7 @@ planted_bugs! {
     NotesForgotten = "notes-forgotten",
 
     // The RAM tier.
-    /// A fill of the RAM tier replaces what was written while it was read.
+    /// A fill of the RAM tier replaces data that was written during its read.
     FillsOvertaken = "fills-overtaken",
     /// The RAM tier keeps the copy of the write that ends last, of two in flight.
     RacedCopyKept = "raced-copy-kept",

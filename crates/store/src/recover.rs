@@ -61,7 +61,7 @@ pub struct RecoveryReport {
     pub dirty: u64,
     /// Records replayed.
     pub records: u64,
-    /// Records of which a part had not reached the device.
+    /// Records that had reached the device only in part.
     pub torn: u64,
     /// Bytes read.
     pub bytes_read: u64,

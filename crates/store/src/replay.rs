@@ -40,7 +40,7 @@ pub(crate) struct Basis {
     part: Part,
 }
 
-/// The part of the index's shards of which a replay collects the blocks: every one of so many.
+/// The part of the index's shards whose blocks a replay collects: every `of`th shard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) number: u32,
@@ -264,7 +264,7 @@ impl Replay {
         verify::verify_all(team, self, reads).await
     }
 
-    /// Adds what a lane has found in other segments.
+    /// Adds the findings of a lane in other segments.
     fn absorb(&mut self, mut part: Self) {
         // As in `add`: only programs that have not bounded generations can have left two records
         // with a number.

@@ -178,7 +178,7 @@ impl Segments {
         segments
     }
 
-    /// Makes segments of which none is free yet.
+    /// Makes segments without a free one.
     fn of(tables: Tables, next_generation: Generation) -> Self {
         let Tables { counters, generations, live, buffers, lives, starts } = tables;
         Segments {

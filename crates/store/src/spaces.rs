@@ -169,8 +169,7 @@ impl Ranges {
         sorted
     }
 
-    /// Returns the base of the smallest gap that has so many addresses, or of those behind all
-    /// ranges.
+    /// Returns the base of the smallest gap with enough addresses, or the end of all ranges.
     fn place(&self, blocks: u64, room: u64) -> Result<u64, NoRoom> {
         let (mut best, mut end) = (None, 0);
         for (base, next) in self.sorted() {

@@ -348,9 +348,9 @@ impl Store {
         false
     }
 
-    /// Notes that a version is durable on the origin, unless `stays`, which is asked under the lock
-    /// of the block's shard. Returns whether it was still the newest, and dirty. The mark is logged
-    /// with the next commit.
+    /// Notes that a version is durable on the origin, unless `stays`, which is called under the
+    /// lock of the block's shard. Returns whether it was still the newest, and dirty. The mark is
+    /// logged with the next commit.
     pub fn written_back(
         &self,
         space: &VolumeSpace,
@@ -484,8 +484,9 @@ impl Store {
         self.log.gone_pushed() <= self.log.marks_durable()
     }
 
-    /// Returns the end of the blocks, from `first` on and before `end`, of which none is cached and
-    /// no fill is under way, as far as that is known without looking each of them up.
+    /// Returns the end of the vacant blocks from `first` on and before `end`: none is cached, and
+    /// no fill is in flight. Blocks are not looked up one by one, so the vacant range may be
+    /// longer.
     pub fn vacant_to(
         &self,
         space: &VolumeSpace,

@@ -54,8 +54,8 @@ struct State {
     stuck: BTreeMap<SegmentId, Stuck>,
     /// The state of segments when they were last found stuck.
     tried: BTreeMap<SegmentId, (u64, Live)>,
-    /// Segments of which too little would be gained, with their state at that time. Cleared when
-    /// blocks may leave that had to stay.
+    /// Segments whose reclaim would gain too little, with their state at that time. Cleared when
+    /// bound blocks may be able to leave.
     packed: BTreeMap<SegmentId, (u64, Live)>,
     volumes: Vec<Leaving>,
 }

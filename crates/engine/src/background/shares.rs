@@ -153,8 +153,8 @@ impl EngineLane {
                 found.clear();
                 if marks >= MARKS {
                     marks = 0;
-                    // Without its mark an evicted block may come back after a crash, which does no
-                    // harm.
+                    // Without its mark an evicted block may come back after a crash, which is
+                    // harmless.
                     let _ = self.store.sync_marks().await;
                 }
                 yield_now().await;

@@ -396,7 +396,7 @@ impl EngineLane {
         let queue = self.context.open(origin)?;
         let synced = queue.sync().await;
         if let Err(error) = &synced {
-            // Cached data is served all the same (invariant 16); the first flush syncs again.
+            // Cached data is still served (invariant 16); the first flush syncs again.
             tracing::warn!(%error, "the origin cannot be synced");
         }
         Ok(synced.is_ok())

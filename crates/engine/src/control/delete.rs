@@ -13,8 +13,8 @@ use crate::state::volume::VolumeState;
 
 impl EngineLane {
     /// Deletes a volume and all its cached blocks. Its dirty data is written to the origin first,
-    /// so that the origin is complete, unless the data is to be discarded. `commit` is asked right
-    /// before the volume is struck from the volume table.
+    /// so that the origin is complete, unless the data is to be discarded. `commit` is called right
+    /// before the volume is removed from the volume table.
     ///
     /// # Errors
     /// It is cancelled before that, dirty data cannot be written back, or the volume table not be

@@ -112,7 +112,7 @@ impl EngineLane {
         if volume.dirty_blocks() == 0 {
             let settled = match self.lane_volume(volume.id) {
                 // Barrier for invariant 12: blocks that a crash makes dirty again cannot be
-                // compared, and would be written over what others write to the origin after this.
+                // compared, and would overwrite later writes of others to the origin.
                 Some(view) => {
                     Commits(&view).sync_forgotten(&(0..volume.size()), Forgotten::Marks).await
                 }

@@ -41,7 +41,7 @@ impl SampledOrigin {
         // Another program may have left its writes in the kernel, where nothing has counted them.
         let synced = origin.sync().await;
         let look = Self::read(size, None, async |place, buf| origin.read(place, buf).await).await;
-        // Taken last, so that it covers what is written while the samples are read.
+        // Taken last, so that it covers writes during the reading of the samples.
         let evidence = if synced.is_ok() { write_evidence(device).await } else { None };
         SampledOrigin { evidence, ..look }
     }

@@ -43,7 +43,7 @@ fn fitting(origin: &dyn Device, sectors: Sectors) -> Result<Sectors, EngineError
 }
 
 /// Checks that the clients of a known volume see the same logical sectors as before, unless they
-/// were `chosen` anew.
+/// were `chosen` by the operator.
 ///
 /// # Errors
 /// [`EngineErrorKind::Refused`]: the origin has others now, as a disk in another USB enclosure has.

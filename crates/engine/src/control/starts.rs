@@ -80,7 +80,7 @@ impl<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>> Reader<'_, R> {
     }
 }
 
-/// Returns what starts inside of a disk, partition or volume that starts at `start` with this head.
+/// Returns the starts inside of a disk, partition or volume that begins at `start` with this head.
 async fn inside<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>>(
     reader: &Reader<'_, R>,
     start: u64,

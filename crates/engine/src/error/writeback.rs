@@ -37,7 +37,7 @@ pub enum WritebackError {
     /// Writes around or through the cache cannot be synced on the origin.
     #[error("the origin cannot be synced")]
     Unsynced,
-    /// The cache device cannot record what the origin has.
+    /// The cache device cannot record the origin's progress.
     #[error("the cache device cannot record what was written back: {0}")]
     NotNoted(#[source] StoreError),
     /// The cache device does not answer.

@@ -66,7 +66,7 @@ pub(crate) struct Filler<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> Filler<'a> {
     /// Reads a range that is not wholly cached: the origin's data, overlaid with the cached
-    /// sectors. `gate` decides what is filled; `None`: nothing.
+    /// sectors. `gate` decides which blocks are filled; `None`: none.
     pub(crate) async fn read_origin(
         self,
         range: Range<u64>,

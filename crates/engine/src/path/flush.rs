@@ -29,7 +29,7 @@ impl Flusher<'_> {
         let covered = volume.committed.wanted(&volume.stats);
         let covered = covered.filter(|_| !planted::has(PlantedBug::FlushUncommitted));
         // A flush of an ordered volume ends a group. A cache device that has failed may have lost
-        // what it had, and one that is distrusted may be trusted again.
+        // its data, and one that is distrusted may be trusted again.
         let needed = volume.is_ordered()
             || volume.is_noted.load(Ordering::Relaxed)
             || self.0.is_unavailable_to(true);

@@ -93,7 +93,7 @@ impl Turns<'_> {
         }
         self.0.dirtied.set(0);
         if self.0.cache.makes_wait(&self.0.volume) {
-            // Wake writeback: it should run as fast as it can from now on.
+            // Wake writeback: it should now run as fast as it can.
             for volume in self.0.cache.volumes() {
                 volume.writeback_wanted.notify_all();
             }

@@ -275,9 +275,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Ends a write of which the log took only the beginning, because the cache device failed or
-    /// there will be no free space. The beginning may have been read already, so it is not written
-    /// again: that could overwrite later writes (invariant 6). The rest bypasses the cache.
+    /// Ends a write whose beginning alone is in the log, because the cache device failed or there
+    /// will be no free space. The beginning may have been read already, so it is not written again:
+    /// that could overwrite later writes (invariant 6). The rest bypasses the cache.
     async fn finish_around(
         self,
         offset: u64,
@@ -506,8 +506,8 @@ impl Writer<'_> {
         (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }
 
-    /// Returns what a change survives that is to survive this: the volume's durability may promise
-    /// more.
+    /// Returns the failures that a change survives if it must survive these: the volume's
+    /// durability may promise more.
     pub(crate) fn promised(self, survives: Survives) -> Survives {
         match self.0.volume.durability() {
             Durability::Strict if !planted::has(PlantedBug::StrictIgnored) => Survives::PowerLoss,

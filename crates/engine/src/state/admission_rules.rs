@@ -14,7 +14,7 @@ use forebay_settings::Settings;
 pub(crate) struct AdmissionRules {
     /// See [`Admission::times`].
     admission: AtomicU8,
-    /// Whether a RAM tier keeps what is read.
+    /// Whether a RAM tier keeps read data.
     below_ram: AtomicBool,
     budget_bytes: AtomicU64,
     congested_read: AtomicU64,

@@ -224,8 +224,8 @@ impl Cache {
         self.settings_changed();
     }
 
-    /// Provides what the settings of the volumes need: ghosts that reach back far enough, and
-    /// latencies of the cache device if a volume has congestion thresholds.
+    /// Provides the resources that the volumes' settings need: ghosts that reach back far enough,
+    /// and latencies of the cache device if a volume has congestion thresholds.
     pub(crate) fn settings_changed(&self) {
         let volumes = self.volumes.read();
         let times = volumes.iter().map(|volume| volume.admission.rule_of_reads().times());

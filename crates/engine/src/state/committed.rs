@@ -19,7 +19,8 @@ impl Committed {
         Committed((0..lanes).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Returns what a commit that starts now covers; `None`: all of that is durable already.
+    /// Returns the versions that a commit that starts now covers; `None`: all of them are durable
+    /// already.
     pub(crate) fn wanted(&self, stats: &Stats) -> Option<Covered> {
         let mut lanes = self.0.iter().zip(stats.logged());
         let is_missing = lanes.any(|(done, logged)| done.load(Ordering::Acquire) < logged);

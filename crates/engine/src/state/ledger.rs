@@ -23,7 +23,7 @@ pub struct Note {
     /// The cache device could not record changes to its blocks: only blocks that are dirty on it
     /// and listed in `dirty` still count.
     pub distrusted: bool,
-    /// `dirty` is exactly what is dirty; otherwise it may list more.
+    /// Whether `dirty` is exact; otherwise it may list more blocks than are dirty.
     pub exact: bool,
     /// Dirty byte ranges of the volume, ascending.
     pub dirty: Vec<Range<u64>>,
@@ -142,7 +142,7 @@ pub(crate) async fn write_in_time(
     in_time(lane, writing.end()).await.unwrap_or_else(|| writing.give_up())
 }
 
-/// Waits for as long as [`write_in_time`] does; `None`: in vain.
+/// Waits for as long as [`write_in_time`] does; `None`: the time is over.
 pub(crate) async fn in_time<T>(lane: &Rc<Lane>, what: impl Future<Output = T>) -> Option<T> {
     let mut what = pin!(what);
     let mut over = pin!(lane.sleep(PATIENCE));

@@ -50,8 +50,8 @@ impl Waits {
         Waits { clock, lanes, closed: AtomicBool::new(false) }
     }
 
-    /// Closes the origin: the volume leaves it, and others may write to it from now on. No further
-    /// operation is started, not even by tasks that waited until now.
+    /// Closes the origin: the volume leaves it, and others may write to it. No further operation is
+    /// started, not even by tasks that waited until now.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }

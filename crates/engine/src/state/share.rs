@@ -12,8 +12,8 @@ use crate::state::occupancy::Occupancy;
 use crate::state::throttle::TurnOrder;
 
 /// The percentage of the cache that all least shares and pinned blocks together can guard. Segments
-/// of which three quarters are guarded are not reclaimed (see `background::reclaim`): some have to
-/// be left.
+/// that are guarded to three quarters are not reclaimed (see `background::reclaim`), so some
+/// segments must remain.
 const GUARDED: u64 = 60;
 
 /// A volume's share. Volumes without one pay one load of a number.

@@ -145,7 +145,7 @@ impl Syncs {
     }
 
     /// Records that a sync has failed. If the origin may have lost a client's change, flushes fail
-    /// from now on, because no later sync proves that it is there.
+    /// from now on, because no later sync proves that the change is there.
     pub(crate) fn fail(&self) {
         self.failures.fetch_add(1, Ordering::SeqCst);
         if self.last_unsynced().is_some() {

@@ -17,7 +17,7 @@ pub(crate) struct Through {
     unsynced: Mutex<Blocks<VersionId>>,
     /// Blocks whose write to the origin, or the sync that covers it, has not ended.
     under_way: AtomicU64,
-    /// Notified when it is time to sync what waits for that.
+    /// Notified when it is time to sync the waiting writes.
     pub(crate) many: Notify,
 }
 

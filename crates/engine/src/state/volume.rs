@@ -365,12 +365,12 @@ impl Volume {
         self.watched.set_off(!on);
     }
 
-    /// Returns what is to be simulated of the volume and its RAM tier, if it has one.
+    /// Returns the simulation of the volume and its RAM tier, if it has one.
     pub fn simulated(&self) -> Option<Setup> {
         simulated(&self.settings.lock(), self.sizes, self.block.bytes())
     }
 
-    /// Returns what other settings would have done since the present ones are in force, see
+    /// Returns the predicted results of other settings since the present ones are in force, see
     /// [`Watched::what_if`].
     pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
         self.watched.what_if(self.waits.now(), self.stats.blocks())

@@ -380,7 +380,7 @@ fn neighbourhoods_are_read_up_to_a_limit_at_a_time() {
     let target = world.create(&engine, &origin, settings, 0);
     world.op(&target, Op::Flush, 0, 0);
     faults.hang(&[OpKind::Read]);
-    // Half of each is asked for; 16 MiB are not.
+    // Half of each part is requested; 16 MiB are not.
     let parts = 16 * MIB / (PROMOTE / 2);
     let read = |part| world.submit(&target, Op::Read, part * PROMOTE, PROMOTE / 2, None);
     let tags: Vec<u64> = (0..parts + 4).map(read).collect();

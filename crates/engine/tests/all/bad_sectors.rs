@@ -265,7 +265,7 @@ fn a_write_over_a_bad_sector_fails_but_its_other_blocks_arrive() {
     assert_eq!(bench.refused(), []);
 }
 
-/// Reclaim moves what the origin refuses, and goes on.
+/// Reclaim moves the blocks that the origin refuses, and continues.
 #[test]
 fn a_cache_is_not_filled_up_by_refused_blocks() {
     let bench = Bench::with_blocks(running(false), BlockSize::DEFAULT, 8);

@@ -24,7 +24,7 @@ struct Bench {
     target: Rc<LaneVolume>,
 }
 
-/// A volume whose blocks are written back only when that is asked for, with 2 MiB of dirty blocks.
+/// A volume whose blocks are written back only on request, with 2 MiB of dirty blocks.
 fn bench() -> Bench {
     let world = World::new();
     let (cache, (origin, faults)) = (ram(16), world.faulty(ram(12)));

@@ -103,7 +103,7 @@ fn end_of(bench: &Bench) -> Result<(), EngineError> {
 fn a_failed_sync_after_many_failures_does_not_end_a_drain() {
     let bench = Bench::new();
     bench.faults.fail(&[OpKind::Write]);
-    // Several syncs of the origin, of which the first fails.
+    // Several syncs of the origin; the first fails.
     (0..2000).for_each(|block| _ = bench.write(2 * block));
     // The pauses between attempts grow to seconds meanwhile.
     (0..2).for_each(|_| _ = end_of(&bench).expect_err("nothing is written"));

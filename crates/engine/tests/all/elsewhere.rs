@@ -91,8 +91,7 @@ fn content(world: &World, engine: &Rc<EngineLane>, place: u64) -> Vec<u8> {
     world.read(&engine.target("data").expect("attached"), place, 4096)
 }
 
-/// Were its blocks dirty again, they could not be compared, and would be written over what others
-/// wrote.
+/// Dirty again, these blocks could not be compared, and would overwrite others' writes.
 #[test]
 fn drained_blocks_are_clean_after_a_crash() {
     let (world, pair) = (World::new(), Pair { cache: ram(16), disk: ram(SIZE >> 20) });
@@ -211,8 +210,8 @@ fn a_lost_last_record_shows_by_a_clean_block_that_came_back() {
         world.op(&target, Op::Discard, PLACE, 4096);
         assert_eq!(peek(&pair.disk, PLACE, 4096), [0; 4096]);
         world.lane.abandon();
-        // The record that forgets the block was synced before the origin changed. Nothing confirms
-        // it, so that recovery takes it for torn, and the block comes back.
+        // The record that forgets the block was synced before the origin changed. No later record
+        // confirms it, so recovery takes it for torn, and the block comes back.
         rot_last_record(&pair.cache);
         let started = match pair.start("", false, false) {
             Err(refused) if dirty => {

@@ -319,8 +319,7 @@ fn a_hung_cache_device_holds_up_no_request_that_can_avoid_it() {
         }
         case.cache_faults.hang(&ALL);
         let began = case.world.lane.now();
-        // The first request starts an operation that hangs; it and the following ones end all the
-        // same.
+        // The first request starts an operation that hangs; it and the following ones still end.
         assert_eq!(case.write(0, 2), Ok(()), "{mode}");
         assert_eq!(case.read(0), Ok(2), "{mode}");
         assert_eq!(case.read(9), Ok(1), "{mode}");

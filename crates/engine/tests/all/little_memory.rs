@@ -15,7 +15,7 @@ use crate::world::{World, settings};
 
 const BLOCK: u64 = 4096;
 
-/// A copy of the device, so that each attempt finds what the crash has left.
+/// A copy of the device, so that each attempt finds the state after the crash.
 fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let copy = ram(device.size() >> 20);
     poke(&copy, 0, &peek(device, 0, device.size() as usize));

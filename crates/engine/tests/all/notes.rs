@@ -89,7 +89,7 @@ fn the_note_of_a_stop_with_scattered_dirty_blocks_names_regions() {
     }
 }
 
-/// The blocks are in a single range: listing single blocks is what would take too long.
+/// The blocks are in a single range: listing single blocks would take too long.
 #[test]
 fn a_volume_that_stops_with_a_million_dirty_blocks_lists_none() {
     for (blocks, exact) in [(1000, true), ((1u64 << 20) + 1, false)] {

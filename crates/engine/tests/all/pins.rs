@@ -78,7 +78,7 @@ fn pinned_blocks_survive_scans_with_every_policy() {
             test.scan();
             assert_eq!(test.cached(PINNED), 1000, "{policy}");
         }
-        // Others protect what has been read twice from scans by themselves.
+        // Other policies protect blocks that were read twice from scans.
         if policy == ReplacementKind::Lru {
             test.pin(0..0);
             (0..3).for_each(|_| test.scan());

@@ -41,7 +41,7 @@ impl Case {
         Case { world, origin, faults, engine, target, top }
     }
 
-    /// Does what a client asks for.
+    /// Submits a client's request.
     fn ask(&self, op: Op, offset: u64, data: Option<&[u8]>) -> Result<(), IoError> {
         let len = if op == Op::Flush { 0 } else { BLOCK as u64 };
         let (survives, fast, no_hole) = (Survives::Nothing, false, false);

@@ -119,7 +119,7 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
 fn unread_blocks_are_evicted_once_they_are_clean() {
     for reads in [false, true] {
         let test = test();
-        // More than fits, so that reclaim has seen what clients do.
+        // More than fits, so that reclaim has seen the clients' accesses.
         for block in (0..10_000).chain(0..10_000) {
             test.world.write(&test.target, block * BLOCK, &[1; BLOCK as usize]);
             if reads && block % 8 == 0 {
@@ -218,9 +218,9 @@ fn reads_served_by_a_tier_above_count_as_uses() {
     test.check();
 }
 
-/// Writes and reads blocks of which the cache holds all, and reads others once, from an origin
-/// whose reads take `time` and whose writes take none. Returns how many reads of the former missed
-/// in the end.
+/// Writes and reads blocks that all fit into the cache, and reads others once, from an origin whose
+/// reads take `time` and whose writes take none. Returns how many reads of the former missed in the
+/// end.
 fn misses_of_hot(time: Duration) -> u64 {
     let world = World::new();
     let engine = world.new_cache(&ram(16), BlockSize::DEFAULT);

@@ -86,7 +86,7 @@ fn a_volume_keeps_its_smallest_share_while_another_is_scanned() {
         test.read(&test.two, 0..256);
         let share = test.share(&test.one);
         assert!((29.0..45.0).contains(&share), "{policy}: {share}");
-        // Its own blocks displace each other all the same.
+        // Its own blocks still displace each other.
         test.read(&test.one, 100..200);
         test.settle();
         let share = test.share(&test.one);

@@ -46,8 +46,8 @@ fn write_many(world: &World, target: &Rc<LaneVolume>) -> Vec<u64> {
     (0..WRITES).map(submit).collect()
 }
 
-/// The first write's sync hangs until the others have come: the next sync covers all of them. None
-/// of them is written to the origin again by writeback.
+/// The first write's sync hangs until the others have come: the next sync covers all of them.
+/// Writeback writes none of them to the origin again.
 #[test]
 fn writes_during_a_sync_share_the_next_one() {
     let Bench { world, faults, engine: _engine, target } = bench(strict());
@@ -123,7 +123,7 @@ fn a_failed_sync_fails_all_that_wait_for_the_next() {
     let syncs = faults.syncs();
     tags.iter().for_each(|tag| assert_eq!(world.wait(*tag).result, Err(IoError::Io)));
     assert_eq!(faults.syncs(), syncs, "no other sync may seem to succeed");
-    // Writeback brings the origin what it may have lost.
+    // Writeback writes the data that the origin may have lost.
     world.advance(Duration::from_secs(20));
     assert_eq!(target.volume().dirty_blocks(), 0);
 }

@@ -25,7 +25,7 @@ fn options() -> StoreOptions {
     StoreOptions { shards: Some(SHARDS), ..StoreOptions::default() }
 }
 
-/// A cache with a volume, of which everything is cached.
+/// A cache with a volume whose blocks are all cached.
 struct Full {
     world: World,
     engine: Rc<EngineLane>,
@@ -53,7 +53,7 @@ fn full(mode: Mode, dirty: impl Fn(u64) -> bool) -> Full {
     Full { world, engine, target, cache, origin }
 }
 
-/// Another task of the lane, which sees what has happened since its last turn.
+/// Another task of the lane, which sees the progress since its last turn.
 #[derive(Default)]
 struct Neighbour {
     turns: Cell<u64>,
@@ -172,7 +172,7 @@ fn a_cache_counts_what_is_dirty_in_turns() {
         }
         neighbour.ended.set(true);
     }
-    // Two passes of recovery, one that counts what is dirty, and one for a policy with lists.
+    // Two passes of recovery: one that counts dirty blocks, and one for a policy with lists.
     let more = opened_in[1].saturating_sub(opened_in[0]);
     assert!(more >= 4 * u64::from(SHARDS - 1), "{opened_in:?}");
 }

@@ -74,7 +74,7 @@ fn misses_have_the_cause_of_the_blocks_removal() {
     let now = why(&target);
     assert!(now.evicted.reclaim > 10_000, "{now:?}");
     assert_eq!(now.evicted.total(), now.evicted.reclaim + now.evicted.no_room);
-    // A pass over four times the capacity exceeds what the ghosts remember.
+    // A pass over four times the capacity exceeds the reach of the ghosts.
     assert!(now.miss.cold > 25_000 && now.miss.evicted < 2_000, "{now:?}");
 }
 

@@ -55,7 +55,7 @@ pub(super) struct Deferred {
     regions: BTreeMap<Region, Pinned>,
     /// Write-downs that have begun.
     begun: u64,
-    /// Regions of which a write-down is in flight.
+    /// Regions with a write-down in flight.
     busy: u32,
     /// Regions that were written down as a whole, and which write-down that was; the last of them.
     whole: VecDeque<(Region, u64)>,
@@ -519,8 +519,8 @@ impl Shard {
         }
     }
 
-    /// Ends the writing of some sectors of a block. `done`: the lower tier has what replaced them,
-    /// or themselves.
+    /// Ends the writing of some sectors of a block. `done`: the lower tier has them, or the data
+    /// that replaced them.
     fn end_writing(&mut self, block: RamBlockNumber, sectors: u128, done: bool) {
         // The tier may have been closed meanwhile.
         let Some(frame) = self.find(block) else { return };

@@ -253,9 +253,9 @@ impl Tier {
         sum
     }
 
-    /// Returns the regions with deferred data in the order of their places, and since when they
-    /// have some; `None`: all of a region's is on its way to the lower tier. Only shards of which
-    /// at least `fill` of the space is used.
+    /// Returns the regions with deferred data in the order of their places, and the time since
+    /// which each has some; `None`: all data of the region is on its way to the lower tier.
+    /// Includes only shards with at least `fill` of their space used.
     pub(crate) fn regions(&self, fill: f64) -> Vec<(Region, Option<Nanos>)> {
         let mut regions = Vec::new();
         for shard in &self.shards {
@@ -359,9 +359,9 @@ impl Tier {
             && self.pieces(offset, len).any(|piece| self.shard(piece.block).is_pinned(piece.block))
     }
 
-    /// Copies what RAM has of this range and the lower tier lacks: offsets from the start of the
-    /// range, and the bytes. `false`: a part of it is being replaced; a read has to wait until that
-    /// has ended.
+    /// Copies the data of this range that RAM has and the lower tier lacks: offsets from the start
+    /// of the range, and the bytes. Returns `false` if a part of it is being replaced; a read must
+    /// wait until that has ended.
     pub(crate) fn deferred_in(
         &self,
         offset: u64,
@@ -377,7 +377,7 @@ impl Tier {
             })
     }
 
-    /// Returns the first blocks within this range of which RAM has data that the lower tier lacks.
+    /// Returns the first blocks within this range with data in RAM that the lower tier lacks.
     pub(crate) fn first_pinned(&self, offset: u64, len: u64) -> Option<PinnedRange> {
         if len == 0 || !self.has_deferred() {
             return None;

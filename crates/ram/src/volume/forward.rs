@@ -185,7 +185,7 @@ impl Forward {
         }
     }
 
-    /// Offers the lower tier what RAM has given up.
+    /// Offers evicted blocks to the lower tier.
     pub(super) fn pass_offers(&self) {
         self.tier.offers.set_welcome(self.lower.takes_offers());
         while let Some(offer) = self.tier.offers.pop() {
@@ -237,7 +237,7 @@ impl Forward {
     }
 
     /// Discards a range. Its deferred data is not written down: the lower tier gets zeroes there,
-    /// as it may keep what is discarded, which is older.
+    /// because it may keep discarded blocks, whose data is older.
     fn discard(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         let Err(request) = self.send_now(request, Then::Discarded, sink) else { return };
         let (own, sink) = (self.clone(), sink.clone());
@@ -305,7 +305,7 @@ impl Forward {
         }
     }
 
-    /// Reads once more what RAM did not have: the rest could not be read below.
+    /// Repeats the read of the parts that RAM did not have: they could not be read below.
     fn read_again(&self, own: InFlight, mut data: IoBuf) {
         let InFlight { request, sink, newer, .. } = own;
         let (lower, promise) = (self.lower.clone(), Promise(request.tag, Some(sink)));
@@ -453,7 +453,7 @@ impl Forward {
         (completion.result, completion.data.filter(|data| data.len() as u64 == request.len))
     }
 
-    /// Writes down what is deferred, then flushes the lower tier.
+    /// Writes down the deferred data, then flushes the lower tier.
     pub(super) fn flush(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         let (own, sink) = (self.clone(), sink.clone());
         self.lane.spawn(async move {

@@ -10,8 +10,8 @@ use forebay_engine::BlockService;
 
 use super::{ask, write};
 
-/// A run that cannot be written is split into about so many parts, until so many writes in a row
-/// have failed: then the lower tier takes nothing.
+/// Number of parts into which a failed run is split. After `MOST_IN_VAIN` failed writes in a row
+/// the lower tier counts as taking nothing.
 const PARTS: u64 = 16;
 const MOST_IN_VAIN: u32 = 32;
 

@@ -11,8 +11,8 @@ use forebay_core::SectorMask;
 use forebay_format::checkpoint::PartialMask;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
-/// Masks for which memory is requested at a time; less where there are more shards than
-/// [`FEW_SHARDS`], each of which may hold so much that it does not use.
+/// Masks for which memory is requested at a time; fewer if there are more than [`FEW_SHARDS`]
+/// shards, because each of them may hold that much unused.
 const STEP: usize = 64;
 const FEW_SHARDS: usize = 1024;
 
@@ -40,7 +40,7 @@ impl Masks {
         (NODE + size_of::<PartialMask>()) as u64 + 2 * u64::from(heap)
     }
 
-    /// Makes an empty set for one of so many shards; memory for masks is taken from `memory`.
+    /// Makes an empty set for one of `shards` shards; memory for masks is taken from `memory`.
     pub(super) fn new(memory: &Arc<MemoryBudget>, sectors: u32, shards: u32) -> Self {
         let (map, each) = (BTreeMap::new(), Self::bytes_of_each(sectors));
         let step = (STEP * FEW_SHARDS / FEW_SHARDS.max(shards as usize)).max(1);

@@ -253,7 +253,7 @@ fn a_widened_index_holds_what_it_held_and_blocks_beyond() {
         assert!(matches!(put, Put::Done { .. }));
         model.insert(address, (entry, mask));
     };
-    // So many that some are in the second of their buckets.
+    // Enough that some are in their second bucket.
     (0..entries / 2).for_each(|address| put(&index, address * 7));
     widen(&index);
     let (last, stride) = (index.room() - 1, index.room() / entries);

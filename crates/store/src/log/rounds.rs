@@ -32,7 +32,7 @@ struct State {
 }
 
 impl State {
-    /// Returns what a caller on a lane has to do, unless it could begin a round.
+    /// Returns the caller's next step on a lane, unless it could begin a round.
     fn known(&self, wanted: u64, lane: u64) -> Option<Round> {
         if self.ended_well >= wanted {
             return Some(Round::Covered(self.ended_well));
@@ -100,7 +100,7 @@ impl Rounds {
 
     /// Joins a round, or makes the caller gather for one. `wanted` must be 0 at first; after
     /// [`Round::Wait`], pass the same variable again. A round covers a caller if it began after the
-    /// caller's first call. `ample` is asked only if the caller may have to run a round.
+    /// caller's first call. `ample` is called only if the caller may have to run a round.
     ///
     /// `without_sync`: the round will need no sync. Several such rounds may be in flight, so that
     /// one closes and writes while another waits. Each covers everything that was closed before it

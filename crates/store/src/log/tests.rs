@@ -98,7 +98,8 @@ fn a_lane_gets_the_image_back_that_it_used_last() {
     for (appender, buffer) in [new, 0, rewritten, 0].into_iter().zip(taken) {
         log.return_buffer(appender, buffer);
     }
-    // Those of the second lane first, the last one before the others; then what another lane used.
+    // The buffers of the second lane come first, the last used one before the others; then another
+    // lane's.
     for (appender, expected) in [(rewritten, 2), (new, 0), (new, 3), (log.roles().background(), 1)]
     {
         let buffer = log.take_buffer(appender).expect("one is free");

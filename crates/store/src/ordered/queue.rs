@@ -122,8 +122,8 @@ struct State {
     cut: u64,
     /// Number of versions in all groups.
     held: u64,
-    /// Versions that the origin has and that recovery needs to know what else it has; kept until
-    /// the horizon has this sequence.
+    /// Versions that the origin has, kept until the horizon has this sequence: from them recovery
+    /// learns which others the origin has.
     kept: (u64, Vec<OrderedVersion>),
 }
 

@@ -17,8 +17,8 @@ use crate::table::Geometry as TableGeometry;
 /// Maximum number of shards of an index.
 const MOST_SHARDS: u32 = 8192;
 
-/// Returns the number of shards in the order of a checkpoint's entries, if an index can have so
-/// many: with the same number it is loaded while requests are served.
+/// Returns the number of shards in the order of a checkpoint's entries, if an index can have that
+/// number: then it is loaded while requests are served.
 pub(super) fn shards_of(order: &Arrangement) -> Option<u32> {
     (order.shards.is_power_of_two() && order.shards <= MOST_SHARDS).then_some(order.shards)
 }

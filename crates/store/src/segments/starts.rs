@@ -64,13 +64,13 @@ impl RecordStarts {
         self.0[segment.0 as usize].add(start);
     }
 
-    /// Returns what is known of a segment, in ascending order.
+    /// Returns the known starts of a segment, in ascending order.
     pub(super) fn of(&self, segment: SegmentId) -> Vec<u32> {
         let starts = &self.0[segment.0 as usize];
         starts.at[..usize::from(starts.kept)].iter().map(|start| u32::from(*start)).collect()
     }
 
-    /// Returns the bytes for so many segments.
+    /// Returns the bytes for this number of segments.
     pub(super) fn bytes_for(segments: u32) -> u64 {
         u64::from(segments) * size_of::<Starts>() as u64
     }

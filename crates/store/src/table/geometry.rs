@@ -255,9 +255,9 @@ impl Geometry {
         first as usize * BUCKET_BYTES as usize
     }
 
-    /// Finds the entry of a key in the buckets of a table of this shape with so many bits of check,
-    /// without the table's overflow list. Needs no lock: if the table is changed meanwhile, the
-    /// result is any entry or none.
+    /// Finds the entry of a key in the buckets of a table of this shape with `check_bits` bits of
+    /// check, without the table's overflow list. Needs no lock: if the table is changed meanwhile,
+    /// the result is any entry or none.
     #[inline]
     pub(crate) fn find(&self, buckets: &Buckets, check_bits: u32, key: LocalKey) -> Option<Entry> {
         let (remainder, first) = self.buckets.divide(key.0);

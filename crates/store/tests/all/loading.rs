@@ -31,7 +31,7 @@ fn closed() -> (World, VolumeSpace) {
     closed_with(true)
 }
 
-/// Like [`closed`], with or without blocks of which only some sectors are valid.
+/// Like [`closed`], with or without partial blocks.
 fn closed_with(partial: bool) -> (World, VolumeSpace) {
     let world = World::new(200 << 20);
     let store = open(&world, u64::MAX);
@@ -441,7 +441,7 @@ fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
     }
 }
 
-/// Two chunks of masks, of which the second begins behind the last entry.
+/// Two chunks of masks; the second begins behind the last entry.
 #[test]
 fn any_number_of_masks_allows_an_index_to_be_loaded_later() {
     let world = World::new(200 << 20);

@@ -152,7 +152,7 @@ fn the_index_gets_room_for_a_large_volume_beside_others() {
     let large = space_of(&store, &large);
     assert!(far.iter().all(|it| first_byte(&world, &store, &large, *it) == Some(200)));
     assert_eq!(first_byte(&world, &store, &large, 3), Some(201));
-    // No index can tell apart so many, and nothing has changed.
+    // No index can tell that many apart, and nothing has changed.
     let refused = world.block_on({
         let store = store.clone();
         async move { store.add_space(forebay_core::VolumeId(99), 1 << 44).await }

@@ -25,7 +25,7 @@ use crate::state::volume::{Volume, VolumeState};
 /// Blocks whose writes are planned together.
 const BATCH_BLOCKS: usize = 4096;
 
-/// Failed runs are split into at most so many.
+/// Number of parts into which failed runs are split.
 const MOST_SPLIT: usize = 64;
 
 /// The result of writing a group.

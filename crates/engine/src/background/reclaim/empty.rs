@@ -78,7 +78,7 @@ impl Worth {
 }
 
 impl EngineLane {
-    /// Empties a segment, of which these are the live blocks. `waits`: clients wait for space.
+    /// Empties a segment with these live blocks. `waits`: clients wait for space.
     pub(super) async fn empty(
         self: &Rc<Self>,
         blocks: BTreeMap<VolumeId, Vec<Live>>,
@@ -115,8 +115,8 @@ impl EngineLane {
         }
         let room = has_room();
         // Marks may have taken a part of the reserve. Blocks that can leave only by being
-        // reinserted are reinserted all the same if that frees more than it takes; otherwise no
-        // space would ever become free again.
+        // reinserted are still reinserted if that frees more than it takes; otherwise no space
+        // would ever become free again.
         let room_for_bound = room
             || u64::from(bound) <= self.store.free_background_cells()
             || (store.segments.free_count() > 0 && bound * 2 <= capacity);

@@ -112,7 +112,7 @@ impl Sweep {
         self.blocks.get(self.taken..).unwrap_or(&[])
     }
 
-    /// Collects the dirty blocks of a window, without those tried in vain in this round.
+    /// Collects the dirty blocks of a window, without those that failed in this round.
     async fn collect(&mut self, view: &LaneVolume, window: &Window) {
         let (volume, index) = (&view.volume, &view.cache.store.index);
         let started = view.now();

@@ -9,7 +9,7 @@ use forebay_lane::Notify;
 /// nearly all were, and the disk would be idle meanwhile.
 const READING: u64 = 4;
 
-/// The same for an origin without seeks, which takes many writes at a time: so many reads keep up
+/// The same for an origin without seeks, which takes many writes at a time: this many reads keep up
 /// with it.
 const READING_SEEKLESS: u64 = 32;
 

@@ -126,7 +126,7 @@ impl SpanWriter<'_> {
     }
 }
 
-/// Splits what could not be written as a whole.
+/// Splits the blocks that could not be written as a whole.
 pub(crate) fn parts<T>(whole: &[T]) -> std::slice::Chunks<'_, T> {
     whole.chunks(whole.len().div_ceil(PARTS).max(1))
 }

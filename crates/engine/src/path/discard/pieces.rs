@@ -180,8 +180,7 @@ impl<'a> Discarder<'a> {
     ) -> Result<bool, IoError> {
         let volume = &self.0.volume;
         // Barrier for invariants 6 and 21: no clean copy may come back over the zeroes, neither one
-        // that was taken out nor one that a dirty version replaced which a power failure could
-        // remove.
+        // that was removed nor one below a dirty version that a power failure could remove.
         Commits(self.0).sync_forgotten(&range, what).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
         let failures = volume.syncs.failures();

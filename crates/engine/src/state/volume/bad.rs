@@ -28,7 +28,7 @@ impl Volume {
         self.has_bad() && self.bad.bad.lock().blocks.contains_key(&block)
     }
 
-    /// Returns whether a block was tried in this round in vain, so that it should not be tried now.
+    /// Returns whether a block failed in this round, so that it should not be tried now.
     pub(crate) fn is_given_up(&self, block: OriginBlock) -> bool {
         let unreadable = || {
             let bad = self.bad.bad.lock();
@@ -76,9 +76,9 @@ impl Volume {
         blocks
     }
 
-    /// Records that a block has been read: it is no longer bad. That of an ordered volume is listed
-    /// until it is clean, because ordered writeback writes what is in its groups, and the block is
-    /// in none.
+    /// Records that a block has been read: it is no longer bad. A block of an ordered volume is
+    /// listed until it is clean, because ordered writeback writes the blocks of its groups, and
+    /// this one is in none.
     pub(crate) fn reads_again(&self, block: OriginBlock) {
         let was_bad = match self.is_ordered() {
             true => self.bad.bad.lock().try_soon(block),

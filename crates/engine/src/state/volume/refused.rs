@@ -86,8 +86,8 @@ impl Volume {
     /// Returns how many dirty blocks writeback need not wait for: the origin refuses them alone,
     /// and takes others.
     pub(crate) fn passed_over(&self) -> u64 {
-        // Of an origin that takes nothing, each block is refused sooner or later, and none of them
-        // has been passed over.
+        // An origin that takes nothing refuses each block sooner or later, and none has been passed
+        // over.
         if self.refused.takes_nothing() { 0 } else { self.all_refused() }
     }
 

@@ -35,7 +35,7 @@ impl Bench {
         Self::over(8192, bytes, block, how)
     }
 
-    /// Like [`Bench::new`], with a disk of so many sectors.
+    /// Like [`Bench::new`], with a disk of `sectors` sectors.
     pub(super) fn over(sectors: u64, bytes: u64, block: u64, how: Deferral) -> Self {
         let disk = Disk::new(sectors, fastrand::Rng::with_seed(1));
         let ([lane, _], clock) = lanes();
@@ -110,7 +110,7 @@ impl Bench {
         answer.data.expect("the data").chunks(SECTOR).map(value).collect()
     }
 
-    /// Returns what sectors have on the disk.
+    /// Returns the content of sectors on the disk.
     pub(super) fn below(&self, sectors: Range<usize>) -> Vec<u32> {
         sectors.map(|sector| self.disk.now(sector)).collect()
     }

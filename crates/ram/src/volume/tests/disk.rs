@@ -76,12 +76,12 @@ impl Disk {
         Rc::new(Disk { image: empty(), stable: empty(), block, rng, ..Disk::default() })
     }
 
-    /// Returns what a read of a sector returns.
+    /// Returns the content that a read of a sector returns.
     pub(super) fn now(&self, sector: usize) -> u32 {
         self.image.borrow()[sector].value
     }
 
-    /// Returns what a sector has after a crash.
+    /// Returns the content of a sector after a crash.
     pub(super) fn after_a_crash(&self, sector: usize) -> u32 {
         self.stable.borrow()[sector].value
     }

@@ -15,7 +15,7 @@ fn a_frozen_tier_serves_and_updates_blocks_but_admits_none() {
     let bench = through();
     assert_eq!(bench.ask(write(0, 8, 1)), Ok(()));
     bench.tier.freeze(true);
-    // Neither what is read nor what is written.
+    // Neither reads nor writes are cached.
     assert_eq!(bench.ask(write(8, 8, 2)), Ok(()));
     assert_eq!(bench.read(8, 16), [[2; 8], [0; 8]].concat());
     assert_eq!(bench.tier.cached_blocks(), [0]);

@@ -101,13 +101,14 @@ impl Reference {
         );
     }
 
-    /// Checks what a sector has after a crash, if a flush that was submitted at `since` has
+    /// Checks the content of a sector after a crash, if a flush that was submitted at `since` has
     /// succeeded.
     pub(super) fn check_flushed(&self, sector: usize, since: u64, found: u32) {
         self.check(sector, since, found, Proof::Ended, "was flushed");
     }
 
-    /// Checks what a sector has after a crash, if a FUA write that began at `begin` has succeeded.
+    /// Checks the content of a sector after a crash, if a FUA write that began at `begin` has
+    /// succeeded.
     pub(super) fn check_fua(&self, sector: usize, begin: u64, found: u32) {
         let events = self.sectors[sector].iter();
         let allowed: Vec<u32> =
@@ -118,7 +119,7 @@ impl Reference {
         );
     }
 
-    /// Checks what a sector has while no request is in flight.
+    /// Checks the content of a sector while no request is in flight.
     pub(super) fn check_now(&self, sector: usize, found: u32) {
         self.check(sector, NEVER, found, Proof::Read, "is there");
     }

@@ -105,8 +105,8 @@ fn the_horizon_comes_first_where_the_log_has_something_older() {
     assert_eq!(horizon.sequence, 3);
     assert_eq!(bench.queue.settle(horizon).versions.len(), 3);
     assert_eq!(bench.front(), Some((vec![(2, 4)], false)));
-    // Of a group in which a block was written twice, the log has a version that must not come back
-    // once there is anything of the next group.
+    // A block was written twice in a group: the log has a version that must not return once the
+    // origin has any block of the next group.
     bench.add(7, 5);
     bench.add(7, 6);
     let cut = bench.cut(6);

@@ -49,7 +49,7 @@ impl World {
         World { base, disk, loads_later: false, loaded_later: Cell::new(0) }
     }
 
-    /// Two worlds with a formatted cache, of which the second loads indexes later.
+    /// Two worlds with a formatted cache; the second loads indexes later.
     pub fn both(bytes: usize) -> [World; 2] {
         [false, true].map(|loads_later| World { loads_later, ..World::new(bytes) })
     }
