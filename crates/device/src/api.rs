@@ -134,8 +134,8 @@ pub struct DeviceDone {
 pub enum DeviceErrorKind {
     /// The medium failed here: other parts of the range, and of the device, may be good.
     Io,
-    /// Wherever it is asked, the device does nothing at the moment: it does not answer in time, or
-    /// no path leads to it.
+    /// The device serves no range at the moment: it does not answer in time, or no path leads to
+    /// it.
     Unreachable,
     /// Out of space under a sparse file.
     NoSpace,

@@ -36,7 +36,7 @@ const DEPTH: usize = 8;
 const WRITTEN: usize = 6;
 const DISCARDED: usize = 13;
 
-/// Returns what the system says about writes to the file or block device open as `fd`.
+/// Returns the system's evidence of writes to the file or block device open as `fd`.
 pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
     let fd = fd.as_fd();
     let stat = rustix::fs::fstat(fd).ok()?;
@@ -118,7 +118,7 @@ fn disk_of(own: &Path) -> PathBuf {
     disk.unwrap_or(own).to_owned()
 }
 
-/// Returns what the kernel has counted on the device with this directory.
+/// Returns the kernel's counters of the device with this directory.
 fn counted(own: &Path, boot: String) -> Option<Evidence> {
     let mut disks = BTreeSet::new();
     collect(&disk_of(own), DEPTH, &mut disks)?;

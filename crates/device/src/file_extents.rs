@@ -15,7 +15,7 @@ const LAST: u32 = 1;
 /// Extents whose bytes are not at this place of the device: unknown or delayed allocation, encoded,
 /// inline, in the tail of another file, or never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x100 | 0x200 | 0x400 | 0x800;
-/// Extents that are asked for at a time.
+/// Extents per query.
 const BATCH: usize = 128;
 
 /// `struct fiemap_extent`.

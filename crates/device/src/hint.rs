@@ -3,8 +3,7 @@
 /// Bytes in a cache line, for the purpose of hints.
 const LINE: usize = 64;
 
-/// An address that may be accessed soon. It is never dereferenced, so it may outlive what it points
-/// to.
+/// An address that may be accessed soon. It is never dereferenced, so it may outlive its target.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot(usize);
 

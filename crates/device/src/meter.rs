@@ -55,12 +55,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Makes a meter for so many lanes.
+    /// Makes a meter for this number of lanes.
     pub fn new(lanes: usize) -> Arc<Self> {
         Arc::new(Meter { lanes: (0..lanes.max(1)).map(|_| LaneMeter::default()).collect() })
     }
 
-    /// Returns what was counted, in the order of [`OpKind::ALL`].
+    /// Returns the counts, in the order of [`OpKind::ALL`].
     pub fn counts(&self) -> [OpCounts; OpKind::ALL.len()] {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut sums = [OpCounts::default(); OpKind::ALL.len()];

@@ -42,7 +42,7 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: the area starts with a page, has room for so many words, was zeroed when it was
+        // SAFETY: the area starts with a page, has room for these words, was zeroed when it was
         // made, lives as long as this clone, and is accessed only as these atomics.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }

@@ -330,9 +330,8 @@ pub fn decode_head(bytes: &[u8], geometry: &Geometry, cache: &Uuid) -> Result<He
     intact(bytes, geometry, cache).map(|(head, ..)| head)
 }
 
-/// Returns segment, position and generation as the first 64 bytes of a header give them. Its
-/// checksum is not verified, so this may rule out what [`decode_head`] would find, and prove
-/// nothing.
+/// Returns segment, position and generation from the first 64 bytes of a header. Its checksum is
+/// not verified, so the result can rule out a header for [`decode_head`], but prove none.
 pub fn claimed(bytes: &[u8], cache: &Uuid) -> Option<(SegmentId, u32, Generation)> {
     let (head, _) = OnDiskHead::ref_from_prefix(bytes).ok()?;
     let is_ours = head.magic.get() == MAGIC && head.cache == *cache.as_bytes();
@@ -340,7 +339,7 @@ pub fn claimed(bytes: &[u8], cache: &Uuid) -> Option<(SegmentId, u32, Generation
     is_ours.then_some((SegmentId(head.segment.get()), head.position.get(), generation))
 }
 
-/// Checks a header. Returns what all have, its fixed part, and the rest, which is not checked.
+/// Checks a header. Returns the common part, its fixed part, and the rest, which is not checked.
 fn intact<'a>(
     bytes: &'a [u8],
     geometry: &Geometry,

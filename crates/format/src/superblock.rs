@@ -1,4 +1,4 @@
-//! The superblock: two copies, of which the valid one with the higher generation is current.
+//! The superblock: two copies; the valid one with the higher generation is current.
 
 use std::mem::{offset_of, size_of};
 
@@ -195,7 +195,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Sets what was accepted of the log. It must fit: see [`AcceptedLog::fits`].
+    /// Sets the accepted part of the log. It must fit: see [`AcceptedLog::fits`].
     pub fn accept(&mut self, accepted: Option<AcceptedLog>) {
         self.incompat &= !ACCEPTED;
         self.incompat |= if accepted.is_some() { ACCEPTED } else { 0 };

@@ -19,7 +19,7 @@ use forebay_format::{
     VolumeRecord, VolumeTableRef, volume,
 };
 
-/// Compares with the image of that name, or makes it if it is asked for and there is none.
+/// Compares with the image of that name, or makes it on request if there is none.
 fn compare(name: &str, bytes: &[u8]) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
     if std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() && !path.exists() {

@@ -47,11 +47,11 @@ impl Gate {
         }
     }
 
-    /// Waits for its turn, or until `over` returns something. It is asked first, and again when it
-    /// would be its turn and when another task has left: so what that task did is known.
+    /// Waits for its turn, or until `over` returns something. `over` is called first, again before
+    /// the turn, and when another task has left: so the effects of that task are known.
     ///
     /// # Errors
-    /// What `over` returned.
+    /// The value that `over` returned.
     pub async fn enter_unless<T>(&self, over: impl Fn() -> Option<T>) -> Result<GateGuard<'_>, T> {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             // The task that has just left would be in again before those it has woken run.

@@ -58,7 +58,7 @@ fn a_wake_up_that_meets_a_poll_is_not_lost() {
         let place = waker.clone();
         lane.spawn(poll_fn(move |context| {
             place.replace(Some(context.waker().clone()));
-            // Relaxed: the wake-up itself has to make visible what came before it.
+            // Relaxed: the wake-up itself must make earlier writes visible.
             end.set(seen.load(Ordering::Relaxed));
             if end.get() { Poll::Ready(()) } else { Poll::Pending }
         }));

@@ -164,7 +164,7 @@ impl MemoryBudget {
         Ok(())
     }
 
-    /// Returns the lowest limit with which so many bytes can be held.
+    /// Returns the lowest limit with which this many bytes can be held.
     fn enough_for(held: u64) -> u64 {
         let least = held.saturating_add(Self::LEAST_TAKEN);
         least.max(held.div_ceil(3).saturating_mul(4)).max(Self::LEAST)
@@ -325,8 +325,8 @@ impl MemoryHold {
         self.grow_to(bytes, most).is_ok()
     }
 
-    /// Holds what is held for a while as [`MemoryHold::grow_spare`] would, from now on. `false`:
-    /// there is not enough for that, and nothing is held any more.
+    /// Holds memory permanently that was held for a limited time, like [`MemoryHold::grow_spare`].
+    /// Returns `false` if there is not enough for that, and then holds nothing.
     pub fn keep_spare(&mut self) -> bool {
         let bytes = self.bytes;
         self.shrink(bytes);

@@ -66,7 +66,7 @@ pub(crate) struct Link {
     attempts: Cell<u32>,
 }
 
-/// Fails what is left when the link ends, however it does.
+/// Fails the remaining operations when the link ends, in any way.
 struct End(Rc<Link>);
 
 impl Drop for End {

@@ -50,7 +50,7 @@ impl Port {
         Ok(())
     }
 
-    /// Takes what has come; `None`: the port is closed.
+    /// Takes the mail; `None`: the port is closed.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Option<Vec<Mail>>> {
         let mut inner = self.inner.lock();
         if !inner.mail.is_empty() {
@@ -76,7 +76,7 @@ impl Port {
         closed
     }
 
-    /// Refuses mail from now on and returns what has not been taken.
+    /// Refuses further mail and returns the mail that has not been taken.
     pub(crate) fn fail(&self) -> Vec<Mail> {
         let mut inner = self.inner.lock();
         inner.closed = true;

@@ -70,8 +70,8 @@ impl Socket {
         into_parts(done)
     }
 
-    /// Ends a pending receive, which returns what has come, or fails with `ECANCELED` if nothing
-    /// has.
+    /// Ends a pending receive, which returns the bytes that have arrived, or fails with `ECANCELED`
+    /// if there are none.
     pub fn cancel_receive(&self) {
         if let Some(token) = self.receiving.get() {
             self.ring.cancel(token);
@@ -263,7 +263,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends what is encrypted.
+    /// Sends the encrypted bytes.
     async fn send_records(&self, tls: &Records) -> io::Result<()> {
         while let Some((buf, len)) = tls.take_outgoing()? {
             let (buf, result) = self.send_plain(buf, len, || ()).await;

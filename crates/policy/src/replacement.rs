@@ -85,8 +85,8 @@ impl Rank {
         }
     }
 
-    /// Returns the rank after the end of the small queue, where so many uses promote a block;
-    /// unchanged for blocks not in it.
+    /// Returns the rank after the end of the small queue, where `promoting_uses` uses promote a
+    /// block; unchanged for blocks not in it.
     #[must_use]
     pub fn leaves_small(self, promoting_uses: u8) -> Rank {
         match self {

@@ -188,7 +188,7 @@ impl Pacer {
         self.trigger
     }
 
-    /// Decides what to do at the time `now`.
+    /// Returns the decision at the time `now`.
     pub fn decide(&mut self, now: Nanos, state: &DirtyState) -> Decision {
         let Settings { dirty_high, dirty_low, .. } = self.settings;
         let (cache_low, cache_high) = self.settings.cache_watermarks();

@@ -259,14 +259,14 @@ impl Inner {
         }
     }
 
-    /// Keeps what the library may still use.
+    /// Keeps memory that the library may still use.
     fn give_up(&self, flight: Arc<Flight>) {
         if !flight.has_ended() {
             self.given_up.borrow_mut().push(flight);
         }
     }
 
-    /// Fails what takes too long. Returns whether anything is left to check.
+    /// Fails operations that take too long. Returns whether any is left to check.
     fn look(&self) -> bool {
         let (now, shared) = (self.clock.now(), self.image.shared());
         let limit = shared.name.timeout;

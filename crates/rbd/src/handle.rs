@@ -313,8 +313,8 @@ impl Handle {
     /// Returns the address of the lock's owner, if there is one.
     pub(crate) fn owner(&self) -> Option<String> {
         let (mut mode, mut owners, mut count) = (0, [ptr::null_mut::<c_char>(); 1], 1);
-        // SAFETY: the image is open; at most `count` addresses are written, each of which ends with
-        // a zero byte, and the cleanup frees them.
+        // SAFETY: the image is open; at most `count` addresses are written, each with a zero byte
+        // at its end, and the cleanup frees them.
         unsafe {
             let result = (self.functions().rbd_lock_get_owners)(
                 self.image,

@@ -225,7 +225,7 @@ fn known_world(bug: &str) -> Option<World> {
 
 /// Looks for each planted bug.
 fn hunt(args: &Args) -> ExitCode {
-    // Enumerated scripts show what random ones seldom come to.
+    // Enumerated scripts reach cases that random ones seldom do.
     let alternate = |number: u64| match number % 2 {
         0 => (None, number),
         _ => (Some(Enumerated::Pairs), number.wrapping_mul(7919) % Enumerated::Pairs.count()),

@@ -160,14 +160,14 @@ enum Obstacle {
     Cancel(u64),
     /// A disk hangs, for less or more time than commands wait.
     Hang(usize, u64),
-    /// A disk hangs from so many milliseconds on, and the command of this place is cancelled
-    /// meanwhile.
+    /// A disk hangs from this number of milliseconds on, and the command at this position is
+    /// cancelled meanwhile.
     HangAndCancel(usize, u64, usize),
     /// The daemon is killed, ended, or replaced so long after the first command began.
     Kill(u64),
     Stop(u64),
     HandOver,
-    /// The state directory hangs from so many microseconds on, and the daemon is killed.
+    /// The state directory hangs from this number of microseconds on, and the daemon is killed.
     StateHangs(u64),
     /// The spare disks are taken by another system while an origin on another machine hangs.
     Taken,
@@ -237,7 +237,7 @@ fn hang(disk: usize, after: u64, seconds: u64) -> Vec<Trouble> {
     ]
 }
 
-/// Returns what an obstacle does to disks and the state directory.
+/// Returns the effect of an obstacle on disks and the state directory.
 fn trouble_of(obstacle: Obstacle) -> Vec<Trouble> {
     match obstacle {
         Obstacle::Hang(disk, seconds) => hang(disk, 0, seconds),

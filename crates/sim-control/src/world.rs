@@ -343,7 +343,7 @@ impl World {
         }
     }
 
-    /// Ends a life. Returns what the next program inherits.
+    /// Ends a life. Returns the items that the next program inherits.
     fn end(&mut self, mut running: Running, life: &Life) -> Option<std::os::fd::OwnedFd> {
         match life.end {
             End::Rest => {

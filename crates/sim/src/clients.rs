@@ -43,7 +43,7 @@ pub struct Mix {
 impl Mix {
     /// Chooses random weights. `zeroes`: whether operations that make zeroes are allowed.
     pub fn choose(rng: &mut fastrand::Rng, zeroes: bool) -> Self {
-        // As of a filesystem that discards what it has just written, now and then.
+        // Requests like those of a filesystem that now and then discards recent writes.
         let discards = if rng.u32(0..4) == 0 { 5..30 } else { 0..5 };
         Mix {
             read: rng.u32(5..60),

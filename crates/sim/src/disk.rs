@@ -39,7 +39,7 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// Returns a change of which nothing has taken effect.
+    /// Returns a change that has had no effect yet.
     pub(crate) fn change(patch: Arc<Patch>, buf: Option<IoBuf>, what: &'static str) -> Self {
         Effect::Change { patch, early: BTreeSet::new(), buf, what, durable: false }
     }

@@ -75,8 +75,8 @@ impl World<'_> {
     }
 
     /// After an orderly stop, sometimes lets others write a few sectors anywhere on an origin whose
-    /// system tells of that. The volume is refused, or serves what they wrote, and is then stopped
-    /// in order again. Afterwards the world is restored, which is noticed in the same way.
+    /// system reports it. The volume is refused, or serves their writes, and is then stopped in
+    /// order again. Afterwards the world is restored, which is noticed in the same way.
     pub(crate) fn perhaps_edited_elsewhere(&mut self) -> Result<(), Violation> {
         // Without using the world's generator, so that other worlds stay the same.
         let seed = mix(self.shared.seed, self.counts.steps ^ 0xed17_ed17);

@@ -285,8 +285,8 @@ impl History {
 
     /// Notes that the origin failed a sync and lost some versions, as a client of a plain disk
     /// would have to expect: versions that had ended and were not durable are possible again.
-    /// Durable ones, perhaps on the cache device, stay so; and reads in progress may still return
-    /// what they found.
+    /// Durable ones, perhaps on the cache device, stay durable; and reads in progress may still
+    /// return the values that they found.
     pub fn reopen(&mut self, now: Moment, oldest_read: Moment) {
         for version in self.versions.iter_mut().filter(|version| version.lost) {
             version.hidden = version.hidden.min(now);

@@ -275,7 +275,7 @@ impl Image {
             if let Some(version) = kept {
                 put(&mut self.durable, sector, &version.patch);
             }
-            // Other sectors have no versions, so what is visible there is durable.
+            // Other sectors have no versions, so their visible content is durable.
             let bytes = range(sector);
             self.visible[bytes.clone()].copy_from_slice(&self.durable[bytes]);
         }

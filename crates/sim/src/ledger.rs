@@ -1,6 +1,6 @@
 //! The daemon's notes outside of the cache device: for each volume, the ranges that only the cache
-//! has. If the cache device is lost, the notes tell what is lost. The state with the notes may be
-//! lost as well; then the cache's own volume table is all that is known.
+//! has. If the cache device is lost, the notes tell the lost ranges. The state with the notes may
+//! be lost as well; then only the cache's own volume table is known.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -417,8 +417,8 @@ impl Oracle {
         }
     }
 
-    /// Notes a crash; requests in progress are gone. `power`: the volumes of which the origin or
-    /// the cache device lost its power.
+    /// Notes a crash; requests in progress are gone. `power`: the volumes whose origin or cache
+    /// device lost its power.
     pub fn crash(&mut self, power: impl Fn(u16) -> bool) {
         let now = self.tick();
         self.crashed_once = true;

@@ -125,8 +125,7 @@ impl World<'_> {
                 }
             }
             Presence::Gone => self.deleted(action)?,
-            // If syncs of its origin fail, that may not have what was written before a crash
-            // durably.
+            // If syncs of its origin fail, writes before a crash may not be durable there.
             Presence::Running if self.profile.fault_profile != FaultProfile::OriginErrors => {
                 self.oracle.opened(&[volume]);
             }

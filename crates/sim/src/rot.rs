@@ -407,7 +407,7 @@ impl World<'_> {
         })
     }
 
-    /// Notes the possible loss, and keeps what is needed to derive later losses.
+    /// Notes the possible loss, and keeps the data from which later losses are derived.
     fn note_rot(&mut self, log: &Log, rotten: &BTreeSet<u64>) {
         self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
         let proven = log.proven(rotten);

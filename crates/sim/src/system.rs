@@ -98,7 +98,7 @@ pub struct Setup {
     /// Seed of the system's random decisions.
     pub seed: u64,
     /// Whether the operator insists where data is at risk: a failing cache device may not have
-    /// recorded what was written to an origin.
+    /// recorded writes to an origin.
     pub insists: bool,
     /// Whether the log rots: a lost record that looks torn may bring back clean blocks that differ
     /// from their origin, and the operator goes on in spite of that.
@@ -257,7 +257,7 @@ pub trait Instance {
         false
     }
 
-    /// Returns what of a volume is dirty, and why.
+    /// Returns the dirty blocks of a volume, and the reasons.
     fn stuck(&self, _volume: u16) -> Stuck {
         Stuck::default()
     }

@@ -31,8 +31,8 @@ pub(crate) struct Cut {
     pub(crate) durable: Vec<Sequence>,
 }
 
-/// Opens what is left with devices that work, and checks that every sector has at least what is
-/// durable.
+/// Opens the content after a power cut with working devices, and checks that every sector has at
+/// least the durable data.
 pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<Model>) {
     model.counts.cuts.fetch_add(1, Ordering::Relaxed);
     let power: Power = Arc::new(RwLock::new(()));

@@ -69,8 +69,8 @@ impl Unsynced {
 }
 
 impl Medium {
-    /// Forgets what is older than durable writes, given by their numbers, and overlaps one: no
-    /// power cut brings it back.
+    /// Drops writes that are older than a durable one, given by their numbers, and overlap it: no
+    /// power cut restores them.
     fn forget_older(&mut self, durable: &[(u64, Range<usize>)]) {
         self.unsynced.retain(|old| {
             let own = old.range();
@@ -148,8 +148,8 @@ impl Disk {
         medium.unsynced.push(Unsynced { number, offset, data: data.to_vec() });
     }
 
-    /// Makes durable what was written before the sync began, unless an earlier sync has failed over
-    /// it.
+    /// Makes writes durable that were made before the sync began, unless an earlier sync has failed
+    /// over them.
     fn sync(&self, begun: u64) {
         let _powered = self.power.read();
         let medium = &mut *self.medium.lock();
@@ -165,7 +165,7 @@ impl Disk {
         medium.forget_older(&durable);
     }
 
-    /// As a system does whose sync fails: it reports that once, and forgets what it had to write.
+    /// Behaves like a system whose sync fails: it reports the failure once, and drops the writes.
     fn sync_fails(&self, begun: u64) {
         let medium = &mut *self.medium.lock();
         medium.given_up = medium.given_up.max(begun);

@@ -270,7 +270,7 @@ fn tier_of(plan: &Plan, clock: &Arc<dyn Clock>) -> Option<Arc<Tier>> {
     Some(Arc::new(tier))
 }
 
-/// Lives for a time, and checks what each power cut leaves.
+/// Lives for a time, and checks the content after each power cut.
 pub(crate) fn live(
     plan: &Plan,
     (seed, bug): (u64, Option<PlantedBug>),

@@ -11,7 +11,7 @@ use crate::disk::Nature;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RamTier {
     None,
-    /// Copies, of so many bytes.
+    /// Copies, of this many bytes.
     Copies(u64),
     /// Also writes that wait to be written down.
     Deferred(u64),

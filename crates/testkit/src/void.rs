@@ -10,7 +10,7 @@ use forebay_device::{
     QueueContext,
 };
 
-/// Creates a device of so many bytes.
+/// Creates a device of this many bytes.
 pub fn void(bytes: u64) -> Arc<dyn Device> {
     Arc::new(Void(bytes))
 }

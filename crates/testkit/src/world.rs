@@ -48,7 +48,7 @@ impl LaneWorld {
     /// Runs the lane until `done` returns a value. The clock advances when no task is ready.
     ///
     /// # Panics
-    /// After too many steps. The message lists what is pending.
+    /// After too many steps. The message lists the pending operations.
     pub fn run<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
         for _ in 0..self.steps {
             if let Some(result) = done() {
@@ -101,7 +101,7 @@ impl LaneWorld {
         (device, faults)
     }
 
-    /// Describes what is pending.
+    /// Describes the pending operations.
     fn pending(&self) -> String {
         let (now, tasks) = (self.lane.now(), self.lane.live_tasks());
         let timer = self.lane.next_deadline().map_or("none".to_owned(), |at| at.to_string());

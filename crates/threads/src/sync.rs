@@ -82,7 +82,7 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
 /// Holds a [`Mutex`] until it is dropped.
 #[must_use = "the lock is released at once"]
 pub struct MutexGuard<'a, T> {
-    // In this order: the lock is released before others are told.
+    // In this order: the lock is released before others are notified.
     inner: parking_lot::MutexGuard<'a, T>,
     _release: Option<Release>,
     lock: &'a Mutex<T>,

@@ -6,7 +6,7 @@
 
 use super::{BLOCK, Request, SECTOR};
 
-/// Requests of which at least so many in a hundred start at one place.
+/// Least percentage of requests that must start at one offset.
 const MOST: u64 = 50;
 
 /// Counts where in a block requests start.

@@ -58,7 +58,7 @@ impl LineFormat for Blkparse {
         else {
             return Ok(None);
         };
-        // Without data: R, W and D say what it is; the others are hints.
+        // Without data: R, W and D name the operation; the others are hints.
         let kind = field(&mut fields, "kind")?;
         let op = if kind.contains('D') {
             Op::Discard

@@ -17,8 +17,8 @@ const MOST_OF_REQUEST: u64 = 1 << 20;
 const MOST_OF_DEVICE: u64 = 1 << 48;
 
 impl Request {
-    /// The blocks that it touches, by their numbers on the device, below 2^48: those of which a
-    /// read or write has any part, at most 2^20, and those that a discard covers wholly, perhaps
+    /// The blocks that a request touches, by their numbers on the device, below 2^48: at most 2^20
+    /// blocks with any part in a read or write, or the blocks that a discard covers wholly, perhaps
     /// none.
     ///
     /// # Errors

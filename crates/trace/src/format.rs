@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::vscsi::Version;
 use super::{blkparse, csv, iolog, msr};
 
-/// The formats that are read. The modules of these names say what they are.
+/// The formats that are read. The modules of these names describe them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Columns with a heading.

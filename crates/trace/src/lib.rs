@@ -94,7 +94,7 @@ pub struct Requests {
     bytes_read: Arc<AtomicU64>,
 }
 
-/// A file that counts what is read.
+/// A file that counts the bytes read.
 struct Counted {
     file: File,
     bytes: Arc<AtomicU64>,

@@ -9,7 +9,7 @@ use super::{Parsed, Request};
 /// Longer lines are not read.
 const LONGEST: u64 = 1 << 16;
 
-/// A format of which each line stands for itself.
+/// A format in which each line stands alone.
 pub(super) trait LineFormat {
     /// Parses one line that is not empty, without blanks at its ends.
     fn line(&mut self, line: &str) -> Parsed;

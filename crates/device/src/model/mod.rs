@@ -151,8 +151,8 @@ pub struct Completed {
     pub id: ModelOpId,
 }
 
-/// Completions of which the times are known and that have not been collected, for disks whose
-/// operations do not wait for each other's order.
+/// Completions with known times that have not been collected, for disks whose operations do not
+/// wait for each other's order.
 #[derive(Clone, Debug, Default)]
 struct Pending(BinaryHeap<Reverse<Completed>>);
 

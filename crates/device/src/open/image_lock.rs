@@ -30,9 +30,9 @@ fn byte(first: i64, permission: i64) -> Range {
     Range { start: first + permission, len: 1 }
 }
 
-/// Takes the locks of a writer that no other writer may be beside, or of a reader. Like a guest's
-/// disk, an image of a writer can still be read by tools that are told to accept changes meanwhile
-/// (`qemu-img info --force-share`).
+/// Takes the locks of a writer that excludes other writers, or of a reader. Like a guest's disk, an
+/// image of a writer can still be read by tools that accept changes meanwhile (`qemu-img info
+/// --force-share`).
 ///
 /// # Errors
 /// [`Errno::WOULDBLOCK`]: a guest or a tool has the image; otherwise that of the system.

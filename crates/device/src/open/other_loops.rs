@@ -61,7 +61,7 @@ fn users(disk: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Returns what a loop device, or a partition of one, occupies of its file.
+/// Returns the part of its file that a loop device, or a partition of one, occupies.
 fn part(disk: &Path, own: &Path) -> Option<Part> {
     let file = PathBuf::from(text(&disk.join("loop/backing_file"))?);
     let number = |path: PathBuf| text(&path).and_then(|text| text.parse::<u64>().ok());

@@ -215,7 +215,7 @@ impl RingOp {
         }
     }
 
-    /// Returns what belongs to the caller.
+    /// Returns the caller's buffer and entry.
     pub(super) fn into_parts(self) -> (Option<IoBuf>, Option<Box<FuseEntry>>) {
         match self {
             RingOp::Read { buf, .. }

@@ -215,7 +215,7 @@ fn looking_for_work_stops_when_it_is_in_vain() {
     assert!(!Spin::new(Duration::ZERO).goes_on(Nanos(0)));
 }
 
-/// Letters that others drop without a word, unless they are asked to ring.
+/// Letters that other threads drop silently, unless they are to ring.
 struct Letters {
     dropped: Arc<AtomicUsize>,
     ring: Arc<AtomicBool>,

@@ -259,7 +259,8 @@ impl Link {
             return violation("data outside of the range of a read");
         }
         if len < whole && self.got(cookie, 0) == Some(0) {
-            // Data that overlap leave something out: it must not be what the memory held before.
+            // Overlapping data leave something out, which must not keep the earlier content of the
+            // memory.
             self.zero(op, offset, whole);
         }
         match self.got(cookie, len) {

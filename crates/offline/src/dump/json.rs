@@ -22,7 +22,7 @@ impl Lines {
     }
 }
 
-/// Describes what recoveries have accepted of the log.
+/// Describes the part of the log that recoveries accepted.
 fn accepted(log: &AcceptedLog) -> Value {
     json!({
         "through": log.through.0,

@@ -52,7 +52,7 @@ pub enum Access {
     Write,
 }
 
-/// The accesses of which a share is computed.
+/// The accesses whose share is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// Reads and writes.

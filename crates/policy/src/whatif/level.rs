@@ -185,8 +185,8 @@ impl Level {
         true
     }
 
-    /// Puts what has left the policy among the demoted blocks, and more if too many are demoted and
-    /// dirty.
+    /// Puts blocks that left the policy among the demoted ones, and more if too many are demoted
+    /// and dirty.
     fn demote(&mut self, left: Option<Node>) {
         let Some(log) = &mut self.log else { return };
         left.into_iter().for_each(|Node(node)| log.add_demoted(node));

@@ -55,7 +55,7 @@ pub struct Setup {
     pub cells: u64,
     /// Mode: how reads and writes are treated.
     pub mode: Mode,
-    /// The settings of which others are simulated.
+    /// The present settings, to which others are compared.
     pub now: Rules,
 }
 
@@ -85,8 +85,8 @@ impl Setup {
     }
 }
 
-/// The policies that are simulated beside the present one. `smq` is not: it goes by regions of
-/// neighbouring blocks, of which a sample has hardly any.
+/// The policies that are simulated beside the present one. `smq` is not: it uses regions of
+/// neighbouring blocks, and a sample has hardly any.
 const POLICIES: [ReplacementKind; 4] = [
     ReplacementKind::Lru,
     ReplacementKind::S3Fifo,
@@ -263,8 +263,8 @@ impl WhatIf {
         }
     }
 
-    /// Returns what each setting would have done, the present one first; `reads` and `writes` count
-    /// all blocks accessed so far.
+    /// Returns the predicted result of each setting, the present one first; `reads` and `writes`
+    /// count all blocks accessed so far.
     pub fn predictions(&self, reads: u64, writes: u64) -> Vec<Prediction> {
         let totals = Totals {
             reads: reads.saturating_sub(self.before.0),

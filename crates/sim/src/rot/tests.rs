@@ -156,8 +156,8 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
     }
 }
 
-/// A crash can drop the beginning of a segment and keep a later record: recovery does not see it,
-/// so what it says of earlier records proves nothing.
+/// A crash can drop the beginning of a segment and keep a later record: recovery does not see that
+/// record, so its content proves nothing about earlier ones.
 #[test]
 fn a_header_behind_a_lost_beginning_proves_nothing() {
     let (_, geometry, first) = world_of(1, &Engine(None));
