@@ -60,7 +60,7 @@ forebay_store::planted_bugs! {
     NameStays = "name-stays",
 
     // Ends.
-    /// Operations in progress are not cancelled when the daemon ends.
+    /// Operations in progress are not cancelled when the daemon ends, which waits for them.
     EndCancelsNothing = "end-cancels-nothing",
     /// The end of the daemon does not stop its volumes.
     EndStopsNothing = "end-stops-nothing",

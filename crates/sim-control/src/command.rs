@@ -35,7 +35,8 @@ pub(crate) enum Verb {
         force: bool,
     },
     Stop,
-    /// The threshold of dirty data, which no other command changes.
+    /// The threshold of dirty data, which no other command changes, and the policy, which all volumes of a cache share: an
+    /// odd threshold comes with LRU.
     Set {
         dirty_high: u64,
     },
@@ -95,6 +96,11 @@ const IN_EFFECT: [&str; 2] =
     ["it is stopped, but not in order", "it is in force, but a power cut may undo it"];
 
 impl Report {
+    /// Whether the command was refused because of an earlier one on its volume that was given up.
+    pub(crate) fn is_behind_abandoned(&self) -> bool {
+        matches!(self, Report::Failed(_, why) if why.starts_with("an abandoned operation on"))
+    }
+
     /// Whether the operator was told that the command has taken effect.
     pub(crate) fn took_effect(&self) -> bool {
         match self {
@@ -131,7 +137,8 @@ impl Command {
             Verb::Start { force } => (of("start"), json!({ "force": force })),
             Verb::Stop => (of("stop"), Value::Null),
             Verb::Set { dirty_high } => {
-                (of("set"), json!({"settings": {"dirty_high": dirty_high}}))
+                let policy = if dirty_high % 2 == 1 { "lru" } else { "s3-fifo" };
+                (of("set"), json!({"settings": {"dirty_high": dirty_high, "policy": policy}}))
             }
             Verb::Mode { through } => {
                 let mode = if through { "writethrough" } else { "writeback" };

@@ -86,8 +86,9 @@ impl Model {
 
     fn apply_one(&mut self, issued: &Issued, failing: bool) {
         let (verb, volume) = (issued.command.verb, issued.command.volume);
-        // A stop or start that failed because of an I/O error may have happened.
-        let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. });
+        // What failed because of an I/O error may have happened: stops, starts, and deletions, whose write to the cache
+        // device may have succeeded nevertheless.
+        let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. } | Verb::Delete { .. });
         let (happens, does_not) = match &issued.report {
             Report::Failed(..) if issued.id.is_none() => (false, true),
             report if report.took_effect() => (true, false),
@@ -134,6 +135,14 @@ impl Model {
         };
         if has(0) && has(MOVED) {
             wrong.push("two caches are on one device, under its two names".to_owned());
+        }
+        for cache in CACHES.map(|cache| shelf.path(cache)) {
+            let users = listed.iter().filter(|volume| volume["cache"]["path"] == cache.as_str());
+            let policies: BTreeSet<_> =
+                users.map(|it| it["settings"]["policy"].to_string()).collect();
+            if policies.len() > 1 {
+                wrong.push(format!("volumes of one cache have the policies {policies:?}"));
+            }
         }
         for origin in ORIGINS {
             let users =

@@ -117,7 +117,7 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Lif
             _ => Health::Hangs,
         };
         trouble.push(Trouble { after: millis(rng, 3000), disk, change: Change::Health(health) });
-        let most = if rng.bool() { 3000 } else { 60_000 };
+        let most = if rng.bool() { 3000 } else { 200_000 };
         let lasts = millis(rng, most);
         trouble.push(Trouble { after: lasts, disk, change: Change::Health(Health::Good) });
     }
@@ -359,6 +359,22 @@ impl Script {
         let volumes = RIVALS.get(rng.usize(0..6)).copied().unwrap_or(&all);
         let lives = (0..rng.usize(1..=3)).map(|_| random_life(rng, failing, volumes)).collect();
         Script { seed, before, lives, clients: rng.u32(0..4) > 0 }
+    }
+
+    /// Whether a command may be given up before it has ended: it is cancelled, or something hangs.
+    pub(crate) fn gives_up(&self) -> bool {
+        let hangs = |trouble: &Trouble| {
+            matches!(
+                trouble.change,
+                Change::Health(Health::Hangs) | Change::State(Some(Fault::Hangs))
+            )
+        };
+        let cancels = |life: &Life| {
+            life.operators.iter().flatten().any(|(_, command)| command.cancel.is_some())
+        };
+        self.lives
+            .iter()
+            .any(|life| life.hung.is_some() || life.trouble.iter().any(hangs) || cancels(life))
     }
 
     /// Whether a cache device fails or hangs.

@@ -309,6 +309,11 @@ impl World {
             }
             end_consent(&self.shelf, &self.model, issued);
         }
+        for issued in issued.iter().filter(|it| it.report.is_behind_abandoned()) {
+            if !self.script.gives_up() {
+                self.wrong(format!("no command was given up: {issued}"));
+            }
+        }
         self.model.lock().apply(issued, self.script.fails());
     }
 
