@@ -35,8 +35,8 @@ pub(crate) enum Verb {
         force: bool,
     },
     Stop,
-    /// The threshold of dirty data, which no other command changes, and the policy, which all volumes of a cache share: an
-    /// odd threshold comes with LRU.
+    /// The threshold of dirty data, which no other command changes, and the policy, which all
+    /// volumes of a cache share: an odd threshold comes with LRU.
     Set {
         dirty_high: u64,
     },

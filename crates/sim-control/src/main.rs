@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use forebay_daemon::planted::{self, PlantedBug};
 use forebay_threads::{Plan, Simulation};
 use parking_lot::Mutex;
@@ -209,16 +209,14 @@ fn many(
     summary
 }
 
-/// A world that has found each bug: "random" or "pairs", and its number. It is tried first, so that
-/// a test that runs often takes seconds; from another `--start` the search is a fresh one.
+/// A world that has found each bug: "random" or an enumeration, and its number. It is tried first,
+/// so that a test that runs often takes seconds; from another `--start` the search is a fresh one.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_world(bug: &str) -> Option<World> {
     let mut lines = KNOWN.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     match lines.find(|words| words.first() == Some(&bug))?[..] {
-        [_, kind, number] => {
-            Some(((kind == "pairs").then_some(Enumerated::Pairs), number.parse().ok()?))
-        }
+        [_, kind, number] => Some((Enumerated::from_str(kind, true).ok(), number.parse().ok()?)),
         _ => None,
     }
 }
@@ -226,9 +224,13 @@ fn known_world(bug: &str) -> Option<World> {
 /// Looks for each planted bug.
 fn hunt(args: &Args) -> ExitCode {
     // Enumerated scripts reach cases that random ones seldom do.
-    let alternate = |number: u64| match number % 2 {
-        0 => (None, number),
-        _ => (Some(Enumerated::Pairs), number.wrapping_mul(7919) % Enumerated::Pairs.count()),
+    let alternate = |number: u64| {
+        let of = |what: Enumerated| (Some(what), number.wrapping_mul(7919) % what.count());
+        match number % 4 {
+            0 | 1 => (None, number),
+            2 => of(Enumerated::Pairs),
+            _ => of(Enumerated::HungStarts),
+        }
     };
     let mut missed = 0;
     println!("{:<26} {:>9} {:>7}  world and first violation", "planted bug", "seconds", "worlds");
@@ -241,7 +243,8 @@ fn hunt(args: &Args) -> ExitCode {
         planted::plant(None);
         let found = match summary.failed.first() {
             Some(((all, number), wrong)) => {
-                let kind = if all.is_some() { "pairs" } else { "random" };
+                let kind = all.and_then(|all| all.to_possible_value());
+                let kind = kind.as_ref().map_or("random", |kind| kind.get_name());
                 format!("{kind} {number}: {}", wrong.first().map_or("", |wrong| wrong))
             }
             None => {

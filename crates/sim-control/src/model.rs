@@ -86,8 +86,8 @@ impl Model {
 
     fn apply_one(&mut self, issued: &Issued, failing: bool) {
         let (verb, volume) = (issued.command.verb, issued.command.volume);
-        // What failed because of an I/O error may have happened: stops, starts, and deletions, whose write to the cache
-        // device may have succeeded nevertheless.
+        // Stops, starts and deletions that failed because of an I/O error may have happened: the
+        // write to the cache device may have succeeded nevertheless.
         let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. } | Verb::Delete { .. });
         let (happens, does_not) = match &issued.report {
             Report::Failed(..) if issued.id.is_none() => (false, true),

@@ -92,6 +92,7 @@ fn check_let_go(
     (command, place): (Command, usize),
 ) {
     let (name, origin) = VOLUMES[command.volume];
+    let path = format!("/v1/reports/{name}");
     let media = shelf.named(origin).expect("added");
     let begun = Instant::now();
     while media.is_claimed() {
@@ -99,12 +100,13 @@ fn check_let_go(
         let others = issued.lock().iter().enumerate().any(|(at, it)| {
             at != place && is_other(it) && (at > place || it.report == Report::Unknown)
         });
-        let report = daemon.ask("GET", &format!("/v1/reports/{name}"), &Value::Null).body;
-        if others || report["state"] != "stopped" {
+        if others {
             return;
         }
         if begun.elapsed() > Duration::from_secs(3) {
-            let wrong = format!("{name} was reported as stopped, and {origin} is in use");
+            let state = &daemon.ask("GET", &path, &Value::Null).body["state"];
+            let wrong =
+                format!("{name} was reported as stopped, and is {state}, and {origin} is in use");
             notes.lock().wrong.push(wrong);
             return;
         }

@@ -59,6 +59,19 @@ pub(crate) struct Life {
     pub(crate) end: End,
 }
 
+impl Life {
+    /// Whether something hangs.
+    pub(crate) fn hangs(&self) -> bool {
+        let hangs = |trouble: &Trouble| {
+            matches!(
+                trouble.change,
+                Change::Health(Health::Hangs) | Change::State(Some(Fault::Hangs))
+            )
+        };
+        self.hung.is_some() || self.trouble.iter().any(hangs)
+    }
+}
+
 /// A world.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
@@ -163,6 +176,8 @@ enum Obstacle {
     /// A disk hangs from this number of milliseconds on, and the command at this position is
     /// cancelled meanwhile.
     HangAndCancel(usize, u64, usize),
+    /// The writes to a disk fail from so many milliseconds on.
+    FailsWrites(usize, u64),
     /// The daemon is killed, ended, or replaced so long after the first command began.
     Kill(u64),
     Stop(u64),
@@ -173,7 +188,7 @@ enum Obstacle {
     Taken,
 }
 
-const OBSTACLES: [Obstacle; 21] = [
+const OBSTACLES: [Obstacle; 24] = [
     Obstacle::None,
     Obstacle::Cancel(0),
     Obstacle::Cancel(3),
@@ -196,6 +211,9 @@ const OBSTACLES: [Obstacle; 21] = [
     Obstacle::StateHangs(1500),
     Obstacle::StateHangs(2500),
     Obstacle::StateHangs(20_000),
+    Obstacle::FailsWrites(0, 0),
+    Obstacle::FailsWrites(2, 0),
+    Obstacle::FailsWrites(2, 3),
 ];
 
 /// The state that the first command finds.
@@ -206,6 +224,25 @@ enum Before {
     /// There is no such volume. Its origin is on another machine, where no claim of a device keeps
     /// a second one away.
     Absent,
+}
+
+impl Before {
+    fn commands(self) -> Vec<Command> {
+        let plain = |verb, volume| Command { verb, volume, cancel: None };
+        let create = |volume| plain(Verb::Create { cache: 0, force: false }, volume);
+        match self {
+            Before::Served => vec![create(0), create(1)],
+            Before::Stopped => vec![create(0), create(1), plain(Verb::Stop, 0)],
+            Before::Absent => vec![create(1)],
+        }
+    }
+}
+
+/// Takes one of `most` alternatives off a number.
+fn take(rest: &mut u64, most: usize) -> usize {
+    let taken = (*rest % most as u64) as usize;
+    *rest /= most as u64;
+    taken
 }
 
 const BEFORE: [Before; 3] = [Before::Served, Before::Stopped, Before::Absent];
@@ -227,6 +264,8 @@ pub(crate) enum Enumerated {
     Triples,
     /// Each command, with a kill of the daemon at each of many moments
     Kills,
+    /// Each command to a daemon that was started with a disk that hangs, at several moments
+    HungStarts,
 }
 
 fn hang(disk: usize, after: u64, seconds: u64) -> Vec<Trouble> {
@@ -242,6 +281,11 @@ fn trouble_of(obstacle: Obstacle) -> Vec<Trouble> {
     match obstacle {
         Obstacle::Hang(disk, seconds) => hang(disk, 0, seconds),
         Obstacle::HangAndCancel(disk, after, _) => hang(disk, after, 20),
+        Obstacle::FailsWrites(disk, after) => vec![Trouble {
+            after: Duration::from_millis(after),
+            disk,
+            change: Change::Health(Health::FailsWrites),
+        }],
         Obstacle::StateHangs(after) => vec![Trouble {
             after: Duration::from_micros(after),
             disk: 0,
@@ -270,9 +314,18 @@ impl Enumerated {
             Enumerated::Pairs => verbs * verbs * relations * 2 * OBSTACLES.len() as u64,
             Enumerated::Triples => verbs * verbs * verbs * relations,
             Enumerated::Kills => verbs * BEFORE.len() as u64 * KILLS,
+            Enumerated::HungStarts => {
+                verbs * (2 * HUNG.len() * HEALS.len() * COMMANDED.len() * 2) as u64
+            }
         }
     }
 }
+
+/// The disks of [`Enumerated::HungStarts`], after how many seconds they answer, and when the
+/// command is given, in seconds.
+const HUNG: [usize; 3] = [0, 1, 2];
+const HEALS: [u64; 3] = [2, 45, 120];
+const COMMANDED: [u64; 4] = [0, 1, 7, 40];
 
 /// The moments of [`Enumerated::Kills`], and how far they are apart.
 const KILLS: u64 = 300;
@@ -281,17 +334,45 @@ const APART: Duration = Duration::from_micros(250);
 impl Script {
     /// Returns the script of a number. The order of threads comes from the number too.
     pub(crate) fn enumerated(what: Enumerated, number: u64) -> Self {
+        match what {
+            Enumerated::HungStarts => Script::hung_start(number),
+            _ => Script::commands(what, number),
+        }
+    }
+
+    fn hung_start(number: u64) -> Self {
         let mut rest = number;
-        let mut take = |most: usize| {
-            let taken = (rest % most as u64) as usize;
-            rest /= most as u64;
-            taken
+        let verb = Verb::ALL[take(&mut rest, Verb::ALL.len())];
+        let before = BEFORE[take(&mut rest, 2)].commands();
+        let volume = take(&mut rest, 2);
+        let disk = HUNG[take(&mut rest, HUNG.len())];
+        let heals = Duration::from_secs(HEALS[take(&mut rest, HEALS.len())]);
+        let given = Duration::from_secs(COMMANDED[take(&mut rest, COMMANDED.len())]);
+        let none = Life {
+            operators: Vec::new(),
+            trouble: Vec::new(),
+            hung: None,
+            renamed: false,
+            end: End::Rest,
         };
+        let heals = Trouble { after: heals, disk, change: Change::Health(Health::Good) };
+        let hung = Life {
+            operators: vec![vec![(given, Command { verb, volume, cancel: None })]],
+            trouble: vec![heals],
+            hung: Some(disk),
+            ..none.clone()
+        };
+        Script { seed: number, before, lives: vec![none, hung], clients: true }
+    }
+
+    fn commands(what: Enumerated, number: u64) -> Self {
+        let mut rest = number;
+        let mut take = |most| take(&mut rest, most);
         let all = Verb::ALL.len();
         let verbs: Vec<Verb> = match what {
             Enumerated::Pairs => vec![Verb::ALL[take(all)], Verb::ALL[take(all)]],
             Enumerated::Triples => (0..3).map(|_| Verb::ALL[take(all)]).collect(),
-            Enumerated::Kills => vec![Verb::ALL[take(all)]],
+            Enumerated::Kills | Enumerated::HungStarts => vec![Verb::ALL[take(all)]],
         };
         let before = BEFORE[take(BEFORE.len())];
         let others = OTHERS[usize::from(before == Before::Absent)];
@@ -300,15 +381,9 @@ impl Script {
         let (together, obstacle) = match what {
             Enumerated::Pairs => (take(2) == 1, OBSTACLES[take(OBSTACLES.len())]),
             Enumerated::Triples => (true, OBSTACLES[number as usize % OBSTACLES.len()]),
-            Enumerated::Kills => (true, Obstacle::None),
+            Enumerated::Kills | Enumerated::HungStarts => (true, Obstacle::None),
         };
-        let plain = |verb, volume| Command { verb, volume, cancel: None };
-        let create = |volume| plain(Verb::Create { cache: 0, force: false }, volume);
-        let before = match before {
-            Before::Served => vec![create(0), create(1)],
-            Before::Stopped => vec![create(0), create(1), plain(Verb::Stop, 0)],
-            Before::Absent => vec![create(1)],
-        };
+        let before = before.commands();
         let second = match obstacle {
             _ if together => Duration::ZERO,
             Obstacle::HangAndCancel(..) => GIVEN_UP,
@@ -316,7 +391,8 @@ impl Script {
         };
         let mut operators = Vec::new();
         for (place, verb) in verbs.into_iter().enumerate() {
-            let mut command = plain(verb, if place == 1 { other } else { first });
+            let volume = if place == 1 { other } else { first };
+            let mut command = Command { verb, volume, cancel: None };
             command.cancel = match obstacle {
                 Obstacle::Cancel(after) if place == 0 => Some(Duration::from_millis(after)),
                 Obstacle::HangAndCancel(_, _, cancelled) if place == cancelled => {
@@ -359,22 +435,6 @@ impl Script {
         let volumes = RIVALS.get(rng.usize(0..6)).copied().unwrap_or(&all);
         let lives = (0..rng.usize(1..=3)).map(|_| random_life(rng, failing, volumes)).collect();
         Script { seed, before, lives, clients: rng.u32(0..4) > 0 }
-    }
-
-    /// Whether a command may be given up before it has ended: it is cancelled, or something hangs.
-    pub(crate) fn gives_up(&self) -> bool {
-        let hangs = |trouble: &Trouble| {
-            matches!(
-                trouble.change,
-                Change::Health(Health::Hangs) | Change::State(Some(Fault::Hangs))
-            )
-        };
-        let cancels = |life: &Life| {
-            life.operators.iter().flatten().any(|(_, command)| command.cancel.is_some())
-        };
-        self.lives
-            .iter()
-            .any(|life| life.hung.is_some() || life.trouble.iter().any(hangs) || cancels(life))
     }
 
     /// Whether a cache device fails or hangs.

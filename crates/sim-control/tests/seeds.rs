@@ -16,7 +16,9 @@ fn random_worlds_keep_their_promises() {
 
 #[test]
 fn commands_with_obstacles_do_what_they_reported() {
-    for (what, start) in [("pairs", "4100"), ("triples", "2300"), ("kills", "900")] {
+    for (what, start) in
+        [("pairs", "4100"), ("triples", "2300"), ("kills", "900"), ("hung-starts", "1200")]
+    {
         run(&["--all", what, "--start", start, "--seeds", "20"]);
     }
 }
