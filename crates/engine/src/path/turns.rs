@@ -58,7 +58,7 @@ impl Cache {
         pauses
     }
 
-    /// Returns the pause of a volume of whose share nearly all is dirty.
+    /// Returns the pause of a volume whose share of the cache is nearly all dirty.
     fn pause_of_share(&self, volume: &Volume) -> Option<Duration> {
         let most = volume.share.most_blocks()?;
         throttle::pause(self.unwritten_of(volume), most, volume.dirty_limit())

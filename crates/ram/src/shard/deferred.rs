@@ -57,7 +57,7 @@ pub(super) struct Deferred {
     begun: u64,
     /// Regions with a write-down in flight.
     busy: u32,
-    /// Regions that were written down as a whole, and which write-down that was; the last of them.
+    /// The last write-downs of whole regions: the region, and the number of its write-down.
     whole: VecDeque<(Region, u64)>,
     /// Writes that wait for space.
     turns: Turns,
