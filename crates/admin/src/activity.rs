@@ -1,4 +1,4 @@
-//! What happened between two looks at the daemon: the differences of counters, per second and by volume.
+//! Activity between two reports: the differences of counters, per second and by volume.
 //!
 //! The names in JSON are stable: `docs/monitoring.md` has them.
 
@@ -12,18 +12,18 @@ use forebay_core::LatencyCounts;
 use forebay_core::why::{MissCounts, MissReason, Reason};
 use serde::Serialize;
 
-/// What happened in an interval.
+/// The activity of all volumes in an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Interval {
     /// When it ended, in seconds since 1970.
     pub time: f64,
-    /// How long it was.
+    /// Its length in seconds.
     pub seconds: f64,
     /// The volumes in the order of their creation.
     pub volumes: Vec<Activity>,
 }
 
-/// What happened to a volume in an interval.
+/// The activity of one volume in an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Activity {
     /// Its name.
@@ -44,7 +44,8 @@ pub struct Activity {
     pub write_bytes_per_second: f64,
     /// Latencies of clients' requests, or of those below the RAM tier if there is one.
     pub latency: Latencies,
-    /// Bytes at the end that are newer than the origin, but for those in RAM alone; `null`: unknown.
+    /// Bytes at the end that are newer than the origin, but for those in RAM alone; `null`:
+    /// unknown.
     pub dirty_bytes: Option<u64>,
     /// Bytes at the end that only RAM has.
     pub deferred_bytes: u64,
@@ -63,20 +64,20 @@ pub struct Activity {
 /// Latencies by the kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latencies {
-    /// Of reads.
+    /// Latencies of reads.
     pub read: Times,
-    /// Of writes.
+    /// Latencies of writes.
     pub write: Times,
-    /// Of flushes.
+    /// Latencies of flushes.
     pub flush: Times,
-    /// Of discards, and of zeroes that are not written as data.
+    /// Latencies of discards, and of zeroes that are not written as data.
     pub discard: Times,
 }
 
 /// Latencies in an interval. Quantiles are `null` if there were none.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Times {
-    /// How many there were.
+    /// The number of requests.
     pub count: u64,
     /// Median in microseconds, as exact as the ranges.
     pub p50_us: Option<f64>,
@@ -111,11 +112,11 @@ pub struct Device {
 /// Operations of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Operations {
-    /// How many per second.
+    /// Operations per second.
     pub iops: f64,
-    /// Bytes per second of those that succeeded.
+    /// Bytes per second of the operations that succeeded.
     pub bytes_per_second: f64,
-    /// How many failed.
+    /// Operations that failed.
     pub errors: u64,
     /// Latencies of all.
     pub latency: Times,
@@ -164,8 +165,8 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Takes the reports of `at`, which is `time` seconds after 1970; returns the interval since the previous ones,
-    /// if there were any.
+    /// Takes the reports of `at`, which is `time` seconds after 1970; returns the interval since
+    /// the previous ones, if there were any.
     pub fn next(&mut self, at: Instant, time: f64, reports: ReportList) -> Option<Interval> {
         let (before, last) = self.last.replace((at, reports))?;
         let now = self.reports();
@@ -177,7 +178,8 @@ impl Looks {
         Some(Interval { time, seconds, volumes: now.iter().map(activity).collect() })
     }
 
-    /// Forgets the previous look, because the daemon did not answer: it may have been started again.
+    /// Forgets the previous look, because the daemon did not answer: it may have been started
+    /// again.
     pub fn forget(&mut self) {
         self.last = None;
     }
@@ -195,8 +197,8 @@ fn totals(report: &VolumeReport) -> [u64; 5] {
     [requests[0], requests[1], requests[2], bytes.user_read, bytes.user_written]
 }
 
-/// Whether the volume was not started again in between. If it was, everything is counted since then, and so within the
-/// interval.
+/// Whether the volume was not started again in between. If it was, everything is counted since
+/// then, and so within the interval.
 fn goes_on(report: &VolumeReport, earlier: &VolumeReport) -> bool {
     totals(report).iter().zip(totals(earlier)).all(|(now, then)| *now >= then)
 }

@@ -28,17 +28,20 @@ const EVENT_QUERY: &[Parameter] = &[
         name: "since",
         help: "Only events since then: how long ago, like 30m, or a time in RFC 3339.",
     },
-    Parameter { name: "after", help: "Only events with larger numbers." },
-    Parameter { name: "limit", help: "Only so many, the newest ones." },
+    Parameter { name: "after", help: "Only events with numbers larger than this." },
+    Parameter { name: "limit", help: "At most this many events, the newest." },
 ];
 
 const CURVE_QUERY: &[Parameter] = &[
-    Parameter { name: "sizes", help: "Sizes of caches, like 64G,128G, instead of the usual ones." },
-    Parameter { name: "ram", help: "Sizes of RAM tiers, like 1G,4G, instead of the usual ones." },
+    Parameter {
+        name: "sizes",
+        help: "Sizes of caches, like 64G,128G, instead of the default ones.",
+    },
+    Parameter { name: "ram", help: "Sizes of RAM tiers, like 1G,4G, instead of the default ones." },
 ];
 
 const TRACE_QUERY: &[Parameter] =
-    &[Parameter { name: "seconds", help: "How long to record, 1 to 86400; 60 without it." }];
+    &[Parameter { name: "seconds", help: "Seconds to record, 1 to 86400 (default 60)." }];
 
 pub static METRICS: Get<(), String> = Endpoint::get(
     "/metrics",
@@ -66,8 +69,8 @@ pub static SET_MEMORY: Endpoint<(), MemoryRequest, DaemonMemory> =
 
 pub static EVENTS: Get<(), EventList> = Endpoint::get(
     "/v1/events",
-    "What happened, oldest first. With 'Accept: text/event-stream' the answer goes on with what happens, as \
-     server-sent events with the number of the event as id; Last-Event-ID is understood.",
+    "Events, oldest first. With 'Accept: text/event-stream' the answer continues with new events, as \
+     server-sent events whose id is the number of the event; Last-Event-ID is understood.",
 )
 .query(EVENT_QUERY)
 .answered(Answer::Events);
@@ -81,8 +84,7 @@ pub static SETTINGS: Get<(), SettingList> =
 pub static PROFILES: Get<(), ProfileList> =
     Endpoint::get("/v1/profiles", "Settings that imitate other caches.");
 
-pub static LIST: Get<(), VolumeList> =
-    Endpoint::get("/v1/volumes", "All volumes, a line for each.");
+pub static LIST: Get<(), VolumeList> = Endpoint::get("/v1/volumes", "A summary of each volume.");
 
 pub static CREATE: Endpoint<(), CreateRequest, Operation> =
     Endpoint::operate("/v1/volumes", "Create a volume and serve it.");
@@ -95,8 +97,10 @@ pub static REPORTS: Get<(), ReportList> = Endpoint::get(
     "Everything about all volumes, without counting blocks, for programs that ask often: no lane waits for it.",
 );
 
-pub static REPORT: Get<VolumeName, VolumeReport> =
-    Endpoint::get("/v1/reports/{name}", "Everything about a volume, likewise.");
+pub static REPORT: Get<VolumeName, VolumeReport> = Endpoint::get(
+    "/v1/reports/{name}",
+    "Everything about a volume, without counting blocks: no lane waits for it.",
+);
 
 pub static CURVE: Get<VolumeName, CurveReport> = Endpoint::get(
     "/v1/volumes/{name}/curve",
@@ -106,8 +110,8 @@ pub static CURVE: Get<VolumeName, CurveReport> = Endpoint::get(
 
 pub static TRACE: Get<VolumeName, String> = Endpoint::get(
     "/v1/volumes/{name}/trace",
-    "Record the requests of clients. The last line begins with '#' and has the number of the requests, of those \
-     that had to be left out, and the seconds; without it the trace is cut short.",
+    "Record the requests of clients. The last line begins with '#' and has the number of requests, the number \
+     of requests that were left out, and the seconds; a trace without this line is incomplete.",
 )
 .query(TRACE_QUERY)
 .answered(Answer::Trace);
@@ -117,8 +121,10 @@ pub static LOST: Get<VolumeName, LostReport> = Endpoint::get(
     "Dirty ranges on a cache device that has failed or is gone.",
 );
 
-pub static PINS: Get<VolumeName, PinReport> =
-    Endpoint::get("/v1/volumes/{name}/pins", "The pinned ranges, and how much of them is cached.");
+pub static PINS: Get<VolumeName, PinReport> = Endpoint::get(
+    "/v1/volumes/{name}/pins",
+    "The pinned ranges, and the bytes of them that are cached.",
+);
 
 pub static SET: Operate<SetRequest> =
     Endpoint::operate("/v1/volumes/{name}/set", "Change settings.");
@@ -128,12 +134,12 @@ pub static FLUSH: Operate<Nothing> =
 
 pub static DROP: Operate<DropRequest> = Endpoint::operate_by_default(
     "/v1/volumes/{name}/drop",
-    "Discard what is cached; data that is not on the origin yet stays.",
+    "Discard cached data; data that is not on the origin yet stays.",
 );
 
 pub static PREFETCH: Operate<RangesRequest> = Endpoint::operate_by_default(
     "/v1/volumes/{name}/prefetch",
-    "Load ranges into the cache; without any, what the RAM tier held at the last stop.",
+    "Load ranges into the cache; without ranges, load the blocks that the RAM tier held at the last stop.",
 );
 
 pub static PIN: Operate<RangesRequest> =
@@ -141,7 +147,7 @@ pub static PIN: Operate<RangesRequest> =
 
 pub static UNPIN: Operate<RangesRequest> = Endpoint::operate_by_default(
     "/v1/volumes/{name}/unpin",
-    "Let ranges be evicted again; without any, all.",
+    "Let pinned ranges be evicted again; without ranges, all of them.",
 );
 
 pub static EVICT: Operate<RangesRequest> =
@@ -161,7 +167,7 @@ pub static DELETE: Operate<DeleteRequest> = Endpoint::operate(
 );
 
 pub static OPERATIONS: Get<(), OperationList> =
-    Endpoint::get("/v1/operations", "All operations that are known.");
+    Endpoint::get("/v1/operations", "All operations that the daemon remembers.");
 
 pub static OPERATION: Get<OperationId, Operation> =
     Endpoint::get("/v1/operations/{id}", "The state of one operation.").answered(Answer::Operation);

@@ -20,9 +20,9 @@ pub struct Hits {
 pub struct CurveRow {
     /// Size of the cache.
     pub bytes: u64,
-    /// Of the blocks read; `null` if none were.
+    /// The hit ratio of the blocks read; `null` if none were read.
     pub reads: Option<Hits>,
-    /// Of the blocks read and written.
+    /// The hit ratio of the blocks read and written.
     pub all: Hits,
 }
 
@@ -33,46 +33,50 @@ impl CurveRow {
     }
 }
 
-/// What a RAM tier of one size would serve in front of a cache. Shares of the blocks read, or if none
-/// were, of all blocks; the three add up to 1.
+/// The predicted effect of a RAM tier of one size in front of a cache. Shares of the blocks read,
+/// or, if none were read, of all blocks; the three add up to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RamRow {
     /// Size of the RAM tier.
     pub bytes: u64,
-    /// Served by RAM.
+    /// The share that RAM would have served.
     pub ram: Hits,
-    /// Served by the cache.
+    /// The share that the cache would have served.
     pub cache: f64,
-    /// Left to the origin.
+    /// The share that the origin would have served.
     pub origin: Hits,
 }
 
-/// What the volume would do with other settings, or with the present ones.
+/// The prediction for a volume with other settings, or with the present ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WhatIfRow {
     /// The change, as for `forebay set`, like `admission=second-hit`; `null`: the present settings.
     pub setting: Option<String>,
-    /// Share of the blocks read, or of all blocks if none were read, that RAM or the cache would have had.
+    /// Share of the blocks read, or of all blocks if none were read, that RAM or the cache would
+    /// have had.
     pub hits: Hits,
-    /// The part of them that RAM would have had.
+    /// The share that RAM alone would have had.
     pub ram: f64,
-    /// That share less that of the present settings. The error is that of the difference, which is more exact
-    /// than the shares.
+    /// The difference of that share from the share with the present settings. Its error is smaller
+    /// than the errors of the two shares.
     pub gain: Hits,
-    /// Bytes that would have been written to the cache device, without those that reclaim writes once more.
+    /// Bytes that would have been written to the cache device, without the blocks that reclaim
+    /// reinserts.
     pub written_bytes: u64,
-    /// These less those of the present settings, as a share of the latter; `null` if that is nothing.
+    /// The change of these bytes from those with the present settings, as a share of the latter;
+    /// `null` if those are none.
     pub written_change: Option<f64>,
 }
 
-/// What other settings would have done, by shadow caches on a sample of the blocks.
+/// Predictions for other settings, by shadow caches on a sample of the blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WhatIf {
     /// Blocks read and written since the present settings are in force.
     pub accesses: u64,
     /// Blocks read since then.
     pub reads: u64,
-    /// The present settings, then other rules of admission, policies, and sizes of RAM, each with all else unchanged.
+    /// The present settings, then other rules of admission, policies, and sizes of RAM, each with
+    /// all else unchanged.
     pub rows: Vec<WhatIfRow>,
 }
 
@@ -103,11 +107,11 @@ pub struct CurveReport {
     /// The present size of the RAM tier, in front of that cache; `null` without one.
     #[serde(default)]
     pub ram: Option<RamRow>,
-    /// The requested sizes of a RAM tier in front of that cache, or else powers of four up to one that
-    /// holds everything; ascending.
+    /// The requested sizes of a RAM tier in front of that cache, or else powers of four up to one
+    /// that holds everything; ascending.
     #[serde(default)]
     pub ram_rows: Vec<RamRow>,
-    /// What other settings would have done; `null` if nothing is cached.
+    /// Predictions for other settings; `null` if nothing is cached.
     #[serde(default)]
     pub what_if: Option<WhatIf>,
     /// The requested sizes, or else powers of two up to one that holds everything; ascending.

@@ -55,8 +55,8 @@ impl Declared {
         lines.find(|(present, _)| present == key).map_or(first, |(_, line)| *line)
     }
 
-    /// Returns the settings that the file decides, each once: its own, and those of the profile that
-    /// volumes of one cache do not share.
+    /// Returns the settings that the file decides, each once: its own, and those of the profile
+    /// that volumes of one cache do not share.
     pub fn decided(&self) -> Vec<&'static Setting> {
         let own = self.request.settings.iter().map(|(name, _)| name);
         let profile = self.request.profile.map_or(&[][..], |name| name.profile().settings);

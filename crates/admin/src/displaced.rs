@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct DisplacedReport {
     /// `removed` or `replaced`: its content is lost once it is closed; `moved`: it is elsewhere.
     pub kind: String,
-    /// What happened, and what to do.
+    /// The finding and the remedy, in one sentence.
     pub message: String,
     /// A path under which its content can be read until then.
     pub readable_at: String,

@@ -1,5 +1,5 @@
-//! What a request of the admin API consists of. Each is declared once, in [`crate::api`]: the daemon's route, its
-//! description as OpenAPI and the call of a client follow from that.
+//! The parts of a request of the admin API. Each request is declared once, in [`crate::api`]; the
+//! daemon's route, its description in OpenAPI and the client's call follow from the declaration.
 
 use std::marker::PhantomData;
 
@@ -43,17 +43,18 @@ pub struct Parameter {
     pub help: &'static str,
 }
 
-/// What an endpoint tells about itself.
+/// The description of an endpoint, without its types.
 pub struct About {
     /// The HTTP method.
     pub method: &'static str,
     /// The path; one part may be a name in braces.
     pub path: &'static str,
-    /// What it does, in a sentence.
+    /// The effect of the request, in a sentence.
     pub summary: &'static str,
     /// The parts of its query.
     pub query: &'static [Parameter],
-    /// The schema of the body, and whether it may be empty; without one the body is empty or an empty object.
+    /// The schema of the body, and whether it may be empty; without one the body is empty or an
+    /// empty object.
     pub body: Option<(SchemaOf, bool)>,
     /// The form of the answer.
     pub answer: Answer,
@@ -68,7 +69,8 @@ impl About {
         rest.split_once('}').map(|(name, _)| name)
     }
 
-    /// Returns what stands for the part in braces if this is the endpoint of a path; empty without such a part.
+    /// Returns what stands for the part in braces if this is the endpoint of a path; empty without
+    /// such a part.
     pub fn matches<'a>(&self, path: &'a str) -> Option<&'a str> {
         let mut argument = "";
         let mut parts = path.split('/');
@@ -84,7 +86,7 @@ impl About {
     }
 }
 
-/// What stands for the part of a path in braces.
+/// The type of the part of a path that is in braces.
 pub trait Argument: Sized {
     /// Parses it.
     ///
@@ -133,7 +135,7 @@ pub struct Nothing {}
 
 /// A kind of request: `A` stands in its path, `Q` is its body, and `R` the answer.
 pub struct Endpoint<A, Q, R> {
-    /// What it tells about itself.
+    /// Its description.
     pub about: About,
     /// The request that an empty body stands for, if it may be empty.
     pub absent: Option<fn() -> Q>,

@@ -25,9 +25,11 @@ pub enum ErrorKind {
     Forbidden,
     /// The operation was cancelled on request, or because the daemon stops.
     Cancelled,
-    /// The operation waits for a device, can no longer be withdrawn, and ends by itself: not a failure, but its end is open.
+    /// The operation waits for a device, can no longer be withdrawn, and ends by itself: not a
+    /// failure, but its end is open.
     UnderWay,
-    /// The daemon has not answered in time, says its client: a command that was sent may still be carried out.
+    /// The daemon has not answered in time, says its client: a command that was sent may still be
+    /// carried out.
     NoAnswer,
     /// Any other failure of the device, the system or the daemon.
     Failed,
@@ -63,8 +65,8 @@ impl ErrorKind {
         }
     }
 
-    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 5 no answer or still under
-    /// way, 1 the rest.
+    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 5 no answer
+    /// or still under way, 1 the rest.
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Invalid | ErrorKind::NotFound => 2,

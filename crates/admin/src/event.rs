@@ -1,4 +1,4 @@
-//! Events: what happened to volumes, devices and the daemon, for operators and programs.
+//! Events of volumes, devices and the daemon, for operators and programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use time::OffsetDateTime;
 
 use crate::name::VolumeName;
 
-/// How much an event matters.
+/// The importance of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// As an operator asked for, or as it should be.
+    /// Normal operation, or an operator's request.
     Info,
-    /// Something does not work as it should; no data is lost.
+    /// A fault that has lost no data.
     Warning,
     /// Data is lost or may be.
     Error,
@@ -53,14 +53,14 @@ macro_rules! kinds {
                 }
             }
 
-            /// Returns how much events of this kind matter.
+            /// Returns the importance of events of this kind.
             pub fn severity(self) -> Severity {
                 match self {
                     $(EventKind::$kind => Severity::$severity,)*
                 }
             }
 
-            /// Returns what has happened, in one sentence, with the names of the event's fields.
+            /// Returns the meaning of the event in one sentence, with the names of its fields.
             pub fn help(self) -> &'static str {
                 match self {
                     $(EventKind::$kind => $help,)*
@@ -71,7 +71,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    DaemonStarted "daemon-started" Info "The daemon has started. `version`; `after`: how the one before it ended: `stop`, `crash`, or `nothing` if none is known.";
+    DaemonStarted "daemon-started" Info "The daemon has started. `version`; `after`: the end of the daemon before it: `stop`, `crash`, or `nothing` if none is known.";
     DaemonStopped "daemon-stopped" Info "The daemon has ended on request. `clean`: whether everything was stopped in order.";
     HandedOver "handed-over" Info "Another program has taken over from the running one, without disconnecting clients. `from` and `to`: their versions.";
     MemoryLimitChanged "memory-limit-changed" Info "The memory limit of the daemon was changed. `from` and `to` in bytes.";
@@ -79,20 +79,20 @@ kinds! {
     Adopted "adopted" Info "A volume was adopted from its cache device. `origin`, `cache`.";
     Deleted "deleted" Info "A volume was deleted. `discard_dirty`: whether its dirty blocks were discarded.";
     Started "started" Info "A volume is served. `forced`.";
-    OriginChanged "origin-changed" Warning "The origin of a volume was written elsewhere while it was stopped, and clean blocks of the cache were dropped. `evidence`: what shows that; `compared`, `differing`, `dropped`: numbers of blocks.";
+    OriginChanged "origin-changed" Warning "The origin of a volume was written elsewhere while it was stopped, and clean blocks of the cache were dropped. `evidence`: the sign of that; `compared`, `differing`, `dropped`: numbers of blocks.";
     StartFailed "start-failed" Warning "A volume cannot be served. `error`.";
     Stopped "stopped" Info "A volume is no longer served, at an operator's request. `forced`.";
     ModeSwitched "mode-switched" Info "The mode of a volume was changed. `from`, `to`.";
     SettingChanged "setting-changed" Info "Another setting was changed. `setting`, `from`, `to`.";
     Drained "drained" Info "The dirty blocks of a volume were written to its origin at an operator's request. `bytes`.";
     Pinned "pinned" Info "Ranges of a volume were pinned. `ranges`, `bytes`.";
-    Unpinned "unpinned" Info "Ranges of a volume are no longer pinned; without ranges, none is. `ranges`, `bytes`.";
+    Unpinned "unpinned" Info "Ranges of a volume are no longer pinned; without `ranges`, nothing is pinned any more. `ranges`, `bytes`.";
     RecoveredAfterCrash "recovered-after-crash" Info "A cache was not closed in order, and its content was recovered from its log. `milliseconds`.";
     SlowDevice "slow-device" Warning "A device does not answer. The `device` of the event names it if a start or stop waits for it.";
     Degraded "degraded" Warning "Requests to a device of a volume fail or hang; the volume is served as far as possible. `cause`: `cache-failed` (nothing new is written to it), `cache-errors`, `cache-hangs`, `origin-failed`, `origin-hangs`, `origin-shrunk`, `origin-read-only`, `origin-displaced` and `cache-displaced` (the path leads elsewhere), `origin-fenced` or `data-lost`; `error`.";
     ExportLost "export-lost" Warning "Another program has ended the block device of a volume; the volume gets another device. `former`: the device that it had.";
-    Recovered "recovered" Info "A volume that was degraded is served normally again. `seconds`: how long it was degraded.";
-    DataLost "data-lost" Error "Dirty blocks cannot be read any more. `ranges` and `bytes`: all that is lost of the volume.";
+    Recovered "recovered" Info "A volume that was degraded is served normally again. `seconds`: the time for which it was degraded.";
+    DataLost "data-lost" Error "Dirty blocks cannot be read any more. `ranges` and `bytes`: the lost data of the volume in all.";
     OperationFailed "operation-failed" Warning "A command on a volume failed. `verb`, `error`.";
 }
 
@@ -133,8 +133,8 @@ pub fn help_text() -> String {
     format!("Kinds of events, and their fields in JSON:\n{}", rows.collect::<String>())
 }
 
-/// Number of an event. Numbers increase, also over restarts of the daemon: they are microseconds since 1970, or one
-/// more than the one before.
+/// Number of an event. Numbers increase, also over restarts of the daemon: they are microseconds
+/// since 1970, or one more than the one before.
 #[derive(
     Clone,
     Copy,
@@ -163,7 +163,7 @@ pub struct Event {
     pub time: OffsetDateTime,
     /// Its kind.
     pub kind: EventKind,
-    /// How much it matters.
+    /// Its importance.
     pub severity: Severity,
     /// The volume that it is about, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -171,7 +171,7 @@ pub struct Event {
     /// The device that it is about, as the operator named it, if it is about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// What has happened, in one sentence.
+    /// The event in one sentence.
     pub message: String,
     /// Details by their names, which [`EventKind::help`] explains.
     #[serde(default)]

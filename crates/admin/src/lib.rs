@@ -2,14 +2,14 @@
 //!
 //! - [`name`]: names of volumes
 //! - [`profiles`]: settings that imitate other caches
-//! - [`api`]: every request, declared once; [`endpoint`]: what a declaration consists of
+//! - [`api`]: every request, declared once; [`endpoint`]: the parts of a declaration
 //! - [`request`]: bodies of requests
 //! - [`declared`]: the file that declares all volumes
 //! - [`ranges`]: ranges of a volume that are pinned, evicted or read ahead
 //! - [`report`]: state and statistics of a volume
-//! - [`activity`]: what happened between two reports
+//! - [`activity`]: rates between two reports
 //! - [`curve`]: hit ratios of caches of other sizes
-//! - [`event`]: what happened
+//! - [`event`]: events of volumes, devices and the daemon
 //! - [`operation`]: long-running operations and their progress
 //! - [`schema`]: JSON schemas of all of these, for the description of the API
 //! - [`error`]: why a request was refused

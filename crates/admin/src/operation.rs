@@ -79,7 +79,7 @@ pub enum OperationState {
 pub struct Operation {
     /// Its number.
     pub id: OperationId,
-    /// What it does: `create`, `set`, `flush`, `stop`, `start` or `delete`.
+    /// Its verb: `create`, `set`, `flush`, `stop`, `start` or `delete`.
     pub verb: String,
     /// The volume that it works on.
     pub volume: String,
@@ -89,7 +89,8 @@ pub struct Operation {
     pub progress: Progress,
     /// Milliseconds from its start until now, or until its end.
     pub elapsed_ms: u64,
-    /// Why it failed, if it did; while it is in progress, the device that it waits for with no way back, if it does.
+    /// Why it failed, if it did; while it is in progress, the device that it waits for with no way
+    /// back, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }

@@ -1,4 +1,4 @@
-//! The origin of a volume, and what its start has found out about it.
+//! The origin of a volume, and the check of it by the last start.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,13 +18,15 @@ pub struct OriginReport {
     /// Whether it is only read, and clients may only read; `null` while the volume is not served.
     #[serde(default)]
     pub read_only: Option<bool>,
-    /// Whether distance costs time on it, as the setting or the origin says; `null` while the volume is not served.
+    /// Whether distance costs time on it, as the setting or the origin says; `null` while the
+    /// volume is not served.
     #[serde(default)]
     pub rotational: Option<bool>,
-    /// What the last start has found out about it; `null` for a new volume and one that is not served.
+    /// The result of the check by the last start; `null` for a new volume and for one that is not
+    /// served.
     #[serde(default)]
     pub check: Option<OriginCheckReport>,
-    /// How its path has come apart from it; `null` if the path leads to it.
+    /// The way in which its path no longer leads to it; `null` if the path does.
     #[serde(default)]
     pub displaced: Option<DisplacedReport>,
 }
@@ -43,16 +45,16 @@ pub enum OriginFound {
     Other,
 }
 
-/// What the start of a volume has found out about its origin.
+/// The result of the check of an origin by the start of its volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OriginCheckReport {
     /// The result.
     pub found: OriginFound,
-    /// What shows that, or why more cannot be said.
+    /// The evidence for the result, or the reason why no more can be said.
     pub evidence: String,
     /// Clean cached blocks that were compared with the origin.
     pub compared: u64,
-    /// Those among them that differed.
+    /// Compared blocks that differed.
     pub differing: u64,
     /// Clean blocks that were dropped.
     pub dropped: u64,

@@ -80,8 +80,8 @@ impl Profile {
         self.settings.iter().filter(|choice| choice.setting != BLOCK_SIZE)
     }
 
-    /// Returns the commands that apply its settings to an existing volume. A volume without a RAM tier
-    /// gets one only when it is started.
+    /// Returns the commands that apply its settings to an existing volume. A volume without a RAM
+    /// tier gets one only when it is started.
     pub fn commands(&self) -> String {
         let assignments =
             self.changeable().map(|choice| format!(" {}={}", choice.setting, choice.value));

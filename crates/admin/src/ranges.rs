@@ -15,13 +15,13 @@ pub struct ByteRange {
     pub len: u64,
 }
 
-/// Body of `POST /v1/volumes/NAME/pin`, `unpin`, `evict` and `prefetch`. Blocks that a range touches are
-/// meant as a whole.
+/// Body of `POST /v1/volumes/NAME/pin`, `unpin`, `evict` and `prefetch`. Blocks that a range
+/// touches are meant as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RangesRequest {
-    /// The ranges, in any order. Without any, `unpin` means all that is pinned, and `prefetch` what the
-    /// RAM tier held.
+    /// The ranges, in any order. An empty list means all pinned ranges for `unpin`, and the blocks
+    /// that the RAM tier held for `prefetch`.
     #[serde(default)]
     pub ranges: Vec<ByteRange>,
 }
@@ -44,9 +44,9 @@ impl RangesRequest {
 pub struct PinReport {
     /// Bytes of pinned blocks.
     pub pinned: u64,
-    /// Of those, the bytes of blocks that are cached.
+    /// Pinned bytes of blocks that are cached.
     pub cached: u64,
-    /// Most bytes that can be pinned, of all volumes of the cache together.
+    /// The limit of pinned bytes, of all volumes of the cache together.
     pub most: u64,
     /// The ranges, ascending.
     pub ranges: Vec<ByteRange>,

@@ -33,9 +33,9 @@ pub use served::{RamTraffic, ServedBy, ServedReport};
 pub struct LogReport {
     /// The latest lines of the daemon's log, oldest first.
     pub lines: Vec<String>,
-    /// How many messages were left out of it because too many of their kind came.
+    /// Messages that are not in the log because too many of their kind came.
     pub left_out: u64,
-    /// How many lines are not on the daemon's stderr because its reader did not take them in time.
+    /// Lines that are not on the daemon's stderr because its reader did not take them in time.
     #[serde(default)]
     pub dropped: u64,
 }
@@ -107,15 +107,15 @@ impl VolumeState {
     }
 }
 
-/// How long the origin of a volume has rested since the volume was started. It rests while nothing has
-/// accessed it through the volume for a minute or more; `why.wake` counts what ended its rests.
+/// The rests of an origin since its volume was started. It rests while nothing has accessed it
+/// through the volume for a minute or more; `why.wake` counts the reasons that ended its rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct RestReport {
-    /// How often a rest has ended.
+    /// Rests that have ended.
     pub wakes: u64,
-    /// How long it has rested in all, in seconds, with the present rest.
+    /// Seconds of all rests, with the present one.
     pub rested_seconds: u64,
-    /// How long ago it was last accessed, in seconds.
+    /// Seconds since the last access.
     pub last_access_seconds: u64,
 }
 
@@ -128,16 +128,16 @@ pub struct CacheReport {
     pub size: u64,
     /// Bytes of cached blocks of all volumes; [`BlockReport::cached`] counts the volume's own.
     pub used: u64,
-    /// How much of the index is loaded, 0 to 1, while a cache that was closed in order is being
-    /// loaded: until then the counts of blocks include only these. `null`: all of it.
+    /// Share of the index that is loaded, 0 to 1, while a cache that was closed in order is being
+    /// loaded. Until then the counts of blocks include only this share. `null`: all of it.
     #[serde(default)]
     pub index_loaded: Option<f64>,
-    /// As that of the origin.
+    /// The way in which its path no longer leads to it; `null` if the path does.
     #[serde(default)]
     pub displaced: Option<DisplacedReport>,
 }
 
-/// Where a volume is exported.
+/// The addresses and devices at which clients find a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ExportReport {
     /// The first NBD URI; `null` while the volume is not served, or no address of NBD leads to it.
@@ -192,10 +192,10 @@ pub struct ByteReport {
     pub user_read: u64,
     /// Written by clients.
     pub user_written: u64,
-    /// Of the bytes that clients read, those that RAM alone answered.
+    /// Bytes read by clients that RAM alone answered.
     #[serde(default)]
     pub ram_read: u64,
-    /// Of the bytes that clients wrote, those that RAM took, to be written down later.
+    /// Bytes written by clients that RAM took, to be written down later.
     #[serde(default)]
     pub ram_written: u64,
     /// Read from the cache device.
@@ -209,8 +209,8 @@ pub struct ByteReport {
 }
 
 impl ByteReport {
-    /// The report of a volume with these counters, for which `cache_written` bytes were written to the
-    /// cache device.
+    /// The report of a volume with these counters, for which `cache_written` bytes were written to
+    /// the cache device.
     pub fn of(totals: &CounterTotals, cache_written: u64, ram: &RamTraffic) -> Self {
         ByteReport {
             user_read: totals.user_read_bytes + ram.read_bytes,
@@ -244,8 +244,8 @@ pub struct ErrorReport {
     pub checksum: u64,
     /// Dirty data that can no longer be read.
     pub lost: Vec<ByteRange>,
-    /// Dirty data that the origin does not take, although it takes other writes. It stays in the cache and is tried
-    /// again at least once a minute.
+    /// Dirty data that the origin does not take, although it takes other writes. It stays in the
+    /// cache and is tried again at least once a minute.
     pub refused: Vec<ByteRange>,
     /// The latest error, until it is resolved.
     pub last: Option<String>,
@@ -263,7 +263,7 @@ impl ErrorReport {
 pub struct WaitReport {
     /// The device as the operator named it.
     pub device: String,
-    /// How long it has not answered, in seconds.
+    /// Seconds for which it has not answered.
     pub seconds: u64,
     /// Why it could not be opened at the last attempt; absent if it does not answer at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -282,14 +282,14 @@ impl fmt::Display for WaitReport {
 pub struct VolumeReport {
     /// The volume's name.
     pub name: VolumeName,
-    /// How the cache handles reads and writes.
+    /// The mode: the way of reads and writes through the cache.
     #[schemars(schema_with = "crate::schema::mode")]
     pub mode: Mode,
     /// Whether it is paused or frozen.
     #[serde(default)]
     #[schemars(schema_with = "crate::schema::caching")]
     pub caching: Caching,
-    /// How blocks are chosen for eviction.
+    /// The replacement policy, which chooses blocks for eviction.
     #[schemars(schema_with = "crate::schema::policy")]
     pub policy: ReplacementKind,
     /// Block size in bytes.
@@ -311,9 +311,10 @@ pub struct VolumeReport {
     /// The RAM tier; `null` if the volume has none.
     #[serde(default)]
     pub ram: Option<RamReport>,
-    /// Where the volume is exported.
+    /// The addresses and devices at which clients find the volume.
     pub export: ExportReport,
-    /// The clients that have it open: one for each connection. The users of its block device are not among them.
+    /// The clients that have it open: one for each connection. The users of its block device are
+    /// not among them.
     #[serde(default)]
     pub clients: Vec<ClientReport>,
     /// Blocks in the cache.
@@ -321,7 +322,7 @@ pub struct VolumeReport {
     /// Progress of the origin; `null` unless the volume is ordered.
     #[serde(default)]
     pub ordered: Option<OrderReport>,
-    /// Who served the requests of clients since the start.
+    /// The share of RAM, cache and origin in serving clients since the start.
     #[serde(default)]
     pub served: ServedReport,
     /// Requests to the cache since the start; those that the RAM tier answers do not reach it.
@@ -389,7 +390,8 @@ impl VolumeReport {
         }
     }
 
-    /// Returns the bytes that are newer than the origin, but for those that only RAM has; `None`: unknown.
+    /// Returns the bytes that are newer than the origin, but for those that only RAM has; `None`:
+    /// unknown.
     pub fn dirty_bytes(&self) -> Option<u64> {
         (self.blocks.known || self.state.has_counts())
             .then(|| self.blocks.dirty.saturating_mul(self.block_size))
@@ -425,7 +427,7 @@ pub struct VolumeSummary {
     pub name: VolumeName,
     /// State of the volume.
     pub state: VolumeState,
-    /// How the cache handles reads and writes.
+    /// The mode: the way of reads and writes through the cache.
     #[schemars(schema_with = "crate::schema::mode")]
     pub mode: Mode,
     /// Whether it is paused or frozen.
@@ -481,8 +483,8 @@ pub struct VolumeList {
     pub volumes: Vec<VolumeSummary>,
 }
 
-/// The reports of all volumes. They are made without counting anything: [`BlockReport::cached`] of volumes that share
-/// a cache is as of the last count, and `known` says whether there was one.
+/// The reports of all volumes. They are made without counting anything: [`BlockReport::cached`] of
+/// volumes that share a cache is as of the last count, and `known` says whether there was one.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ReportList {
     /// The volumes in the order of their creation.
@@ -505,7 +507,7 @@ pub struct DaemonReport {
     /// The program that it runs.
     #[serde(default)]
     pub program: String,
-    /// How often its program was replaced without disconnecting clients.
+    /// Replacements of its program without disconnecting clients.
     #[serde(default)]
     pub hand_overs: u64,
     /// Whether every volume is served again that was served when it began.

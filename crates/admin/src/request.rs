@@ -37,8 +37,9 @@ pub struct CreateRequest {
     /// and block size, alignment and settings are read from the device.
     #[serde(default)]
     pub adopt: bool,
-    /// With `adopt`, the name that the cache device has for the volume, if that is another one: it is renamed there, and
-    /// gets a new UUID. So can a copy of a cache device be used beside the original.
+    /// With `adopt`, the name that the cache device has for the volume, if that is another one: it
+    /// is renamed there, and gets a new UUID. So can a copy of a cache device be used beside the
+    /// original.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_as: Option<VolumeName>,
     /// Settings that differ from the profile, or else from the defaults.
@@ -116,8 +117,8 @@ pub struct DeleteRequest {
     /// Discard the dirty blocks instead of writing them back first.
     #[serde(default)]
     pub discard_dirty: bool,
-    /// Wipe the cache device afterwards, so that it shows no mark of Forebay any more; refused if it holds
-    /// other volumes.
+    /// Wipe the cache device afterwards, so that it shows no mark of Forebay any more; refused if
+    /// it holds other volumes.
     #[serde(default)]
     pub wipe: bool,
     /// Cut off its clients and the users of its block device.

@@ -23,7 +23,7 @@ pub enum Survives {
     /// No failure, until a flush: the effect may be only in the memory of the daemon.
     #[default]
     Nothing,
-    /// The end of the daemon, in any way: a device has it, perhaps in a volatile write cache.
+    /// Any end of the daemon: a device has the data, perhaps in a volatile write cache.
     Daemon,
     /// A power failure: it is durable, as FUA demands.
     PowerLoss,

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn durations_are_read_back_as_written() {
         for millis in [0, 1, 999, 1000, 1500, 30_000, 60_000, 90_000, 3_600_000, 86_400_000] {
             let duration = Duration::from_millis(millis);
             assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));

@@ -15,8 +15,8 @@ impl Settings {
         if self.caching == Caching::Paused { Mode::Passthrough } else { self.mode }
     }
 
-    /// Returns whether the volume may have dirty blocks for long: its mode makes some, and it is not
-    /// paused.
+    /// Returns whether the volume may have dirty blocks for long: its mode makes some, and it is
+    /// not paused.
     pub fn keeps_dirty(&self) -> bool {
         matches!(self.effective_mode(), Mode::Writeback | Mode::Writeonly)
     }

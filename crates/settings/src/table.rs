@@ -98,28 +98,28 @@ settings! {
 operator {
     mode: Mode = Mode::Writeback, Volume, None,
         SettingKind::Choice { words: Mode::WORDS },
-        "How the cache handles reads and writes; leaving writeback first writes all dirty blocks to the origin.";
+        "The way of reads and writes through the cache. Leaving writeback first writes all dirty blocks to the origin.";
     caching: Caching = Caching::On, Volume, Some(49),
         SettingKind::Choice { words: Caching::WORDS },
-        "Whether the volume caches as its mode says (on), serves and updates what is cached but lets nothing else enter (frozen), or passes all requests through to the origin after everything that only the cache has was written there (paused); see resume, freeze and pause.";
+        "on: the volume caches as its mode says. frozen: cached blocks are served and updated, but no others enter. paused: after writeback of all dirty blocks, all requests go to the origin. See resume, freeze and pause.";
     export: ExportSet = ExportSet::default(), Volume, Some(52),
         SettingKind::List { words: ExportSet::WORDS },
-        "The front ends of the volume: NBD at the daemon's addresses (nbd, always among them); a block device of this machine, by ublk (ublk), FUSE and a loop device (fuse), the kernel's NBD client (nbd-kernel), or the first of these that the host has (auto); a socket for a virtual machine (vhost-user, or vhost-user=PATH).";
+        "The front ends of the volume: NBD at the daemon's addresses (nbd, always included); a block device of this machine, by ublk (ublk), FUSE and a loop device (fuse), the kernel's NBD client (nbd-kernel), or the first of these that the host has (auto); a socket for a virtual machine (vhost-user, or vhost-user=PATH).";
     nbd: NbdReach = NbdReach::Local, Volume, Some(66),
         SettingKind::Choice { words: NbdReach::WORDS },
-        "Which clients of NBD find the volume: those at unix sockets and at TCP addresses (all), those at unix sockets (local), or none (off), which has no effect on its block devices; all for a volume of a version without this setting.";
+        "NBD clients that find the volume: those at unix sockets and at TCP addresses (all), those at unix sockets (local), or none (off). Block devices of the volume are not affected. Volumes created by a version without this setting have all.";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
-        "How blocks are chosen for eviction; shared by all volumes of a cache device.";
+        "The replacement policy, which chooses blocks for eviction; all volumes of a cache device share it.";
     durability: Durability = Durability::Flush, Volume, None,
         SettingKind::Choice { words: Durability::WORDS },
-        "When a write is acknowledged: on stable media (strict), in RAM until a flush or commit_interval (flush), or in the RAM tier until a flush or for the time of defer (deferred).";
+        "The place of a write when it is acknowledged: stable media (strict); RAM, until a flush or for commit_interval (flush); or the RAM tier, until a flush or for defer (deferred).";
     sequential_cutoff: u64 = 4 << 20, Volume, Some(1),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
         "A sequential stream this long bypasses the cache where that loses nothing; 0 is off.";
     admission: Admission = Admission::Always, Volume, Some(16),
         SettingKind::CountedChoice { words: &["always", "second-hit"], counted: "ghost", min: 1, max: Admission::MOST as u64 },
-        "Which missed blocks enter the cache: always, all of them, but below a RAM tier no block that is read for the first time; second-hit, those missed before and still remembered, with a memory of as many blocks as the cache holds; ghost:N, the same with a memory N times as large, at 2 bytes of RAM per block remembered.";
+        "Missed blocks that enter the cache. always: all, but below a RAM tier only blocks that were read before. second-hit: blocks that were missed before and are still remembered; as many blocks are remembered as the cache holds. ghost:N: the same, with N times as many, at 2 bytes of RAM per remembered block.";
     write_budget: u64 = 0, Volume, Some(17),
         SettingKind::Bytes { min: 0, max: 1 << 50 },
         "Bytes per day that may be written to the cache device before fills are refused; dirty data is always written; 0 is no limit.";
@@ -131,10 +131,10 @@ operator {
         "Bytes per second that the volume's clients may read and write, at least 64K; 0 is no limit.";
     share_min: u8 = 0, Volume, Some(57),
         SettingKind::Percent { min: 0, max: 60 },
-        "Share of the cache whose clean data of this volume is not displaced by other volumes; with pinned ranges up to 60 for all volumes, divided if they ask for more.";
+        "Share of the cache up to which other volumes do not displace clean data of this one. All volumes together get at most 60, pinned ranges included, divided if they ask for more.";
     share_max: u8 = 100, Volume, Some(58),
         SettingKind::Percent { min: 1, max: 100 },
-        "Share of the cache that the volume may have; above it, its own blocks leave, and writers are slowed down if they are dirty.";
+        "Largest share of the cache for the volume. Above it the volume's own blocks are evicted, and its writers are slowed down if those blocks are dirty.";
     promote: u64 = 0, Volume, Some(20),
         SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20, zero_is_off: true },
         "When a missed block enters the cache, its neighbours in the aligned range of this many bytes are read and enter with it.";
@@ -143,10 +143,10 @@ operator {
         "While reads from the cache device take longer than this on average, clean data is read from the origin and nothing is filled.";
     congested_write_threshold: Duration = Duration::ZERO, Volume, Some(19),
         SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
-        "The same while writes to the cache device take longer than this on average.";
-    // 50, as in dm-writecache: dirty blocks cannot be evicted, and half of the cache stays for reads.
-    // EnhanceIO starts at 30 and bcache keeps 10, which gives overwrites less time to be absorbed and
-    // neighbours less time to arrive.
+        "While writes to the cache device take longer than this on average, clean data is read from the origin and nothing is filled.";
+    // 50, as in dm-writecache: dirty blocks cannot be evicted, and half of the cache stays for
+    // reads. EnhanceIO starts at 30 and bcache keeps 10, which gives overwrites less time to be
+    // absorbed and neighbours less time to arrive.
     dirty_high: u8 = 50, Volume, Some(3),
         SettingKind::Percent { min: 0, max: 100 },
         "Writeback starts when this share of the cache is dirty, whatever the load.";
@@ -180,7 +180,7 @@ operator {
         "Whether dirty blocks are written back in the background at all.";
     writeback: Laziness = Laziness::Eager, Volume, Some(55),
         SettingKind::Choice { words: Laziness::WORDS },
-        "Whether dirty blocks are written back after dirty_age and idle (eager), or kept, however old, so that the origin's disk can sleep (lazy): until dirty_high or cache_dirty_high is reached, quiet_hours begin, or a client has accessed the origin anyway; then all are written back.";
+        "eager: dirty blocks are written back after dirty_age and idle. lazy: they are kept, however old, so that the origin's disk can sleep, until dirty_high or cache_dirty_high is reached, quiet_hours begin, or a client accesses the origin; then all are written back.";
     // As in bcache: twice the 32 that a SATA disk sorts by itself, so that its queue never runs
     // short.
     writeback_depth: u32 = 64, Volume, Some(7),
@@ -188,29 +188,29 @@ operator {
         "Writes to the origin that background writeback keeps in flight.";
     ordered: bool = false, Volume, Some(32),
         SettingKind::Switch,
-        "Whether writes reach the origin in the order of flushes, so that it is always in a state that a power cut could leave on a disk; for mode=writeback and mode=writeonly.";
+        "Whether writes reach the origin in the order of flushes. The origin is then always in a state that a power cut could leave on a disk. For mode=writeback and mode=writeonly.";
     read_only: bool = false, Volume, Some(64),
         SettingKind::Switch,
-        "Whether clients may only read: the origin is opened for reading only, as a write-protected device has to be, and every front end exports the volume as read-only; takes effect when the volume is next started.";
+        "Whether clients may only read. The origin is opened for reading only, as a write-protected device requires, and every front end exports the volume as read-only. Takes effect when the volume is next started.";
     sector_size: SectorSize = SectorSize::Auto, Volume, Some(65),
         SettingKind::Choice { words: SectorSize::WORDS },
-        "The logical sectors that clients see, in which partition tables count: those of the origin (auto), which are 512 bytes for a file; or 512 or 4096 bytes whatever the origin has. Takes effect when the volume is next started.";
+        "Size of the logical sectors that clients see and that partition tables count in: that of the origin (auto; 512 bytes for a file), 512 bytes, or 4096 bytes. Takes effect when the volume is next started.";
     rotational: Rotational = Rotational::Auto, Volume, Some(56),
         SettingKind::Choice { words: Rotational::WORDS },
-        "Whether distance costs time on the origin: as it says itself (auto); yes, it is a disk whose head has to move; no, it is an SSD or behind a network. Virtual disks often say yes where no is right.";
+        "Whether distance costs time on the origin. auto: as the origin reports. yes: it is a disk whose head has to move. no: it is an SSD or behind a network. Virtual disks often report yes where no is right.";
     // Skipping 64 KiB takes a 7,200 rpm disk 0.5 ms, and writing it not much more. A separate
     // command behind the gap takes 3 ms when few blocks are dirty, or a part of a revolution of 8
     // ms when many are.
     writeback_gap: u32 = 64 << 10, Volume, Some(26),
         SettingKind::Bytes { min: 0, max: 1 << 20 },
-        "Clean cached blocks between two dirty ones are written back with them if they are at most this many bytes; 0 is never.";
+        "Largest gap of clean cached blocks, in bytes, that is written back with the dirty blocks on both sides; 0 is never.";
     // A tenth of the random write rate of a 7,200 rpm disk. (bcache: 4 KiB.)
     writeback_rate_min: u64 = 128 << 10, Volume, Some(23),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
         "Writeback is never slowed down below this many bytes per second in favour of clients; 0 means 4K.";
     writeback_rate_max: u64 = 0, Volume, Some(24),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
-        "Most bytes per second of writeback, unless a client or an operator waits for it; 0 is no limit.";
+        "Largest rate of writeback in bytes per second, unless a client or an operator waits for it; 0 is no limit.";
     // About five times the random read latency of an idle 7,200 rpm disk. It is a mean over some
     // seconds, and more latency is tolerated the more is dirty.
     writeback_latency: Duration = Duration::from_millis(50), Volume, Some(25),
@@ -218,7 +218,7 @@ operator {
         "Writeback slows down while clients' requests on the origin take longer than this on average, or twice this at dirty_high.";
     quiet_hours: Option<QuietHours> = None, Volume, Some(27),
         SettingKind::Hours,
-        "Local time of day when clients are quiet: all dirty blocks are then written back at full rate; at other times dirty_age and idle write back at writeback_rate_min only.";
+        "Local time of day at which clients are quiet. All dirty blocks are written back at full rate then; at other times dirty_age and idle write back at writeback_rate_min only.";
     ram: u64 = 0, Volume, Some(40),
         SettingKind::Bytes { min: 0, max: 1 << 50 },
         "Bytes of RAM that hold copies of blocks in front of the cache device; 0 is none. Switching it on or off takes effect when the volume is next started.";
@@ -227,10 +227,10 @@ operator {
         "Unit of caching in RAM; takes effect when the volume is next started.";
     ram_policy: ReplacementKind = ReplacementKind::S3Fifo, Volume, Some(42),
         SettingKind::Choice { words: ReplacementKind::WORDS },
-        "How blocks are chosen for eviction from RAM.";
+        "The replacement policy of the RAM tier, which chooses blocks for eviction.";
     ram_strategy: RamStrategy = RamStrategy::ReadWrite, Volume, Some(43),
         SettingKind::Choice { words: RamStrategy::WORDS },
-        "Which requests the RAM tier caches.";
+        "The requests that the RAM tier caches.";
     ram_lock: bool = false, Volume, Some(51),
         SettingKind::Switch,
         "Whether the RAM tier is locked in memory, so that it is never swapped out; it then gives nothing back while memory is short.";
@@ -239,16 +239,16 @@ operator {
         "With durability=deferred, the time within which a write is written down from RAM; a crash loses the unflushed writes of this time.";
     write_down: WriteDown = WriteDown::Interval, Volume, Some(45),
         SettingKind::Choice { words: WriteDown::WORDS },
-        "When deferred writes are written down: all at once, shortly before the oldest is due (interval); in equal parts (average); while the device is idle (idle); as soon as possible (buffer); only when space runs short, at a stop and on demand (infinite).";
+        "The time at which deferred writes are written down: all at once, shortly before the oldest is due (interval); in equal parts (average); while the device is idle (idle); as soon as possible (buffer); only when space runs short, at a stop and on demand (infinite).";
     ram_write_share: u8 = 100, Volume, Some(46),
         SettingKind::Percent { min: 1, max: 100 },
-        "Largest share of the RAM tier that deferred writes may take; reads have the rest, and whatever writes do not need.";
+        "Largest share of the RAM tier for deferred writes. Reads have the rest, and the part of this share that writes do not use.";
     prefetch: bool = false, Volume, Some(50),
         SettingKind::Switch,
         "Whether every start of the volume loads the blocks into the RAM tier that it held at the last orderly stop.";
     ignore_flush: bool = false, Volume, Some(47),
         SettingKind::Switch,
-        "DANGEROUS, for scratch data only: with durability=deferred, flushes and FUA are acknowledged at once, so that a crash loses what file systems and databases believe to be durable.";
+        "DANGEROUS, for scratch data only: with durability=deferred, flushes and FUA are acknowledged at once, so that a crash loses data that file systems and databases take for durable.";
     commit_interval: Duration = Duration::from_secs(1), Volume, Some(9),
         SettingKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
         "With durability=flush, the longest time that an unflushed write stays only in RAM.";
@@ -261,7 +261,7 @@ internal {
         "Largest write to the origin, in bytes, but at least one block.";
     version: u64 = 0, Some(48),
         SettingKind::Count { min: 0, max: u64::MAX },
-        "How often an operator has changed the volume, as recorded on the cache device.";
+        "Number of changes of the volume by operators, as recorded on the cache device.";
 }
 }
 
@@ -311,8 +311,8 @@ impl Setting {
 }
 
 impl Settings {
-    /// Returns the values that hold where stored settings, or those of another version, say nothing: the defaults, except
-    /// where a volume from before a setting keeps what it had.
+    /// Returns the values that hold where stored settings, or those of another version, say
+    /// nothing: the defaults, except where a volume from before a setting keeps what it had.
     pub fn unsaid() -> Self {
         Settings { nbd: NbdReach::All, ..Settings::default() }
     }

@@ -2,8 +2,8 @@
 
 use crate::table::{INTERNAL, SETTINGS, Setting, Settings};
 
-/// From this tag on, settings that are as [`Settings::unsaid`] are left out: each tag takes space in the volume table,
-/// which many volumes need for the samples of their origins. Their values
+/// From this tag on, settings that are as [`Settings::unsaid`] are left out: each tag takes space
+/// in the volume table, which many volumes need for the samples of their origins. Their values
 /// there must not change.
 const OMITTED_FROM: u16 = 40;
 
@@ -21,7 +21,8 @@ impl Settings {
         tags
     }
 
-    /// As [`Settings::to_tags`], plus those of `old` that only a later version knows.
+    /// Returns the tags of [`Settings::to_tags`], and those of `old` that only a later version
+    /// knows.
     pub fn to_tags_beside(&self, old: &[(u16, u64)]) -> Vec<(u16, u64)> {
         let mut tags = self.to_tags();
         tags.extend(old.iter().filter(|(tag, _)| Setting::of_tag(*tag).is_none()));

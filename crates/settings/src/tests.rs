@@ -145,7 +145,7 @@ fn settings_of_a_later_program_are_kept_when_others_are_changed() {
 }
 
 #[test]
-fn what_is_shared_is_taken_over_and_nothing_else() {
+fn only_shared_settings_are_taken_over() {
     let one =
         set("policy=fifo cache_dirty_high=90 cache_dirty_low=80 dirty_high=70").expect("good");
     let mut other = Settings::default();

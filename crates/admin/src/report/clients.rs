@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How a client is connected.
+/// The connection of a client.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -20,11 +20,12 @@ pub enum Transport {
 pub struct ClientReport {
     /// The front end, as in the setting `export`.
     pub front_end: String,
-    /// How it is connected.
+    /// Its connection.
     pub transport: Transport,
     /// The address and port of a client by TCP; `null` for others, and if it is unknown.
     pub address: Option<String>,
-    /// The process that has connected by the unix socket; `null` for others, and if the daemon cannot see it.
+    /// The process that has connected by the unix socket; `null` for others, and if the daemon
+    /// cannot see it.
     pub pid: Option<u32>,
     /// The name of that process; `null` if it has ended.
     pub process: Option<String>,

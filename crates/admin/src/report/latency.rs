@@ -1,4 +1,4 @@
-//! Latencies of requests, and what the devices below did for them.
+//! Latencies of requests, and of operations on the devices below.
 
 use forebay_core::LatencyCounts;
 use schemars::JsonSchema;
@@ -30,13 +30,13 @@ pub struct Latency {
 /// end itself and the network are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct LatencyReport {
-    /// Of reads.
+    /// Latencies of reads.
     pub read: Latency,
-    /// Of writes, and of zeroes that are written as data.
+    /// Latencies of writes, and of zeroes that are written as data.
     pub write: Latency,
-    /// Of flushes.
+    /// Latencies of flushes.
     pub flush: Latency,
-    /// Of discards, and of zeroes that are not written as data.
+    /// Latencies of discards, and of zeroes that are not written as data.
     #[serde(default)]
     pub discard: Latency,
 }
@@ -53,13 +53,14 @@ impl LatencyReport {
     }
 }
 
-/// Operations of one kind on a device, as seen from one volume or cache: since it was started or opened.
+/// Operations of one kind on a device, as seen from one volume or cache: since it was started or
+/// opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OpReport {
-    /// Bytes of those that succeeded.
+    /// Bytes of the operations that succeeded.
     pub bytes: u64,
-    /// Those that failed.
+    /// Operations that failed.
     pub errors: u64,
     /// Latencies of all that ended.
     #[schemars(schema_with = "crate::schema::latencies")]
@@ -108,7 +109,7 @@ pub struct DevicesReport {
 pub struct WritebackReport {
     /// Bytes written back per second, a mean over the last ten seconds or so.
     pub bytes_per_second: f64,
-    /// How long it takes at this rate until nothing is dirty, if nothing else becomes dirty, in seconds;
-    /// `null` while data is dirty and nothing is written back.
+    /// Seconds at this rate until nothing is dirty, if nothing else becomes dirty; `null` while
+    /// data is dirty and nothing is written back.
     pub seconds_to_clean: Option<f64>,
 }

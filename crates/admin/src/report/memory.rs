@@ -1,4 +1,4 @@
-//! RAM: what the daemon uses, and the RAM tier of a volume.
+//! RAM that the daemon uses, and the RAM tier of a volume.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -101,23 +101,24 @@ pub struct RamReport {
     pub fills: u64,
     /// Blocks that left to make room.
     pub evictions: u64,
-    /// Of these, blocks that had been read again and were offered to the cache.
+    /// Evicted blocks that had been read again in RAM and were offered to the cache.
     pub offers: u64,
     /// Bytes that only RAM has now.
     pub deferred: u64,
     /// Bytes written to RAM, to be written down later.
     pub deferred_written: u64,
-    /// Of these, bytes that were overwritten in RAM first.
+    /// Deferred bytes that were overwritten in RAM before they were written down.
     pub coalesced: u64,
-    /// Of these, bytes that a discard, zeroes or another write replaced below first.
+    /// Deferred bytes that a discard, zeroes or another write replaced below before they were
+    /// written down.
     pub superseded: u64,
-    /// Of these, bytes that were written down.
+    /// Deferred bytes that were written down.
     pub written_down: u64,
-    /// Of these, bytes that were written down early because space ran short.
+    /// Bytes that were written down early because space ran short.
     pub urgent: u64,
     /// Requests in which they were written down.
     pub write_downs: u64,
-    /// Of these, requests with data that had waited for longer than `defer`.
+    /// Requests with data that had waited for longer than `defer`.
     pub late_write_downs: u64,
     /// Requests that failed; their data still waits.
     pub failed_write_downs: u64,

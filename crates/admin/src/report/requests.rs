@@ -20,10 +20,10 @@ pub struct RequestReport {
     pub write_misses: u64,
     /// Requests that bypassed the cache; [`VolumeReport::why`] has all reasons.
     pub bypassed: u64,
-    /// Of those: part of a sequential stream.
+    /// Requests that bypassed the cache as part of a sequential stream.
     #[serde(default)]
     pub bypassed_sequential: u64,
-    /// Of those: because of the mode.
+    /// Requests that bypassed the cache because of the mode.
     #[serde(default)]
     pub bypassed_mode: u64,
     /// Flushes.

@@ -1,4 +1,4 @@
-//! Who served the requests of clients: RAM, the cache, or the origin.
+//! The share of RAM, cache and origin in serving the requests of clients.
 
 use forebay_core::CounterTotals;
 use schemars::JsonSchema;
@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServedReport {
-    /// Reads: answered from RAM alone, from the cache, or with something from the origin. The last ones
-    /// are those that have a reason in [`forebay_core::why::Why::miss`].
+    /// Reads: answered from RAM alone, from the cache, or with something from the origin. The last
+    /// ones are those that have a reason in [`forebay_core::why::Why::miss`].
     pub reads: ServedBy,
-    /// Writes, by the first that had all of the data when they were acknowledged: RAM, from where they
-    /// are written down later; the cache; or the origin. Zeroes that are written as data count.
+    /// Writes, by the first that had all of the data when they were acknowledged: RAM, from where
+    /// they are written down later; the cache; or the origin. Zeroes that are written as data
+    /// count.
     pub writes: ServedBy,
 }
 
@@ -20,17 +21,17 @@ pub struct ServedReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ServedBy {
-    /// All of them.
+    /// All requests.
     pub total: u64,
-    /// By the RAM tier.
+    /// Requests served by the RAM tier.
     pub ram: u64,
-    /// By the cache: its device, or what is on its way there.
+    /// Requests served by the cache: from its device, or from data on the way there.
     pub cache: u64,
-    /// By the origin, alone or together with the cache.
+    /// Requests served by the origin, alone or together with the cache.
     pub origin: u64,
 }
 
-/// What a RAM tier has counted, since the volume was started.
+/// The counters of a RAM tier, since the volume was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RamTraffic {
     /// Reads answered from RAM alone.
@@ -60,14 +61,14 @@ impl ServedBy {
 }
 
 impl ServedReport {
-    /// The report of a volume with these counters, which include what its RAM tier, if any, has read and
-    /// written below.
+    /// The report of a volume with these counters, which include what its RAM tier, if any, has
+    /// read and written below.
     pub fn of(totals: &CounterTotals, ram: &RamTraffic) -> Self {
         let missed = totals.read_partial + totals.read_misses;
         let below = totals.write_hits + totals.write_misses;
         let through = totals.write_through.min(below);
-        // Deferred data that was written down counts below as well. It cannot be told from what was
-        // passed on at once, but the mode sends both the same way.
+        // Deferred data that was written down is counted below as well, and looks there like data
+        // that was passed on at once. The mode sends both the same way.
         let passed = if ram.writes == 0 { below } else { ram.passed_writes };
         let to_origin = u128::from(passed) * u128::from(through) / u128::from(below.max(1));
         let to_origin = u64::try_from(to_origin).unwrap_or(passed);
