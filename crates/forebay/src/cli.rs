@@ -59,8 +59,8 @@ pub(crate) struct Cli {
     #[arg(value_hint = ValueHint::FilePath, display_order = 900)]
     pub(crate) socket: Option<PathBuf>,
 
-    /// How long to wait for each answer of the daemon, in seconds or as a duration like 500ms or 2m; an operation that is
-    /// in progress takes as long as it takes [default: 30]
+    /// Time limit for each answer of the daemon, in seconds or as a duration like 500ms or 2m; an
+    /// operation in progress has no limit [default: 30]
     #[arg(
         long,
         global = true,
@@ -84,7 +84,7 @@ pub(crate) enum Verb {
     Daemon(Box<DaemonArgs>),
     /// Create a volume, serve it, print its block device or NBD URI
     Create(CreateArgs),
-    /// Make the volumes what a file declares; a second run changes nothing
+    /// Make the volumes match a file that declares them; a second run changes nothing
     Apply(ApplyArgs),
     /// Show the profiles of create --profile: their settings and sources
     Profiles(ProfilesArgs),
@@ -96,7 +96,7 @@ pub(crate) enum Verb {
     /// Watch the volumes: hits, requests, latencies, dirty data and writeback
     #[command(after_help = top::keys())]
     Top(TopArgs),
-    /// Print what happened to volumes, devices and the daemon
+    /// Print events of volumes, devices and the daemon
     #[command(after_help = forebay_admin::event::help_text())]
     Events(EventsArgs),
     /// Change settings of a volume
@@ -106,19 +106,19 @@ pub(crate) enum Verb {
     Flush(NameArgs),
     /// Write everything to the origin that only the cache has, then pass all requests through to it
     Pause(NameArgs),
-    /// Serve and update what is cached, and let nothing else enter the cache
+    /// Serve and update cached blocks, and let no others enter the cache
     Freeze(NameArgs),
     /// Cache again after pause or freeze
     Resume(NameArgs),
-    /// Discard what is cached of a volume; data that is not on the origin yet stays
+    /// Discard cached data of a volume; data that is not on the origin yet stays
     Drop(DropArgs),
-    /// Load ranges or files into the cache; without any, what RAM held at the last stop
+    /// Load ranges or files into the cache; without any, the blocks that RAM held at the last stop
     Prefetch(PrefetchArgs),
-    /// Keep ranges or files in the cache, and load them; without any, print what is pinned
+    /// Keep ranges or files in the cache, and load them; without any, print the pinned ranges
     Pin(PinArgs),
     /// Let ranges or files be evicted again
     Unpin(UnpinArgs),
-    /// Discard what is cached of ranges or files; data that is not on the origin yet stays
+    /// Discard cached data of ranges or files; data that is not on the origin yet stays
     Evict(EvictArgs),
     /// Show the daemon's memory, or change its limit
     Memory(MemoryArgs),
@@ -132,13 +132,13 @@ pub(crate) enum Verb {
     Check(CheckArgs),
     /// Print the content of a cache device that no daemon uses; changes nothing
     Dump(DumpArgs),
-    /// Say what a block device is to Forebay; changes nothing
+    /// Print the role of a block device for Forebay; changes nothing
     Probe(ProbeArgs),
     /// Show the effect of a cache on modelled disks, and that a crash loses nothing
     Demo(DemoArgs),
-    /// Say what this host lacks, and which front end suits it
+    /// Check this host for missing parts, and recommend a front end
     Doctor(DoctorArgs),
-    /// Collect what a bug report needs into an archive, without data of volumes and without secrets
+    /// Collect a bug report's files into an archive, without data of volumes and without secrets
     Support(SupportArgs),
     /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
@@ -151,7 +151,7 @@ pub(crate) enum Verb {
         #[arg(allow_hyphen_values = true)]
         task: Vec<std::ffi::OsString>,
     },
-    /// Print the version of what one program hands over to the next
+    /// Print the version of the list that one program hands over to the next
     #[command(name = forebay_daemon::HAND_OVER_VERB, hide = true)]
     HandOverVersion,
     /// Print a completion script for a shell

@@ -34,8 +34,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Addresses the daemon at the given socket, or at the default one. Each answer may take as long as `timeout`, or half
-    /// a minute.
+    /// Addresses the daemon at the given socket, or at the default one. Each answer may take as
+    /// long as `timeout`, or half a minute.
     ///
     /// # Errors
     /// The path cannot be that of a socket.
@@ -46,7 +46,7 @@ impl Client {
         Ok(Client { socket: paths::admin_socket(socket)?, patience: Patience::new(timeout) })
     }
 
-    /// Returns a client that says nothing while it waits, for at most `limit`.
+    /// Returns a client that prints nothing while it waits, for at most `limit`.
     pub(crate) fn silently(&self, limit: Duration) -> Self {
         Client { patience: self.patience.silently(limit), ..self.clone() }
     }
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use forebay_testkit::TempDir;
 
-    /// Returns what the client makes of these bytes.
+    /// Returns the client's result for these bytes.
     fn answered_with(answer: &[u8]) -> Result<serde_json::Value, String> {
         let dir = TempDir::new("client");
         let listener = UnixListener::bind(dir.path().join("s")).expect("free");

@@ -48,7 +48,7 @@ pub(crate) fn code(outcome: Outcome) -> u8 {
     }
 }
 
-/// Writes one line to stderr, of which nothing depends: one that cannot be written is lost.
+/// Writes one line to stderr. Nothing depends on it: a line that cannot be written is lost.
 pub(crate) fn note(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
@@ -77,7 +77,7 @@ pub(crate) fn usage(error: &clap::Error, verb: Option<&str>) -> u8 {
     u8::try_from(error.exit_code()).unwrap_or(2)
 }
 
-/// Names the argument that is not UTF-8. The parser does not say which it is.
+/// Names the argument that is not UTF-8, because the parser's error does not.
 fn not_text(arguments: impl Iterator<Item = OsString>) -> String {
     let bad = arguments.skip(1).enumerate().find(|(_, argument)| argument.to_str().is_none());
     let Some((number, argument)) = bad else { return "an argument is not UTF-8".to_owned() };

@@ -5,7 +5,7 @@
 //! - `verbs`: one file per verb, with its arguments; `values`: their parsers
 //! - `client`: the client of the daemon
 //! - `misaligned`: partitions that do not begin where blocks do
-//! - `process`: what a daemon that does not answer is doing
+//! - `process`: the state of a daemon that does not answer
 //! - `sparse`: files whose filesystem is too small for them
 //! - `uevent`: tells udev about new volumes
 //! - `output`: tables and other text for people

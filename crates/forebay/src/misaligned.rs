@@ -1,5 +1,6 @@
-//! Partitions that do not begin where blocks do: on an origin, blocks of a file system there lie across two
-//! blocks of the cache; on a disk with larger physical blocks, its writes become reads and writes.
+//! Partitions that do not begin where blocks do: on an origin, blocks of a file system there lie
+//! across two blocks of the cache; on a disk with larger physical blocks, its writes become reads
+//! and writes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +13,8 @@ use forebay_device::{partitions, signature};
 use crate::output::note;
 use forebay_daemon::devices::path_of;
 
-/// Says in one line for each device of a new volume that something in it, or it itself, is misaligned.
+/// Says in one line for each device of a new volume that something in it, or it itself, is
+/// misaligned.
 pub(crate) fn warn(report: &VolumeReport) {
     let grid = Grid { block: report.block_size, alignment: report.alignment };
     let origin = path_of(&report.origin.path);
@@ -25,14 +27,15 @@ pub(crate) fn warn(report: &VolumeReport) {
     }
 }
 
-/// Where the blocks of a volume begin on its origin: at multiples of `block`, less `alignment`.
+/// The grid of a volume's blocks on its origin: multiples of `block`, less `alignment`.
 struct Grid {
     block: u64,
     alignment: u64,
 }
 
 impl Grid {
-    /// Returns a warning about the first partition on an origin that does not begin where a block does.
+    /// Returns a warning about the first partition on an origin that does not begin where a block
+    /// does.
     fn first_outside(&self, origin: &Path) -> Option<String> {
         let head = File::open(origin).and_then(signature::read_head).ok()?;
         let found = partitions::starts(&head).into_iter();
@@ -40,7 +43,7 @@ impl Grid {
             .filter_map(|(number, start)| Some((number, start, self.fitting(start)?)))
             .next()?;
         Some(format!(
-            "partition {number} of {} starts at byte {start}, not where a block of the cache does, so that its blocks take two each; create the volume with --alignment {fitting}",
+            "partition {number} of {} starts at byte {start}, inside of a block of the cache, so that each of its blocks takes two; create the volume with --alignment {fitting}",
             origin.display()
         ))
     }
@@ -60,14 +63,14 @@ fn across_physical_blocks(device: &Path) -> Option<String> {
     let (start, physical) = geometry(Path::new(&format!("/sys/dev/block/{major}:{minor}")))?;
     (!start.is_multiple_of(physical)).then(|| {
         format!(
-            "{} starts at byte {start} of its disk, not at one of the disk's physical blocks of {physical} bytes, which makes writes slow; a partition at a multiple of them would not",
+            "{} starts at byte {start} of its disk, which is not a multiple of the disk's physical blocks of {physical} bytes, so that writes are slow; use a partition that starts at a multiple",
             device.display()
         )
     })
 }
 
-/// Returns the first byte of a partition on its disk, and the disk's physical block; `None`: it is no
-/// partition. The disk itself may begin within a physical block.
+/// Returns the first byte of a partition on its disk, and the disk's physical block; `None`: it is
+/// no partition. The disk itself may begin within a physical block.
 fn geometry(sysfs: &Path) -> Option<(u64, u64)> {
     let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let start = read(sysfs.join("start"))?.checked_mul(SECTOR_SIZE)?;

@@ -53,8 +53,8 @@ pub(crate) fn state_dir(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
         .ok_or_else(|| ApiError::invalid("--state-dir", "HOME is not set; name the directory"))
 }
 
-/// Returns the file that declares the volumes: the given one, else `/etc/forebay/forebay.toml` for root
-/// and `$XDG_CONFIG_HOME/forebay/forebay.toml` (`~/.config/forebay/forebay.toml`) for others.
+/// Returns the file that declares the volumes: the given one, else `/etc/forebay/forebay.toml` for
+/// root and `$XDG_CONFIG_HOME/forebay/forebay.toml` (`~/.config/forebay/forebay.toml`) for others.
 ///
 /// # Errors
 /// No path is given and there is no home directory.

@@ -1,4 +1,5 @@
-//! What a process that does not answer is doing, as the kernel sees it. Asks the process nothing.
+//! The state of a process that does not answer, as the kernel reports it. Asks nothing of the
+//! process itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +21,8 @@ pub(crate) struct Process {
     pub(crate) state: State,
     /// Its threads, in the order of their numbers.
     pub(crate) threads: Vec<Thread>,
-    /// Block devices that it has open and on which requests are in flight, its own or those of others.
+    /// Block devices that it has open and on which requests are in flight, its own or those of
+    /// others.
     pub(crate) busy_devices: Vec<BusyDevice>,
 }
 
@@ -87,7 +89,7 @@ pub(crate) struct Thread {
 pub(crate) struct BusyDevice {
     /// Its path.
     pub(crate) path: PathBuf,
-    /// How many.
+    /// Number of requests in flight.
     pub(crate) in_flight: u64,
 }
 
@@ -119,7 +121,8 @@ fn knock(socket: &Path) -> Result<OwnedFd, Errno> {
 pub(crate) fn listening_at(socket: &Path) -> Option<u32> {
     match knock(socket) {
         Ok(connected) => peer(connected),
-        // Nothing tells a client that is not connected: the table of sockets has the inode, and one process has that open.
+        // Nothing tells a client that is not connected: the table of sockets has the inode, and one
+        // process has that open.
         Err(_) => {
             let table = fs::read_to_string("/proc/net/unix").ok()?;
             let inode = listener_in(&table, &std::path::absolute(socket).ok()?)?;
@@ -128,7 +131,8 @@ pub(crate) fn listening_at(socket: &Path) -> Option<u32> {
     }
 }
 
-/// Returns the process at the other end of a connection; `None`: it cannot be seen from this namespace.
+/// Returns the process at the other end of a connection; `None`: it cannot be seen from this
+/// namespace.
 pub(crate) fn peer(connected: impl AsFd) -> Option<u32> {
     forebay_device::peer_process(connected).map(NonZeroU32::get)
 }
@@ -173,7 +177,7 @@ impl Process {
         Some(process)
     }
 
-    /// Reads what there is in its directory.
+    /// Reads its directory.
     fn read(dir: &Path, pid: u32) -> Option<Self> {
         let (_, state) = stat(&dir.join("stat"))?;
         let threads = numbers_in(&dir.join("task")).into_iter();
@@ -181,7 +185,7 @@ impl Process {
         Some(Process { pid, state, threads, busy_devices: Vec::new() })
     }
 
-    /// Says in words what it is doing, and what to do about it.
+    /// Returns its state and the remedy, in words.
     pub(crate) fn words(&self) -> (String, String) {
         let pid = self.pid;
         let stuck: Vec<&Thread> =
@@ -200,15 +204,15 @@ impl Process {
             found.push_str(&format!("; {in_flight} requests are in flight on {}", path.display()));
         }
         let remedy = if self.state == State::Stopped {
-            format!("'kill -CONT {pid}' lets it go on")
+            format!("'kill -CONT {pid}' continues it")
         } else if self.state == State::Traced {
-            "let the debugger go on, or detach it".to_owned()
+            "continue it in the debugger, or detach the debugger".to_owned()
         } else if let Some(thread) = stuck.first() {
             let on = thread
                 .about
                 .as_ref()
                 .map_or("the device or file system".into(), |path| path.to_string_lossy());
-            format!("see why {on} does not answer (dmesg); the daemon goes on as soon as it does")
+            format!("see why {on} does not answer (dmesg); the daemon continues as soon as it does")
         } else {
             format!(
                 "see its log; 'gdb -p {pid}' or /proc/{pid}/task/*/stack show where its threads are"
@@ -294,7 +298,7 @@ mod tests {
     use super::*;
     use forebay_testkit::TempDir;
 
-    /// Writes what `/proc` has of a thread.
+    /// Writes the files that `/proc` has for a thread.
     fn thread(process: &Path, tid: u32, stat: &str, wchan: &str, syscall: &str) {
         let dir = process.join(format!("task/{tid}"));
         fs::create_dir_all(&dir).expect("writable");

@@ -1,4 +1,5 @@
-//! Sparse files below volumes whose filesystem has less space than they may still need: when it is full, writes fail.
+//! Sparse files below volumes whose filesystem has less space than they may still need: when it is
+//! full, writes fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +13,7 @@ use forebay_core::units::format_size;
 use crate::output::note;
 use forebay_daemon::devices::path_of;
 
-/// How long the filesystems may take to answer: one that hangs says nothing here.
+/// Time limit for the filesystems' answers; one that hangs is left out here.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A filesystem that is too small for the files on it.
@@ -73,7 +74,8 @@ fn of_files(paths: &BTreeSet<PathBuf>) -> Vec<Shortage> {
     filesystems.into_values().filter(|it| it.needed > it.free).collect()
 }
 
-/// Returns filesystem and inode of a file, the bytes that it may still need, and those that are free there.
+/// Returns filesystem and inode of a file, the bytes that it may still need, and those that are
+/// free there.
 fn look(path: &Path) -> Option<((u64, u64), u64, u64)> {
     let file = std::fs::metadata(path).ok().filter(|it| it.is_file())?;
     let space = rustix::fs::statvfs(path).ok()?;
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allocated_needs_nothing() {
+    fn allocated_files_need_no_space() {
         let dir = TempDir::new("sparse-allocated");
         let path = dir.path().join("file");
         std::fs::write(&path, vec![1; 1 << 20]).expect("writable");

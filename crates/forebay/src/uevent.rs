@@ -1,5 +1,5 @@
-//! Tells udev that it should look at a device again: the daemon keeps devices open, so that udev does not
-//! notice by itself that one was formatted.
+//! Tells udev that it should look at a device again: the daemon keeps devices open, so that udev
+//! does not notice by itself that one was formatted.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

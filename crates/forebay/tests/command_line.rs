@@ -196,7 +196,8 @@ fn help_is_as_published() {
     }
 }
 
-/// Compares a table in the documentation with the program's own. With `UPDATE_HELP=1` it is written.
+/// Compares a table in the documentation with the program's own. With `UPDATE_HELP=1` it is
+/// written.
 fn check_table(page: &str, head: &str, declared: &str) {
     let file = format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&file).expect("the page is there");

@@ -59,7 +59,7 @@ fn the_socket_and_locks_of_a_dead_daemon_do_not_block() {
 }
 
 #[test]
-fn what_is_not_ours_is_never_removed() {
+fn files_of_others_are_never_removed() {
     let dir = TempDir::new("foreign");
     std::fs::write(dir.at("file"), "precious").expect("writable");
     let _foreign = UnixListener::bind(dir.at("socket")).expect("free");

@@ -261,7 +261,7 @@ fn a_volume_made_with_a_size_starts_on_an_origin_that_has_grown_and_makes_nothin
 }
 
 #[test]
-fn what_is_dirty_counts_as_cached_at_once() {
+fn dirty_blocks_count_as_cached_at_once() {
     let devices = Devices::new("counts");
     let daemon = Daemon::start(&devices.dir);
     let uri = devices.create(&daemon, &["--set", "writeback_running=off"]);

@@ -164,7 +164,7 @@ def advice_is_the_same_with_and_without_ram_in_front(box):
     total, ram, cache, origin = served(daemon, "disk")
     near([ram / total, cache, origin / total], [0.87, 0, 0.13], "what was served")
     text = daemon.cli("advise", "--live", "both", "--ram", "6M,32M").stdout
-    for word in ("FROM RAM", "Take 32M of RAM", "RAM of the present size, 16M", "what RAM serves included"):
+    for word in ("FROM RAM", "Take 32M of RAM", "RAM of the present size, 16M", "those from RAM included"):
         check(word in text, f"'{word}' is not in:\n{text}")
     text = daemon.cli("advise", "--live", "disk").stdout
     check("in front of the origin alone" in text and "A cache of the present size" not in text, text)

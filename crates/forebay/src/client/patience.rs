@@ -1,4 +1,4 @@
-//! How long an answer of the daemon is waited for, and what is said meanwhile.
+//! Time limits for answers of the daemon, and the notices that are printed while a client waits.
 
 use std::cell::Cell;
 use std::io;
@@ -16,23 +16,24 @@ use super::{Client, unreachable_daemon};
 use crate::output::note;
 use crate::process;
 
-/// How long an answer may take without a word. The daemon answers within milliseconds; long operations are polled.
+/// Time without an answer before a notice is printed. The daemon answers within milliseconds; long
+/// operations are polled.
 pub(super) const QUIET: Duration = Duration::from_secs(2);
 
-/// How long an answer is waited for unless `--timeout` says otherwise.
+/// Time limit for an answer unless `--timeout` gives another.
 pub(super) const USUAL: Duration = Duration::from_secs(30);
 
-/// How often a connection is tried again while the queue of the socket is full.
+/// Interval between attempts to connect while the queue of the socket is full.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What a client knows about waiting, in all its requests.
+/// The time limit and the notices of a client, shared by all of its requests.
 #[derive(Clone)]
 pub(super) struct Patience {
-    /// How long an answer may take.
+    /// Time limit for an answer.
     limit: Duration,
-    /// Whether nothing is said while it is waited for.
+    /// Print nothing while waiting.
     silently: bool,
-    /// Whether it was said that the daemon does not answer, and it has not answered since.
+    /// Whether a notice was printed, and the daemon has not answered since.
     told: Arc<AtomicBool>,
 }
 
@@ -41,16 +42,16 @@ impl Patience {
         Patience { limit: limit.unwrap_or(USUAL), silently: false, told: Arc::default() }
     }
 
-    /// Returns the same that says nothing, and waits for at most `limit`.
+    /// Returns the same limit without notices, and at most `limit`.
     pub(super) fn silently(&self, limit: Duration) -> Self {
         let limit = limit.min(self.limit);
         Patience { limit, silently: true, told: self.told.clone() }
     }
 }
 
-/// How far one request has come.
+/// Progress of one request.
 pub(super) struct Asking {
-    /// What a late answer means for what was asked for.
+    /// True if the request may take effect although its answer is late.
     pub(super) changes: bool,
     connected: Cell<bool>,
     daemon: Cell<Option<u32>>,
@@ -70,7 +71,8 @@ impl Asking {
 }
 
 impl Client {
-    /// Connects, for as long as it takes: the kernel refuses a connection while as many wait as the socket has room for.
+    /// Connects, for as long as it takes: the kernel refuses a connection while as many wait as the
+    /// socket has room for.
     ///
     /// # Errors
     /// There is no daemon, or it cannot be reached.
@@ -88,7 +90,8 @@ impl Client {
         }
     }
 
-    /// Waits for a part of an answer, which may take as long as `usual` in addition to the usual limits.
+    /// Waits for a part of an answer, which may take as long as `usual` in addition to the usual
+    /// limits.
     ///
     /// # Errors
     /// [`ErrorKind::NoAnswer`] if it takes too long, or those of `part`.
@@ -136,7 +139,7 @@ impl Client {
             (true, false) => "",
         };
         let message = format!(
-            "{daemon} at {socket} has not answered for {limit} s{sent}; 'forebay doctor' says what it is doing"
+            "{daemon} at {socket} has not answered for {limit} s{sent}; 'forebay doctor' shows its state"
         );
         ApiError::new(ErrorKind::NoAnswer, message)
     }

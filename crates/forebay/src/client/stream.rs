@@ -18,8 +18,8 @@ struct Messages {
 }
 
 impl Messages {
-    /// Takes bytes, and hands the data of each message that is complete to `take` until that returns `false`. The
-    /// daemon writes the data of a message on one line.
+    /// Takes bytes, and hands the data of each message that is complete to `take` until that
+    /// returns `false`. The daemon writes the data of a message on one line.
     fn feed<E>(
         &mut self,
         bytes: &[u8],
@@ -42,8 +42,8 @@ impl Messages {
 }
 
 impl Client {
-    /// Follows the events at a path, and hands the data of each to `take`, until that returns `false`. Returns `true` if
-    /// the connection is lost or cannot be made.
+    /// Follows the events at a path, and hands the data of each to `take`, until that returns
+    /// `false`. Returns `true` if the connection is lost or cannot be made.
     ///
     /// # Errors
     /// The daemon refuses, or `take` fails.
@@ -86,8 +86,8 @@ impl Client {
         })
     }
 
-    /// Hands the answer at a path to `take`, piece by piece. Nothing may come for as long as `pause`, in addition to
-    /// the usual time limit.
+    /// Hands the answer at a path to `take`, piece by piece. Nothing may come for as long as
+    /// `pause`, in addition to the usual time limit.
     ///
     /// # Errors
     /// The daemon refuses or cannot be reached, the connection is lost, or `take` fails.

@@ -5,7 +5,7 @@ use forebay_core::units::format_size;
 
 use super::table::{Column, Table};
 
-/// Returns one line that says whether the ranges are exact, then offset and length of each in
+/// Returns one line that tells whether the ranges are exact, then offset and length of each in
 /// bytes.
 pub(crate) fn render(report: &LostReport) -> String {
     let name = &report.volume;
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_says_how_sure_it_is() {
+    fn the_first_line_tells_whether_ranges_are_exact() {
         let ranges = vec![ByteRange { offset: 4096, len: 8192 }];
         let volume = "v".parse().expect("valid");
         let mut report = LostReport { volume, known: true, exact: true, bytes: 8192, ranges };

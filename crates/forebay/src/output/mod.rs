@@ -1,5 +1,6 @@
-//! Output to stdout and stderr: the only place that writes there, for the macros of the standard library panic if that
-//! fails, and a full disk or a reader that is gone must not change an exit code.
+//! Output to stdout and stderr: the only place that writes there, for the macros of the standard
+//! library panic if that fails, and a full disk or a reader that is gone must not change an exit
+//! code.
 //!
 //! - [`table`]: aligned columns
 //! - [`volume`]: the report of a volume
@@ -27,7 +28,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
     print_more(bytes).map(|_| ())
 }
 
-/// Writes to stdout, and returns whether anybody still reads it.
+/// Writes to stdout, and returns false once its reader has closed it.
 ///
 /// # Errors
 /// As [`print_bytes`].

@@ -1,5 +1,5 @@
-//! The whole terminal, for what is redrawn in place. It is restored however the process ends: in order, by a
-//! signal, or by a panic of any thread.
+//! Pages that are redrawn in place on the whole terminal. The terminal is restored at any end of
+//! the process: in order, by a signal, or by a panic of any thread.
 
 use std::io::{IsTerminal, stdout};
 use std::ops::ControlFlow;
@@ -19,15 +19,15 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::exit::Outcome;
 
-/// How often a page is drawn that nothing happens to: it may show how long something has taken.
+/// Interval at which a page without news is drawn again: it may show the age of something.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The exit code after a panic, as that of Rust's own.
 const PANICKED: i32 = 101;
 
-/// What a screen shows.
+/// The content of a screen.
 pub(crate) trait Page<T> {
-    /// Takes what the daemon said.
+    /// Takes an answer of the daemon.
     fn news(&mut self, news: T);
 
     /// Takes a key; the page ends if it breaks.
@@ -58,8 +58,8 @@ pub(crate) fn is_usable() -> bool {
     stdout().is_terminal() && !dumb
 }
 
-/// Shows a page until q or Ctrl-C is pressed, or the page ends. `ask` runs on a thread of its own, so that the page
-/// answers keys while the daemon does not answer.
+/// Shows a page until q or Ctrl-C is pressed, or the page ends. `ask` runs on a thread of its own,
+/// so that the page answers keys while the daemon does not answer.
 ///
 /// # Errors
 /// The terminal cannot be used.
@@ -74,7 +74,7 @@ pub(crate) fn show<T: Send + 'static>(
     let happenings = listen(times, ask, signals);
     let signal = run(screen, &happenings, page)?;
     if let Some(signal) = signal {
-        // Whoever sent it learns that it had its effect.
+        // End by the signal itself, so that its sender sees that it took effect.
         emulate_default_handler(signal).map_err(|error| failed(&error))?;
     }
     Ok(())
@@ -115,7 +115,8 @@ fn quits(key: KeyEvent) -> bool {
     }
 }
 
-/// Starts a thread for each source. They end with the process, for neither reads nor questions can be interrupted.
+/// Starts a thread for each source. They end with the process, for neither reads nor questions can
+/// be interrupted.
 fn listen<T: Send + 'static>(
     times: Times,
     mut ask: impl FnMut() -> T + Send + 'static,
@@ -163,7 +164,7 @@ impl Screen {
         panic::set_hook(Box::new(move |panic| {
             restore();
             usual(panic);
-            // Other threads would go on drawing.
+            // Exit at once, because other threads would draw again.
             std::process::exit(PANICKED);
         }));
         let terminal = (|| {

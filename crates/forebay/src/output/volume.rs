@@ -105,7 +105,7 @@ fn exports(export: &ExportReport, line: &mut impl FnMut(&str, String)) {
     }
 }
 
-/// Returns the origin with its size, and what is special about it.
+/// Returns the origin with its size and its special properties.
 fn origin(report: &VolumeReport) -> String {
     let OriginReport { path, size, rotational, read_only, sector_bytes, .. } = &report.origin;
     let rotational =
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_latencies_are_of_is_said_where_there_are_some() {
+    fn latencies_name_their_requests() {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         assert!(!render(&report).contains("without NBD"));
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unusual_is_shown_only_when_there_is_some() {
+    fn unusual_states_are_shown_only_when_present() {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         report.requests.read_hits = 3000;
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn who_served_what_is_in_one_table_with_shares() {
+    fn shares_of_serving_are_in_one_table() {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         assert!(!render(&report).contains("SERVED BY"));

@@ -2,7 +2,7 @@
 //! (without a daemon) or from a daemon's curve of a running volume.
 //!
 //! - `words`: the tables and the recommendation; `ram`: those about RAM
-//! - `whatif`: what other settings would do
+//! - `whatif`: predictions for other settings
 //! - `plot`: the curve as SVG
 
 mod plot;
@@ -52,9 +52,9 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
     pub(crate) sizes: Vec<u64>,
 
-    /// Sizes of a RAM tier to compare, like 1G,4G, in front of the present cache; for a trace in front
-    /// of the recommended one. An estimate for LRU caches of which the smaller has nothing that the
-    /// larger lacks [default: 64M, 256M, 1G and so on, up to the bytes touched]
+    /// Sizes of a RAM tier to compare, like 1G,4G, in front of the present cache; for a trace in
+    /// front of the recommended one. An estimate for two LRU caches, the larger of which holds
+    /// everything that the smaller does [default: 64M, 256M, 1G and so on, up to the bytes touched]
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
     pub(crate) ram: Vec<u64>,
 
@@ -100,7 +100,7 @@ struct Advice {
     take: Option<u64>,
     /// The size of the cache behind `ram_rows`: the recommended one, or else the largest of `rows`.
     ram_before: u64,
-    /// What RAM tiers of some sizes would serve.
+    /// Shares that RAM tiers of some sizes would serve.
     ram_rows: Vec<RamRow>,
     /// The recommended size of RAM in bytes; `None` if no size helps much.
     take_ram: Option<u64>,

@@ -1,4 +1,4 @@
-//! `forebay apply`: makes the volumes what a file declares.
+//! `forebay apply`: makes the volumes match a file that declares them.
 //!
 //! - [`plan`]: which steps that takes
 //! - [`file`]: reads the file
@@ -45,11 +45,12 @@ pub(crate) struct ApplyArgs {
     #[arg(short = 'f', long, value_name = "NAME")]
     pub(crate) force: Vec<VolumeName>,
 
-    /// Adopt volumes that the daemon does not know from their cache devices instead of creating them
+    /// Adopt volumes that the daemon does not know from their cache devices instead of creating
+    /// them
     #[arg(long)]
     pub(crate) adopt: bool,
 
-    /// How long to wait for missing devices of volumes that have to be created or started [default: 0]
+    /// Time to wait for missing devices of volumes that have to be created or started [default: 0]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) wait: Option<Duration>,
 
@@ -58,21 +59,21 @@ pub(crate) struct ApplyArgs {
     pub(crate) json: bool,
 }
 
-/// How often missing devices are looked for.
+/// Interval at which missing devices are looked for.
 const POLL: Duration = Duration::from_millis(200);
 
-/// A step and what became of it.
+/// A step and its result.
 #[derive(Serialize)]
 struct Taken {
     #[serde(flatten)]
     step: Step,
-    /// `planned`, `done`, `failed`, `skipped` because an earlier step of the volume failed or the daemon does not answer, or
-    /// `none`.
+    /// `planned`, `done`, `failed`, `skipped` because an earlier step of the volume failed or the
+    /// daemon does not answer, or `none`.
     result: &'static str,
     error: Option<ApiError>,
 }
 
-/// Makes the volumes what the file declares.
+/// Makes the volumes match the file.
 pub(crate) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
     let path = paths::config_file(args.config.clone())?;
     let wanted = file::read(&path)?;
@@ -115,8 +116,8 @@ fn as_planned(steps: Vec<Step>) -> Vec<Taken> {
     steps.into_iter().map(|step| Taken { step, result: "planned", error: None }).collect()
 }
 
-/// Reports failed steps, each in a line of its own; the last one is the result, with the exit code of
-/// the first.
+/// Reports failed steps, each in a line of its own; the last one is the result, with the exit code
+/// of the first.
 fn conclude(taken: Vec<Taken>) -> Outcome {
     let mut errors: Vec<ApiError> = taken
         .into_iter()
@@ -144,7 +145,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Takes the steps. One that fails does not keep other volumes from theirs, unless the daemon does not answer.
+    /// Takes the steps. One that fails does not keep other volumes from theirs, unless the daemon
+    /// does not answer.
     fn take(&self, steps: Vec<Step>) -> Vec<Taken> {
         let mut taken: Vec<Taken> = Vec::new();
         for step in steps {

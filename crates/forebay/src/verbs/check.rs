@@ -25,8 +25,8 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// Memory limit; a cache whose index exceeds it is refused [default: half of the machine's memory, or three
-    /// quarters of the control group's if that is less]
+    /// Memory limit; a cache whose index exceeds it is refused [default: half of the machine's
+    /// memory, or three quarters of the control group's if that is less]
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 

@@ -34,13 +34,13 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
 
-    /// How the cache handles reads and writes: writeback (wb), writethrough (wt),
-    /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
+    /// Way of reads and writes through the cache: writeback (wb), writethrough (wt), writearound
+    /// (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
     #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
     pub(crate) mode: Option<Mode>,
 
-    /// How blocks are chosen for eviction; shared by all volumes of a cache [default: that of the cache's
-    /// other volumes, or else s3-fifo]
+    /// Replacement policy, which chooses blocks for eviction; all volumes of a cache share it
+    /// [default: that of the cache's other volumes, or else s3-fifo]
     #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL))]
     pub(crate) policy: Option<ReplacementKind>,
 
@@ -48,36 +48,40 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = block_size, allow_hyphen_values = true)]
     pub(crate) block_size: Option<BlockSize>,
 
-    /// When a write is acknowledged: strict (on stable media), flush (in RAM until a flush), or deferred
-    /// (in the RAM tier until a flush or for the time of --defer) [default: flush]
+    /// When a write is acknowledged: strict (on stable media), flush (in RAM until a flush), or
+    /// deferred (in the RAM tier until a flush or for the time of --defer) [default: flush]
     #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
-    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone [default: none]
+    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone
+    /// [default: none]
     #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
     pub(crate) ram: Option<u64>,
 
-    /// With --durability deferred, the time within which a write is written down from RAM [default: 10s]
+    /// With --durability deferred, the time within which a write is written down from RAM [default:
+    /// 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) defer: Option<String>,
 
-    /// DANGEROUS, for scratch data only: with --durability deferred, acknowledge flushes at once, so that
-    /// a crash loses what file systems and databases believe to be durable
+    /// DANGEROUS, for scratch data only: with --durability deferred, acknowledge flushes at once,
+    /// so that a crash loses data that file systems and databases take for durable
     #[arg(long)]
     pub(crate) ignore_flush: bool,
 
-    /// Write to the origin in the order of flushes, so that it is always in a state that a power cut
-    /// could leave on a disk: if the cache device is lost, the origin is slightly old but consistent
+    /// Write to the origin in the order of flushes, so that it is always in a state that a power
+    /// cut could leave on a disk: if the cache device is lost, the origin is slightly old but
+    /// consistent
     #[arg(long)]
     pub(crate) ordered: bool,
 
-    /// Let clients only read, and never write to the origin: for a write-protected device, or one that has to
-    /// stay as it is. What is read is cached as usual
+    /// Let clients only read, and never write to the origin: for a write-protected device, or one
+    /// that must not change. Reads are cached as usual
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and nbd-kernel (block
-    /// devices of this machine; auto: the first of these that works here), and vhost-user [default: nbd]
+    /// Front ends of the volume, separated by commas: nbd (always among them), ublk, fuse and
+    /// nbd-kernel (block devices of this machine; auto: the first of these that works here), and
+    /// vhost-user [default: nbd]
     #[arg(long, value_name = "LIST")]
     pub(crate) export: Option<ExportSet>,
 
@@ -94,13 +98,14 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
 
-    /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
-    /// after the daemon's state was lost, on another machine, or when a device has a new path
+    /// Adopt the volume of this name that the cache device holds, with its dirty blocks and
+    /// settings: after the daemon's state was lost, on another machine, or when a device has a new
+    /// path
     #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "read_only", "export", "alignment", "set"])]
     pub(crate) adopt: bool,
 
-    /// Adopt it under this name: it is renamed on the cache device, and becomes a volume of its own, so that a
-    /// copy of a cache and its origin can be used beside the original
+    /// Adopt it under this name: it is renamed on the cache device, and becomes a volume of its
+    /// own, so that a copy of a cache and its origin can be used beside the original
     #[arg(long = "as", value_name = "NAME", requires = "adopt")]
     pub(crate) new_name: Option<VolumeName>,
 

@@ -14,7 +14,8 @@ use forebay_daemon::{FrontEndOptions, Options, RawExport, log, signals};
 /// Arguments of `daemon`.
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArgs {
-    /// Directory of the daemon's state [default: /var/lib/forebay for root, $XDG_STATE_HOME/forebay otherwise]
+    /// Directory of the daemon's state [default: /var/lib/forebay for root, $XDG_STATE_HOME/forebay
+    /// otherwise]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
 
@@ -31,24 +32,27 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
-    /// Address at which metrics for Prometheus are served over HTTP, and nothing else; they are on the admin socket
-    /// in any case
+    /// Address at which metrics for Prometheus are served over HTTP, and nothing else; they are on
+    /// the admin socket in any case
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<std::net::SocketAddr>,
 
-    /// Address at which a page for browsers is served over HTTP: it shows what all volumes do, and changes nothing
+    /// Address at which a page for browsers is served over HTTP: it shows the activity of all
+    /// volumes, and changes nothing
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) web: Option<std::net::SocketAddr>,
 
-    /// How long to wait for missing devices of volumes at the start, as while a machine boots [default: 0]
+    /// Time to wait for missing devices of volumes at the start, for example while a machine boots
+    /// [default: 0]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) device_wait: Option<std::time::Duration>,
-    /// Replace the program of the running daemon by this one, without disconnecting clients; the daemon
-    /// keeps the options that it was started with
+    /// Replace the program of the running daemon by this one, without disconnecting clients; the
+    /// daemon keeps the options that it was started with
     #[arg(long, conflicts_with_all = ["state_dir", "nbd", "nbd_allow", "nbd_tls_cert", "nbd_tls_key", "nbd_tls_client_ca", "nbd_tls_client_crl", "export_dir", "fuse_io_uring", "lanes", "memory_limit", "device_wait", "metrics", "web", "export_raw", "check"])]
     pub(crate) take_over: bool,
 
-    /// Check whether a daemon can start with these options and the state, which another may be using; changes nothing
+    /// Check whether a daemon can start with these options and the state, which another may be
+    /// using; changes nothing
     #[arg(long)]
     pub(crate) check: bool,
 
@@ -79,7 +83,7 @@ pub(crate) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
     ended.map_err(|error| if has_started { error } else { forebay_daemon::failed_start(error) })
 }
 
-/// As [`run`]; notes in `has_started` that the daemon has started.
+/// Runs the daemon as [`run`] does, and notes in `has_started` that it has started.
 fn serve(socket: Option<PathBuf>, args: DaemonArgs, has_started: &mut bool) -> Outcome {
     let _logging = log::begin(&args.log)?;
     forebay_daemon::run(options(socket, args)?, has_started)

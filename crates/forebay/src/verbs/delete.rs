@@ -18,13 +18,13 @@ pub(crate) struct DeleteArgs {
     #[arg(long)]
     pub(crate) discard_dirty: bool,
 
-    /// Delete it although clients are connected or its block device is in use: they get I/O errors, and
-    /// a file system on it loses what it has not written yet
+    /// Delete it although clients are connected or its block device is in use: they get I/O errors,
+    /// and a file system on it loses data that it has not written yet
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
 
-    /// Wipe the cache device afterwards, for another use: it shows no mark of Forebay any more. Refused if it
-    /// holds other volumes
+    /// Wipe the cache device afterwards, for another use: it shows no mark of Forebay any more.
+    /// Refused if it holds other volumes
     #[arg(long)]
     pub(crate) wipe: bool,
 }

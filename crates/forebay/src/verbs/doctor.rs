@@ -1,5 +1,5 @@
-//! `forebay doctor`: says in plain words what this host lacks, and through which front end a volume is
-//! best used here. Changes nothing, and needs no daemon.
+//! `forebay doctor`: checks this host for missing parts, and recommends a front end for volumes.
+//! Changes nothing, and needs no daemon.
 //!
 //! `doctor::checks` looks at the host; here the results are shown.
 
@@ -28,14 +28,14 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// How long the daemon may take to answer before its process is looked at.
+/// Time limit for the daemon's answer; then its process is examined.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Level {
-    /// As it should be.
+    /// Nothing to improve.
     Good,
     /// It works, and could be better.
     Note,
@@ -56,12 +56,12 @@ impl Level {
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Check {
-    /// What it is about; stable.
+    /// Its subject; stable.
     name: &'static str,
     level: Level,
-    /// What was found.
+    /// The finding.
     found: String,
-    /// What to do about it; empty if nothing is to be done.
+    /// The remedy; empty if there is nothing to do.
     remedy: String,
 }
 
@@ -74,7 +74,7 @@ struct Way {
     works: bool,
     /// Whether it makes a block device of the host.
     block_device: bool,
-    /// How to use it, or what it lacks.
+    /// The command to use it, or the part that is missing.
     words: String,
 }
 
@@ -85,14 +85,14 @@ pub(super) struct Findings {
     front_ends: Vec<Way>,
     /// The front end that makes the best block device here; `null`: none does.
     best: Option<&'static str>,
-    /// What a daemon that does not answer is doing; `null`: it answers, or there is none.
+    /// The state of a daemon that does not answer; `null`: it answers, or there is none.
     silent_daemon: Option<SilentDaemon>,
 }
 
 /// A daemon that does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct SilentDaemon {
-    /// Why that is said.
+    /// The error of the request.
     error: String,
     /// Whether its socket takes no more connections, because too many have not been accepted.
     socket_is_full: bool,
@@ -100,14 +100,15 @@ struct SilentDaemon {
     process: Option<Process>,
 }
 
-/// What the daemon says, or what can be seen of it.
+/// The daemon's answer, or the state of its process.
 enum Daemon {
     Answers {
         version: String,
-        /// Filesystems that are too small for the files of volumes; `None`: the volumes are not known.
+        /// Filesystems that are too small for the files of volumes; `None`: the volumes are not
+        /// known.
         shortages: Option<Vec<Shortage>>,
     },
-    /// There is none, or it refuses to say.
+    /// There is no daemon, or it refuses the request.
     Fails(String),
     Silent(SilentDaemon),
 }
@@ -185,7 +186,7 @@ pub(crate) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
     if args.json { json::print(&findings) } else { print_text(&findings.render()) }
 }
 
-/// Returns what was found.
+/// Returns the findings.
 pub(super) fn findings(client: &Client) -> Findings {
     Findings::of(&Host::look(), Daemon::look(client))
 }

@@ -1,4 +1,4 @@
-//! `forebay drop`: discards what is cached of a volume.
+//! `forebay drop`: discards cached data of a volume.
 
 use clap::Args;
 use forebay_admin::{DropRequest, VolumeName, api};

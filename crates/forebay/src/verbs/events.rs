@@ -1,4 +1,4 @@
-//! `forebay events`: prints what happened, and what happens.
+//! `forebay events`: prints past events, and follows new ones.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(crate) struct EventsArgs {
     #[arg(value_parser = Words(EventKind::ALL), hide_possible_values = true)]
     pub(crate) kinds: Vec<EventKind>,
 
-    /// Only so many, the newest ones
+    /// Print at most this many events, the newest
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) limit: Option<usize>,
 
@@ -42,10 +42,10 @@ pub(crate) struct EventsArgs {
     pub(crate) json: bool,
 }
 
-/// How long to wait for a daemon that has ended.
+/// Interval between attempts to reach a daemon that has ended.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Prints events, and goes on until it is interrupted if it has to follow them.
+/// Prints events, and follows new ones until it is interrupted if that is requested.
 pub(crate) fn run(client: &Client, args: &EventsArgs) -> Outcome {
     let path = |after| format!("{}?{}", api::EVENTS.path(&()), query(args, after));
     let list: EventList = parse(&client.get_raw(&path(None))?)?;
@@ -92,7 +92,7 @@ fn query(args: &EventsArgs, after: Option<EventId>) -> String {
     query.finish()
 }
 
-/// Prints an event; returns whether anybody reads it.
+/// Prints an event; returns false once the reader has closed stdout.
 fn print(event: &Event, as_json: bool) -> Result<bool, ApiError> {
     let text = match as_json {
         true => {

@@ -21,7 +21,7 @@ pub(crate) struct ListArgs {
     #[arg(long, conflicts_with = "json")]
     pub(crate) names: bool,
 
-    /// Only volumes with data that is not on the origin, or of which that is not known
+    /// Only volumes with data that is not on the origin, or may not be
     #[arg(long)]
     pub(crate) dirty: bool,
 }

@@ -1,6 +1,6 @@
-//! `forebay probe`: says what a block device is to Forebay: a cache device, the origin of a volume, or the
-//! block device of one. Reads a few pages and files, changes nothing, and needs no daemon. Called by udev
-//! for each block device (`dist/65-forebay.rules`).
+//! `forebay probe`: prints the role of a block device for Forebay: a cache device, the origin of a
+//! volume, or the block device of one. Reads a few pages and files, changes nothing, and needs no
+//! daemon. Called by udev for each block device (`dist/65-forebay.rules`).
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -35,7 +35,8 @@ pub(crate) struct ProbeArgs {
     #[arg(long)]
     pub(crate) udev: bool,
 
-    /// Print what it holds instead, as create judges it: blank, content of other systems, or of an unknown kind
+    /// Print its content instead, as create judges it: blank, content of other systems, or of an
+    /// unknown kind
     #[arg(long, conflicts_with = "udev")]
     pub(crate) content: bool,
 
@@ -44,10 +45,11 @@ pub(crate) struct ProbeArgs {
     pub(crate) state_dir: Option<PathBuf>,
 }
 
-/// What was found: names of properties for udev, and their values.
+/// Names of properties for udev, and their values.
 type Properties = Vec<(&'static str, String)>;
 
-/// Prints what a device is. With `--udev` it never fails: a device that cannot be read is nothing.
+/// Prints the role of a device. With `--udev` it never fails: a device that cannot be read has no
+/// role.
 pub(crate) fn run(args: &ProbeArgs) -> Outcome {
     if args.content {
         Place::of("DEVICE", &args.device)?;
@@ -87,8 +89,8 @@ fn look(args: &ProbeArgs) -> Result<Properties, ApiError> {
     origin(&paths::state_dir(args.state_dir.clone())?, &place, &names)
 }
 
-/// Returns the volume whose block device this is: a loop device on a file of its name that the daemon
-/// exports.
+/// Returns the volume whose block device this is: a loop device on a file of its name that the
+/// daemon exports.
 fn volume_of(device: &Path) -> Option<VolumeName> {
     let number = fs::metadata(device).ok()?.rdev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -104,9 +106,10 @@ fn volume_of(device: &Path) -> Option<VolumeName> {
     exported(file.trim_end_matches('\n'), name, |link| fs::read_link(link).ok(), is_known)
 }
 
-/// Returns the volume that a file below a daemon's directory for exports belongs to, if the daemon has noted that in
-/// its private directory under the name of the device, with a mark that the device has: another mount namespace has a file
-/// of that path as well, and another device may have the name by now. The daemon of the initramfs has a tree of its own.
+/// Returns the volume that a file below a daemon's directory for exports belongs to, if the daemon
+/// has noted that in its private directory under the name of the device, with a mark that the
+/// device has: another mount namespace has a file of that path as well, and another device may have
+/// the name by now. The daemon of the initramfs has a tree of its own.
 fn exported(
     file: &str,
     device: &str,
@@ -123,7 +126,7 @@ fn exported(
     (name == volume.as_str() && is_known(mark)).then_some(volume)
 }
 
-/// Says what a device holds.
+/// Describes the content of a device.
 fn content(device: &Path) -> Result<String, ApiError> {
     let unreadable = |error| paths::io_error("cannot read", device, &error);
     if !cache(device).map_err(unreadable)?.is_empty() {
@@ -141,7 +144,8 @@ fn content(device: &Path) -> Result<String, ApiError> {
     Ok(if is_blank { "blank".to_owned() } else { content.describe() })
 }
 
-/// Looks for the superblocks of a cache device. A device with a damaged one is still nobody else's.
+/// Looks for the superblocks of a cache device. A device with a damaged superblock still counts as
+/// a cache device.
 fn cache(device: &Path) -> std::io::Result<Properties> {
     let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(nonblock).open(device)?;
@@ -173,8 +177,8 @@ fn cache(device: &Path) -> std::io::Result<Properties> {
     Ok(found)
 }
 
-/// Looks for a volume in the daemon's state whose origin this is, or is on. While udev handles an event, the
-/// links to the device are only planned: `names` has them.
+/// Looks for a volume in the daemon's state whose origin this is, or is on. While udev handles an
+/// event, the links to the device are only planned: `names` has them.
 fn origin(state: &Path, place: &Place, names: &[PathBuf]) -> Result<Properties, ApiError> {
     for volume in peek_state(state)? {
         let Ok(name) = DeviceName::parse("origin", &volume.origin) else { continue };
@@ -191,8 +195,8 @@ fn origin(state: &Path, place: &Place, names: &[PathBuf]) -> Result<Properties, 
     Ok(Vec::new())
 }
 
-/// Whether a device is the origin or a partition of it. A disk with an origin on one of its partitions is
-/// not.
+/// Whether a device is the origin or a partition of it. A disk with an origin on one of its
+/// partitions is not.
 fn lies_on(device: &Place, origin: &Place) -> bool {
     match (device, origin) {
         (Place::Block { number, whole, .. }, Place::Block { number: origin, .. }) => {

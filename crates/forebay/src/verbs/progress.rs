@@ -19,13 +19,13 @@ use crate::exit::Outcome;
 use crate::output::note;
 use crate::output::volume::{grouped, time};
 
-/// How often the daemon is polled.
+/// Interval at which the daemon is polled.
 const POLL: Duration = Duration::from_millis(100);
 
-/// How often a plain line is written.
+/// Interval at which a plain line is written.
 const LINE: Duration = Duration::from_secs(5);
 
-/// Where progress is displayed.
+/// The way in which progress is displayed.
 pub(crate) enum Display {
     /// A bar on a terminal.
     Bar(ProgressBar),
@@ -66,10 +66,10 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
     }
 }
 
-/// Adds to the error of a daemon that does not answer what that means for an operation that has begun.
+/// Adds to the error of a silent daemon that an operation has begun and may continue.
 fn goes_on(mut error: ApiError) -> ApiError {
     if error.kind == ErrorKind::NoAnswer {
-        error.message = format!("the operation has begun and may go on: {}", error.message);
+        error.message = format!("the operation has begun and may continue: {}", error.message);
     }
     error
 }

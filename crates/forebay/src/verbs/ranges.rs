@@ -1,5 +1,5 @@
-//! `forebay pin`, `unpin`, `evict`, and `prefetch` with ranges: ranges of a volume, or files of the file system
-//! on it.
+//! `forebay pin`, `unpin`, `evict`, and `prefetch` with ranges: ranges of a volume, or files of the
+//! file system on it.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(crate) struct PinArgs {
     #[arg(value_name = "RANGE|FILE", help = PLACES, value_hint = ValueHint::FilePath)]
     pub(crate) places: Vec<String>,
 
-    /// Print what is pinned as JSON
+    /// Print the pinned ranges as JSON
     #[arg(long, conflicts_with = "places")]
     pub(crate) json: bool,
 }
@@ -97,7 +97,8 @@ pub(crate) fn evict(client: &Client, args: &EvictArgs) -> Outcome {
     each(client, &api::EVICT, &args.name, &args.places, "Evicting from")
 }
 
-/// Loads ranges into the cache or, without any, what the RAM tier held when the volume was last stopped.
+/// Loads ranges into the cache or, without any, the blocks that the RAM tier held when the volume
+/// was last stopped.
 pub(crate) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
     if args.places.is_empty() {
         return operate(
@@ -169,7 +170,8 @@ fn place(extent: Range<u64>, start: u64) -> Option<ByteRange> {
     Some(ByteRange { offset, len: extent.end - extent.start })
 }
 
-/// Returns the byte of the device `disk` at which `device` begins: the same one, or one of its partitions.
+/// Returns the byte of the device `disk` at which `device` begins: the same one, or one of its
+/// partitions.
 fn start_on(device: u64, disk: u64) -> Option<u64> {
     const SECTOR: u64 = 512;
     if device == disk {

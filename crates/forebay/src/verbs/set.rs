@@ -25,7 +25,7 @@ pub(crate) fn run(client: &Client, args: &SetArgs) -> Outcome {
     change(client, &args.name, Assignments::parse(&args.settings)?)
 }
 
-/// Changes settings of a volume, and says which take effect only when it is started again.
+/// Changes settings of a volume, and names those that take effect only when it is started again.
 pub(super) fn change(client: &Client, name: &VolumeName, settings: Assignments) -> Outcome {
     let concerns_ram = settings.iter().any(|(setting, _)| ["ram", "ram_block"].contains(&setting));
     operate(client, &api::SET, name, &SetRequest { settings }, "Changing")?;

@@ -1,4 +1,5 @@
-//! `forebay show`: prints the full report of a volume, or its lost ranges; with `--watch` again and again.
+//! `forebay show`: prints the full report of a volume, or its lost ranges; with `--watch` again and
+//! again.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -25,13 +26,13 @@ pub(crate) struct ShowArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
-    /// Print only the byte ranges that are newer on the cache device than on the origin, if the cache
-    /// device has failed or is gone
+    /// Print only the byte ranges that are newer on the cache device than on the origin, if the
+    /// cache device has failed or is gone
     #[arg(long)]
     pub(crate) lost: bool,
 
-    /// Show it again and again, every 2 or so many seconds: in place on a terminal, elsewhere one after the
-    /// other with an empty line between
+    /// Show it again at this interval in seconds, 2 by default: in place on a terminal, elsewhere
+    /// one after the other with an empty line between
     #[arg(long, value_name = "SECONDS", value_parser = interval, num_args = 0..=1, require_equals = true, default_missing_value = "2")]
     pub(crate) watch: Option<Duration>,
 
@@ -40,10 +41,10 @@ pub(crate) struct ShowArgs {
     pub(crate) json: bool,
 }
 
-/// How often a volume that is watched has its blocks counted: lanes may have to wait for a count.
+/// Interval at which a watched volume has its blocks counted; lanes may have to wait for a count.
 const COUNT: Duration = Duration::from_secs(60);
 
-/// How long an answer may take before a screen says that there is none.
+/// Time limit for an answer; then the screen shows that there is none.
 const ANSWERING: Duration = Duration::from_secs(5);
 
 /// Prints a volume.
@@ -52,7 +53,7 @@ pub(crate) fn run(client: &Client, args: &ShowArgs) -> Outcome {
     let Some(every) = args.watch else { return print_text(&first) };
     let (name, lost, json) = (args.name.clone(), args.lost, args.json);
     let on_screen = screen::is_usable() && !json;
-    // The screen itself says that there was no answer.
+    // The screen itself shows that there was no answer.
     let client = if on_screen { client.silently(ANSWERING) } else { client.clone() };
     let args = ShowArgs { name, lost, json, watch: None };
     let mut counted = Instant::now();
@@ -70,7 +71,7 @@ pub(crate) fn run(client: &Client, args: &ShowArgs) -> Outcome {
     print_blocks(first, every, next)
 }
 
-/// Returns what is printed. [`api::REPORT`] has the blocks as last counted.
+/// Returns the text to print. [`api::REPORT`] has the blocks as last counted.
 fn text(
     client: &Client,
     args: &ShowArgs,
@@ -92,7 +93,8 @@ fn text(
     Ok(text)
 }
 
-/// Prints one block after the other, until nobody reads them or the volume cannot be shown any more.
+/// Prints one block after the other, until the reader closes stdout or the volume cannot be shown
+/// any more.
 fn print_blocks(
     first: String,
     every: Duration,

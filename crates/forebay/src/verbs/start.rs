@@ -22,11 +22,11 @@ pub(crate) struct StartArgs {
 
     /// Compare every clean block of the cache with the origin first, and drop those that differ
     ///
-    /// A start notices that the origin was written elsewhere by what its system tells of writes, by
-    /// samples, by the starts of partitions and filesystems, and by some of the blocks that were
-    /// cached last. A change of a few sectors on a device whose system tells nothing, such as an
-    /// export of an NBD server or a disk after a restart of the machine, may escape that. This does
-    /// not let it escape, and reads as much of the origin as the cache holds.
+    /// A start compares the system's record of writes, samples, the starts of partitions and
+    /// filesystems, and some recently cached blocks, to notice that the origin was written
+    /// elsewhere. It may miss a change of a few sectors on a device whose system keeps no such
+    /// record, like an export of an NBD server, or a disk after a restart of the machine. With this
+    /// option it misses none, and reads as much of the origin as the cache holds.
     #[arg(long)]
     pub(crate) verify: bool,
 }

@@ -13,8 +13,8 @@ pub(crate) struct StopArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
-    /// Stop it although clients are connected or its block device is in use: they get I/O errors, and
-    /// a file system on it loses what it has not written yet
+    /// Stop it although clients are connected or its block device is in use: they get I/O errors,
+    /// and a file system on it loses data that it has not written yet
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
 

@@ -1,7 +1,8 @@
-//! `forebay support`: collects what a bug report needs into an archive, without data of users and without secrets.
+//! `forebay support`: collects a bug report's files into an archive, without data of users and
+//! without secrets.
 //!
-//! - [`collect`]: what is collected
-//! - [`redact`]: what is replaced
+//! - [`collect`]: the texts of the archive
+//! - [`redact`]: replaces secrets in them
 //! - [`archive`]: the file
 
 mod archive;
@@ -27,12 +28,13 @@ pub(crate) struct SupportArgs {
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
 
-    /// Directory of the daemon's state [default: that of the running daemon, or else as 'forebay daemon']
+    /// Directory of the daemon's state [default: that of the running daemon, or else as 'forebay
+    /// daemon']
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
 }
 
-/// How the archive says what was replaced.
+/// The archive's explanation of stand-ins.
 const REPLACED: &str = "\
 Replaced by stand-ins, the same one for the same value: the name of this host, hosts in URIs (host-N), addresses of
 IPv4, IPv6 and Ethernet other than loopback ones (address-N), users below /home (user-N). Removed: users and
@@ -42,7 +44,7 @@ like, keys and certificates, and the paths of their files. There is no data of v
 Not replaced: names of volumes, paths of devices and files, names of exports. Read it before you hand it on.
 ";
 
-/// Writes the archive, and prints what is in it.
+/// Writes the archive, and prints its content.
 pub(crate) fn run(client: &Client, args: SupportArgs) -> Outcome {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let time = OffsetDateTime::now_utc().format(format);

@@ -9,9 +9,9 @@ use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::print_line;
 
-/// How long the next program may take until it serves everything again.
+/// Time limit for the next program to serve everything again.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often it is asked.
+/// Interval at which it is polled.
 const STEP: Duration = Duration::from_millis(50);
 
 /// Asks for the hand-over, and waits until the next program serves everything again.
@@ -33,7 +33,7 @@ pub(crate) fn run(client: &Client) -> Outcome {
             Ok(now) if now.hand_overs > before.hand_overs && now.ready => {
                 if !now.program.is_empty() && Path::new(&now.program) != program {
                     return Err(ApiError::failed(format!(
-                        "the daemon goes on with {}; see its log",
+                        "the daemon continues with {}; see its log",
                         now.program
                     )));
                 }

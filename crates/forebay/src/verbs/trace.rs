@@ -19,7 +19,7 @@ pub(crate) struct TraceArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
-    /// How long to record, 1 to 86400 seconds
+    /// Seconds to record, 1 to 86400
     #[arg(long, value_name = "N", default_value_t = 60, allow_hyphen_values = true)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=MOST_SECONDS))]
     pub(crate) seconds: u64,
@@ -35,14 +35,14 @@ const LAST: &str = "# requests=";
 /// Longest end of the trace that is kept to find its last line.
 const TAIL: usize = 256;
 
-/// Records for as long as asked. What was received stays in the file, however this ends.
+/// Records for the given time. The file keeps all received requests, also after an error.
 pub(crate) fn run(client: &Client, args: &TraceArgs) -> Outcome {
     let TraceArgs { name, seconds, output } = args;
     let path = format!("{}?seconds={seconds}", api::TRACE.path(name));
     let mut target: Option<Box<dyn Write>> = None;
     let mut tail = Vec::new();
     client.download(&path, Duration::from_secs(*seconds), |bytes| {
-        // Only now: what is refused overwrites no file.
+        // Open the file only now, so that a refused request overwrites none.
         let target = match &mut target {
             Some(target) => target,
             none => none.insert(open(args)?),
@@ -57,7 +57,7 @@ pub(crate) fn run(client: &Client, args: &TraceArgs) -> Outcome {
     let tail = String::from_utf8_lossy(&tail);
     let Some((_, end)) = tail.trim_end().rsplit_once(LAST) else {
         return Err(ApiError::failed(
-            "the daemon ended the trace early; what it had sent is there",
+            "the daemon ended the trace early; the output has the requests up to then",
         ));
     };
     let number = |name: &str| {

@@ -8,7 +8,8 @@ use forebay_admin::report::{ClientReport, Transport};
 use super::grouped;
 use crate::output::table::{Column, Table};
 
-/// Lists the clients that have the volume open, those with several connections once; empty if there are none.
+/// Lists the clients that have the volume open, those with several connections once; empty if there
+/// are none.
 pub(super) fn clients(report: &VolumeReport) -> String {
     let mut rows: Vec<(String, String, u64)> = Vec::new();
     for client in &report.clients {

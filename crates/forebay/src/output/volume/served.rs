@@ -1,4 +1,4 @@
-//! Who served the requests of clients.
+//! The share of RAM, cache and origin in serving the requests of clients.
 
 use forebay_admin::VolumeReport;
 use forebay_admin::report::ServedBy;
@@ -6,7 +6,8 @@ use forebay_admin::report::ServedBy;
 use super::{grouped, percent};
 use crate::output::table::{Column, Table};
 
-/// Lists who served the requests of clients, in counts and shares that add up; empty if there were none.
+/// Lists who served the requests of clients, in counts and shares that add up; empty if there were
+/// none.
 pub(super) fn served(report: &VolumeReport) -> String {
     let served = &report.served;
     if served.reads.total + served.writes.total == 0 {

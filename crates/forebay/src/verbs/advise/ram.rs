@@ -1,4 +1,4 @@
-//! What is said about RAM in front of a cache.
+//! Advice about RAM in front of a cache.
 
 use forebay_admin::curve::{CurveReport, CurveRow, RamRow};
 use forebay_core::units::format_size;
@@ -31,8 +31,8 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
     text(&report.ram_rows, report.present.bytes, of) + &present
 }
 
-/// Returns the table of what RAM serves in front of a cache of `cache` bytes (0: there is none), with a
-/// recommendation. `of`: what the shares are of.
+/// Returns the table of the shares that RAM serves in front of a cache of `cache` bytes (0: there
+/// is none), with a recommendation. `of` names the whole that the shares refer to.
 fn text(rows: &[RamRow], cache: u64, of: &str) -> String {
     let before = match cache {
         0 => "the origin alone".to_owned(),
@@ -74,7 +74,7 @@ fn text(rows: &[RamRow], cache: u64, of: &str) -> String {
     )
 }
 
-/// Says what RAM of the present size serves.
+/// Returns the line about RAM of the present size.
 fn present(row: &RamRow, of: &str) -> String {
     format!(
         "RAM of the present size, {}: {} of {of}; the cache {:.0} %, the origin {}.\n",

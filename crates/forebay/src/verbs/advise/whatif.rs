@@ -1,4 +1,4 @@
-//! What is said about other settings.
+//! Advice about other settings.
 
 use forebay_admin::curve::{CurveReport, WhatIf, WhatIfRow};
 use forebay_core::units::format_size;
@@ -7,10 +7,10 @@ use super::words::of;
 use crate::output::table::{Column, Table};
 use crate::output::volume::grouped;
 
-/// The least change of a hit ratio, or of what is written, that is said in words.
+/// The smallest changes, of a hit ratio and of the bytes written, that the advice mentions.
 const NOTABLE: (f64, f64) = (0.01, 0.1);
 
-/// Fewer accesses say nothing about other settings.
+/// Number of accesses below which other settings are not predicted.
 const FEWEST: u64 = 10_000;
 
 /// Returns the text for a volume; empty if nothing was read or written, or nothing is cached.

@@ -105,7 +105,7 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
             format_size(report.present.bytes),
             percent(report.present.hits()),
             of(report.reads),
-            if report.ram.is_some() { ", what RAM serves included" } else { "" },
+            if report.ram.is_some() { ", those from RAM included" } else { "" },
         );
     }
     if let Some(rotational) = report.rotational.filter(|_| report.accesses > 0) {
@@ -121,7 +121,7 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
     text
 }
 
-/// Returns what the shares are of, if so many blocks were read.
+/// Returns the whole that the shares refer to, if `reads` blocks were read.
 pub(super) fn of(reads: u64) -> &'static str {
     if reads > 0 { "reads" } else { "accesses" }
 }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hardly_worth_it_is_said() {
+    fn a_useless_cache_is_called_useless() {
         let text = of_trace(&advice(&[(32, 0.4), (64, 0.71), (128, 0.73)]));
         assert!(text.contains("32G: 40 % of reads; 64G: 71 %; 128G: 73 %, hardly worth it."));
         assert!(text.contains("Take 64G: it hits 71 % of reads"), "{text}");
@@ -254,7 +254,7 @@ mod tests {
         let row = RamRow { bytes: 1 << 30, ram: hits(0.3), cache: 0.1, origin: hits(0.6) };
         report.ram = Some(row);
         let with = of_volume(&report);
-        assert!(with.contains("alone: 40 % of reads, what RAM serves included.\n"), "{with}");
+        assert!(with.contains("alone: 40 % of reads, those from RAM included.\n"), "{with}");
         report.present.bytes = 0;
         assert!(!of_volume(&report).contains("A cache of the present size"));
         (report.accesses, report.reads, report.rows) = (0, 0, Vec::new());

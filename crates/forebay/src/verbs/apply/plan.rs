@@ -1,4 +1,5 @@
-//! The plan of `forebay apply`: which steps lead from the daemon's volumes to the declared ones. Pure.
+//! The plan of `forebay apply`: which steps lead from the daemon's volumes to the declared ones.
+//! Pure.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use forebay_daemon::devices::NO_CACHE;
 /// A declared volume and its definition.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
-    /// As the file says.
+    /// The declaration in the file.
     pub(super) declared: Declared,
     /// As the daemon would store it.
     pub(super) definition: Definition,
@@ -31,7 +32,7 @@ pub(super) struct Change {
     pub(super) new: String,
 }
 
-/// What a step does.
+/// The kind of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 pub(super) enum Action {
@@ -53,8 +54,9 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Returns its place in the order of steps. Settings come before creations, which may join a cache
-    /// only with the policy that it has, and before starts, with which some of them take effect.
+    /// Returns its place in the order of steps. Settings come before creations, which may join a
+    /// cache only with the policy that it has, and before starts, with which some of them take
+    /// effect.
     fn rank(&self) -> u8 {
         match self {
             Action::Stop => 0,
@@ -77,7 +79,7 @@ impl Action {
 pub(super) struct Step {
     /// The volume.
     pub(super) volume: VolumeName,
-    /// What is done.
+    /// Its kind.
     #[serde(flatten)]
     pub(super) action: Action,
 }
@@ -116,11 +118,12 @@ pub(super) fn check_shared(
     Ok(())
 }
 
-/// Returns the steps from the volumes that exist to the declared ones, in the order in which they are
-/// taken. `same` tells whether two names of devices mean the same one.
+/// Returns the steps from the volumes that exist to the declared ones, in the order in which they
+/// are taken. `same` tells whether two names of devices mean the same one.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] with the line: a volume exists with another device, block size or alignment.
+/// [`ErrorKind::Refused`] with the line: a volume exists with another device, block size or
+/// alignment.
 pub(super) fn plan(
     file: &Path,
     wanted: &[Wanted],
@@ -152,7 +155,7 @@ pub(super) fn plan(
     Ok(steps)
 }
 
-/// Returns what an existing volume needs.
+/// Returns the steps that an existing volume needs.
 fn actions(one: &Wanted, report: &VolumeReport) -> Vec<Action> {
     let mut actions = Vec::new();
     if !one.declared.serve && report.state != VolumeState::Stopped {
@@ -181,7 +184,7 @@ fn actions(one: &Wanted, report: &VolumeReport) -> Vec<Action> {
     actions
 }
 
-/// Refuses what no command changes on an existing volume.
+/// Refuses differences that no command can change on an existing volume.
 fn check_fixed(
     file: &Path,
     one: &Wanted,

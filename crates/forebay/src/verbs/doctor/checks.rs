@@ -1,4 +1,4 @@
-//! What the facts about a host mean.
+//! Conclusions from the facts about a host.
 
 use forebay_core::units::format_size;
 
@@ -43,7 +43,7 @@ fn idle(host: &Host) -> Check {
         return Check { name, level: Level::Good, found, remedy: String::new() };
     }
     let found = "before Linux 6.15 an idle daemon shows up as I/O wait".to_owned();
-    let remedy = "ignore that of its lanes; their CPUs are idle".to_owned();
+    let remedy = "ignore the I/O wait of its lanes; their CPUs are idle".to_owned();
     Check { name, level: Level::Note, found, remedy }
 }
 
@@ -129,7 +129,7 @@ pub(super) fn ways(host: &Host) -> Vec<Way> {
     vec![ublk(host), fuse(host), nbd_kernel(host), nbd(host), vhost_user(host)]
 }
 
-/// Returns what to do before a driver can be used.
+/// Returns the step that is missing before a driver can be used.
 fn lack(device: Device, name: &str) -> Option<String> {
     match device {
         Device::Usable => None,
@@ -168,7 +168,7 @@ fn vhost_user(host: &Host) -> Way {
     let words = if host.qemu {
         "for virtual machines: forebay create ... --export vhost-user=PATH"
     } else {
-        "for virtual machines, of which there is no monitor here"
+        "for virtual machines; no monitor for them is installed here"
     };
     let works = host.ring.is_ok() && host.qemu;
     Way { name: "vhost-user", works, block_device: false, words: words.to_owned() }

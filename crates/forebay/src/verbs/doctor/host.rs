@@ -1,4 +1,4 @@
-//! What can be seen of this host.
+//! Facts about this host.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -11,14 +11,14 @@ use rustix::thread::{CapabilitySet, capabilities};
 use forebay_daemon::ring_remedy;
 use forebay_daemon::usual_limit;
 
-/// The facts that decide what works.
+/// Facts about this host on which the front ends depend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Host {
     /// The kernel's release, as `6.12.9-amd64`.
     pub(super) release: String,
     /// Why a ring cannot be made.
     pub(super) ring: Result<(), String>,
-    /// The setting of the kernel that forbids io_uring; 0: nobody.
+    /// The kernel's setting that forbids io_uring; 0: it is allowed to all.
     pub(super) ring_disabled: u64,
     /// Most files that a process may have open.
     pub(super) files: u64,

@@ -1,4 +1,4 @@
-//! What a bug report needs, each piece as a text with a name.
+//! The parts of a bug report, each as a text with a name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ use crate::verbs::doctor;
 use forebay_daemon::devices::{DeviceName, NO_CACHE};
 use forebay_daemon::{peek_state, read_events};
 
-/// How long one piece may take: a device or a program may hang.
+/// Time limit for one part: a device or a program may hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most bytes that are read of a file, and kept of what a program says.
+/// Limit of the bytes that are read from a file, and kept of a program's output.
 const MAX_TEXT: usize = 4 << 20;
 
 /// Most lines of the journal.
 const JOURNAL_LINES: &str = "2000";
 
-/// Properties of a unit that say how it is, and nothing of its environment.
+/// Properties of a unit that show its state, and nothing of its environment.
 const UNIT: &str = "Id,LoadState,ActiveState,SubState,Result,NRestarts,ExecMainPID,ExecMainStatus,\
     ExecMainStartTimestamp,ExecMainExitTimestamp,MemoryCurrent,MemoryHigh,MemoryMax,TasksCurrent,UnitFileState,\
     WatchdogUSec,FileDescriptorStoreMax,NFileDescriptorStore,DropInPaths";
 
-/// What was collected.
+/// The collected texts.
 #[derive(Default)]
 pub(super) struct Collection {
     /// Names and texts, not redacted yet.
@@ -57,7 +57,8 @@ impl Collection {
     }
 }
 
-/// Collects everything. Takes what the daemon says, or, if it does not answer, what its state directory has.
+/// Collects everything: the answers of the daemon, or, if it does not answer, the files of its
+/// state directory.
 pub(super) fn everything(
     client: &Client,
     state_dir: Option<PathBuf>,
@@ -66,7 +67,7 @@ pub(super) fn everything(
     let mut all = Collection::default();
     for file in ["/proc/sys/kernel/hostname", "/etc/hostname", "/proc/sys/kernel/domainname"] {
         let name = fs::read_to_string(file).unwrap_or_default();
-        // What the kernel says if there is none.
+        // The kernel reports this name if there is none.
         if name.trim() != "(none)" {
             redactor.host(name.trim());
         }
@@ -101,7 +102,7 @@ pub(super) fn everything(
     Ok(all)
 }
 
-/// Adds what is known of the host. Command lines of the kernel and serial numbers are left out.
+/// Adds facts about the host. Command lines of the kernel and serial numbers are left out.
 fn host(all: &mut Collection) {
     for (name, file) in [
         ("host/kernel.txt", "/proc/sys/kernel/osrelease"),
@@ -125,7 +126,7 @@ fn host(all: &mut Collection) {
 
 fn from_daemon(all: &mut Collection, client: &Client) {
     let client = &client.silently(PATIENCE);
-    // With what a later daemon has added.
+    // Raw, so that fields of a later daemon are included.
     let as_it_is = |path: &str| parse::<Value>(&client.get_raw(path)?);
     all.add("memory.json", client.get(&api::MEMORY, &()).and_then(|it| json::text(&it)));
     all.add("operations.json", as_it_is(&api::OPERATIONS.path(&())).and_then(|it| json::text(&it)));
@@ -164,7 +165,7 @@ fn from_daemon(all: &mut Collection, client: &Client) {
     }
 }
 
-/// Adds what the daemon has written down, and what declares its volumes. There is no data of users in it.
+/// Adds the files of the daemon and the declaration of its volumes. They contain no data of users.
 fn files(all: &mut Collection, state_dir: &Path) {
     all.add("state/state.json", read(&state_dir.join("state.json")));
     let notes = fs::read_dir(state_dir.join("dirty")).into_iter().flatten().flatten();
@@ -181,7 +182,7 @@ fn files(all: &mut Collection, state_dir: &Path) {
     }
 }
 
-/// Adds what the system says of the devices of all volumes, and what cache devices say of themselves.
+/// Adds the system's facts about the devices of all volumes, and the superblocks of cache devices.
 fn devices(all: &mut Collection, state_dir: &Path) {
     let volumes = match peek_state(state_dir) {
         Ok(volumes) => volumes,
@@ -244,7 +245,7 @@ fn within<T: Send + 'static>(
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(ApiError::failed("it does not answer")))
 }
 
-/// Returns what a program says.
+/// Returns the output of a program.
 fn output(program: &str, arguments: &[&str]) -> Result<String, ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::failed(format!("{program}: {error}"));
     let mut child = Command::new(program)

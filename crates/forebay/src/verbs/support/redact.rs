@@ -1,8 +1,8 @@
-//! Replaces in texts what others need not know: hosts, addresses, keys and where they are, secrets.
+//! Replaces private parts of texts: hosts, addresses, keys and their paths, secrets.
 //!
-//! The same value gets the same name everywhere, like `host-1`, so that a reader sees what belongs together. What is
-//! found in one text, as the host in a URI, is replaced in all of them: first [`Redactor::learn`] sees every text, then
-//! [`Redactor::redact`].
+//! The same value gets the same name everywhere, like `host-1`, so that a reader can connect its
+//! occurrences. A value that one text reveals, as a URI does its host, is replaced in all texts:
+//! first [`Redactor::learn`] sees every text, then [`Redactor::redact`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-/// What stands for a secret.
+/// The stand-in for a secret.
 const REDACTED: &str = "[redacted]";
 
 /// Parameters of URIs that are no secrets.
 const PLAIN: [&str; 7] = ["socket", "reconnect", "timeout", "size", "sizes", "ram", "volume"];
 
-/// Hosts that say nothing.
+/// Hosts that reveal nothing.
 const PLAIN_HOSTS: [&str; 3] = ["localhost", "forebay", ""];
 
 macro_rules! patterns {
@@ -44,7 +44,7 @@ patterns! {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Redactor {
-    /// What is replaced wherever it stands, and by what.
+    /// Stand-ins by the words that they replace wherever these stand.
     words: BTreeMap<String, String>,
     /// The names that were given to values, by their kind.
     names: BTreeMap<&'static str, Vec<String>>,
@@ -68,7 +68,7 @@ impl Redactor {
         }
     }
 
-    /// Notes what has to be replaced in every text.
+    /// Notes the values of a text that have to be replaced in every text.
     pub(super) fn learn(&mut self, text: &str) {
         for found in URI.captures_iter(text) {
             let (_, host, _) = authority(&found[2]);
@@ -86,7 +86,7 @@ impl Redactor {
         }
     }
 
-    /// Returns a text without what others need not know.
+    /// Returns a text with its secrets replaced.
     pub(super) fn redact(&mut self, text: &str) -> String {
         let text = PEM.replace_all(text, "[key or certificate]");
         let text = TLS_OPTION.replace_all(&text, "$1 [keys]");
@@ -183,7 +183,8 @@ impl Redactor {
     }
 }
 
-/// Splits the part of a URI behind `://`: whether it names a user, the host, and the port with its colon.
+/// Splits the part of a URI behind `://`: whether it names a user, the host, and the port with its
+/// colon.
 fn authority(text: &str) -> (bool, &str, &str) {
     let (user, rest) = match text.rsplit_once('@') {
         Some((_, rest)) => (true, rest),
@@ -194,7 +195,7 @@ fn authority(text: &str) -> (bool, &str, &str) {
     (user, &rest[..port], &rest[port..])
 }
 
-/// Returns what stands for a value, in quotation marks if that has some.
+/// Returns the stand-in for a value, in quotation marks if the value has some.
 fn quoted(value: &str) -> String {
     let quote = |mark: &str| format!("{mark}{REDACTED}{mark}");
     match value {
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_need_not_know_is_replaced() {
+    fn private_values_are_replaced() {
         for (text, expected) in [
             ("nbd://disks.example.org/data", "nbd://host-2/data"),
             (
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_needs_stays() {
+    fn facts_that_a_reader_needs_stay() {
         for text in [
             "forebay::daemon: ready at 12:30:45.123, version 6.12.9-amd64",
             "127.0.0.1:9809, ::1, 0.0.0.0 and [::]:10809",

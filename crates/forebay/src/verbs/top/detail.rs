@@ -1,4 +1,5 @@
-//! One volume: its numbers, those of its devices, latencies over time, and why reads missed.
+//! One volume: its numbers, those of its devices, latencies over time, and the reasons of missed
+//! reads.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ const LABEL: u16 = 8;
 /// The narrowest and the widest column of the table.
 const COLUMN: (u16, u16) = (6, 10);
 
-/// Lines of what is above the map, and as many as the reasons of misses have at least.
+/// Lines of everything above the map, and the least number of lines for the reasons of misses.
 const OTHERS: u16 = 8;
 const REASONS: u16 = 2;
 

@@ -1,5 +1,5 @@
-//! A heat map of latencies: time from left to right, latencies on a logarithmic scale with the longest on top, and
-//! the number of requests as density.
+//! A heat map of latencies: time from left to right, latencies on a logarithmic scale with the
+//! longest on top, and the number of requests as density.
 
 use std::time::Duration;
 
@@ -80,8 +80,8 @@ fn micros(bound: u64) -> String {
     }
 }
 
-/// Returns the density of a cell. A single slow request among thousands is visible, and a tenth of the most differs
-/// from it: neither would be on a linear scale, nor both on a logarithmic one.
+/// Returns the density of a cell. A single slow request among thousands is visible, and a tenth of
+/// the most differs from it: neither would be on a linear scale, nor both on a logarithmic one.
 fn density(requests: u64, most: u64) -> usize {
     if requests == 0 {
         return 0;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_request_among_many_is_visible_and_only_many_are_dense() {
+    fn a_single_request_is_visible_and_only_many_are_dense() {
         for (requests, most, expected) in [
             (0, 0, 0),
             (0, 9, 0),

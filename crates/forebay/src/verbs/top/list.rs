@@ -1,4 +1,4 @@
-//! All volumes: three lines for each, numbers above what they were, and why reads missed.
+//! All volumes: three lines for each, numbers above their history, and the reasons of missed reads.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ const LINES: u16 = 3;
 /// The narrowest and the widest column of names.
 const NAMES: (u16, u16) = (13, 32);
 
-/// As many of the reasons of misses are named.
+/// Number of reasons of misses that are named.
 const REASONS: usize = 3;
 
 /// A column of numbers.
@@ -29,7 +29,7 @@ struct Column {
     heading: &'static str,
     order: Option<Order>,
     cell: fn(&Activity) -> String,
-    /// What the line below shows.
+    /// The history that the line below shows.
     line: Option<Scaled>,
 }
 
@@ -119,7 +119,8 @@ pub(super) fn draw(model: &mut Model, frame: &mut Frame<'_>, now: Instant) {
     model.first = first;
 }
 
-/// Returns the first row to show, so that the selected one is visible and no space is left below without need.
+/// Returns the first row to show, so that the selected one is visible and no space is left below
+/// without need.
 fn scrolled(first: usize, place: usize, fits: usize, rows: usize) -> usize {
     let fits = fits.max(1);
     let most = rows.saturating_sub(fits);

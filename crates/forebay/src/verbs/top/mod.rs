@@ -1,11 +1,12 @@
-//! `forebay top`: what the volumes do, interval by interval, on a screen, in a table, or as JSON.
+//! `forebay top`: the activity of the volumes, interval by interval, on a screen, in a table, or as
+//! JSON.
 //!
 //! - [`history`]: the last intervals
-//! - [`model`]: what is shown, and what keys change
+//! - [`model`]: the state of the screen, and the effects of keys on it
 //! - [`order`]: the orders of volumes, and their keys
-//! - [`page`]: what the terminal does with it
+//! - [`page`]: input and output of the terminal
 //! - [`list`], [`detail`], [`heat`]: the screens
-//! - [`view`], [`numbers`], [`theme`]: what these share
+//! - [`view`], [`numbers`], [`theme`]: parts that these share
 
 mod detail;
 mod heat;
@@ -91,7 +92,7 @@ pub(crate) fn keys() -> String {
 /// The first interval on the screen, for those who wait for something to look at.
 const FIRST: Duration = Duration::from_millis(250);
 
-/// Shows what the volumes do.
+/// Shows the activity of the volumes.
 pub(crate) fn run(client: &Client, args: &TopArgs) -> Outcome {
     if let Some(name) = &args.name {
         // A name that does not exist is an error now; later it may come back.
@@ -122,13 +123,14 @@ fn on_screen(client: &Client, args: &TopArgs) -> Outcome {
     let without = args.no_color || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
     let mut model =
         Model::new(Theme::new(!without), args.interval, args.name.clone(), Instant::now());
-    // The screen itself says for how long there was no answer.
+    // The screen itself shows for how long there was no answer.
     let client = client.silently(Duration::MAX);
     let times = Times { first: FIRST.min(args.interval), every: args.interval };
     screen::show(times, move || look(&client), &mut model)
 }
 
-/// Prints a line for each interval until nobody reads them. The daemon may go away and come back.
+/// Prints a line for each interval until the reader closes stdout. The daemon may end and start
+/// meanwhile.
 fn as_json(client: &Client, args: &TopArgs) -> Outcome {
     let (mut looks, mut silent) = (Looks::default(), false);
     observe(&mut looks, look(client))?;

@@ -1,4 +1,4 @@
-//! What `forebay top` knows, and what keys change of it.
+//! The state of `forebay top`, and the effects of keys on it.
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// What is on the screen.
+/// The content of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Screen {
     /// All volumes.
@@ -137,7 +137,8 @@ impl Model {
         self.looks.reports().iter().find(|report| report.name == *name)
     }
 
-    /// Returns for how long the daemon has not answered, and the reason if it is known; `None`: it answers.
+    /// Returns for how long the daemon has not answered, and the reason if it is known; `None`: it
+    /// answers.
     pub(super) fn silence(&self, now: Instant) -> Option<(Duration, Option<&str>)> {
         let since = now.saturating_duration_since(self.heard);
         let late = since > self.every * LATE.0 + LATE.1;
@@ -167,7 +168,7 @@ impl Model {
             KeyCode::Home => self.select(|_, _| 0),
             KeyCode::End => self.select(|_, last| last),
             KeyCode::Enter => {
-                // What is marked is what is opened, also before the first key.
+                // Mark the volume that will be opened, also before the first key.
                 self.select(|place, _| place);
                 if self.selected.is_some() {
                     self.screen = Screen::Detail(Kind::Reads);
@@ -182,7 +183,7 @@ impl Model {
         }
     }
 
-    /// Takes what the daemon said.
+    /// Takes an answer of the daemon.
     pub(super) fn news(&mut self, look: Look) {
         match look.answer {
             Ok(reports) => {

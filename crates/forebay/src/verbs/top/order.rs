@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 
 use forebay_admin::activity::Activity;
 
-/// By which volumes are sorted.
+/// The order of the volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// As they were created.
+    /// The order of their creation.
     Creation,
     /// By name.
     Name,

@@ -1,4 +1,4 @@
-//! Draws what is known, and hands on keys and news.
+//! Draws the state, and passes keys and answers to it.
 
 use std::ops::ControlFlow;
 use std::time::Instant;

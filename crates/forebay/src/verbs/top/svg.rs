@@ -1,4 +1,5 @@
-//! A screen as SVG, for the documentation. Text is text; lines over time and the heat map are areas.
+//! A screen as SVG, for the documentation. Text is text; lines over time and the heat map are
+//! areas.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +15,7 @@ const MARGIN: usize = 8;
 const BACKGROUND: &str = "#12161c";
 const FOREGROUND: &str = "#d5dbe3";
 
-/// Returns a picture of what the buffer has.
+/// Returns the buffer as a picture.
 pub(super) fn picture(title: &str, buffer: &Buffer) -> String {
     let (columns, rows) = (usize::from(buffer.area.width), usize::from(buffer.area.height));
     let (width, height) = (columns * WIDTH + 2 * MARGIN, rows * HEIGHT + 2 * MARGIN);
@@ -46,7 +47,7 @@ pub(super) fn picture(title: &str, buffer: &Buffer) -> String {
     svg + &text + "</g>\n</svg>\n"
 }
 
-/// What a block character covers, from the bottom of its cell.
+/// The area that a block character covers, from the bottom of its cell.
 #[derive(Clone, Copy, PartialEq)]
 struct Area {
     height: usize,
@@ -114,7 +115,7 @@ fn runs<T: PartialEq>(cells: &[Cell], what: impl Fn(&Cell) -> Option<T>) -> Vec<
     runs
 }
 
-/// Returns the colours of the character and of what is behind it.
+/// Returns the colours of the character and of its background.
 fn colours(cell: &Cell) -> (&'static str, &'static str) {
     let colour = match cell.fg {
         Color::Cyan => "#4fc1d9",

@@ -1,15 +1,15 @@
-//! Colours and what stands for them where there are none.
+//! Colours, and the attributes that replace them on terminals without colours.
 
 use forebay_admin::VolumeState;
 use ratatui::style::{Color, Modifier, Style};
 
-/// How densely a cell of the heat map is filled; the first is empty.
+/// Characters of the heat map's cells by density; the first is empty.
 pub(super) const SHADES: [&str; 5] = [" ", "░", "▒", "▓", "█"];
 
 /// The colours of the heat map by density.
 const HEAT: [Color; 5] = [Color::Reset, Color::Blue, Color::Cyan, Color::Yellow, Color::Red];
 
-/// Whether there are colours. Nothing is said by colour alone.
+/// Whether there are colours. No information is in the colour alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Theme {
     coloured: bool,
@@ -25,47 +25,47 @@ impl Theme {
         if self.coloured { Style::new().fg(colour) } else { Style::new() }
     }
 
-    /// Of headings.
+    /// Returns the style of headings.
     pub(super) fn heading(self) -> Style {
         self.coloured(Color::Cyan).add_modifier(Modifier::BOLD)
     }
 
-    /// Of the volumes are sorted by it.
+    /// Returns the style of the heading by which the volumes are sorted.
     pub(super) fn sorted(self) -> Style {
         self.heading().add_modifier(Modifier::UNDERLINED)
     }
 
-    /// Of what matters less.
+    /// Returns the style of less important text.
     pub(super) fn quiet(self) -> Style {
         if self.coloured { Style::new().fg(Color::DarkGray) } else { Style::new() }
     }
 
-    /// Of names.
+    /// Returns the style of names.
     pub(super) fn name(self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// Of what somebody should look at.
+    /// Returns the style of text that needs attention.
     pub(super) fn bad(self) -> Style {
         self.coloured(Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// Of the selected row, and of the line that says that the daemon does not answer.
+    /// Returns the style of the selected row, and of the line that reports a silent daemon.
     pub(super) fn marked(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// Of the reasons of misses.
+    /// Returns the style of the reasons of misses.
     pub(super) fn reason(self) -> Style {
         self.coloured(Color::Yellow)
     }
 
-    /// Of the lines over time.
+    /// Returns the style of the lines over time.
     pub(super) fn line(self) -> Style {
         self.coloured(Color::Green)
     }
 
-    /// Of a state.
+    /// Returns the style of a state.
     pub(super) fn state(self, state: VolumeState) -> Style {
         match state {
             VolumeState::Running | VolumeState::Draining => self.coloured(Color::Green),
@@ -74,7 +74,7 @@ impl Theme {
         }
     }
 
-    /// Of a cell of the heat map.
+    /// Returns the style of a cell of the heat map.
     pub(super) fn heat(self, density: usize) -> Style {
         self.coloured(HEAT.get(density).copied().unwrap_or(Color::Reset))
     }

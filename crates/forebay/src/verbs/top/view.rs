@@ -1,4 +1,4 @@
-//! What both screens have: the title, the last line, the words for misses, and the help.
+//! Parts of both screens: the title, the last line, the words for misses, and the help.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use forebay_admin::activity::{Activity, Interval};
 /// A change of the dirty data below this share of it in ten seconds is none.
 const STEADY: f64 = 0.005;
 
-/// Divides the screen into the title, what is between, and the last line.
+/// Divides the screen into the title, the middle, and the last line.
 pub(super) fn parts(area: Rect) -> [Rect; 3] {
     let rows = [Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)];
     Layout::vertical(rows).areas(area)
@@ -65,7 +65,8 @@ pub(super) fn until_clean(activity: &Activity) -> String {
     }
 }
 
-/// Returns the reasons of misses with their shares, in words, one line each and the most frequent first.
+/// Returns the reasons of misses with their shares, in words, one line each and the most frequent
+/// first.
 pub(super) fn misses(activity: &Activity) -> Vec<String> {
     let misses = activity.misses();
     let all: u64 = misses.iter().map(|(_, count)| count).sum();

@@ -35,7 +35,7 @@ fn planned(
 const ONE: &str = "[volumes.v]\ncache = '/c'\norigin = '/o'\nprofile = 'bcache'\nmode = 'wt'\nblock_size = '8K'\n";
 
 #[test]
-fn what_was_created_from_the_file_needs_nothing() {
+fn volumes_created_from_the_file_need_no_step() {
     let wanted = wanted(ONE);
     assert_eq!(planned(&wanted, &[], false), Ok(vec![("v".to_owned(), Action::Create)]));
     for state in VolumeState::ALL {
@@ -129,7 +129,7 @@ fn stops_and_settings_come_before_creations_and_starts() {
 }
 
 #[test]
-fn what_cannot_be_changed_is_refused_with_the_line() {
+fn fixed_properties_are_refused_with_their_line() {
     let wanted = wanted(ONE);
     type Change = fn(&mut VolumeReport);
     let changes: [(&str, usize, Change); 4] = [
