@@ -49,7 +49,7 @@ pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
     understood(&answer)
 }
 
-/// Returns what the helper prints.
+/// Returns the output of the helper.
 pub fn answer(result: &io::Result<u32>) -> String {
     match result {
         Ok(number) => format!("device {number}"),

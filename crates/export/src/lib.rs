@@ -36,7 +36,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns the text if another process can go on for the volume.
+    /// Returns the text if another process can serve the same volume.
     pub fn lasting(self) -> Option<String> {
         self.lasts.then_some(self.text)
     }

@@ -17,7 +17,7 @@ pub struct Mount {
     pub source: String,
 }
 
-/// Returns what is mounted in this process's view.
+/// Returns the mounted file systems in this process's view.
 pub fn mounts() -> Vec<Mount> {
     read("self").unwrap_or_default()
 }

@@ -20,7 +20,7 @@ const WORD: &str = "sync";
 pub fn sync(users: &Users) {
     for point in users.file_systems() {
         if let Err(error) = helper::run(&[WORD.into(), (&point).into()], PATIENCE) {
-            tracing::warn!(point = %point.display(), %error, "a file system cannot write what it has in memory");
+            tracing::warn!(point = %point.display(), %error, "a file system cannot write its dirty pages");
         }
     }
 }

@@ -201,7 +201,8 @@ impl UnixSocket {
                 let former = std::mem::replace(&mut state.fd, fd.clone());
                 (state.made, state.told) = (Some(made), None);
                 self.is_there(&mut state);
-                // A lane that accepts from it goes on with the new one.
+                // Wakes a lane that accepts from the former socket, which then accepts from the new
+                // one.
                 let _ = shutdown(&*former, Shutdown::Both);
                 Some(fd)
             }

@@ -1,4 +1,4 @@
-//! Decides what becomes of a request: answered at once, passed to the volume, or ignored. Pure.
+//! Decides how a request is answered: at once, by the volume, or not at all. Pure.
 
 use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use rustix::io::Errno;
@@ -16,8 +16,9 @@ pub const MAX_TRANSFER: u32 = 256 << 10;
 const PAGE: u32 = 4096;
 /// Most requests in flight that the kernel sends without a thread that waits for each.
 const MAX_BACKGROUND: u16 = 256;
-/// Seconds for which the kernel may remember attributes, which do not change: for ever. While no daemon answers, a program
-/// that asks for them would wait, as `losetup` does, and the next daemon.
+/// Seconds for which the kernel may remember attributes: practically for ever, because they do not
+/// change. Otherwise a program that asks for them while no daemon answers, as `losetup` does, would
+/// wait, and so would the next daemon.
 const REMEMBERED: u64 = u32::MAX as u64;
 
 /// The volume behind the file.
@@ -35,14 +36,15 @@ pub struct FileFacts {
     pub uid: u32,
     /// The file's group.
     pub gid: u32,
-    /// It outlives the daemon, and its users do not notice that: what is answered must survive it.
+    /// It outlives the daemon, and its users do not notice the end of the daemon, so answered
+    /// writes must survive it.
     pub outlives: bool,
     /// Requests are to come through io_uring.
     pub io_uring: bool,
 }
 
 impl FileFacts {
-    /// Returns what each change survives at least.
+    /// Returns the failure that each change survives at least.
     fn promise(&self) -> Survives {
         if self.outlives { Survives::Daemon } else { Survives::Nothing }
     }
@@ -94,7 +96,7 @@ impl Content {
     }
 }
 
-/// What becomes of a request.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
     /// It has no reply.
@@ -131,7 +133,7 @@ pub fn decide(message: &Message, file: &FileFacts) -> Action {
         }
         Request::Lookup => Action::Reply(Err(Errno::NOTDIR)),
         Request::GetAttr => Action::Reply(Ok(Content::Attr(attributes(file)))),
-        // A file of the size that a file has already is what tools ask for that copy onto a device.
+        // Tools that copy onto a device set the size that the file has already.
         Request::SetAttr { size: Some(size) } if size == file.size => {
             Action::Reply(Ok(Content::Attr(attributes(file))))
         }

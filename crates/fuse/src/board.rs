@@ -12,7 +12,8 @@ pub(crate) enum Post {
     Serve(Connection),
     /// Close the connection for this volume, with the requests in flight unanswered.
     Close(String),
-    /// Answer the requests that were taken for this volume, and leave the others to the next daemon.
+    /// Answer the requests that were taken for this volume, and leave the others to the next
+    /// daemon.
     Leave(String),
 }
 
@@ -24,11 +25,12 @@ pub(crate) struct Connection {
     pub(crate) outlives: bool,
     /// The queues that the lane serves, if requests are to come through io_uring.
     pub(crate) queues: Option<Queues>,
-    /// Gets the facts about the volume when the lane has begun, or nothing if that does not have it.
+    /// Gets the facts about the volume when the lane has begun, or nothing if that does not have
+    /// it.
     pub(crate) begun: Sender<FileFacts>,
     /// Dropped when the lane has ended.
     pub(crate) ended: Sender<()>,
 }
 
-/// What lanes are to do next.
+/// Tasks for the lanes.
 pub(crate) type Board = forebay_export::Board<Post>;

@@ -1,8 +1,8 @@
 //! One lane's part of the connection for one file: takes requests, executes them, gives replies.
 //!
-//! A request that the volume answers at once is answered before the next one is looked at; every other
-//! one is submitted, and answered when it completes. Nothing waits for a reply to be taken: the kernel
-//! copies it at once.
+//! A request that the volume answers at once is answered before the next one is looked at; every
+//! other one is submitted, and answered when it completes. Nothing waits for a reply to be taken:
+//! the kernel copies it at once.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -32,11 +32,12 @@ mod entries;
 
 pub(crate) use entries::Queues;
 
-/// Where data begin in a buffer, so that they are aligned for direct I/O; headers are before that.
+/// Offset of the data in a buffer, so that they are aligned for direct I/O; headers are before
+/// that.
 const DATA: usize = 4096;
 /// Bytes of a buffer for a request.
 const BUFFER: usize = DATA + MAX_TRANSFER as usize;
-/// Where a request begins in its buffer: so the data of a write begin at [`DATA`].
+/// Offset of a request in its buffer, so that the data of a write begin at [`DATA`].
 const START: usize = DATA - WRITE_HEADER;
 /// Most requests that are taken together.
 const TOGETHER: usize = 4;
@@ -63,7 +64,7 @@ enum Kind {
     Write(u32),
     /// Zeroes that need not be allocated, unless that has been refused already.
     Punch(VolumeRequest),
-    /// That of an entry, which is answered where it is waited for.
+    /// The request of an entry, which is answered where its result is awaited.
     Entry(Rc<Outcome>),
     /// Anything else.
     Other,
@@ -85,7 +86,7 @@ pub(crate) struct Channel {
     /// A request has ended, or the volume is gone. The task of every entry may wait for that.
     room: Notify,
     closed: Cell<bool>,
-    /// Another program goes on with the connection.
+    /// Another program takes over the connection.
     leaving: Cell<bool>,
     /// One of the two has changed.
     closing: Signal,
@@ -147,15 +148,16 @@ impl Channel {
         self.closing.raise();
     }
 
-    /// Takes no more requests, so that another program can go on with the connection: [`Channel::serve`]
-    /// ends when those that have been taken are answered, or left to that program.
+    /// Takes no more requests, so that another program can take over the connection:
+    /// [`Channel::serve`] ends when the requests that were taken are answered, or left to that
+    /// program.
     pub(crate) fn leave(&self) {
         self.leaving.set(true);
         self.closing.raise();
     }
 
-    /// Returns a descriptor of the connection for the next program, if the channel was left with every request
-    /// answered, or the kernel can give the others again.
+    /// Returns a descriptor of the connection for the next program, if the channel was left with
+    /// every request answered, or the kernel can give the others again.
     pub(crate) fn left(&self) -> Option<OwnedFd> {
         if !self.leaving.get() || !(self.is_idle() || self.file.outlives) {
             return None;
@@ -213,8 +215,8 @@ impl Channel {
         self.ring.begin(RingOp::TakeMessage { fd: self.fd.clone(), buf, range })
     }
 
-    /// Waits until messages have been taken, or there will be none any more: because of an error, or of
-    /// the end of this channel, which counts as [`Errno::NODEV`].
+    /// Waits until messages have been taken, or there will be none any more: because of an error,
+    /// or of the end of this channel, which counts as [`Errno::NODEV`].
     async fn take(&self, takes: &mut [Option<RingRun>], taken: &mut Vec<Taken>) -> Option<Errno> {
         let mut end = None;
         std::future::poll_fn(|context| {
@@ -223,7 +225,7 @@ impl Channel {
                 end = Some(Errno::NODEV);
             }
             if self.leaving.get() {
-                // What the kernel has given by now is still taken.
+                // Requests that the kernel has given by now are still taken.
                 takes.iter().flatten().for_each(RingRun::cancel);
             }
             for take in &mut *takes {
@@ -313,8 +315,8 @@ impl Channel {
     /// Waits until a request may be executed, and takes its memory.
     ///
     /// # Errors
-    /// [`IoError::ShuttingDown`]: the volume is gone. [`IoError::NoSpace`]: it would wait for ever, because it
-    /// takes more memory than there is.
+    /// [`IoError::ShuttingDown`]: the volume is gone. [`IoError::NoSpace`]: it would wait for ever,
+    /// because it takes more memory than there is.
     async fn admit(&self, request: &VolumeRequest) -> Result<(Rc<dyn BlockService>, u64), IoError> {
         loop {
             let room = self.room.listen();
@@ -335,8 +337,8 @@ impl Channel {
         }
     }
 
-    /// Waits until there may be memory for a request: for its own requests if they hold some, otherwise
-    /// in the queue for that of others. Returns whether it has got it.
+    /// Waits until there may be memory for a request: for its own requests if they hold some,
+    /// otherwise in the queue for that of others. Returns whether it has got it.
     async fn wait_for_memory(&self, bytes: u64, room: Notified<'_>) -> bool {
         if self.held.get() > 0 {
             room.await;
@@ -441,8 +443,9 @@ impl Channel {
         target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, sink);
     }
 
-    /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a file
-    /// that refuses one, so a range is refused only if it is large enough to have been possible.
+    /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a
+    /// file that refuses one, so a range is refused only if it is large enough to have been
+    /// possible.
     fn punch_refused(self: Rc<Self>, in_flight: InFlight, request: VolumeRequest) {
         let target = self.target.borrow().clone().ok_or(IoError::ShuttingDown);
         let small = target.and_then(|target| {
@@ -471,8 +474,9 @@ impl Channel {
         request.len < 2 * target.preferred_block().max(DATA as u64)
     }
 
-    /// Gives the reply to a request that the volume has not executed. Where that is because the volume ends, and the
-    /// file outlives that, there is none: the kernel has the next program execute the request.
+    /// Gives the reply to a request that the volume has not executed. Where that is because the
+    /// volume ends, and the file outlives that, there is none: the kernel has the next program
+    /// execute the request.
     fn fail(&self, id: RequestId, error: IoError) {
         let left = error == IoError::ShuttingDown && self.leaving.get() && self.file.outlives;
         if !left {
@@ -508,7 +512,7 @@ impl Channel {
         }
     }
 
-    /// Has the kernel take a reply. That fails only if nobody waits for it any more.
+    /// Has the kernel take a reply. That fails only if the request is not waited for any more.
     fn give(&self, buf: IoBuf, range: Range<usize>) {
         let fd = self.fd.clone();
         self.ring.forget(self.ring.start(RingOp::GiveMessage { fd, buf, range }));

@@ -1,4 +1,4 @@
-//! What exports by FUSE need.
+//! Needs of exports by FUSE.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! One exported volume: the mounted file, the loop device on top, and the link to that. Everything here
-//! runs off the lanes, because it makes requests that these answer.
+//! One exported volume: the mounted file, the loop device on top, and the link to that. Everything
+//! here runs off the lanes, because it makes requests that these answer.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
 use std::ffi::CString;
@@ -33,14 +33,14 @@ use crate::keeping::Keeping;
 use crate::marks::{Mark, Marks};
 use crate::stale::FS_TYPE;
 
-/// How long attaching a loop device may take; nothing in it waits for a device.
+/// Time limit for attaching a loop device; nothing in it waits for a device.
 const ATTACHING: Duration = Duration::from_secs(30);
-/// How long the kernel and the lanes may take to let go of what is removed.
+/// Time limit for the kernel and the lanes to release a device that is removed.
 const LETTING_GO: Duration = Duration::from_secs(5);
-/// How often that is checked.
+/// Interval at which that is checked.
 const STEP: Duration = Duration::from_millis(10);
 
-/// What exports are made with.
+/// The tools to make exports.
 #[derive(Clone, Copy)]
 pub(crate) struct Tools<'a> {
     pub(crate) board: &'a Board,
@@ -54,9 +54,9 @@ pub(crate) struct Export {
     file: PathBuf,
     mark: Mark,
     link: Option<PathBuf>,
-    /// Another daemon can go on with it.
+    /// Another daemon can take it over.
     outlives: bool,
-    /// Its requests come through io_uring: no other program can go on with it.
+    /// Its requests come through io_uring: no other program can take it over.
     io_uring: bool,
     /// Disconnected when no lane serves the file any more.
     ended: Mutex<Receiver<()>>,
@@ -116,8 +116,8 @@ impl Export {
         Ok(export)
     }
 
-    /// Goes on with an export of the previous program, which has everything but somebody who serves it. The
-    /// device keeps its size if the volume has grown.
+    /// Takes over an export of the previous program, which is complete but for a server. The device
+    /// keeps its size if the volume has grown.
     ///
     /// # Errors
     /// The lanes cannot serve it. Its users get errors.
@@ -134,16 +134,16 @@ impl Export {
         let export = Export { volume: named, file, mark, link, outlives, io_uring, ended };
         tools.marks.made(volume, mark);
         if let Err(error) = export.check(&facts) {
-            tracing::warn!(volume, "the device is that of the previous program: {error}");
+            tracing::warn!(volume, "the volume keeps the device of the previous program: {error}");
         }
         Ok(export)
     }
 
-    /// Removes an export of the previous program that nobody serves. Its users get errors.
+    /// Removes an export of the previous program that has no server. Its users get errors.
     pub(crate) fn abandon(dir: &Path, volume: &str, left: LeftExport, tools: Tools<'_>) {
         let LeftExport { mark, link, connections, identity, kept: _ } = left;
-        // From here on the kernel answers the requests that wait, with errors; after a hand-over the service manager may
-        // have the connections as well.
+        // From here on the kernel answers the requests that wait, with errors; after a hand-over
+        // the service manager may have the connections as well.
         drop(connections);
         if let Some(identity) = identity {
             tools.keeping.forget_former(volume, &identity);
@@ -174,7 +174,7 @@ impl Export {
         }
     }
 
-    /// Returns whether no other program can go on with it.
+    /// Returns whether no other program can take it over.
     pub(crate) fn is_bound_to_program(&self) -> bool {
         self.io_uring
     }
@@ -191,7 +191,7 @@ impl Export {
             text.trim().parse::<u64>().ok()
         };
         if read("loop/dio") != Some(1) {
-            tracing::warn!(volume = self.volume, device = %self.number().path().display(), "the loop device has no direct I/O: what it writes is kept in memory twice");
+            tracing::warn!(volume = self.volume, device = %self.number().path().display(), "the loop device has no direct I/O, so that memory holds its data twice");
         }
         match read("size").map(|sectors| sectors * SECTOR_SIZE) {
             Some(size) if size == facts.size => Ok(()),
@@ -266,7 +266,8 @@ impl Export {
         Ok(())
     }
 
-    /// Leaves it to the next daemon if that can go on with it and somebody uses it. Returns whether it is left.
+    /// Leaves it to the next daemon, if that one can serve it and it has users. Returns whether it
+    /// is left.
     pub(crate) fn leave(&self, board: &Board) -> bool {
         let (device, file) = (self.number().path(), Some(&*self.file));
         let users = Users::of(&device, file);
@@ -293,7 +294,8 @@ impl Export {
             }
             std::thread::sleep(STEP);
         }
-        // The kernel ends the requests that nobody answers, also those that wait in a ring of a lane.
+        // The kernel fails the requests that have no server, also those that wait in a ring of a
+        // lane.
         if force {
             let _ = unmount(&self.file, UnmountFlags::FORCE);
         }
@@ -305,9 +307,10 @@ impl Export {
     }
 }
 
-/// Has each lane serve a connection, of which there is at least one descriptor; requests come through io_uring
-/// if that is wanted and possible, and the file does not outlive the daemon then. Returns the facts about the
-/// volume, and a channel that is disconnected when no lane serves it any more.
+/// Has each lane serve a connection, of which there is at least one descriptor; requests come
+/// through io_uring if that is wanted and possible, and the file does not outlive the daemon then.
+/// Returns the facts about the volume, and a channel that is disconnected when no lane serves it
+/// any more.
 fn serve(
     volume: &str,
     mut fds: Vec<OwnedFd>,

@@ -51,11 +51,12 @@ struct State {
 }
 
 impl FuseFrontEnd {
-    /// Starts with the exports that the previous program has handed over, or with those of a former daemon of
-    /// which `store` has kept the connections; then it removes others in `dir` that a killed daemon has left.
-    /// Requests share `memory`. With `io_uring` they come through the lanes' rings where the kernel allows that,
-    /// which is faster; such devices end with the program. Notes about devices are in `notes`; in `names` is a link
-    /// for each device, with the name of its volume and the device's mark, for udev.
+    /// Starts with the exports that the previous program has handed over, or with those of a former
+    /// daemon whose connections `store` has kept. Then removes others in `dir` that a killed daemon
+    /// has left. Requests share `memory`. With `io_uring` they come through the lanes' rings where
+    /// the kernel allows that, which is faster; such devices end with the program. Notes about
+    /// devices are in `notes`. For udev, `names` has a link for each device, with the name of its
+    /// volume and the device's mark.
     pub fn claim(
         dir: &Path,
         (notes, names): (&Path, &Path),
@@ -76,7 +77,7 @@ impl FuseFrontEnd {
             io_uring,
             state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
-        // As long as the manager keeps them, whoever waits for such a file waits for ever.
+        // As long as the manager keeps these descriptors, users of such a file wait for ever.
         for (volume, identity) in useless {
             front_end.keeping.forget_former(&volume, &identity);
         }
@@ -85,7 +86,8 @@ impl FuseFrontEnd {
             let mut state = front_end.state.lock();
             match front_end.lock(&mut state) {
                 Ok(()) => {
-                    // What was handed over is kept, but for files whose devices other programs have ended.
+                    // Inherited files are kept, except those whose devices other programs have
+                    // ended.
                     let left = |file: &Path| state.left.keys().any(|name| dir.join(name) == file);
                     stale::clean(dir, &front_end.marks, left);
                 }
@@ -207,7 +209,8 @@ impl FrontEnd for FuseFrontEnd {
         Ok(())
     }
 
-    /// Leaves a device in use to the next daemon if the service manager keeps its connections: its users wait.
+    /// Leaves a device in use to the next daemon if the service manager keeps its connections: its
+    /// users wait.
     fn leave(&self, volume: &str) -> Result<(), ExportError> {
         let known = self.state.lock().exports.get(volume).cloned();
         if known.is_some_and(|export| export.leave(&self.board)) {

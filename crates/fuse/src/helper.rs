@@ -27,7 +27,8 @@ pub enum Task {
         sector: u32,
         /// Refuse writes.
         read_only: bool,
-        /// Where a link with the name of the device, to that of the volume, is made before it has the file.
+        /// Directory of a link from the name of the device to that of the volume, which is made
+        /// before the device has the file.
         names: PathBuf,
     },
     /// Detach a loop device.
@@ -118,14 +119,14 @@ fn attach(file: &Path, sector: u32, read_only: bool, names: &Path) -> io::Result
     let volume = file.file_name().unwrap_or_default().to_string_lossy();
     let device = rustix::fs::fstat(&opened)?.st_dev;
     let file_system = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    // udev learns the name before it sees the device. Without the link it does not know the device by the name of the
-    // volume.
+    // udev learns the name before it sees the device. Without the link it does not know the device
+    // by the name of the volume.
     let before = |number| drop(name(names, number, &volume, &file_system));
     loop_device::attach(&opened, options, before, |number| unname(names, number))
 }
 
-/// Notes whose device this is, and by which it is known: the file system of its file, like `0:43`, or its sequence number.
-/// No other user can write there.
+/// Notes the volume of a device, and its mark: the file system of its file, like `0:43`, or its
+/// sequence number. No other user can write there.
 pub(crate) fn name(names: &Path, number: LoopNumber, volume: &str, known: &str) -> io::Result<()> {
     let link = name_of(names, number);
     let _ = std::fs::create_dir(names);
@@ -152,8 +153,8 @@ fn name_of(names: &Path, number: LoopNumber) -> PathBuf {
 }
 
 fn detach(number: LoopNumber, sequence: Option<u64>, force: bool) -> io::Result<LoopNumber> {
-    // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because it is in
-    // another namespace, is found here.
+    // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because
+    // it is in another namespace, is found here.
     let exclusive = OpenOptions::new()
         .read(true)
         .custom_flags(OFlags::EXCL.bits().cast_signed())

@@ -1,5 +1,5 @@
-//! What the next program inherits: the directory with its lock, the connections of mounted files, and the
-//! loop devices on top of them, which stay as they are.
+//! The parts that the next program inherits: the directory with its lock, the connections of
+//! mounted files, and the loop devices on top of them, which stay as they are.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,10 +15,11 @@ use crate::stale;
 
 /// Label of the directory's lock: its path.
 const DIRECTORY: &str = "directory";
-/// Label of one lane's connection for a file: the volume, and if the service manager has kept it, what tells the
-/// volume from others of its name.
+/// Label of one lane's connection for a file: the volume, and if the service manager has kept it,
+/// the volume's identity.
 pub(crate) const CONNECTION: &str = "connection";
-/// Label of an export: the volume, the number of the loop device, and the link to that, if there is one.
+/// Label of an export: the volume, the number of the loop device, and the link to that, if there is
+/// one.
 const EXPORT: &str = "export";
 
 /// Labels a connection.
@@ -66,13 +67,13 @@ pub(crate) struct Inherited {
     pub(crate) lock: Option<File>,
     /// By volume, until each is served again.
     pub(crate) exports: BTreeMap<String, LeftExport>,
-    /// Volumes and identities of connections that were kept in vain: nobody can go on with them.
+    /// Volumes and identities of connections that were kept in vain, because they cannot be served.
     pub(crate) useless: Vec<(String, String)>,
 }
 
 impl Inherited {
-    /// Takes what belongs to `dir` out of what was handed over. Anything else is closed: its users get
-    /// errors.
+    /// Takes the parts of `dir` from those that were handed over. All others are closed: their
+    /// users get errors.
     pub(crate) fn new(dir: &Path, items: Vec<HandedOver>, marks: &Marks) -> Self {
         let mut inherited = Inherited::default();
         let mut connections: BTreeMap<String, Vec<OwnedFd>> = BTreeMap::new();

@@ -1,5 +1,6 @@
-//! Files that outlive the daemon: the service manager keeps their connections, and the next daemon goes on with
-//! them. The kernel then has it execute again what the former one had taken and not answered.
+//! Files that outlive the daemon: the service manager keeps their connections, and the next daemon
+//! takes them over. The kernel then gives it again the requests that the former daemon had taken
+//! and not answered.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,12 +13,14 @@ use crate::inherited::{CONNECTION, LeftExport};
 
 /// First word of the labels in the store, where other front ends have theirs.
 const FUSE: &str = "fuse";
-/// The first version of Linux that gives requests to another server: before, their users would wait for ever.
+/// The first version of Linux that gives requests to another server: before, their users would wait
+/// for ever.
 const RESENDS: (u32, u32) = (6, 9);
 
 /// See the module.
 pub(crate) struct Keeping {
-    /// `None`: nobody keeps anything, or the kernel cannot go on.
+    /// `None`: there is no service manager that keeps descriptors, or the kernel cannot resume a
+    /// connection.
     store: Option<Arc<dyn DescriptorStore>>,
     identify: Identify,
 }
@@ -28,8 +31,8 @@ impl Keeping {
         Keeping { store: store.filter(|_| able), identify }
     }
 
-    /// Has the connections of a volume kept. Returns whether they are: never those of a volume that keeps in RAM
-    /// what it acknowledges as durable.
+    /// Has the connections of a volume kept. Returns whether they are. They never are if data that
+    /// the volume acknowledges as durable is in RAM.
     pub(crate) fn keep(&self, volume: &str, connections: &[OwnedFd]) -> bool {
         let (Some(store), Some(identity)) = (&self.store, self.lasting(volume)) else {
             return false;
@@ -42,7 +45,7 @@ impl Keeping {
         all
     }
 
-    /// Returns what tells a volume from others of its name for the next daemon.
+    /// Returns the identity of a volume for the next daemon.
     fn lasting(&self, volume: &str) -> Option<String> {
         (self.identify)(volume).and_then(Identity::lasting)
     }
@@ -54,15 +57,16 @@ impl Keeping {
         }
     }
 
-    /// As [`Keeping::forget`], for the volume that had the name when a former daemon served it.
+    /// Forgets as [`Keeping::forget`] does, for the volume that had the name when a former daemon
+    /// served it.
     pub(crate) fn forget_former(&self, volume: &str, identity: &str) {
         if let Some(store) = &self.store {
             store.forget(&[FUSE, CONNECTION, volume, identity]);
         }
     }
 
-    /// Prepares a file of a former daemon for being served again. Returns whether it can be: not if another
-    /// volume has that name by now.
+    /// Prepares a file of a former daemon for being served again. Returns whether it can be: not if
+    /// another volume has that name by now.
     pub(crate) fn revive(&self, volume: &str, left: &LeftExport) -> bool {
         let Some(connection) = left.connections.first() else { return false };
         let own = (self.identify)(volume);
@@ -73,12 +77,13 @@ impl Keeping {
         if !is_own {
             tracing::error!(
                 volume,
-                "a file of the former daemon is that of another volume of this name: its users get errors"
+                "a file of the former daemon belongs to another volume of this name; its users get errors"
             );
             return false;
         }
         if !left.kept {
-            // A daemon that hands over leaves requests unanswered only where the kernel can give them again.
+            // A daemon that hands over leaves requests unanswered only where the kernel can give
+            // them again.
             if let Err(error) = resend(connection) {
                 tracing::debug!(volume, %error, "the kernel does not give requests again");
             }

@@ -1,8 +1,9 @@
-//! By which the loop device of a volume is known. Its number says nothing, because another program gets it as soon as
-//! the device is detached; nor does the path of its file, which other mount namespaces have too. The kernel gives
-//! out a sequence number with each file of a loop device, once: a note in the state directory has it. Until the number is
-//! known, and where the kernel gives out none, the note has the file system that the file is the root of: nobody else
-//! has a file on that. A link in a private directory says the same to udev, and is made before the device has the file.
+//! Marks that identify the loop device of a volume. Its number does not, because another program
+//! gets it as soon as the device is detached; nor does the path of its file, which other mount
+//! namespaces have too. The kernel gives out a sequence number with each file of a loop device,
+//! once, and a note in the state directory has it. Until the number is known, and where the kernel
+//! gives out none, the note has the file system whose root the file is: no other file is on that. A
+//! link in a private directory tells udev the same, and is made before the device has the file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,7 +83,8 @@ impl Marks {
                 self.write(volume, UNNUMBERED, &file_system).and(link)
             }),
         };
-        // The notes that are there serve as well, but for a device that is detached and attached by others.
+        // The notes that are there serve as well, but for a device that is detached and attached by
+        // others.
         if let Err(error) = noted {
             tracing::warn!(volume, %error, "the note about its device cannot be written");
         }
@@ -101,8 +103,9 @@ impl Marks {
         self.notes.volumes()
     }
 
-    /// Returns the mark of a loop device if it is that of a volume. Asks the file system of a device only if nothing else
-    /// tells: one of another program may not answer, and that of a killed daemon does not.
+    /// Returns the mark of a loop device if the device belongs to the volume. Asks the file system
+    /// of a device only if nothing else decides: that of another program may not answer, and that
+    /// of a killed daemon does not.
     pub(crate) fn recognise(&self, volume: &str, number: LoopNumber) -> Option<Mark> {
         let note = self.notes.read(volume)?;
         let mark = Mark::of(number);

@@ -11,7 +11,7 @@ use crate::wire::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u64);
 
-/// What the kernel asks for.
+/// The operation that the kernel requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Negotiate.
@@ -24,7 +24,7 @@ pub enum Request {
         max_readahead: u32,
         /// See [`wire::init_flag`].
         flags: u32,
-        /// Those behind [`wire::init_flag::MORE`].
+        /// Flags behind [`wire::init_flag::MORE`].
         more: u32,
     },
     /// Find a name; there is none.
@@ -89,7 +89,7 @@ pub struct Message {
     pub id: RequestId,
     /// The node that it is about.
     pub node: u64,
-    /// What it asks for.
+    /// The requested operation.
     pub request: Request,
 }
 
@@ -99,7 +99,7 @@ pub enum Malformed {
     /// Not even a header: no reply is possible.
     #[error("a message of {0} bytes has no header")]
     NoHeader(usize),
-    /// The header says another length than the message has.
+    /// The length in the header differs from that of the message.
     #[error("a message of {found} bytes says that it has {said}")]
     Length {
         /// The request.
@@ -147,8 +147,8 @@ pub fn parse(message: &[u8]) -> Result<Message, Malformed> {
     message_of(&header, (body, None), found)
 }
 
-/// Parses a request whose header, parameters and data are in different places. What is behind the first two
-/// of them in their bytes means nothing.
+/// Parses a request whose header, parameters and data are in different places. Bytes behind the
+/// header and the parameters in their places have no meaning.
 ///
 /// # Errors
 /// See [`Malformed`].
@@ -170,8 +170,8 @@ fn message_of(
     Ok(Message { id, node: header.node, request })
 }
 
-/// Parses the part behind the header, with `data` bytes elsewhere or at its end; `None`: it is too short, or
-/// there are data of another length than it says.
+/// Parses the part behind the header, with `data` bytes elsewhere or at its end; `None`: it is too
+/// short, or the length of the data differs from the one that it gives.
 fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<Request> {
     Some(match number {
         opcode::INIT => {
@@ -185,7 +185,7 @@ fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<Request> {
         opcode::GETATTR => Request::GetAttr,
         opcode::SETATTR => {
             let (set, _) = SetAttrIn::read_from_prefix(body).ok()?;
-            // Handle and lock owner say who asks; they are not attributes.
+            // Handle and lock owner identify the sender; they are not attributes.
             const WHO: u32 = 1 << 6 | 1 << 9;
             let size_alone = set.valid & !WHO == wire::SETATTR_SIZE;
             Request::SetAttr { size: size_alone.then_some(set.size) }
@@ -222,8 +222,8 @@ fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<Request> {
     })
 }
 
-/// Returns the range of a read or write at the start of `message`, as a hint: whether it is a write, and
-/// its first byte. Nothing is checked.
+/// Returns the range of a read or write at the start of `message`, as a hint: whether it is a
+/// write, and its first byte. Nothing is checked.
 pub fn coming(message: &[u8]) -> Option<(bool, u64)> {
     let (header, body) = InHeader::read_from_prefix(message).ok()?;
     let (read, _) = ReadIn::read_from_prefix(body).ok()?;

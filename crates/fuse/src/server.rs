@@ -17,11 +17,11 @@ use crate::board::{Board, Connection, Post};
 use crate::channel::{CHANNEL_BYTES, Channel, Queues};
 use crate::inherited;
 
-/// How long a file that is being unmounted may be in use when the daemon ends, and how long its requests
-/// may take before it is handed over.
+/// Time limit at the end of the daemon for a file that is being unmounted, and before a hand-over
+/// for its requests.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What the tasks of a lane share.
+/// State that the tasks of a lane share.
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
@@ -64,7 +64,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves what comes through `board` on the calling lane.
+    /// Serves the connections that come through `board` on the calling lane.
     pub(crate) fn serve(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
@@ -193,8 +193,8 @@ impl LaneFrontEnd for Server {
             shared.channels.borrow().iter().for_each(|channel| channel.leave());
             shared.all_ended().await;
             let mut left = shared.left.take();
-            // Requests that take longer end before the next program serves the volume: with a reply, or without one if
-            // the volume fails them because it ends.
+            // Requests that take longer end before the next program serves the volume: with a
+            // reply, or without one if the volume fails them because it ends.
             for channel in shared.channels.borrow().iter() {
                 let descriptor = channel.left();
                 left.extend(descriptor.map(|fd| inherited::connection(channel.name(), fd)));

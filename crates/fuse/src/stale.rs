@@ -1,4 +1,4 @@
-//! Removes what a daemon that was killed has left: mounted files that answer nothing, and the loop
+//! Removes the remains of a daemon that was killed: mounted files without a server, and the loop
 //! devices on top of them.
 
 use std::fs;
@@ -24,7 +24,7 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
         let users = Users::of(&number.path(), Some(&file));
         if !users.is_empty() {
             let device = number.path();
-            tracing::warn!(device = %device.display(), "a device of the previous daemon is still {users}: they get I/O errors until they let go of it, and the volume gets another device");
+            tracing::warn!(device = %device.display(), "a device of the previous daemon is still {users}: they get I/O errors until they close it, and the volume gets another device");
         }
         // Another daemon may get the device, and link to it, as soon as it is detached.
         link::remove_all(&number.path());
@@ -51,8 +51,9 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
     }
 }
 
-/// Returns the loop devices of volumes, with their files in `dir`. The kernel does not know the path of a file any more
-/// whose mount namespace is gone, as that of a service is, and others may have that path: the notes alone decide.
+/// Returns the loop devices of volumes, with their files in `dir`. Only the notes decide: the
+/// kernel no longer knows the path of a file whose mount namespace is gone, like that of a service,
+/// and another file may have that path.
 pub(crate) fn attached(dir: &Path, marks: &Marks) -> Vec<(Mark, PathBuf)> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {

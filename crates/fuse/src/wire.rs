@@ -1,5 +1,5 @@
-//! Numbers and structures of the protocol between the kernel and a FUSE server, in native byte order.
-//! They are those of Linux's `fuse.h`, as far as a single file needs them.
+//! Numbers and structures of the protocol between the kernel and a FUSE server, in native byte
+//! order. They are those of Linux's `fuse.h`, as far as a single file needs them.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -123,7 +123,7 @@ pub struct OutHeader {
     pub len: u32,
     /// 0, or a negative error number.
     pub error: i32,
-    /// That of the request.
+    /// The number of the request.
     pub unique: u64,
 }
 
@@ -153,7 +153,7 @@ pub struct InitOut {
     pub max_readahead: u32,
     /// See [`init_flag`].
     pub flags: u32,
-    /// Most requests in flight that nobody waits for.
+    /// Most background requests in flight.
     pub max_background: u16,
     /// From this number on the file system counts as congested.
     pub congestion_threshold: u16,
@@ -235,7 +235,7 @@ pub struct AttrOut {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct OpenIn {
-    /// Those of open(2).
+    /// Flags of open(2).
     pub flags: u32,
     /// Flags of FUSE.
     pub open_flags: u32,
@@ -267,7 +267,7 @@ pub struct ReadIn {
     pub read_flags: u32,
     /// Unused.
     pub lock_owner: u64,
-    /// Those of open(2).
+    /// Flags of open(2).
     pub flags: u32,
     /// Unused.
     pub padding: u32,
@@ -287,7 +287,7 @@ pub struct WriteIn {
     pub write_flags: u32,
     /// Unused.
     pub lock_owner: u64,
-    /// Those of open(2).
+    /// Flags of open(2).
     pub flags: u32,
     /// Unused.
     pub padding: u32,

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of bytes of an answer.
 const MOST: usize = 8192;
 
-/// The family that tells the others, `GENL_ID_CTRL`, and its command and attributes.
+/// The family that lists the others, `GENL_ID_CTRL`, and its command and attributes.
 mod families {
     pub(super) const FAMILY: u16 = 0x10;
     pub(super) const VERSION: u8 = 1;

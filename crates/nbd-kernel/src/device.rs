@@ -128,7 +128,8 @@ impl Shop {
         survives: bool,
     ) -> Result<Device, ExportError> {
         if !has_mark(number, mark) {
-            // The next daemon, and the steps of this one, could not tell it from those of others.
+            // The next daemon, and the steps of this one, could not distinguish it from the devices
+            // of others.
             self.unname(volume, number);
             let _ = Control::open().and_then(|control| control.disconnect(number));
             return Err(refused(io::ErrorKind::Unsupported.into()));
@@ -230,7 +231,7 @@ impl Shop {
         dialled().map_err(|error| failed(socket.display(), error))
     }
 
-    /// Tells udev whose device this is.
+    /// Names the volume of the device for udev.
     fn name(&self, volume: &str, number: u32) {
         let name = self.name_of(number);
         let _ = fs::create_dir(&self.names);

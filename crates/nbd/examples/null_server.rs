@@ -1,4 +1,4 @@
-//! An NBD server without a cache behind it: what the front end alone costs.
+//! An NBD server without a cache behind it, to measure the cost of the front end alone.
 //!
 //! `null_server ADDRESS [null|memory|later] [SIZE]`, for example
 //! `null_server /run/null.sock memory 1G`. Ends with the process.

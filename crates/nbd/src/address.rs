@@ -117,8 +117,8 @@ impl ListenAddress {
         Ok(ListenAddress::Unix(path))
     }
 
-    /// Returns the URI of an export at this address, for qemu, libnbd and `nbdcopy`. With `encrypted`
-    /// clients have to use TLS if they come by TCP.
+    /// Returns the URI of an export at this address, for qemu, libnbd and `nbdcopy`. With
+    /// `encrypted` clients have to use TLS if they come by TCP.
     pub fn uri(&self, export: &str, encrypted: bool) -> String {
         let mut uri = String::new();
         match self {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_refused() {
         let long = format!("/{}", "x".repeat(107));
         for bad in [
             "", "sock", ":1", "h:", "h:0", "h:65536", "h:-1", "h:+1", "::1:80", "[::1]", "[x]:1",

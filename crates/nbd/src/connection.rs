@@ -39,7 +39,7 @@ pub(crate) enum Phase {
     Dead,
 }
 
-/// What becomes of a command.
+/// The decision about a command.
 pub(crate) enum Admission {
     /// It may be executed.
     Granted,
@@ -342,8 +342,8 @@ impl Connection {
         self.submit(command, data, sink);
     }
 
-    /// Answers a query of the metadata contexts; requests behind it wait meanwhile. Returns `false` if the
-    /// connection is no longer open.
+    /// Answers a query of the metadata contexts; requests behind it wait meanwhile. Returns `false`
+    /// if the connection is no longer open.
     pub(crate) async fn answer_status(&self, command: &Command, one: bool) -> bool {
         let Command { offset, len, .. } = *command;
         let (contexts, most) = (self.session.contexts, if one { 1 } else { EXTENTS_MAX });
@@ -466,7 +466,8 @@ impl CompletionSink for Connection {
             self.release(request.held);
             return;
         }
-        // A device that outlives the connection sends this request, and all others without a reply, by its next one.
+        // A device that outlives the connection sends this request, and all others without a reply,
+        // by its next one.
         if result == Err(IoError::ShuttingDown) && self.session.device.is_some() {
             self.socket.keep(false);
             self.kill();

@@ -33,9 +33,10 @@ pub struct NbdFrontEnd {
 }
 
 impl NbdFrontEnd {
-    /// Starts to listen, or goes on with what the previous program has handed over. Clients wait until
-    /// a lane serves them; their connections share `memory`. `protection` is that of the TCP addresses. `inherited` is what
-    /// the previous program has handed over, and `identify` tells for which volumes.
+    /// Starts to listen, or takes over the clients that the previous program has handed over.
+    /// Clients wait until a lane serves them; their connections share `memory`. `protection` is
+    /// that of the TCP addresses. `inherited` has the parts that were handed over, and `identify`
+    /// tells their volumes.
     ///
     /// # Errors
     /// One of the addresses cannot be used; nothing has changed then.
@@ -69,7 +70,7 @@ impl NbdFrontEnd {
         })
     }
 
-    /// Returns which devices are connected, those of clients that were handed over included.
+    /// Returns the connected devices, those of inherited clients included.
     pub fn outliving(&self) -> Outliving {
         self.connections.outliving().clone()
     }

@@ -1,7 +1,7 @@
-//! What the next program inherits: listening sockets, and clients between two requests.
+//! The parts that the next program inherits: listening sockets, and clients between two requests.
 //!
-//! Labels are lists of words, so that other versions can read those that they know: a program that does
-//! not know a label, or misses a word, disconnects that client.
+//! Labels are lists of words, so that other versions can read those that they know: a program that
+//! does not know a label, or misses a word, disconnects that client.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -27,12 +27,12 @@ const FLUSHES: &str = "flushes";
 /// Label of the names of the exports that were served.
 const EXPORTS: &str = "exports";
 
-/// How long clients wait for their volumes to be served again.
+/// Time that clients wait for their volumes to be served again.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long new clients wait for all volumes that were served to be served again: one that does not come back
-/// does not hold them up for longer.
+/// Time that new clients wait for all volumes that were served to be served again, so that a volume
+/// that does not return delays them no longer.
 const BACK: Duration = Duration::from_secs(10);
-/// How often that is checked.
+/// Interval at which that is checked.
 const STEP: Duration = Duration::from_millis(2);
 
 /// A client that the previous program has left.
@@ -40,7 +40,8 @@ const STEP: Duration = Duration::from_millis(2);
 pub(crate) struct LeftClient {
     pub(crate) descriptor: OwnedFd,
     pub(crate) export: String,
-    /// Tells the volume from others of its name; `None`: it is not known to this program, or the export is no volume.
+    /// Tells the volume from others of its name; `None`: it is not known to this program, or the
+    /// export is no volume.
     pub(crate) identity: Option<String>,
     pub(crate) session: Session,
     /// Bytes that have been received and not been executed: the beginning of a request, if any.
@@ -101,13 +102,13 @@ fn read_client(item: HandedOver) -> Option<LeftClient> {
     Some(LeftClient { descriptor: descriptor?, export, identity, session, received, present: None })
 }
 
-/// Labels the names of what a lane serves.
+/// Labels the names of the exports that a lane serves.
 pub(crate) fn exports(names: Vec<String>) -> HandedOver {
     let label = std::iter::once(EXPORTS.to_owned()).chain(names).collect();
     HandedOver { label, ..HandedOver::default() }
 }
 
-/// The previous program's clients, until lanes go on with them.
+/// The previous program's clients, until lanes take them over.
 pub(crate) struct Inherited {
     clients: Mutex<Vec<LeftClient>>,
     identify: Identify,
@@ -123,8 +124,8 @@ impl Default for Inherited {
 }
 
 impl Inherited {
-    /// Takes clients and names out of what was handed over. Clients that are devices are among `outliving`
-    /// from now on.
+    /// Takes clients and names from the parts that were handed over. Clients that are devices are
+    /// among `outliving` from now on.
     pub(crate) fn new(items: Vec<HandedOver>, outliving: &Outliving, identify: Identify) -> Self {
         let mut clients = Vec::new();
         let mut exports = Vec::new();
@@ -152,7 +153,7 @@ impl Inherited {
         Inherited { clients: Mutex::new(clients), identify, exports }
     }
 
-    /// Returns those of the previous program's clients that no lane has gone on with, for the next program.
+    /// Returns the previous program's clients that no lane has taken over, for the next program.
     pub(crate) fn leave(&self) -> Vec<HandedOver> {
         let clients = std::mem::take(&mut *self.clients.lock());
         let mut items: Vec<_> = clients.into_iter().map(client).collect();
@@ -162,7 +163,8 @@ impl Inherited {
         items
     }
 
-    /// Waits until what was served is served again, so that no client finds less than before, or `ends` says so.
+    /// Waits until the exports that were served are served again, so that no client finds fewer
+    /// than before, or until `ends` returns true.
     pub(crate) async fn exports_are_back(
         &self,
         lane: &Rc<Lane>,
@@ -176,8 +178,9 @@ impl Inherited {
         }
     }
 
-    /// Returns the next client whose volume is served, with the volume, once it is; `None` if there is
-    /// none any more, or `ends` says so. Clients whose volumes are not served in time are disconnected.
+    /// Returns the next client whose volume is served, with the volume, once it is. `None`: there
+    /// is no client left, or `ends` returns true. Clients whose volumes are not served in time are
+    /// disconnected.
     pub(crate) async fn next(
         &self,
         lane: &Rc<Lane>,
@@ -208,9 +211,10 @@ impl Inherited {
         let mut found = None;
         for (index, client) in clients.iter().enumerate() {
             if let Some(target) = served.open(&client.export) {
-                // After the volume was opened: what is told now is never of an earlier one.
+                // Identify the volume after it was opened, so that the identity is not that of an
+                // earlier volume.
                 let identity = (self.identify)(&client.export).map(|identity| identity.text);
-                // One that ends meanwhile is told apart by nothing.
+                // A volume that ends meanwhile has no identity to compare.
                 if identity.is_none() && client.identity.is_some() {
                     continue;
                 }
@@ -223,7 +227,7 @@ impl Inherited {
         if !is_own {
             tracing::error!(
                 export = client.export,
-                "a client is disconnected: it is that of another volume of this name, which was deleted"
+                "a client is disconnected, because its volume was deleted and another one has the name"
             );
             return None;
         }
@@ -271,7 +275,8 @@ mod tests {
         let text = |text: Option<&str>| text.map(str::to_owned);
         let target: Rc<dyn BlockService> = Rc::new(NullTarget::new(1 << 20, false));
         let served = ExportList::new(vec![("v".to_owned(), target)]);
-        // Of the client, of what is served; whether it goes on, and whether it waits.
+        // Identity of the client's volume; identity of the served one; whether the client is
+        // served; whether it waits.
         for (of_client, of_served, goes_on, waits) in [
             (Some("1 2"), Some("1 2"), true, false),
             (Some("1 2"), Some("3 2"), false, false),

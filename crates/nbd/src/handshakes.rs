@@ -1,8 +1,9 @@
-//! Connections that have not finished a handshake: a share of their own, which is divided fairly by where they come from.
+//! Connections that have not finished a handshake: a share of their own, which is divided fairly by
+//! where they come from.
 //!
-//! A client that says nothing costs a place here until its time is up, and none of those of clients that have an export
-//! open. A newcomer that finds no place takes that of the oldest handshake, unless that has just begun and the newcomer's
-//! origin has as many as any other.
+//! A silent client costs a place here until its time is up, and none of the places of clients that
+//! have an export open. A newcomer that finds no place takes that of the oldest handshake, unless
+//! that has just begun and the newcomer's origin has as many as any other.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +19,7 @@ use rustix::net::{Shutdown, getpeername, shutdown};
 /// A handshake that has taken so long gives way to a newcomer. Most take a few round trips.
 const JUST_BEGUN: Duration = Duration::from_secs(1);
 
-/// Where a client comes from, as far as one client can be told from another.
+/// The source of a client, as far as one client can be distinguished from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
     /// A user of this machine, by a unix socket.
@@ -52,9 +53,9 @@ fn network(address: IpAddr) -> IpAddr {
 /// Most handshakes at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Most {
-    /// Of all sources.
+    /// Limit for all sources together.
     pub(crate) all: usize,
-    /// Of one source.
+    /// Limit for one source.
     pub(crate) each: usize,
 }
 
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_has_its_share_and_its_oldest_gives_way_in_time() {
+    fn a_source_has_its_share_and_its_oldest_gives_way_in_time() {
         let mut world = World::default();
         for number in 0..MOST.each {
             assert_eq!(world.begin(user(1), 5), Some(number));

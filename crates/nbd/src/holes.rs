@@ -8,8 +8,8 @@ use forebay_device::Device;
 
 use forebay_lane::off_lane;
 
-/// Most threads that look for holes. A device that hangs keeps some of them; if all are taken, nothing is
-/// known about holes.
+/// Most threads that look for holes. A device that hangs keeps some of them; if all are taken,
+/// nothing is known about holes.
 const THREADS_MAX: usize = 16;
 
 /// A run of bytes of an origin.
@@ -37,8 +37,8 @@ impl Drop for Place {
 }
 
 impl HoleFinder {
-    /// Returns the extents of a range in order, at most `most` of them; what they do not cover is
-    /// unknown.
+    /// Returns the extents of a range in order, at most `most` of them; the state of the rest of
+    /// the range is unknown.
     pub(crate) async fn find(
         &self,
         device: Arc<dyn Device>,

@@ -30,7 +30,8 @@ impl Inbox {
         Inbox { buf: IoBuf::for_overwrite(SMALL), start: 0, end: 0 }
     }
 
-    /// Begins with bytes that were received earlier. `None`: they are more than a receive buffer holds.
+    /// Begins with bytes that were received earlier. `None`: they are more than a receive buffer
+    /// holds.
     pub(crate) fn resume(received: &[u8]) -> Option<Self> {
         let size = if received.len() < SMALL { SMALL } else { LARGE };
         let mut buf = IoBuf::for_overwrite(size);
@@ -62,7 +63,8 @@ impl Inbox {
         self.buf.len() >= LARGE
     }
 
-    /// Adds bytes that were received elsewhere; together with the unused ones they are at most [`LARGE`].
+    /// Adds bytes that were received elsewhere; together with the unused ones they are at most
+    /// [`LARGE`].
     pub(crate) fn extend(&mut self, more: &[u8]) {
         let all = [self.unused(), more].concat();
         if let Some(inbox) = Inbox::resume(&all) {

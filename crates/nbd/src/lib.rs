@@ -1,13 +1,16 @@
 //! NBD front end: translates between the wire and requests and completions, and nothing else.
 //!
 //! - `wire`: the protocol and its sockets, which the client has too
-//! - [`handshake`], [`transmission`]: the two phases as pure state machines; `handshakes`: how many there may be
-//! - [`status`]: which parts of a volume are allocated, cached and dirty; `holes`: those of the origin
+//! - [`handshake`], [`transmission`]: the two phases as pure state machines; `handshakes`: how many
+//!   there may be
+//! - [`status`]: the allocated, cached and dirty parts of a volume; `holes`: those of the origin
 //! - [`outliving`]: clients that are devices of the kernel
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`tls`]: certificates and keys; `tls_work`: handshakes off the lanes
-//! - [`server`]: accepts and dismisses clients on a lane; `sessions`: which exports take them, and who has them open
-//! - [`front_end`]: the interface to the daemon; `hand_over`: what the next program inherits
+//! - [`server`]: accepts and dismisses clients on a lane; `sessions`: which exports take them, and
+//!   who has them open
+//! - [`front_end`]: the interface to the daemon; `hand_over`: the parts that the next program
+//!   inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline
 //!
 //! A connection is two tasks of a lane, one that receives and executes and one that sends, with the

@@ -21,11 +21,11 @@ const EACH: usize = 4;
 /// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most connections with an export open, over all lanes that share a [`ConnectionCount`]: so many by unix sockets, and
-    /// as many by TCP.
+    /// Most connections with an export open, over all lanes that share a [`ConnectionCount`]: so
+    /// many by unix sockets, and as many by TCP.
     pub connections: usize,
-    /// Most connections that have not chosen an export yet, at least 4: so many by unix sockets, and as many by TCP. One user
-    /// of the machine, and one address, has a quarter of them at most.
+    /// Most connections that have not chosen an export yet, at least 4: this many by unix sockets,
+    /// and as many by TCP. One user of the machine, and one address, has a quarter of them at most.
     pub handshakes: usize,
     /// Most unanswered requests of one connection, at least 1.
     pub requests: usize,
@@ -54,8 +54,9 @@ impl Default for Limits {
     }
 }
 
-/// Counts the connections of all lanes of a server, and holds what they share: the memory budget of the
-/// daemon, the threads that look for holes, which devices are connected, and who has which export open.
+/// Counts the connections of all lanes of a server, and holds their shared state: the memory budget
+/// of the daemon, the threads that look for holes, the connected devices, and the clients of each
+/// export.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCount {
     local: Counts,

@@ -21,7 +21,7 @@ const TCP_BUFFER: usize = 256 << 10;
 /// The same until a client has chosen an export.
 const HANDSHAKE_BUFFER: usize = 16 << 10;
 
-/// What TCP clients need besides a route to the port. Unix sockets have permissions instead.
+/// Requirements for TCP clients besides a route to the port. Unix sockets have permissions instead.
 #[derive(Clone, Debug, Default)]
 pub struct Protection {
     /// The networks from which clients may connect; empty: all.
@@ -81,7 +81,8 @@ impl Listener {
         Ok(Arc::new(Listener { socket, address, protection: protection.clone() }))
     }
 
-    /// Goes on with a listening socket of the previous program, if one of `items` is for this address.
+    /// Goes on with a listening socket of the previous program, if one of `items` is for this
+    /// address.
     pub(crate) fn inherit(
         address: &ListenAddress,
         protection: &Arc<Protection>,
@@ -104,8 +105,8 @@ impl Listener {
         Some(Arc::new(Listener { socket, address, protection }))
     }
 
-    /// Returns the socket for the next program. Until that is executed, this one removes its path when it drops the
-    /// listener.
+    /// Returns the socket for the next program. Until that is executed, this one removes its path
+    /// when it drops the listener.
     ///
     /// # Errors
     /// The limit of descriptors is reached.
@@ -171,7 +172,8 @@ impl Listener {
         }
     }
 
-    /// Prepares an accepted socket for the handshake. Returns the bytes that the kernel may buffer for it.
+    /// Prepares an accepted socket for the handshake. Returns the bytes that the kernel may buffer
+    /// for it.
     pub(crate) fn adopt(&self, socket: impl AsFd) -> usize {
         if let ListenAddress::Tcp { .. } = self.address {
             // The connection works without these, but with higher latency or until a dead peer is
@@ -205,7 +207,8 @@ pub(crate) fn is_remote(socket: impl AsFd) -> bool {
     sockopt::socket_domain(&socket) != Ok(AddressFamily::UNIX)
 }
 
-/// Prepares the socket of a client that has chosen an export. Returns the bytes that the kernel may buffer for it.
+/// Prepares the socket of a client that has chosen an export. Returns the bytes that the kernel may
+/// buffer for it.
 pub(crate) fn widen(socket: impl AsFd) -> usize {
     if is_remote(&socket) {
         set_buffers(&socket, TCP_BUFFER);
@@ -219,8 +222,8 @@ fn set_buffers(socket: impl AsFd, bytes: usize) {
     let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
 }
 
-/// Returns the bytes that the kernel may buffer for a connected socket. A unix socket has no buffer for what it
-/// receives.
+/// Returns the bytes that the kernel may buffer for a connected socket. A unix socket has no
+/// receive buffer.
 pub(crate) fn socket_buffers(socket: impl AsFd) -> usize {
     let send = sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER);
     match sockopt::socket_domain(&socket) {

@@ -12,8 +12,8 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// Takes `bytes`. Returns `None` if connections have used up their share, or with `remote` what those from other
-    /// machines may have of it.
+    /// Takes `bytes`. Returns `None` if connections have used up their share, or with `remote` the
+    /// part of it for other machines.
     pub(crate) fn take(budget: &Arc<MemoryBudget>, bytes: u64, remote: bool) -> Option<Self> {
         let taken = match remote {
             true => budget.take_for_remote_connection(bytes),

@@ -1,6 +1,7 @@
-//! Clients that are devices of the kernel, and outlive their connections: which of them are connected.
+//! Clients that are devices of the kernel, and outlive their connections: which of them are
+//! connected.
 //!
-//! Devices are told apart by the number that they give in the handshake, see
+//! Devices are distinguished by the number that they give in the handshake, see
 //! [`OUTLIVING`](crate::wire::option::OUTLIVING).
 
 use std::collections::BTreeMap;
@@ -19,8 +20,8 @@ pub struct OutlivingDevice {
 }
 
 impl OutlivingDevice {
-    /// Returns what its writes survive at least. It does not notice that the daemon ends, so it would take
-    /// its next flush as proof of what was lost.
+    /// Returns the failure that its writes survive at least. The client does not notice the end of
+    /// the daemon, so its next flush would otherwise cover writes that were lost.
     pub(crate) fn promise(self) -> Survives {
         if self.flushes { Survives::Daemon } else { Survives::PowerLoss }
     }
@@ -48,9 +49,9 @@ impl OutlivingDevice {
 #[derive(Clone, Debug, Default)]
 pub struct Outliving(Arc<Mutex<BTreeMap<u64, usize>>>);
 
-/// A session of a device, as long as this exists: until its last request in flight has ended, even if the client
-/// has left. Before that the device must not get another connection, by which it sends these requests again: the
-/// first copies could then overwrite what it has written since.
+/// A session of a device, as long as this exists: until its last request in flight has ended, even
+/// if the client has left. Before that the device must not get another connection, by which it
+/// sends these requests again: the first copies could then overwrite newer writes.
 #[derive(Debug)]
 pub(crate) struct Present {
     all: Outliving,
@@ -58,8 +59,8 @@ pub(crate) struct Present {
 }
 
 impl Outliving {
-    /// Returns whether the device with a mark is connected, has requests in flight from a connection that has ended, or waits
-    /// for its volume after a hand-over.
+    /// Returns whether the device with a mark is connected, has requests in flight from a
+    /// connection that has ended, or waits for its volume after a hand-over.
     pub fn has(&self, device: u64) -> bool {
         self.0.lock().contains_key(&device)
     }

@@ -18,8 +18,8 @@ use crate::wire::socket::STEP;
 /// its requests were answered at once, client and server would wait for each other in turn.
 const ANSWERED_TOGETHER: u32 = 8;
 
-/// Most bytes of a write's data that are handed over: with the header before them they fit into a receive
-/// buffer.
+/// Most bytes of a write's data that are handed over: with the header before them they fit into a
+/// receive buffer.
 const CARRIED: usize = LARGE - ExtendedRequestHeader::SIZE;
 
 /// Why receiving ends.
@@ -116,11 +116,11 @@ pub(crate) async fn receive_requests(
     }
 }
 
-/// What became of a write whose data does not fit into the inbox.
+/// The fate of a write whose data does not fit into the inbox.
 enum Large {
     /// It is executed, or refused.
     Done,
-    /// As [`Payload::Part`].
+    /// A part of the data, as in [`Payload::Part`].
     Part(Vec<u8>),
     /// The connection is no longer open.
     Over,
@@ -176,18 +176,19 @@ async fn receive_more(
     }
 }
 
-/// What has been received of a write's data.
+/// The received part of a write's data.
 enum Payload {
     /// All of it.
     Whole(IoBuf),
-    /// The bytes behind those that were there at the beginning: the connection is to be handed over.
+    /// The bytes behind those that were there at the beginning: the connection is to be handed
+    /// over.
     Part(Vec<u8>),
     /// The client has left, or is dismissed.
     Lost,
 }
 
-/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own. Requests in
-/// flight are answered in any case.
+/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own.
+/// Requests in flight are answered in any case.
 async fn receive_payload(
     connection: &Connection,
     start: &[u8],

@@ -35,20 +35,21 @@ use crate::wire::socket::Socket;
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long clients may take to end their handshakes before a hand-over.
+/// Time limit for clients to end their handshakes before a hand-over.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(300);
 /// The most often that a lane logs clients who may not connect.
 const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
-/// Returns the memory of a client in its handshake: a small receive buffer, the handshake's own, its tasks' state, and the
-/// kernel's socket buffers.
+/// Returns the memory of a client in its handshake: a small receive buffer, the handshake's own,
+/// its tasks' state, and the kernel's socket buffers.
 fn handshake_bytes(socket_buffer: usize, tls: bool) -> u64 {
     const TASKS: usize = 16 << 10;
     let own = inbox::SMALL + OPTION_DATA_MAX + TASKS;
     (own + socket_buffer + if tls { records::BYTES } else { 0 }) as u64
 }
 
-/// Returns the least memory of a client with an export open: as in the handshake, and two small batches.
+/// Returns the least memory of a client with an export open: as in the handshake, and two small
+/// batches.
 fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
     handshake_bytes(socket_buffer, tls) + 2 * outbox::SMALL as u64
 }
@@ -137,7 +138,7 @@ impl Refusals {
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
-    /// All that is served; clients see what is in [`Shared::open_to`].
+    /// All served exports; clients see those in [`Shared::open_to`].
     exports: Rc<dyn Exports>,
     limits: Limits,
     count: ConnectionCount,
@@ -175,7 +176,7 @@ impl Server {
         Self::serve_on(lane, ring, listeners, exports, limits, count, &Arc::default())
     }
 
-    /// As [`Server::serve`], and goes on with clients of the previous program.
+    /// Serves as [`Server::serve`] does, and takes over the clients of the previous program.
     pub(crate) fn serve_on(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
@@ -241,8 +242,8 @@ impl Server {
 }
 
 impl Server {
-    /// Stops accepting, executes what has been received, and returns the clients, connected, for the
-    /// next program. Ends when the last one is idle, after [`Limits::drain`] at the latest.
+    /// Stops accepting, executes what has been received, and returns the clients, connected, for
+    /// the next program. Ends when the last one is idle, after [`Limits::drain`] at the latest.
     pub(crate) async fn leave(self) -> Vec<HandedOver> {
         let shared = self.shared;
         shared.handing_over.set(true);
@@ -380,8 +381,8 @@ impl Shared {
     }
 }
 
-/// Goes on with the previous program's clients whose volumes are served, with about as many as any
-/// other lane.
+/// Takes over the previous program's clients whose volumes are served, about as many as any other
+/// lane.
 async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
     let ends = || shared.stopping.get() || shared.handing_over.get();
     // Where an export takes any clients at all, a connection of this process is one.

@@ -1,4 +1,4 @@
-//! Which exports take clients, and which clients have them open, over all lanes.
+//! The exports that take clients, and the clients that have them open, over all lanes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -39,8 +39,8 @@ impl All {
         self.reach(export).is_some_and(|reach| peer.is_in(reach))
     }
 
-    /// Returns the sockets of an export's clients, but for those of this process and those that have hung up or are
-    /// being disconnected.
+    /// Returns the sockets of an export's clients, but for those of this process and those that
+    /// have hung up or are being disconnected.
     fn clients(&self, export: &str) -> Vec<Arc<OwnedFd>> {
         let own = self.sessions.values().filter(|(opened, _)| opened == export);
         let sockets = own.map(|(_, socket)| socket);
@@ -101,7 +101,8 @@ impl Sessions {
         sockets.iter().map(client).collect()
     }
 
-    /// Counts a client, new or of the previous program, unless its export does not take it (any more).
+    /// Counts a client, new or of the previous program, unless its export does not take it (any
+    /// more).
     pub(crate) fn enter(&self, export: &str, socket: &Arc<OwnedFd>) -> Option<InSession> {
         let peer = Peer::of(socket);
         let mut all = self.0.lock();
@@ -123,7 +124,7 @@ fn narrower(one: NbdReach, other: NbdReach) -> NbdReach {
     }
 }
 
-/// Where the other end of a connection is.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// In this process: the front end that hands the connection to the kernel, for a block device.
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_hung_up_or_is_the_kernels_client_does_not_count() {
+    fn closed_clients_and_the_kernels_client_do_not_count() {
         let sessions = Sessions::default();
         for (end, by) in
             [("client", Shutdown::Write), ("client", Shutdown::Both), ("own", Shutdown::Both)]
@@ -322,7 +323,7 @@ mod tests {
                     rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).expect("connected")
                 }
             }
-            // The kernel tells the other end a moment later.
+            // The kernel notifies the other end a moment later.
             while !sessions.clients("a").is_empty() {
                 std::thread::yield_now();
             }

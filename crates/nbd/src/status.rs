@@ -1,7 +1,8 @@
-//! Block status: what a range of a volume has in each metadata context.
+//! Block status: the state of a range of a volume in each metadata context.
 //!
-//! The order of the questions matters. Data moves down while they are asked, from RAM to the cache and
-//! from there to the origin. So whoever is asked last has it: first the tiers, then the origin.
+//! The order of the questions matters. Data moves down while they are asked, from RAM to the cache
+//! and from there to the origin. Asked in this order, first the tiers and then the origin, at least
+//! one of them has it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,10 +19,11 @@ use crate::wire::{allocation, state};
 /// Most extents in one answer.
 pub(crate) const EXTENTS_MAX: usize = 480;
 
-/// How long blocks are looked up for one answer; the rest of a long range is left to the next one.
+/// Time limit for looking blocks up for one answer; the rest of a long range is left to the next
+/// one.
 const LOOKED_UP_MAX: Duration = Duration::from_millis(50);
 
-/// Time limit for the origin to tell its holes.
+/// Time limit for the origin to report its holes.
 const ORIGIN_MAX: Duration = Duration::from_secs(2);
 
 /// Time limit for the index to be loaded, and the pause between two questions.
@@ -171,8 +173,8 @@ fn flags_of(extent: &Extent) -> (u64, u32) {
     (extent.len, allocation_flags(extent.hole, extent.zero))
 }
 
-/// Returns the allocation of a range from what is above its origin, and the extents of the origin. Where
-/// these are not known, there may be data.
+/// Returns the allocation of a range from the states above its origin, and the extents of the
+/// origin. Where the extents are not known, there may be data.
 fn overlay(states: &[StateExtent], origin: &[OriginExtent]) -> Vec<(u64, u32)> {
     let mut runs = Vec::new();
     let mut below = origin.iter().copied();

@@ -28,8 +28,8 @@ pub struct TlsFiles {
     /// The certificates of the authorities that sign clients' certificates. `None`: clients need no
     /// certificate.
     pub client_ca: Option<PathBuf>,
-    /// The authorities' lists of certificates that do not count any more. With it each authority of a client's chain
-    /// has to have a list.
+    /// The authorities' lists of certificates that do not count any more. With it each authority of
+    /// a client's chain has to have a list.
     pub client_crl: Option<PathBuf>,
 }
 
@@ -49,7 +49,7 @@ pub enum TlsError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What should be there.
+        /// The expected content.
         expected: &'static str,
     },
     /// Certificate and key do not fit together, or are not supported.
@@ -75,7 +75,8 @@ pub enum TlsError {
 /// The files are looked at no more often than this.
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(1);
 
-/// What tells a file from the one that was read: device, inode, time of the last change, and size.
+/// Identifies the version of a file that was read: device, inode, time of the last change, and
+/// size.
 type Stamp = Vec<Option<(u64, u64, i64, i64, u64)>>;
 
 /// TLS, ready for connections. Files that are replaced are read again.
@@ -89,7 +90,7 @@ struct Shared {
 
 struct State {
     config: Arc<ServerConfig>,
-    /// Of the files in use, and of the last ones that could not be used.
+    /// Stamps of the files in use, and of the last ones that could not be used.
     stamp: Stamp,
     refused: Option<Stamp>,
     looked_at: Option<Nanos>,
@@ -140,8 +141,8 @@ impl Tls {
 }
 
 impl Shared {
-    /// Reads the files if they were replaced. Those in use stay if the new ones are no use: certificate
-    /// and key may be replaced one after the other.
+    /// Reads the files if they were replaced. Those in use stay if the new ones are no use:
+    /// certificate and key may be replaced one after the other.
     fn look(&self) {
         let stamp = stamp(&self.files);
         {
@@ -158,7 +159,7 @@ impl Shared {
                 (state.config, state.stamp, state.refused) = (config, stamp, None);
             }
             Err(error) => {
-                tracing::warn!("NBD goes on with the former certificate: {error}");
+                tracing::warn!("NBD continues with the former certificate: {error}");
                 state.refused = Some(stamp);
             }
         }

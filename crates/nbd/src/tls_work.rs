@@ -1,4 +1,5 @@
-//! Handshakes of TLS, off the lanes: signatures take milliseconds, which requests must not wait for.
+//! Handshakes of TLS, off the lanes: signatures take milliseconds, which requests must not wait
+//! for.
 
 use std::io;
 use std::sync::Arc;
@@ -9,13 +10,15 @@ use rustix::process::setpriority_process;
 
 use crate::wire::records::Records;
 
-/// Priority of the threads, as `nice` has it: with lanes that are always busy, some twentieth of one CPU.
+/// Priority of the threads, as `nice` has it: with lanes that are always busy, some twentieth of
+/// one CPU.
 const NICE: i32 = 13;
 
-/// One thread for so many CPUs, at least one.
+/// CPUs for each thread; there is at least one thread.
 const CPUS: usize = 4;
 
-/// The steps of handshakes, for all lanes. What waits is limited by the places for handshakes.
+/// The steps of handshakes, for all lanes. The places for handshakes limit the number of waiting
+/// steps.
 #[derive(Clone, Debug)]
 pub(crate) struct TlsWork(Arc<Shared>);
 
@@ -50,7 +53,7 @@ impl TlsWork {
         TlsWork(Arc::new(Shared { most, running, ended: Notify::default() }))
     }
 
-    /// Decrypts what a client has sent of its handshake.
+    /// Decrypts the bytes that a client has sent of its handshake.
     ///
     /// # Errors
     /// See [`Records::decrypt`]; or there is no thread for it. The session is gone in that case.

@@ -23,12 +23,12 @@ pub struct Session {
     pub headers: Headers,
     /// The metadata contexts that the client may query.
     pub contexts: Contexts,
-    /// The client is this device, which outlives the connection: each write survives the daemon before it
-    /// is answered, see [`OUTLIVING`](crate::wire::option::OUTLIVING).
+    /// The client is this device, which outlives the connection: each write survives the daemon
+    /// before it is answered, see [`OUTLIVING`](crate::wire::option::OUTLIVING).
     pub device: Option<OutlivingDevice>,
 }
 
-/// What a request does.
+/// The effect of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An operation of the volume.
@@ -54,7 +54,7 @@ pub enum Kind {
 pub struct Command {
     /// Returned in the reply.
     pub cookie: u64,
-    /// What the request does.
+    /// The effect of the request.
     pub kind: Kind,
     /// First byte, a multiple of 512.
     pub offset: u64,
@@ -101,7 +101,7 @@ pub enum StreamError {
         /// The number found instead.
         found: u32,
     },
-    /// An extended request has a larger payload than the client was told to send.
+    /// An extended request has a larger payload than the client agreed to send.
     #[error("a request announces a payload of {len} bytes, more than 32 MiB")]
     Payload {
         /// Bytes of the payload.
@@ -164,7 +164,8 @@ impl Parser {
         &self.session
     }
 
-    /// Whether the bytes that are not consumed begin with a request: another parser can go on there.
+    /// Whether the bytes that are not consumed begin with a request, so that another parser can
+    /// continue there.
     pub fn is_between_requests(&self) -> bool {
         self.skip == 0
     }
@@ -278,7 +279,7 @@ fn classify(command: u16, flags: u16, headers: Headers) -> Option<(Kind, u16)> {
     })
 }
 
-/// Checks the length of a request against what this server takes at once.
+/// Checks the length of a request against the limits of this server.
 fn check_length(header: &Header, session: &Session) -> Result<(), (ErrorCode, &'static str)> {
     let Header { flags, command, offset, len, .. } = *header;
     let extended = session.headers == Headers::Extended;

@@ -79,5 +79,5 @@ impl Drop for QueueMemory {
     }
 }
 
-/// What lanes are to do next.
+/// Tasks for the lanes.
 pub(crate) type Board = forebay_export::Board<Post>;

@@ -13,7 +13,7 @@ use crate::wire::{
     BasicParams, DeviceInfo, DiscardParams, PARAMS_LEN, Params, attribute, flag, param,
 };
 
-/// How long a command may take that waits for no lane.
+/// Time limit for a command that waits for no lane.
 const QUICK: Duration = Duration::from_secs(10);
 /// Most requests in flight of a queue.
 const DEPTH: u16 = 64;
@@ -39,7 +39,8 @@ pub(crate) struct NewDevice {
     pub(crate) read_only: bool,
     /// The sizes in which it is addressed, and works best.
     pub(crate) sectors: Sectors,
-    /// Bytes of a block of the cache, a power of two: the best size of requests, unless the disk below has one.
+    /// Bytes of a block of the cache, a power of two: the best size of requests, unless the disk
+    /// below has one.
     pub(crate) preferred: u64,
     /// It outlives its server.
     pub(crate) survives: bool,
@@ -52,8 +53,8 @@ pub(crate) fn info(number: u32) -> io::Result<DeviceInfo> {
     parsed(&buf)
 }
 
-/// Returns the facts about a device that is expected to have this mark. Its number may be that of another one by now,
-/// which is [`Errno::NODEV`].
+/// Returns the facts about a device that is expected to have this mark. Its number may be that of
+/// another one by now, which is [`Errno::NODEV`].
 pub(crate) fn owned(number: u32, mark: u64) -> io::Result<DeviceInfo> {
     of_mark(info(number)?, mark)
 }

@@ -1,5 +1,5 @@
-//! A volume's device, and how it is made. Everything here runs off the lanes, because it makes requests that
-//! these answer.
+//! A volume's device, and how it is made. Everything here runs off the lanes, because it makes
+//! requests that these answer.
 #![expect(clippy::disallowed_methods, reason = "draws marks that no other device has")]
 
 use std::collections::BTreeMap;
@@ -26,16 +26,16 @@ use crate::helper::{Step, Task, path, sysfs};
 use crate::queues::{Queues, unserved};
 use crate::wire::{DeviceInfo, state};
 
-/// How long the lanes may take to begin or to end.
+/// Time limit for the lanes to begin or to end.
 pub(crate) const LANES: Duration = Duration::from_secs(5);
-/// After how many milliseconds an older kernel notices that a server has ended that had all requests that a
-/// queue can have.
+/// After how many milliseconds an older kernel notices that a server has ended that had all
+/// requests that a queue can have.
 const NOTICED: &str = "5000";
 
-/// What devices are made with.
+/// The tools to make devices.
 pub(crate) struct Shop {
     pub(crate) notes: Notes,
-    /// Where the names of volumes are found by the names of devices.
+    /// Directory that has the names of volumes by the names of devices.
     pub(crate) names: PathBuf,
     pub(crate) board: Arc<Board>,
     pub(crate) memory: Arc<MemoryBudget>,
@@ -43,9 +43,9 @@ pub(crate) struct Shop {
     pub(crate) begun: Mutex<BTreeMap<String, Begun>>,
 }
 
-/// A take-over that has failed, but not in vain: see [`Shop::take_over`].
+/// A take-over that has failed but can be continued: see [`Shop::take_over`].
 pub(crate) struct Begun {
-    /// That of the device.
+    /// The mark of the device.
     pub(crate) mark: u64,
     /// See [`control::resets`].
     pub(crate) resets: bool,
@@ -65,8 +65,8 @@ pub(crate) struct Device {
 
 impl Shop {
     /// Exports a volume: takes its device over if a former daemon has left one, or makes one.
-    /// `identity` tells the volume from others of that name, and is `None` if what it acknowledges as
-    /// durable does not survive the daemon.
+    /// `identity` is that of the volume, and `None` if data that it acknowledges as durable does
+    /// not survive the daemon.
     ///
     /// # Errors
     /// Any step failed. A new device is removed then; one of a former daemon stays.
@@ -157,7 +157,7 @@ impl Shop {
     /// Returns a device that the lanes serve.
     pub(crate) fn started(&self, volume: &str, info: DeviceInfo, queues: Queues) -> Device {
         let device = path(info.number);
-        // Allowed in vain where sysfs is read-only; the rule of udev does it there.
+        // Fails where sysfs is read-only; the rule of udev does it there.
         if survives(&info) {
             let _ = fs::write(sysfs(&device).join("queue/io_timeout"), NOTICED);
         }
@@ -167,7 +167,7 @@ impl Shop {
         Device { volume: volume.to_owned(), info, sequence, link, ended }
     }
 
-    /// Tells udev whose device this is.
+    /// Names the volume of the device for udev.
     pub(crate) fn name(&self, volume: &str, number: u32) {
         let name = self.name_of(number);
         let _ = fs::create_dir(&self.names);
@@ -215,7 +215,7 @@ fn sequence(device: &Path) -> Option<u64> {
     fs::read_to_string(sysfs(device).join("diskseq")).ok()?.trim().parse().ok()
 }
 
-/// Returns whether a device that cannot be taken over is of no use to anybody.
+/// Returns whether a device that cannot be taken over is useless to all programs.
 fn is_stuck(error: &ExportError, number: u32) -> bool {
     let busy = error.cause.as_ref().and_then(Errno::from_io_error);
     let timed_out =

@@ -1,4 +1,4 @@
-//! What exports by ublk need.
+//! Needs of exports by ublk.
 
 use std::io;
 

@@ -31,9 +31,10 @@ pub struct UblkFrontEnd {
 }
 
 impl UblkFrontEnd {
-    /// Starts without exports. Notes about devices are in `dir`; in `names` is a link for each device, with
-    /// the name of its volume, for udev. Devices that a former daemon has left are taken over when their
-    /// volumes are published; those of volumes that are not `wanted` are removed. Requests share `memory`.
+    /// Starts without exports. Notes about devices are in `dir`. For udev, `names` has a link for
+    /// each device, with the name of its volume. Devices that a former daemon has left are taken
+    /// over when their volumes are published; devices of volumes that are not `wanted` are removed.
+    /// Requests share `memory`.
     pub fn claim(
         dir: &Path,
         names: &Path,

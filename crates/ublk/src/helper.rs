@@ -13,9 +13,9 @@ use rustix::fs::OFlags;
 
 use crate::control;
 
-/// How much longer the daemon waits for the process than that for the kernel.
+/// Time that the daemon waits for the process beyond the process's own time limit for the kernel.
 const MORE: Duration = Duration::from_secs(2);
-/// How long the kernel may take for a step.
+/// Time limit for the kernel's part of a step.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns the path of a block device.
@@ -68,7 +68,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Returns a step for a device of this process, which the mark tells from others that get its number later.
+    /// Returns a step for a device of this process. The mark distinguishes it from devices that get
+    /// its number later.
     pub(crate) fn new(step: Step, number: u32, mark: u64) -> Self {
         Task { step, number, mark, pid: std::process::id() }
     }
@@ -101,8 +102,8 @@ impl Task {
             Step::Stop | Step::Cut => ControlCommand::Stop,
             Step::Delete => return control::delete(self.number).map(|()| self.number),
         };
-        // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because it
-        // is in another namespace, is found here.
+        // While this is open, nothing can be mounted; and a mount that the daemon cannot see,
+        // because it is in another namespace, is found here.
         let exclusive = (self.step == Step::Stop).then(|| {
             let flags = OFlags::EXCL.bits().cast_signed();
             OpenOptions::new().read(true).custom_flags(flags).open(path(self.number))

@@ -4,10 +4,11 @@
 //! - [`request`]: converts a descriptor of the kernel to a request; pure
 //! - `queue`: one queue of a device on a lane; `server`: begins and ends queues
 //! - `board`: messages to the lanes
-//! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of their own
+//! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of
+//!   their own
 //! - `device`: a volume's device, and how it is made; `queues`: its queues on the lanes
 //! - `recovery`: takes a device over; `removal`: removes one
-//! - [`front_end`]: the interface to the daemon; `errors`: what operators read
+//! - [`front_end`]: the interface to the daemon; `errors`: errors for operators
 #![forbid(unsafe_code)]
 
 mod board;

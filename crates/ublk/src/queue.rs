@@ -1,5 +1,5 @@
-//! One queue of a device on the lane that serves it. Each tag has a task: it waits for a request, executes
-//! it, and gives the result together with the wait for the next.
+//! One queue of a device on the lane that serves it. Each tag has a task: it waits for a request,
+//! executes it, and gives the result together with the wait for the next.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::request::{DeviceFacts, VolumeRequest, convert, errno};
 
-/// What becomes of requests.
+/// The treatment of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
     /// They are executed.
@@ -27,14 +27,14 @@ enum Mood {
     Failing,
 }
 
-/// The kernel's side of a queue. Gone when no task serves a tag any more: then another process can serve
-/// the device.
+/// The kernel's side of a queue. Gone when no task serves a tag any more: then another process can
+/// serve the device.
 pub(crate) struct Source {
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) descriptors: Descriptors,
 }
 
-/// Where a request that the volume has is waited for.
+/// The result of a request that the volume executes, for the task that waits for it.
 #[derive(Default)]
 struct Outcome {
     completion: RefCell<Option<Completion>>,
@@ -59,7 +59,7 @@ pub(crate) struct Queue {
     ring: Rc<Ring>,
     memory: Rc<LaneMemory>,
     in_flight: RefCell<Tags<InFlight>>,
-    /// What each tag of the kernel waits for at present, or did last.
+    /// The current request of each tag of the kernel, or its last one.
     outcomes: RefCell<Vec<Rc<Outcome>>>,
     /// Bytes of memory that they hold.
     held: Cell<u64>,
@@ -100,7 +100,8 @@ impl Queue {
         self.in_flight.borrow().is_empty()
     }
 
-    /// Begins to serve all tags, of each of which there is a buffer. `at_end` is called when none is served any more.
+    /// Begins to serve all tags, with a buffer for each. `at_end` is called when none is served any
+    /// more.
     pub(crate) fn serve(
         self: &Rc<Self>,
         lane: &Lane,
@@ -143,7 +144,8 @@ impl Queue {
                 Ok(request) => {
                     let executed = self.execute(tag, &request, buf, &sink).await;
                     buf = executed.1;
-                    // The volume may have failed it because it ends: the next server executes it again.
+                    // The volume may have failed it because it ends: the next server executes it
+                    // again.
                     if executed.0.is_err() && self.mood.get() == Mood::Leaving {
                         return;
                     }
@@ -249,7 +251,8 @@ impl Queue {
         drop(self.target.take());
     }
 
-    /// Leaves all requests from now on to the next server of the device. If there cannot be one, they fail.
+    /// Leaves all requests from now on to the next server of the device. If there cannot be one,
+    /// they fail.
     pub(crate) fn leave(&self) {
         match self.facts.outlives {
             true => self.mood.set(Mood::Leaving),

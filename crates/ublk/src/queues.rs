@@ -1,5 +1,6 @@
-//! The queues of one device on the lanes that serve them. What has begun stays when something fails: a lane
-//! cannot give the kernel's side of a queue back, so another attempt asks for the others only.
+//! The queues of one device on the lanes that serve them. If a step fails, queues that are served
+//! stay so: a lane cannot give the kernel's side of a queue back, so another attempt asks for the
+//! others only.
 #![expect(clippy::disallowed_methods, reason = "waits for the lanes, on a thread of an operation")]
 
 use std::fs;
@@ -18,11 +19,11 @@ use crate::board::{Board, NewQueue, Post, QueueMemory};
 use crate::helper::{path, sysfs};
 use crate::wire::DeviceInfo;
 
-/// How far a queue is.
+/// The progress of a queue.
 enum Progress {
     /// No lane knows it. It may have its memory already.
     Missing(Option<QueueMemory>),
-    /// A lane is to begin it, and has said nothing yet.
+    /// A lane is to begin it, and has not answered yet.
     Posted,
     /// A lane serves it.
     Served,
@@ -45,7 +46,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Returns those of a device, of which the lanes know none.
+    /// Returns the queues of a device, none of which the lanes know.
     pub(crate) fn new(info: DeviceInfo) -> Self {
         let all = (0..info.queues).map(|_| Progress::Missing(None)).collect();
         let flushes = flushes(&sysfs(&path(info.number)));
@@ -79,12 +80,12 @@ impl Queues {
         Ok(())
     }
 
-    /// Has the lanes serve the queues that they do not serve yet, and waits until they do. Queues without memory
-    /// are left out: see [`Queues::prepare`].
+    /// Has the lanes serve the queues that they do not serve yet, and waits until they do. Queues
+    /// without memory are left out: see [`Queues::prepare`].
     ///
     /// # Errors
-    /// A lane cannot, or has said nothing within `patience`; or the device cannot be opened. The queues that
-    /// are served remain so.
+    /// A lane cannot serve a queue, or has not answered within `patience`; or the device cannot be
+    /// opened. The queues that are served remain so.
     pub(crate) fn serve(
         &mut self,
         volume: &str,
@@ -108,7 +109,8 @@ impl Queues {
         }
     }
 
-    /// Posts the missing queues to their lanes: always the same ones, as the kernel binds a queue to a thread.
+    /// Posts the missing queues to their lanes: always the same ones, as the kernel binds a queue
+    /// to a thread.
     fn post(
         &mut self,
         volume: &str,
@@ -141,7 +143,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Notes what lanes have said since.
+    /// Notes the answers of the lanes since.
     fn hear(&mut self) {
         while let Ok(said) = self.begun.1.try_recv() {
             self.note(said);
@@ -154,7 +156,7 @@ impl Queues {
         }
     }
 
-    /// Returns what is disconnected when no lane serves a queue any more.
+    /// Returns the channel that is disconnected when no lane serves a queue any more.
     pub(crate) fn into_end(self) -> Receiver<()> {
         self.ended.1
     }
@@ -166,8 +168,8 @@ pub(crate) fn unserved(volume: &str) -> ExportError {
     ExportError { kind: ExportErrorKind::Failed, message, cause: None }
 }
 
-/// Returns whether the kernel takes a device for one with a volatile write cache, and flushes it. A former version
-/// has made devices without; one that the kernel does not know yet has it.
+/// Returns whether the kernel takes a device for one with a volatile write cache, and flushes it. A
+/// former version has made devices without; one that the kernel does not know yet has it.
 fn flushes(sysfs: &Path) -> bool {
     let cache = fs::read_to_string(sysfs.join("queue/write_cache"));
     cache.map_or_else(|_| !sysfs.exists(), |text| text.trim() == "write back")

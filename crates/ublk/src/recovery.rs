@@ -1,9 +1,10 @@
 //! Takes over the device of a former daemon.
 //!
-//! `START_USER_RECOVERY` is the step that cannot be taken twice: the kernel then waits until all queues are
-//! served, and a lane cannot give back what it serves. So an attempt that fails later is kept, and the next one
-//! of the same process goes on with it. After the end of the process, a kernel since 6.16 begins anew; one before
-//! can do so only if all queues were served, which nobody knows then.
+//! `START_USER_RECOVERY` is the step that cannot be repeated: the kernel then waits until all
+//! queues are served, and a lane cannot give a queue back. So an attempt that fails later is kept,
+//! and the next one of the same process continues it. After the end of the process, a kernel since
+//! 6.16 begins anew; an older one can do so only if all queues were served, which the next process
+//! cannot know.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
 use std::fs;
@@ -24,18 +25,19 @@ use crate::helper::{path, sysfs};
 use crate::queues::Queues;
 use crate::wire::{DeviceInfo, state};
 
-/// How long the kernel may take to notice that the former server has ended. If that had all requests that
-/// a queue can have, an older kernel notices it when a request has taken [`crate::device::NOTICED`].
+/// Time limit for the kernel to notice that the former server has ended. If that server had all
+/// requests that a queue can have, an older kernel notices it when a request has taken
+/// [`crate::device::NOTICED`].
 const TAKEOVER: Duration = Duration::from_secs(60);
-/// How often something is checked.
+/// Interval at which conditions are checked.
 const STEP: Duration = Duration::from_millis(20);
 
 impl Shop {
-    /// Has the lanes serve the device of a former daemon, or the rest of its queues if an earlier attempt of
-    /// this process has failed.
+    /// Has the lanes serve the device of a former daemon, or the rest of its queues if an earlier
+    /// attempt of this process has failed.
     ///
     /// # Errors
-    /// The device stays, and so do its note and what has begun: see [`Shop::has_begun`].
+    /// The device stays, with its note and the queues that are served: see [`Shop::has_begun`].
     pub(crate) fn take_over(
         &self,
         volume: &str,
@@ -57,8 +59,8 @@ impl Shop {
                 let end = began + TAKEOVER;
                 wait_until_left(number, note.mark, end)
                     .map_err(|error| failed(path(number).display(), error))?;
-                // From here to the end, a kernel before 6.16 must not lose this process: so nothing in between
-                // waits for anything else, and no other process is needed.
+                // From here to the end, a kernel before 6.16 must not lose this process: so nothing
+                // in between waits for anything else, and no other process is needed.
                 self.recover(volume, number, note, end)?;
                 queues
             }
@@ -81,17 +83,17 @@ impl Shop {
         }
     }
 
-    /// Returns whether a take-over has failed with which this process can go on.
+    /// Returns whether a take-over has failed that this process can continue.
     pub(crate) fn has_begun(&self, volume: &str) -> bool {
         self.begun.lock().contains_key(volume)
     }
 
-    /// Returns whether there is one with which no other process can go on.
+    /// Returns whether there is one that no other process can continue.
     pub(crate) fn only_this_process_goes_on(&self, volume: &str) -> bool {
         self.begun.lock().get(volume).is_some_and(|begun| !begun.resets)
     }
 
-    /// Does what is left when the kernel waits for the queues.
+    /// Takes the remaining steps when the kernel waits for the queues.
     fn go_on(
         &self,
         volume: &str,
@@ -110,8 +112,8 @@ impl Shop {
         self.note_half(volume, note, false)
     }
 
-    /// Makes a device ready for its next server, when the kernel has let go of the former one. From then on it is
-    /// noted that this has begun.
+    /// Makes a device ready for its next server, when the kernel has released the former one. From
+    /// then on the take-over is noted as begun.
     fn recover(
         &self,
         volume: &str,
@@ -141,7 +143,8 @@ impl Shop {
         written.map_err(|error| failed("the state directory", error))
     }
 
-    /// Removes a device that a former process was taking over, with which this kernel can do nothing any more.
+    /// Removes a device that a former process was taking over, with which this kernel can do
+    /// nothing any more.
     ///
     /// # Errors
     /// Something is on it: that is not cut off without being asked.
@@ -161,8 +164,8 @@ impl Shop {
     }
 }
 
-/// Checks that a volume has all that its device has, of which the size was found. A device in use keeps its size
-/// when the origin has grown: its users know no other.
+/// Checks that a volume is not smaller than its device, whose size is `found`. A device in use
+/// keeps its size when the origin has grown, because its users know no other.
 fn check_size(volume: &str, number: u32, found: Option<u64>, size: u64) -> Result<(), ExportError> {
     let device = path(number);
     let device = device.display();

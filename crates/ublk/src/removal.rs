@@ -57,8 +57,8 @@ impl Shop {
         Ok(())
     }
 
-    /// Removes all traces of a device. It is deleted too if it is `cut`: without a block device. As long as the kernel
-    /// has it, there is a note that leads to it.
+    /// Removes all traces of a device. It is deleted too if it is `cut`: without a block device. As
+    /// long as the kernel has it, there is a note that leads to it.
     pub(crate) fn forget(&self, volume: &str, (number, mark): (u32, u64), cut: bool) {
         self.begun.lock().remove(volume);
         link::remove_of(volume, &path(number));
@@ -76,8 +76,8 @@ impl Shop {
         }
     }
 
-    /// Deletes the devices of a volume that could not be removed earlier, as far as the kernel is done with them. With
-    /// `force`, it is told once more to remove them.
+    /// Deletes the devices of a volume that could not be removed earlier, as far as the kernel has
+    /// released them. With `force`, asks the kernel once more to remove them.
     pub(crate) fn sweep(&self, volume: &str, force: bool) {
         for mark in self.notes.aside(volume) {
             let Some(found) = find(mark) else {
@@ -106,8 +106,8 @@ fn deleted(volume: &str, number: u32, mark: u64) -> bool {
     }
 }
 
-/// Removes a block device. `first` is called with its users before they are cut off. Returns whether it is
-/// gone; it always is without `force`.
+/// Removes a block device. `first` is called with its users before they are cut off. Returns
+/// whether it is gone; it always is without `force`.
 fn cut(
     volume: &str,
     (number, mark): (u32, u64),

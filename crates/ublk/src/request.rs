@@ -22,8 +22,9 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
-    /// Returns what each write survives at least. Users of a device that outlives its server do not notice
-    /// that the server ends, so they would take the next flush as proof of what was lost.
+    /// Returns the failure that each write survives at least. Users of a device that outlives its
+    /// server do not notice the end of the server, so their next flush would otherwise cover writes
+    /// that were lost.
     fn promise(&self) -> Survives {
         match (self.outlives, self.flushes) {
             (_, false) => Survives::PowerLoss,
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_that_outlives_its_server_answers_survives_it() {
+    fn answers_of_a_device_that_outlives_its_server_survive_it() {
         for (outlives, flushes, least) in [
             (true, true, Survives::Daemon),
             (false, true, Survives::Nothing),

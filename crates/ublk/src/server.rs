@@ -17,10 +17,10 @@ use crate::control::survives;
 use crate::queue::{Queue, Source};
 use crate::request::DeviceFacts;
 
-/// How long requests in flight may take when the daemon ends; the next server gets the others.
+/// Time limit for requests in flight when the daemon ends; the next server gets the others.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What the tasks of a lane share.
+/// State that the tasks of a lane share.
 struct Shared {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
@@ -45,7 +45,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves what comes through `board` on the calling lane.
+    /// Serves the queues that come through `board` on the calling lane.
     pub(crate) fn serve(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
@@ -91,7 +91,7 @@ async fn take_posts(shared: Rc<Shared>) {
     }
 }
 
-/// Begins to serve a queue, or drops all of it, and says which.
+/// Begins to serve a queue, or drops all of it, and reports which.
 fn begin(shared: &Rc<Shared>, new: NewQueue) {
     let (number, begun) = (new.number, new.begun.clone());
     let served = try_begin(shared, new);
@@ -155,8 +155,8 @@ impl LaneFrontEnd for Server {
         })
     }
 
-    /// Hands nothing over: the kernel keeps the device and its requests until the next program takes it over,
-    /// as after a restart.
+    /// Hands nothing over: the kernel keeps the device and its requests until the next program
+    /// takes it over, as after a restart.
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
         Box::pin(async move {
             self.drain().await;

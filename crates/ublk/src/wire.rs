@@ -1,5 +1,5 @@
-//! Numbers and structures of the driver, as in `linux/ublk_cmd.h`. All of them are in the byte order of
-//! the machine.
+//! Numbers and structures of the driver, as in `linux/ublk_cmd.h`. All of them are in the byte
+//! order of the machine.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

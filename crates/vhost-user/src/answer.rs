@@ -11,7 +11,7 @@ struct Slot<T> {
     given: Notify,
 }
 
-/// Gives one answer to another lane; dropping it tells that there is none.
+/// Gives one answer to another lane; dropping it reports that there is none.
 pub(crate) struct Reply<T>(Arc<Slot<T>>);
 
 /// Waits for an answer.

@@ -29,7 +29,7 @@ pub struct Buffers {
     readable: usize,
 }
 
-/// What is wrong with a chain.
+/// The fault of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// A descriptor refers to one that does not exist.
@@ -65,8 +65,8 @@ struct Descriptor {
 }
 
 impl Descriptor {
-    /// Copies a descriptor: whatever the guest does to it later, one version of it is checked and
-    /// used.
+    /// Copies a descriptor, so that the version that was checked is used even if the guest changes
+    /// it later.
     #[inline]
     fn read(table: &Window, index: u16) -> Result<Self, Outside> {
         let mut bytes = [0; DESCRIPTOR as usize];
@@ -204,8 +204,8 @@ fn parts(
     Ok(done)
 }
 
-/// Copies bytes out of buffers, from byte `skip` on. Returns their number: fewer than `into` has if the
-/// buffers are shorter.
+/// Copies bytes out of buffers, from byte `skip` on. Returns their number: fewer than `into` has if
+/// the buffers are shorter.
 ///
 /// # Errors
 /// A buffer is not in the memory any more.

@@ -1,4 +1,4 @@
-//! The configuration space: what the guest reads about the device.
+//! The configuration space, in which the guest reads the properties of the device.
 
 use forebay_core::Sectors;
 
@@ -27,7 +27,7 @@ pub const WRITE_CACHE_AT: u32 = 32;
 /// Bytes of the configuration space.
 pub const CONFIG_BYTES: usize = 60;
 
-/// What the guest learns about the device.
+/// Properties of the device that the guest reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// Size in bytes.
@@ -59,8 +59,8 @@ impl DeviceConfig {
         put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &logical.to_le_bytes());
-        // The topology, in logical blocks: the physical block as a power of two, no offset of the alignment,
-        // and the least and the best request.
+        // The topology, in logical blocks: the physical block as a power of two, no offset of the
+        // alignment, and the least and the best request.
         put(24, &[exponent as u8, 0]);
         put(26, &u16::try_from(io_min / logical).unwrap_or(u16::MAX).to_le_bytes());
         put(28, &(best / logical).to_le_bytes());

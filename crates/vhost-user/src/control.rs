@@ -1,4 +1,4 @@
-//! A client's control messages: what the client has set up so far, and the answers.
+//! A client's control messages: the settings of the client so far, and the answers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -54,7 +54,7 @@ pub(crate) enum ControlError {
     NoVolume,
 }
 
-/// What a client has said about a queue.
+/// A client's settings of a queue.
 #[derive(Default)]
 struct QueueState {
     size: Option<QueueSize>,
@@ -62,13 +62,13 @@ struct QueueState {
     base: u16,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
-    /// `None`: the client has not said so.
+    /// `None`: the client has not set it.
     enabled: Option<bool>,
     /// The lane that serves it.
     lane: Option<Arc<LaneHandle>>,
 }
 
-/// What is answered to a message.
+/// The answer to a message.
 enum Outcome {
     /// Nothing; a confirmation if the client asks for one.
     Done,
@@ -276,8 +276,8 @@ impl Control {
         self.use_memory(memory).await
     }
 
-    /// Uses changed memory, also for the queues that are served. The client may unmap the former one
-    /// after the answer.
+    /// Uses changed memory, also for the queues that are served. The client may unmap the former
+    /// one after the answer.
     async fn use_memory(&mut self, memory: GuestMemory) -> Result<(), ControlError> {
         self.memory = Arc::new(memory);
         for (place, index) in (0..self.queues.len()).zip(0..) {
@@ -340,7 +340,7 @@ impl Control {
         Ok(started??)
     }
 
-    /// Stops serving a queue; keeps what the client has said about it.
+    /// Stops serving a queue; keeps the client's settings of it.
     async fn pause_queue(&mut self, index: QueueIndex) -> Result<(), ControlError> {
         let key = self.key(index);
         let Some(lane) = self.queue(index)?.lane.take() else { return Ok(()) };
@@ -450,15 +450,15 @@ impl Control {
     }
 }
 
-/// Checks that a descriptor is an eventfd. Of a file that is always readable a lane would be told again and
-/// again that it was notified.
+/// Checks that a descriptor is an eventfd. A file that is always readable would notify the lane
+/// again and again.
 fn eventfd(index: QueueIndex, file: OwnedFd) -> Result<Arc<OwnedFd>, ControlError> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     match std::fs::read_link(link) {
         Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => {
             Err(ControlError::NoEventfd(index.0))
         }
-        // Without /proc it cannot be told.
+        // Without /proc the kind of the file is unknown.
         Ok(_) | Err(_) => Ok(Arc::new(file)),
     }
 }

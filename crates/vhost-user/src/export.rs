@@ -92,7 +92,8 @@ impl Export {
     /// Ends it: the path is gone, and the client is disconnected when its requests in progress are
     /// answered.
     pub(crate) fn end(&self) {
-        // First: a client that is admitted meanwhile is dismissed by whichever of the two comes later.
+        // First: a client that is admitted meanwhile is dismissed by whichever of the two comes
+        // later.
         self.ended.store(true, Ordering::SeqCst);
         self.listener.close();
         if let Some(session) = self.client() {

@@ -1,4 +1,4 @@
-//! What the back end offers: features of the device and of the protocol.
+//! Features that the back end offers, of the device and of the protocol.
 
 /// Features of the device, bits of `GET_FEATURES`.
 pub mod device {

@@ -25,14 +25,14 @@ use crate::wire::Wire;
 
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often it is checked whether something has ended.
+/// Interval at which the end of something is checked.
 const STEP: Duration = Duration::from_millis(5);
 /// The lane that follows the control messages of all clients, which are rare.
 const CONTROLLING: usize = 0;
 
 /// vhost-user-blk: a socket for each volume, with one client at a time.
 pub struct VhostUserFrontEnd {
-    /// Where sockets are whose paths no operator has named.
+    /// Directory of the sockets whose paths no operator has named.
     dir: PathBuf,
     exports: Mutex<BTreeMap<String, Arc<Export>>>,
     /// Sockets that are to be served.
@@ -43,8 +43,9 @@ pub struct VhostUserFrontEnd {
 }
 
 impl VhostUserFrontEnd {
-    /// Starts without exports. Sockets are in `dir` unless an operator names others; what clients need comes
-    /// from `memory`. `drain`: time limit for requests in progress when the daemon ends.
+    /// Starts without exports. Sockets are in `dir` unless an operator names others; clients take
+    /// their memory from `memory`. `drain`: time limit for requests in progress when the daemon
+    /// ends.
     pub fn new(dir: &Path, drain: Duration, memory: Arc<MemoryBudget>) -> Self {
         let (exports, board, lanes) = (Mutex::default(), Arc::default(), Arc::default());
         VhostUserFrontEnd { dir: dir.to_owned(), exports, board, lanes, drain, memory }
@@ -197,8 +198,8 @@ impl LaneFrontEnd for VhostLane {
         })
     }
 
-    /// Hands nothing over: a driver connects again by itself, and its record of requests in flight tells
-    /// the next program where to go on.
+    /// Hands nothing over: a driver connects again by itself, and its record of requests in flight
+    /// gives the next program the place to continue.
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
         Box::pin(async move {
             self.drain().await;
@@ -255,7 +256,8 @@ async fn accept(ending: Ending) {
     }
 }
 
-/// Serves a client until it leaves or is dismissed, and until its requests in progress are answered.
+/// Serves a client until it leaves or is dismissed, and until its requests in progress are
+/// answered.
 async fn serve(server: &Rc<LaneServer>, wire: Wire, session: Arc<Session>) {
     let volume = session.volume.clone();
     let number = server.clients.get();

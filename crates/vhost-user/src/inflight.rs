@@ -1,8 +1,8 @@
 //! The record of requests in progress, in memory that the client keeps.
 //!
 //! If the daemon dies, the client reconnects to the next one and hands it the same record: requests
-//! that were taken from a queue and not returned are then executed again. The protocol specifies the
-//! layout, so that a record can also come from another program.
+//! that were taken from a queue and not returned are then executed again. The protocol specifies
+//! the layout, so that a record can also come from another program.
 //!
 //! A process that is killed has executed its stores up to some point of the program, in order. So
 //! the stores here need no processor barrier, but the compiler must not reorder them, which
@@ -24,7 +24,7 @@ const ENTRY: u64 = 16;
 /// Parts of different queues are not in one cache line.
 const ALIGN: u64 = 64;
 const VERSION: u16 = 1;
-/// The guest has not said that it relies on no flushes.
+/// The guest relies on flushes, as far as is known.
 const WRITE_CACHE: u8 = 0;
 const NO_WRITE_CACHE: u8 = 1;
 
@@ -47,8 +47,9 @@ fn parts(queues: u16, size: QueueSize) -> u64 {
     part(size) * u64::from(queues)
 }
 
-/// Returns the bytes of a record as this program makes it: behind the parts that the protocol specifies, one
-/// says whether the guest has switched its write cache off, as the client does not tell the next daemon.
+/// Returns the bytes of a record as this program makes it. Behind the parts that the protocol
+/// specifies, one byte records whether the guest has switched its write cache off, because the
+/// client does not report that to the next daemon.
 pub fn record_bytes(queues: u16, size: QueueSize) -> u64 {
     parts(queues, size) + ALIGN
 }
@@ -62,15 +63,16 @@ pub struct Record {
 }
 
 impl Record {
-    /// Uses `memory` as the record that `place` describes. `None`: it is too small, or its numbers are
-    /// impossible.
+    /// Uses `memory` as the record that `place` describes. `None`: it is too small, or its numbers
+    /// are impossible.
     pub fn new(memory: SharedMemory, place: InflightPlace) -> Option<Self> {
         let size = QueueSize::new(place.queue_size.into())?;
         let fits = place.queues > 0 && parts(place.queues, size) <= memory.len();
         fits.then(|| Record { memory: Arc::new(memory), queues: place.queues, size })
     }
 
-    /// Returns whether the guest relies on flushes. What a record does not tell is not so.
+    /// Returns whether the guest relies on flushes; false for a record that does not have the
+    /// field.
     pub fn has_write_cache(&self) -> bool {
         let at = parts(self.queues, self.size);
         let told = record_bytes(self.queues, self.size) <= self.memory.len();
@@ -118,8 +120,8 @@ impl Tracker {
         self.start + HEADER + u64::from(head.0) * ENTRY + field
     }
 
-    /// Prepares it for a queue of which the guest has seen `used` requests returned. Returns the
-    /// requests in progress, in the order in which they were taken.
+    /// Prepares it for a queue whose guest has seen `used` requests returned. Returns the requests
+    /// in progress, in the order in which they were taken.
     ///
     /// # Errors
     /// It is not one of this queue.
@@ -141,7 +143,8 @@ impl Tracker {
         // The last batch was returned to the guest, but perhaps not removed here.
         let batch = used.wrapping_sub(memory.load_u16(start + AT_USED, SeqCst)?);
         if batch > size.get() {
-            // The guest has reset its queue since: what is recorded concerns the former one.
+            // The guest has reset its queue since, so the recorded requests are those of the former
+            // one.
             for head in (0..size.get()).map(Head) {
                 memory.store_u8(self.entry(head, ENTRY_IN_FLIGHT), 0, SeqCst)?;
             }

@@ -1,7 +1,7 @@
 //! vhost-user-blk front end: serves volumes to virtual machines through queues in their memory.
 //!
 //! - [`message`]: the control messages, parsed and checked; `wire`: sends and receives them
-//! - [`features`], [`config`]: what is offered, and what the guest reads about the device
+//! - [`features`], [`config`]: the offered features, and the properties of the device
 //! - [`memory`]: the client's memory, by the guest's and by the client's addresses
 //! - [`chain`], [`virtqueue`]: split virtqueues
 //! - [`request`]: requests of virtio-blk

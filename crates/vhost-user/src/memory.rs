@@ -10,8 +10,8 @@ use forebay_device::{Outside, SharedMemory};
 /// Most regions of one client.
 pub const REGIONS_MAX: usize = 32;
 
-/// A client may share this many times the memory and swap space of the machine. A guest has no more; a sparse file may
-/// claim any size, and the daemon would have a mapping of it.
+/// A client may share this many times the memory and swap space of the machine. A guest has no
+/// more; a sparse file may claim any size, and the daemon would have a mapping of it.
 const OVERCOMMIT: u64 = 4;
 
 /// Returns the most bytes that one client may share.
@@ -31,7 +31,7 @@ pub struct GuestAddress(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientAddress(pub u64);
 
-/// Where a region is.
+/// The place of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionPlace {
     /// Its first byte for the guest.

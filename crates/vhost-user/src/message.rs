@@ -27,7 +27,7 @@ pub struct QueueIndex(pub u16);
 /// A message's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the client asks for.
+    /// The kind of the message.
     pub code: u32,
     /// Whether the client waits for an answer even if there is nothing to answer.
     pub need_reply: bool,
@@ -46,7 +46,7 @@ pub struct RingAddresses {
     pub used: ClientAddress,
 }
 
-/// What identifies the shared record of requests in progress.
+/// The place of the shared record of requests in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightPlace {
     /// Bytes of the record.
@@ -62,7 +62,7 @@ pub struct InflightPlace {
 /// A message of the client. Descriptors come beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Which features does the device have?
+    /// Ask for the features of the device.
     GetFeatures,
     /// The guest uses these features.
     SetFeatures(u64),
@@ -72,7 +72,7 @@ pub enum Message {
     ResetOwner,
     /// All of the memory, with a descriptor for each region.
     SetMemory(Vec<RegionPlace>),
-    /// How many regions can there be?
+    /// Ask for the number of regions that there can be.
     GetMemorySlots,
     /// One more region, with its descriptor.
     AddRegion(RegionPlace),
@@ -80,9 +80,9 @@ pub enum Message {
     RemoveRegion(RegionPlace),
     /// The number of descriptors of a queue.
     SetQueueSize(QueueIndex, u32),
-    /// Where a queue is.
+    /// The place of a queue.
     SetQueueAddresses(QueueIndex, RingAddresses),
-    /// Which request of a queue is the next.
+    /// The number of the next request of a queue.
     SetQueueBase(QueueIndex, u32),
     /// Stop a queue. Which request is the next?
     GetQueueBase(QueueIndex),
@@ -94,11 +94,11 @@ pub enum Message {
     SetError(QueueIndex),
     /// Serve a queue, or do not.
     SetQueueEnabled(QueueIndex, bool),
-    /// Which features of the protocol are there?
+    /// Ask for the features of the protocol.
     GetProtocolFeatures,
     /// The client uses these features of the protocol.
     SetProtocolFeatures(u64),
-    /// How many queues can there be?
+    /// Ask for the number of queues that there can be.
     GetQueueNumber,
     /// A part of the configuration space.
     GetConfig {

@@ -1,7 +1,7 @@
 //! One queue, served by one task of its lane.
 //!
-//! The task takes requests, executes them and publishes the answers of many at once. While the lane is
-//! awake it looks for requests by itself, and the guest is not asked for notifications.
+//! The task takes requests, executes them and publishes the answers of many at once. While the lane
+//! is awake it looks for requests by itself, and the guest is not asked for notifications.
 
 mod worker;
 
@@ -33,14 +33,14 @@ const SMALL: usize = 128 << 10;
 /// Most lists of buffers that are kept for further requests.
 const SPARE: usize = 64;
 
-/// What a lane needs to serve a queue.
+/// The parts that a lane needs to serve a queue.
 pub(crate) struct QueueStart {
     pub(crate) session: Arc<Session>,
     pub(crate) index: QueueIndex,
     pub(crate) size: QueueSize,
     pub(crate) addresses: RingAddresses,
     pub(crate) features: QueueFeatures,
-    /// Index of the next request, unless a record of requests in progress says more.
+    /// Index of the next request, unless a record of requests in progress overrides it.
     pub(crate) base: u16,
     /// Whether the guest can flush.
     pub(crate) flushes: bool,
@@ -88,7 +88,7 @@ struct InFlight {
     held: u64,
 }
 
-/// The rings, with what belongs to their state.
+/// The rings, and their state.
 struct Rings {
     virtqueue: Virtqueue,
     tracker: Option<Tracker>,
@@ -120,7 +120,7 @@ pub(crate) struct Queue {
     session: Arc<Session>,
     ring: Rc<Ring>,
     target: Rc<dyn BlockService>,
-    /// Whether the guest goes on with the next daemon.
+    /// Whether the guest continues with the next daemon.
     outlives: bool,
     flushes: bool,
     kick: Arc<OwnedFd>,
@@ -175,7 +175,7 @@ impl Queue {
             if again.iter().any(|head| head.0 >= size.get()) {
                 return Err(broken(QueueError::Inflight));
             }
-            // What was taken is what was returned and what is in progress. The client's own number
+            // The requests taken are those returned and those in progress. The client's own number
             // does not count requests that its former back end had taken.
             virtqueue.set_base(used.wrapping_add(again.len() as u16));
         }
@@ -225,8 +225,8 @@ impl Queue {
         self.answer_stop();
     }
 
-    /// Answers a stop if the task has ended and no request is in progress: after a panic of the task there may be
-    /// some, and the client must not have them executed a second time meanwhile.
+    /// Answers a stop if the task has ended and no request is in progress: after a panic of the
+    /// task there may be some, and the client must not have them executed a second time meanwhile.
     fn answer_stop(&self) {
         if self.phase.get() != Phase::Over || self.in_flight.get() > 0 {
             return;
@@ -261,10 +261,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns what each write must survive before it is answered. A guest that cannot flush, or has
-    /// switched the write cache off, relies on every write. A guest that goes on with the next daemon does
-    /// not notice a crash of this one, so it cannot know that answered writes were lost, and would take
-    /// its next flush as proof that they were not.
+    /// Returns the failure that each write must survive before it is answered. A guest that cannot
+    /// flush, or has switched the write cache off, relies on every write. A guest that continues
+    /// with the next daemon does not notice a crash of this one, so its next flush would otherwise
+    /// cover writes that were lost.
     fn promise(&self) -> Survives {
         match (self.flushes && self.session.has_write_cache(), self.outlives) {
             (false, _) => Survives::PowerLoss,
@@ -273,8 +273,8 @@ impl Queue {
         }
     }
 
-    /// Returns whether the guest has made requests available, and wakes the task then. The task notices
-    /// errors.
+    /// Returns whether the guest has made requests available, and wakes the task then. The task
+    /// notices errors.
     fn notice(&self, available: impl Fn(&mut Virtqueue) -> Result<bool, QueueError>) -> bool {
         if self.phase.get() != Phase::Open || self.short.get() {
             return false;
@@ -314,7 +314,8 @@ impl Queue {
         }
     }
 
-    /// Returns whether a request that the volume has failed is left to the next daemon, which finds it in the record.
+    /// Returns whether a request that the volume has failed is left to the next daemon, which finds
+    /// it in the record.
     fn leaves(&self, result: Result<(), IoError>) -> bool {
         let stopping = self.phase.get() == Phase::Stopping;
         self.outlives && stopping && result == Err(IoError::ShuttingDown)
@@ -332,7 +333,7 @@ impl Queue {
     }
 }
 
-/// Returns what the guest is told about a result.
+/// Returns the status of a result for the guest.
 fn status(result: Result<(), IoError>) -> Status {
     match result {
         Ok(()) => Status::Ok,

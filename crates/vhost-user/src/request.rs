@@ -23,7 +23,7 @@ const WRITE_ZEROES: u32 = 13;
 /// A range to zero may be deallocated.
 const UNMAP: u32 = 1;
 
-/// How a request ended, as the guest reads it.
+/// The result of a request, as the guest reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -35,7 +35,7 @@ pub enum Status {
     Unsupported = 2,
 }
 
-/// What a request asks for. Offsets and lengths are in bytes, multiples of 512.
+/// The operation of a request. Offsets and lengths are in bytes, multiples of 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Read `len` bytes into the writable buffers.
@@ -70,7 +70,7 @@ pub enum Kind {
         /// Whether the range must stay allocated.
         no_hole: bool,
     },
-    /// What is the device called?
+    /// Read the name of the device.
     Id,
     /// It cannot be served.
     Refused(Status),
@@ -95,7 +95,7 @@ pub enum RequestError {
 pub struct BlockRequest {
     /// Identifies it to the guest.
     pub head: Head,
-    /// What it asks for.
+    /// Its operation.
     pub kind: Kind,
     buffers: Buffers,
 }
@@ -172,8 +172,8 @@ impl BlockRequest {
         self.buffers.bytes()
     }
 
-    /// Returns the list of buffers, to be used for another request, unless it is one of the few long ones: otherwise
-    /// each of the lists that are kept would grow to the longest in time.
+    /// Returns the list of buffers, to be used for another request, unless it is one of the few
+    /// long ones: otherwise each of the lists that are kept would grow to the longest in time.
     pub fn into_buffers(self) -> Option<Buffers> {
         (self.buffers.bytes() <= KEPT_BYTES).then_some(self.buffers)
     }
@@ -186,7 +186,8 @@ fn transfer(sector: u64, len: u64, kind: impl Fn(u64, u64) -> Kind) -> Kind {
     }
 }
 
-/// Reads the range of a discard or of write-zeroes. The guest is told to send one at a time.
+/// Reads the range of a discard or of write-zeroes. The configuration asks the guest to send one
+/// range at a time.
 fn zeroing(
     buffers: &Buffers,
     data: u64,

@@ -1,4 +1,4 @@
-//! What the lanes share about a client.
+//! State about a client that the lanes share.
 
 use std::fmt::Display;
 use std::os::fd::OwnedFd;

@@ -16,7 +16,7 @@ pub(crate) const GUEST: u64 = 1 << 20;
 pub(crate) const CLIENT: u64 = 1 << 40;
 /// Bytes of the memory.
 pub(crate) const BYTES: u64 = 1 << 20;
-/// Where buffers can be, as a guest address: behind the rings.
+/// Guest address of the buffers: behind the rings.
 pub(crate) const BUFFERS: u64 = GUEST + (512 << 10);
 
 const AVAILABLE: u64 = 256 << 10;
@@ -46,7 +46,7 @@ impl Guest {
         Guest { memory, size, next: 0, seen: 0 }
     }
 
-    /// Where its queue is.
+    /// The addresses of its queue.
     pub(crate) fn addresses() -> RingAddresses {
         RingAddresses {
             descriptors: ClientAddress(CLIENT),

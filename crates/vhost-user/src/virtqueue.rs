@@ -1,16 +1,16 @@
 //! Split virtqueues: takes requests that the guest has made available, and returns them as used.
 //!
-//! The guest and this lane access the rings at the same time, without a lock; the order of the
-//! accesses is what protects them:
+//! The guest and this lane access the rings at the same time, without a lock. The order of the
+//! accesses protects them:
 //!
-//! - The guest fills an entry of the available ring and its descriptors, then advances the index. So
-//!   the index is loaded with acquire, and only after it the entry.
-//! - The device writes data and status into the guest's buffers and an entry into the used ring, then
-//!   advances the index. So the index is stored with release, after all of these.
-//! - Each side asks the other to be notified, and then checks whether there is already something; the
-//!   other side advances its index, and then checks whether a notification is asked for. A store and
-//!   a later load of another place can be reordered by every processor, so a full fence is between
-//!   them. Without it both sides could miss each other, and wait forever.
+//! - The guest fills an entry of the available ring and its descriptors, then advances the index.
+//!   So the index is loaded with acquire, and only after it the entry.
+//! - The device writes data and status into the guest's buffers and an entry into the used ring,
+//!   then advances the index. So the index is stored with release, after all of these.
+//! - Each side asks the other to be notified, and then checks whether there is already something;
+//!   the other side advances its index, and then checks whether a notification is asked for. A
+//!   store and a later load of another place can be reordered by every processor, so a full fence
+//!   is between them. Without it both sides could miss each other, and wait forever.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -50,7 +50,7 @@ impl QueueSize {
     }
 }
 
-/// What is wrong with a queue.
+/// The fault of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// A ring is not in the memory, or not aligned.
@@ -73,7 +73,7 @@ pub enum QueueError {
     Inflight,
 }
 
-/// Which features of queues the guest uses.
+/// Features of queues that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFeatures {
     /// Notifications are requested by index.
@@ -133,7 +133,7 @@ impl Virtqueue {
         memory: &GuestMemory,
     ) -> Result<Self, QueueError> {
         let rings = Rings::new(size, addresses, memory)?;
-        // What the guest has got back so far. The device alone writes this field.
+        // The number of requests returned to the guest so far. Only the device writes this field.
         let used = rings.used.load(INDEX, Ordering::Acquire)?;
         Ok(Virtqueue {
             size,
@@ -215,7 +215,7 @@ impl Virtqueue {
         walked.map_err(|error| QueueError::Chain(head.0, error))
     }
 
-    /// Returns a request of which `written` bytes were written. The guest sees it after
+    /// Returns a request with `written` written bytes. The guest sees it after
     /// [`Virtqueue::publish`].
     ///
     /// # Errors

@@ -94,7 +94,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// Receives what is there.
+    /// Receives the available bytes.
     fn receive_some(
         &self,
         into: &mut [u8],

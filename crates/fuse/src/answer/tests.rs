@@ -1,4 +1,4 @@
-//! Whole small matrices of requests and what becomes of them.
+//! Whole small matrices of requests and their answers.
 
 use super::*;
 use crate::request::RequestId;
@@ -177,7 +177,7 @@ fn the_file_has_its_size_and_cannot_get_another() {
 }
 
 #[test]
-fn it_is_opened_for_what_it_allows() {
+fn a_file_is_opened_for_the_accesses_that_it_allows() {
     for (file, writes, expected) in [
         (FILE, false, None),
         (FILE, true, None),

@@ -1,5 +1,6 @@
-//! Requests that come through the lane's ring instead of being read from the connection. Each entry has a
-//! task: it waits for a request, executes it, and gives the reply together with the wait for the next.
+//! Requests that come through the lane's ring instead of being read from the connection. Each entry
+//! has a task: it waits for a request, executes it, and gives the reply together with the wait for
+//! the next.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,7 +24,7 @@ use crate::wire::{OUT_HEADER, OutHeader};
 const ENTRIES: usize = 64;
 /// Least entries of a queue: all requests may come from one CPU.
 const LEAST: usize = 4;
-/// How often an entry is offered to a connection that is not negotiated yet.
+/// Interval at which an entry is offered to a connection that is not negotiated yet.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The queues of a connection that one lane serves.
@@ -48,7 +49,7 @@ impl Queues {
     }
 }
 
-/// Where the result of a request that the volume has is waited for.
+/// The result of a request that the volume executes, for the task that waits for it.
 #[derive(Default)]
 pub(super) struct Outcome {
     completion: RefCell<Option<Completion>>,

@@ -15,7 +15,7 @@ use crate::wire::{FallocateIn, InHeader, ROOT, ReadIn, WriteIn, opcode};
 
 const SIZE: usize = 1 << 20;
 
-/// How the volume answers.
+/// The way in which the volume answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     /// At once.
@@ -39,7 +39,7 @@ struct Ram {
     seen: Arc<Seen>,
 }
 
-/// What the volume was asked for.
+/// The requests that the volume received.
 #[derive(Default)]
 struct Seen {
     flushes: AtomicUsize,
@@ -396,8 +396,8 @@ fn memory_is_given_back_and_a_channel_ends_with_its_connection() {
     assert_eq!(memory.used(forebay_lane::MemoryUse::Requests), 0);
 }
 
-/// Does something with a channel on its lane, and receives what that sends. The daemon's memory is enough for
-/// one request of [`SIZE`].
+/// Does something with a channel on its lane, and receives what that sends. The daemon's memory is
+/// enough for one request of [`SIZE`].
 fn with_channel<T: Send + 'static>(
     work: impl FnOnce(&Rc<Lane>, Rc<Channel>, std::sync::mpsc::Sender<T>) + Send + 'static,
 ) -> std::sync::mpsc::Receiver<T> {
@@ -456,7 +456,7 @@ fn a_request_that_takes_more_memory_than_there_is_is_refused() {
 }
 
 #[test]
-fn what_an_ending_volume_fails_is_left_to_the_next_program_where_the_file_outlives_it() {
+fn requests_failed_by_an_ending_volume_stay_if_the_file_does() {
     for outlives in [false, true] {
         let ask: [fn(&Kernel); 4] = [
             |kernel| kernel.read(1, 0, 4096),

@@ -93,7 +93,7 @@ fn run(input: &[u8], step: usize) -> Outcome {
     run_with(Security::Local, input, step)
 }
 
-/// As [`run`]; with [`Security::Required`] the bytes behind STARTTLS count as encrypted.
+/// Runs as [`run`] does; with [`Security::Required`] the bytes behind STARTTLS count as encrypted.
 fn run_with(security: Security, input: &[u8], step: usize) -> Outcome {
     let exports = exports();
     let (mut sent, mut replies, mut held, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);

@@ -63,7 +63,7 @@ pub(super) async fn agree(
             }
             Progress::Send => {}
             Progress::StartTls => {
-                // What the client sent already is not taken for plaintext.
+                // Bytes that the client sent before TLS are not parsed as plaintext.
                 let config = listener.tls()?.config(shared.lane.now()).await;
                 let work = shared.count.tls_work();
                 let decrypt = async |records| work.decrypt(records).await;

@@ -318,7 +318,7 @@ fn an_extended_payload_beyond_the_limit_ends_the_stream() {
 }
 
 #[test]
-fn what_waits_is_recognised_only_by_a_whole_header() {
+fn a_waiting_request_is_recognised_by_a_whole_header_only() {
     for headers in ALL {
         let flags = if headers == Headers::Extended { command_flag::PAYLOAD_LEN } else { 0 };
         let read = header(command::READ, 0, 8192, 4096);

@@ -112,7 +112,7 @@ fn clients_that_vanish_free_everything() {
         }
     }
     check_neighbour(&mut neighbour);
-    // With requests in flight: these end later, and nobody hears of it.
+    // With requests in flight: these end later, without a client to receive their replies.
     server.on_lane(|state| state.later.hold());
     for polite in [false, true] {
         let mut client = server.open("later", Headers::Structured);
@@ -171,7 +171,7 @@ fn a_client_that_does_not_read_is_held_back() {
         let mut client = server.open(export, Headers::Structured);
         let sent = send_without_reading(&mut client, len);
         let taken = server.on_lane(|state| state.later.submitted()) - before;
-        // What was answered into the socket and the batches counts as well.
+        // Replies in the socket and in the batches count as well.
         assert!(sent > 64 && taken <= most + (2 << 20) / len as usize, "{export} {len}: {taken}");
         check_neighbour(&mut neighbour);
         // Everything is still answered when the client wakes up.
@@ -343,7 +343,8 @@ fn requests_of_clients_that_left_have_their_memory_until_they_end() {
     check_all_is_given_back(&server, &memory);
 }
 
-/// Connects up to the choice of an export, with the first bytes of the answer. Returns whether the server went along.
+/// Connects up to the choice of an export, with the first bytes of the answer. Returns whether the
+/// server went along.
 fn chooses(stream: &mut UnixStream, export: &str) -> bool {
     let mut greeting = [0; 18];
     let mut reply = [0; 20];
@@ -385,7 +386,8 @@ fn silent_clients_take_no_place_from_those_who_speak() {
         silent.push(UnixStream::connect(server.path()).expect("connect"));
     }
     check_neighbour(&mut neighbour);
-    // All are of one user, who has a quarter of the places, until the oldest of them has had a second.
+    // All are of one user, who has a quarter of the places, until the oldest of them has had a
+    // second.
     let mut opened = None;
     while opened.is_none() {
         let mut client = UnixStream::connect(server.path()).expect("connect");

@@ -1,4 +1,4 @@
-//! Which clients find an export, at both kinds of addresses and after a hand-over.
+//! The clients that find an export, at both kinds of addresses and after a hand-over.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -97,7 +97,8 @@ fn listed<S: Read + Write>(client: &mut Client<S>) -> Vec<String> {
     replies.into_iter().map(name).collect()
 }
 
-/// Returns the answers to all questions about an export that leave the client in the handshake if there is none.
+/// Returns the answers to all questions about an export that leave the client in the handshake if
+/// there is none.
 fn answers<S: Read + Write>(client: &mut Client<S>, export: &str) -> Vec<Vec<(u32, Vec<u8>)>> {
     let name = [&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat();
     let info = [&name, &[0, 0][..]].concat();

@@ -213,7 +213,7 @@ fn a_client_whose_certificate_is_revoked_gets_nothing() {
 }
 
 #[test]
-fn what_follows_starttls_in_plaintext_is_not_taken_for_options() {
+fn plaintext_behind_starttls_is_not_taken_for_options() {
     let server = server(None, Arc::default());
     for garbage in [&b"IHAVEOPT\0\0\0\x03\0\0\0\0"[..], &[0xff; 4096], &[22, 3, 1, 0xff, 0xff, 0]] {
         let mut client = connect(&server);

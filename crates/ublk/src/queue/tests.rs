@@ -140,7 +140,7 @@ fn the_buffer_of_a_tag_comes_back_whole_with_the_data_of_a_read() {
 }
 
 #[test]
-fn what_must_survive_is_submitted_with_its_data() {
+fn surviving_writes_are_submitted_with_their_data() {
     let bench = Bench::new(true);
     bench.execute(0, Op::Write, 4096, Survives::Nothing);
     assert!(bench.next().is_some_and(|(result, _)| result.is_ok()), "it need not be");

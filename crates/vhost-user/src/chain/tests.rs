@@ -81,7 +81,7 @@ fn every_wrong_chain_is_refused() {
     }
 }
 
-/// Any descriptor, with a preference for what is almost valid.
+/// Any descriptor, with a preference for almost valid ones.
 fn any_descriptor() -> impl Strategy<Value = (u64, u32, u16, u16)> {
     let address = prop_oneof![
         4 => GUEST..GUEST + BYTES,

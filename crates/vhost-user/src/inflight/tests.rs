@@ -21,7 +21,7 @@ fn heads(heads: &[u16]) -> Vec<Head> {
 }
 
 #[test]
-fn what_was_taken_is_found_in_its_order() {
+fn taken_requests_are_found_in_their_order() {
     let file = file(4096);
     let mut tracker = record(&file, 3).queue(QueueIndex(2), size(SIZE)).expect("there");
     assert_eq!(tracker.recover(100), Ok(vec![]));
@@ -67,7 +67,7 @@ fn impossible_records_are_refused() {
     assert_eq!(tracker.recover(1), Err(QueueError::Inflight));
 }
 
-/// What the device does to a record, one store or a few at a time.
+/// A change of a record by the device, one store or a few at a time.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Take,
@@ -79,7 +79,8 @@ enum Step {
 }
 
 proptest! {
-    /// Wherever the daemon is killed: exactly the requests that the guest has not got back are found.
+    /// Wherever the daemon is killed: exactly the requests that the guest has not got back are
+    /// found.
     #[test]
     fn a_kill_at_any_step_loses_and_repeats_nothing(
         used in any::<u16>(),

@@ -144,7 +144,7 @@ impl Bench {
         while self.lane.run_ready() {}
     }
 
-    /// Has the kernel go on with what the queue waits for, in steps, until `over`.
+    /// Has the kernel complete the operations that the queue waits for, in steps, until `over`.
     fn wait_until(&self, over: impl Fn() -> bool) {
         while !over() {
             self.ring.wait(Some(Duration::from_millis(10)));
@@ -168,7 +168,8 @@ impl Bench {
         self.run();
     }
 
-    /// Offers the request number `slot` for the first bytes of the volume, and has the queue look at it.
+    /// Offers the request number `slot` for the first bytes of the volume, and has the queue look
+    /// at it.
     fn offer(&mut self, slot: u16, kind: u32, len: u32) {
         let (first, place) = (slot * 3, u64::from(slot));
         let (header, status) = (BUFFERS + place * 16, BUFFERS + 4096 + place);
@@ -232,7 +233,7 @@ impl Bench {
 }
 
 #[test]
-fn what_an_ending_volume_fails_is_left_to_the_next_daemon_by_a_record() {
+fn requests_failed_by_an_ending_volume_are_left_in_the_record() {
     for (outlives, error) in
         [(false, IoError::ShuttingDown), (true, IoError::Io), (true, IoError::ShuttingDown)]
     {

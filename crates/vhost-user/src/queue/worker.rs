@@ -27,13 +27,14 @@ const BATCHES: usize = 4;
 
 /// Notifications without a request between them after which the next ones wait.
 const IDLE_KICKS: u32 = 16;
-/// How long they wait. A client can notify at no cost to itself, and each notification wakes the lane.
+/// Time for which they wait. A client can notify at no cost to itself, and each notification wakes
+/// the lane.
 const KICK_PAUSE: Duration = Duration::from_millis(10);
-/// How long the last notification of a guest may take. The kernel has a thread write it, and needs no longer unless the
-/// client lets it block.
+/// Time limit for the last notification of a guest. The kernel has a thread write it, and needs no
+/// longer unless the client lets it block.
 const CALL_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How the task goes on.
+/// The next step of the task.
 enum Next {
     /// There may be more requests.
     Again,
@@ -63,7 +64,7 @@ struct Worker {
     call_again: bool,
 }
 
-/// Drops the client if the task panics: nobody would answer it any more.
+/// Drops the client if the task panics, because no other task would answer it.
 struct Panics(Rc<Queue>);
 
 impl Drop for Panics {
@@ -141,8 +142,9 @@ impl Worker {
         stopping && self.queue.in_flight.get() == 0 && self.taken.is_empty()
     }
 
-    /// Lets the last notification of the guest end. It waits as long as the counter of the eventfd is full, which is up to
-    /// the client: it is given up then, because a full counter has notified the guest already.
+    /// Lets the last notification of the guest end. It waits as long as the counter of the eventfd
+    /// is full, which is up to the client: it is given up then, because a full counter has notified
+    /// the guest already.
     async fn end_call(&mut self) {
         let late = self.lane.sleep(CALL_PATIENCE);
         let ended = poll_fn(|context| {
@@ -198,7 +200,8 @@ impl Worker {
     /// Takes the next requests.
     fn take(&mut self) -> Result<(), Broken> {
         let queue = self.queue.clone();
-        // Requests of the time before are in the record already. Not all at once: their lists of buffers take memory.
+        // Requests of the time before are in the record already. Not all at once: their lists of
+        // buffers take memory.
         let again: Vec<Head> = {
             let mut again = queue.again.borrow_mut();
             let some = again.len().min(BATCH);
@@ -301,7 +304,7 @@ impl Worker {
         }
         let held = queue.target.memory(op, offset, len) + request.bytes();
         if !queue.own.budget.take_for_request(held, queue.held.get()) {
-            // One that would wait for ever fails.
+            // A request that would wait for ever fails.
             return match queue.own.budget.can_have(held) {
                 true => Err(request),
                 false => self.answer(request, &[], Status::Failed),
@@ -337,13 +340,13 @@ impl Worker {
         Ok(())
     }
 
-    /// Copies the data of a write out of the guest's memory, which may change at any time. `None`: the data is not there
-    /// any more, and the queue ends.
+    /// Copies the data of a write out of the guest's memory, which may change at any time. `None`:
+    /// the data is not there any more, and the queue ends.
     fn copy(&self, request: &BlockRequest, len: usize) -> Option<IoBuf> {
         let (memory, index) = (self.queue.memory.borrow(), self.queue.index.0);
         let mut buf = IoBuf::for_overwrite(len);
         let broken = match request.copy_data(&memory, &mut buf) {
-            // What a file has lost reads as zeroes.
+            // The lost part of a truncated file reads as zeroes.
             Ok(()) if memory.is_intact() => return Some(buf),
             Ok(()) => Broken::Truncated(index),
             Err(error) => Broken::Memory(index, error),
@@ -384,7 +387,8 @@ impl Worker {
         let Some(fd) = self.queue.call.borrow().clone() else { return };
         let buf = IoBuf::copy_from(&1_u64.to_ne_bytes());
         let mut run = self.queue.ring.run(RingOp::RaiseEvent { fd, buf });
-        // The first poll starts it. There is no waker yet, so the task polls it again before it waits.
+        // The first poll starts it. There is no waker yet, so the task polls it again before it
+        // waits.
         let ended = Pin::new(&mut run).poll(&mut Context::from_waker(std::task::Waker::noop()));
         if ended.is_pending() {
             self.call = Some(run);

@@ -68,7 +68,7 @@ fn ranges_are_read() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_told_from_what_is_refused() {
+fn unanswerable_requests_differ_from_refused_ones() {
     let read = header(IN, 0, &[]);
     assert_eq!(parse(&read, &[15], &[513]), Err(RequestError::Header));
     assert_eq!(parse(&read, &[16], &[]), Err(RequestError::Status));

@@ -66,7 +66,7 @@ fn flags_ask_for_notifications() {
 }
 
 proptest! {
-    /// Whoever asked for a notification gets one for what comes next.
+    /// A driver that asked for a notification gets one for the next entry.
     #[test]
     fn no_notification_by_index_is_missed(
         start in any::<u16>(),

@@ -44,7 +44,7 @@ fn count_panics() {
     });
 }
 
-/// What lives on the lane.
+/// The state that lives on the lane.
 pub(crate) struct State {
     pub(crate) lane: LaneLoop,
     pub(crate) later: Rc<LaterTarget>,
@@ -184,7 +184,8 @@ impl Exports for Vanishing {
 }
 
 /// A lane with a server. Exports: `memory` answers at once, `later` does not, both on one disk;
-/// `null` and `read-only` are empty, `holes` is a hole in part; `vanishing` is null, and goes when it is opened.
+/// `null` and `read-only` are empty, `holes` is a hole in part; `vanishing` is null, and goes when
+/// it is opened.
 pub(crate) struct TestServer {
     pub(crate) address: ListenAddress,
     pub(crate) count: ConnectionCount,
