@@ -3,8 +3,8 @@
 use forebay_threads::Instant;
 use std::time::Duration;
 
-/// How long something may appear in use after its user has died: the kernel tears a ring down, with
-/// everything it holds, in the background.
+/// Time for which a device may appear in use after its user has died: the kernel tears a ring down,
+/// with everything it holds, in the background.
 const AFTERLIFE: Duration = Duration::from_millis(800);
 
 /// Retries `attempt` for a moment while its error says that something is in use.

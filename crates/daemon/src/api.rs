@@ -1,6 +1,6 @@
 //! The admin API.
 //!
-//! - `routes`: what is done with each request, in one table; `route`: how the route of a request is found
+//! - `routes`: the table of routes; `route`: finds the route of a request and runs it
 //! - `openapi`: their description, which is in `docs/openapi.json` too
 
 mod openapi;

@@ -1,9 +1,9 @@
-//! Lists of blocks of volumes in the state directory, one file per volume and kind: what the RAM tiers
-//! held at the last orderly stop is below `prefetch`, pinned blocks are below `pins`. A list only says
-//! what to read; the data comes from the volume.
+//! Lists of blocks of volumes in the state directory, one file per volume and kind: below
+//! `prefetch` the blocks that RAM tiers held at the last orderly stop, below `pins` the pinned
+//! blocks. A list has addresses only; the data comes from the volume.
 //!
-//! A file is a tag, a line of JSON, for each run of blocks its distance from the end of the one before
-//! and its length less one, as numbers of 7 bits per byte, and the CRC-32C of all that.
+//! A file is a tag, a line of JSON, for each run of blocks its distance from the end of the one
+//! before and its length less one, as numbers of 7 bits per byte, and the CRC-32C of all that.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -26,7 +26,7 @@ const TAG: &[u8] = b"forebay prefetch 1\n";
 /// Largest file that is read, in bytes: enough for the list of a tier of 1 TiB with runs of 64 KiB.
 const MOST: u64 = 256 << 20;
 
-/// To which volume a list belongs.
+/// The volume that a list belongs to.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     volume: String,
@@ -150,8 +150,8 @@ impl BlockLists {
         Ok(replace(&self.path_of(volume.name.as_str()), &bytes)?)
     }
 
-    /// Returns the list of a volume. One that is damaged, or belongs to another volume of this name, is
-    /// logged and ignored.
+    /// Returns the list of a volume. One that is damaged, or belongs to another volume of this
+    /// name, is logged and ignored.
     pub(crate) fn of(&self, volume: &Definition) -> Option<BlockList> {
         let path = self.path_of(volume.name.as_str());
         let ignored = |why: &str| {

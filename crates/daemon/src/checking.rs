@@ -1,5 +1,5 @@
-//! Checks of a daemon's options and state directory without a start, beside a daemon that may be using them: what a
-//! hand-over asks of the next program before anything is closed.
+//! Checks of a daemon's options and state directory without a start, beside a daemon that may be
+//! using them. A hand-over has the next program make them before anything is closed.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use super::raw_names::RawNames;
 use super::{Options, host, memory, private, state};
 use crate::paths::{check_socket_path, io_error};
 
-/// Checks what a start depends on and finds in the machine. Changes nothing, and locks nothing. Addresses are not
-/// claimed: those of a daemon that hands over are in use.
+/// Checks the conditions of a start on this machine. Changes nothing, and locks nothing. Addresses
+/// are not claimed, because a daemon that hands over still uses its own.
 ///
 /// # Errors
 /// A start with these options would fail.

@@ -1,5 +1,6 @@
-//! The devices that operations in progress use, stored volumes aside. A claim ends with the last thread of its
-//! operation, which may wait for a device long after the operation was reported as failed.
+//! The devices that operations in progress use, stored volumes aside. A claim ends with the last
+//! thread of its operation, which may wait for a device long after the operation was reported as
+//! failed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::preflight;
 use super::work::Claimed;
 use crate::planted::{self, PlantedBug};
 
-/// How an operation uses the devices of its volume.
+/// Use of the devices of a volume by an operation.
 #[derive(Clone, Debug)]
 struct Use {
     verb: &'static str,
@@ -82,7 +83,8 @@ impl Claims {
         }
     }
 
-    /// Claims the devices of a stored volume. No other stored volume has them, and a new one is checked against this.
+    /// Claims the devices of a stored volume. No other stored volume has them, and a new one is
+    /// checked against this.
     pub(crate) fn stored(self: &Arc<Self>, verb: &'static str, volume: &Definition) -> Claim {
         let own = Use { verb, volume: volume.clone(), formats: false };
         self.insert(&mut self.table(), own)
@@ -91,8 +93,8 @@ impl Claims {
     /// Claims the devices of a new volume.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: an operation in progress uses one of them in a way that excludes this. A cache device that
-    /// may be formatted is shared with none.
+    /// [`ErrorKind::Busy`]: an operation in progress uses one of them in a way that excludes this.
+    /// A cache device that may be formatted is shared with none.
     pub(crate) fn new_volume(
         self: &Arc<Self>,
         verb: &'static str,

@@ -1,5 +1,5 @@
-//! What a device holds, as far as that decides whether it may be overwritten: marks of other systems, or
-//! anything else.
+//! The content of a device, as far as it decides whether the device may be overwritten: marks of
+//! other systems, or any other data.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -23,19 +23,19 @@ const EDGE: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 /// Samples at equal distances.
 const SAMPLES: u64 = 64;
-/// Most runs of data of a sparse file of which the first bytes are read as well.
+/// Number of runs of data in a sparse file up to which their first bytes are read as well.
 const MOST_RUNS: usize = 1024;
 /// Most marks that are named.
 const MOST_NAMED: usize = 4;
 
 /// The word with which the hidden verb [`helper::VERB`] is asked for [`print_marks`].
 pub(crate) const MARKS_WORD: &str = "marks";
-/// How long that may take: the device has answered other reads at once.
+/// Time limit for that process: the device has answered other reads at once.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often the process is looked at.
+/// Interval at which the process is polled.
 const STEP: Duration = Duration::from_millis(2);
 
-/// What a device was seen to hold.
+/// The content that was found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// Marks of other systems.
@@ -47,9 +47,10 @@ pub struct Content {
 }
 
 impl Content {
-    /// Looks at a device of `size` bytes: at its edges, at samples in between, and at the bytes at `runs`.
-    /// `read` returns bytes at an offset; both are multiples of the device's logical block. `marks` finds
-    /// marks; `None`: it cannot, and the usual ones are looked for in the first bytes.
+    /// Looks at a device of `size` bytes: at its edges, at samples in between, and at the bytes at
+    /// `runs`. `read` returns bytes at an offset; both are multiples of the device's logical block.
+    /// `marks` finds marks; `None`: it cannot, and the usual ones are looked for in the first
+    /// bytes.
     ///
     /// # Errors
     /// That of `read`.
@@ -81,7 +82,7 @@ impl Content {
         Ok(Content { marks, blank, fingerprint: digest.value() })
     }
 
-    /// Says what it is, as in "it holds ...".
+    /// Describes it, to follow "it holds".
     pub fn describe(&self) -> String {
         if self.marks.is_empty() {
             let what = if self.blank { "nothing" } else { "data of an unknown kind (not blank)" };
@@ -97,7 +98,8 @@ impl Content {
     }
 }
 
-/// Whether each page has the one value that it has on a device that was never written to, or was discarded.
+/// Whether each page has the one value that it has on a device that was never written to, or was
+/// discarded.
 fn is_blank(bytes: &[u8]) -> bool {
     bytes.chunks(PAGE as usize).all(|page| {
         let first = page.first().copied().unwrap_or(0);
@@ -118,13 +120,14 @@ pub(crate) fn runs(device: &dyn Device) -> Vec<u64> {
     found
 }
 
-/// As [`blkid::marks`], by a process of its own, because libblkid reads what anybody may have written to the
-/// device, and must not end a daemon. `None`: there is no libblkid, or it has failed.
+/// Returns the marks of [`blkid::marks`], found by a process of its own: libblkid parses bytes that
+/// any writer of the device controls, and must not end the daemon. `None`: there is no libblkid, or
+/// it has failed.
 pub(crate) fn marks_apart(device: OwnedFd) -> Option<Vec<Mark>> {
     match ask(device) {
         Ok(marks) => Some(marks),
         Err(error) => {
-            tracing::warn!(%error, "libblkid does not say what the device holds; the usual marks are looked for without it");
+            tracing::warn!(%error, "libblkid cannot examine the device; only the common marks are looked for");
             None
         }
     }
@@ -218,8 +221,8 @@ mod tests {
         assert!(look(&[vec![0; 4096], vec![0xff; 4 << 20]].concat(), &[]).blank);
     }
 
-    /// As the superblock of ext4, which each mount writes: its CRC32C is behind it, so that a CRC32C of both together
-    /// is always the same.
+    /// As the superblock of ext4, which each mount writes: its CRC32C is behind it, so that a
+    /// CRC32C of both together is always the same.
     #[test]
     fn a_mount_meanwhile_changes_what_was_seen() {
         let mounted = |times: u8| {

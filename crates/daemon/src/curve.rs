@@ -1,4 +1,5 @@
-//! Tables of cache sizes and of RAM sizes with their hit ratios, for traces and for running volumes.
+//! Tables of cache sizes and of RAM sizes with their hit ratios, for traces and for running
+//! volumes.
 
 use forebay_admin::curve::{CurveRow, Hits, RamRow};
 use forebay_policy::curve::Share;
@@ -18,12 +19,12 @@ const FEWEST_RAM: u32 = 3;
 /// The largest RAM size of the table.
 const MOST_RAM: u64 = 1 << 40;
 
-/// The sizes in bytes that somebody asks for; where there are none, the usual ones.
+/// The requested sizes in bytes; an empty list means the default ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of the cache.
+    /// Sizes of the cache.
     pub cache: Vec<u64>,
-    /// Of RAM in front of it.
+    /// Sizes of RAM in front of it.
     pub ram: Vec<u64>,
 }
 
@@ -68,11 +69,11 @@ fn usual_ram_sizes(footprint: u64, block: u64) -> Vec<u64> {
     sizes
 }
 
-/// Returns what RAM of `bytes` bytes serves in front of a cache of `cache` bytes.
+/// Returns the shares that RAM of `bytes` bytes serves in front of a cache of `cache` bytes.
 ///
-/// Both are taken for LRU caches of which the smaller has nothing that the larger lacks: an access hits
-/// in RAM if its reuse distance is less than RAM holds, and in any of the two if it is less than the
-/// larger one holds.
+/// Both are taken for LRU caches, and the larger one for a superset of the smaller. An access hits
+/// in RAM if its reuse distance is less than the size of RAM, and in one of the two if it is less
+/// than the size of the larger.
 pub fn ram_row(bytes: u64, cache: u64, row: &dyn Fn(u64) -> CurveRow) -> RamRow {
     let (ram, both) = (row(bytes).hits(), row(bytes.max(cache)).hits());
     // The estimate of a larger size is hardly ever smaller, but nothing forbids it.
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ram_and_cache_serve_adds_up_and_only_the_larger_one_counts_for_the_origin() {
+    fn shares_of_ram_and_cache_add_up_and_the_larger_one_counts() {
         // The share of a size is that of 8 MiB which it holds.
         let row = |bytes: u64| {
             let share = (bytes as f64 / f64::from(8 << 20)).min(1.0);

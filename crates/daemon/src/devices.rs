@@ -179,7 +179,8 @@ pub fn path_of(device: &str) -> Option<PathBuf> {
     DeviceName::parse("device", device).ok()?.path
 }
 
-/// Whether a device is not there at the moment, though it may appear: while a machine boots, for instance.
+/// Whether a device is not there at the moment, though it may appear: while a machine boots, for
+/// instance.
 pub fn is_missing(device: &str) -> bool {
     device != NO_CACHE
         && DeviceName::parse("device", device)

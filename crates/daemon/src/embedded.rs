@@ -1,5 +1,6 @@
-//! A daemon within another program: without sockets, signals and a process of its own. The operations, the state
-//! and the data path are those of every daemon, so that a simulator runs the code that operators run.
+//! A daemon within another program: without sockets, signals and a process of its own. The
+//! operations, the state and the data path are those of every daemon, so that a simulator runs the
+//! code that operators run.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -20,13 +21,13 @@ use crate::signals::{End, StopRequest};
 use crate::state::State;
 use crate::volumes::{Programs, Volumes};
 
-/// What the daemon is made of.
+/// The parts of a daemon.
 pub struct Environment {
     /// The state directory.
     pub state_dir: PathBuf,
     /// The lock of that directory, if the program before this one has left it.
     pub state_lock: Option<OwnedFd>,
-    /// How many programs there were before this one.
+    /// Number of programs before this one.
     pub hand_overs: u64,
     /// Front ends, which have claimed their addresses.
     pub front_ends: Vec<Arc<dyn FrontEnd>>,
@@ -77,8 +78,8 @@ impl Embedded {
         Ok(Embedded { volumes: Volumes::new(host, state, front_ends, programs), stop })
     }
 
-    /// Starts the volumes that are to be served, and watches them. Returns when each is served, has failed, or waits
-    /// for a device.
+    /// Starts the volumes that are to be served, and watches them. Returns when each is served, has
+    /// failed, or waits for a device.
     ///
     /// # Errors
     /// There is no thread left.
@@ -122,7 +123,7 @@ impl Embedded {
         self.volumes.shut_down()
     }
 
-    /// Ends for the next program, which goes on with the result and the lock of the state directory.
+    /// Ends for the next program, which takes over the result and the lock of the state directory.
     ///
     /// # Errors
     /// A hand-over is refused, and everything is served as before.

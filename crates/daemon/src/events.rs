@@ -1,13 +1,13 @@
-//! Events: what happened to volumes, devices and the daemon, kept over restarts and crashes.
+//! Events of volumes, devices and the daemon, kept over restarts and crashes.
 //!
 //! - [`file`](mod@file): the file, bounded in size
 //! - `programs`: events of the daemon itself
 //! - [`query`]: which of them a client wants
 //! - [`stream`]: follows them, as server-sent events
 //!
-//! The latest events are in memory, from which clients are answered. A thread of its own writes them to the file: neither
-//! a volume nor a command waits for it, and a file that cannot be written costs nothing but the events before
-//! the next start.
+//! The latest events are in memory, from which clients are answered. A thread of its own writes
+//! them to the file: neither a volume nor a command waits for it, and a file that cannot be written
+//! costs nothing but the events before the next start.
 
 pub(crate) mod file;
 mod programs;
@@ -37,7 +37,7 @@ const MAX_TEXT: usize = 1024;
 /// Most events that wait to be written.
 const QUEUE: usize = 1024;
 
-/// How often events that could not be written are tried again.
+/// Interval between attempts to write events that could not be written.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Most clients that follow the events at a time.
@@ -118,7 +118,7 @@ enum Job {
 /// See the module.
 pub(crate) struct Events {
     recent: Mutex<Recent>,
-    /// How many were recorded, by kind in the order of their declaration.
+    /// Numbers of recorded events, by kind in the order of their declaration.
     counts: Vec<AtomicU64>,
     newest: watch::Sender<EventId>,
     jobs: SyncSender<Job>,
@@ -126,8 +126,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Reads the events of a state directory, and starts the thread that writes new ones. Without a file that can be
-    /// used, events are in memory only until there is one.
+    /// Reads the events of a state directory, and starts the thread that writes new ones. Without a
+    /// file that can be used, events are in memory only until there is one.
     pub(crate) fn open(state_dir: &Path) -> Arc<Self> {
         let mut recent = Recent::default();
         for (line, event) in file::read(state_dir) {
@@ -173,7 +173,8 @@ impl Events {
         self.batch(query).0
     }
 
-    /// As [`Events::list`], with the number of the newest event that was considered.
+    /// Returns the events of [`Events::list`], with the number of the newest event that was
+    /// considered.
     fn batch(&self, query: &Query) -> (Vec<Event>, EventId) {
         let recent = self.recent.lock();
         let newer = recent.events.iter().rev().map(|(_, event)| event);
@@ -196,7 +197,7 @@ impl Events {
         EventKind::ALL.iter().copied().zip(counts)
     }
 
-    /// Waits until what was recorded is written, or cannot be, at most for `patience`.
+    /// Waits until all recorded events are written, or cannot be, at most for `patience`.
     pub(crate) fn settle(&self, patience: Duration) {
         let (tell, told) = sync_channel(1);
         if self.jobs.try_send(Job::Answer(tell)).is_ok() {

@@ -1,5 +1,5 @@
-//! Faults of state directories, for tests and the simulator of the control plane. Without the feature `faults` there are
-//! none.
+//! Faults of state directories, for tests and the simulator of the control plane. Without the
+//! feature `faults` there are none.
 
 use std::io;
 use std::path::Path;
@@ -46,7 +46,7 @@ mod planted {
 
     use super::{Fault, Step};
 
-    /// How often a write that hangs checks whether the fault has been removed.
+    /// Interval at which a write that hangs checks whether the fault has been removed.
     const LOOK: Duration = Duration::from_millis(20);
 
     static PLANTED: Mutex<Vec<(PathBuf, Fault)>> = Mutex::new(Vec::new());

@@ -50,7 +50,8 @@ pub struct FrontEndOptions {
     #[arg(long, value_name = "FILE", requires = "nbd_tls_cert", value_hint = clap::ValueHint::FilePath)]
     pub(crate) nbd_tls_client_ca: Option<PathBuf>,
 
-    /// Lists of revoked certificates of clients, PEM, one of each of these authorities; read again when replaced
+    /// Lists of revoked certificates of clients, PEM, one of each of these authorities; read again
+    /// when replaced
     #[arg(long, value_name = "FILE", requires = "nbd_tls_client_ca", value_hint = clap::ValueHint::FilePath)]
     pub(crate) nbd_tls_client_crl: Option<PathBuf>,
 
@@ -59,8 +60,8 @@ pub struct FrontEndOptions {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) export_dir: Option<PathBuf>,
 
-    /// Serve devices of export=fuse through io_uring where the kernel allows it: faster, but they end with
-    /// the daemon, and no other program can go on with them
+    /// Serve devices of export=fuse through io_uring where the kernel allows it: faster, but the
+    /// devices end with the daemon, and no other program can take them over
     #[arg(long)]
     pub(crate) fuse_io_uring: bool,
 
@@ -116,8 +117,7 @@ impl FrontEndOptions {
             (self.nbd_tls_cert.is_some(), "--nbd-tls-cert"),
         ] {
             if given && !self.nbd.iter().any(by_tcp) {
-                let message =
-                    "it is about TCP, but there is no --nbd HOST:PORT; add one, or leave it out";
+                let message = "it applies to TCP only, and there is no --nbd HOST:PORT; add one, or remove this option";
                 return Err(ApiError::invalid(option, message));
             }
         }
@@ -158,13 +158,13 @@ impl FrontEndOptions {
     }
 }
 
-/// Tells served volumes from others of the same name, for front ends that are claimed before there is a
-/// data path.
+/// Tells served volumes from others of the same name, for front ends that are claimed before there
+/// is a data path.
 #[derive(Clone, Default)]
 pub(crate) struct Identities(Arc<OnceLock<Weak<dyn Host>>>);
 
 impl Identities {
-    /// From now on answers with what the data path says.
+    /// Answers from the data path from now on.
     pub(crate) fn bind(&self, host: &Arc<dyn Host>) {
         let _ = self.0.set(Arc::downgrade(host));
     }
@@ -174,8 +174,8 @@ impl Identities {
     }
 }
 
-/// Claims the addresses of all front ends, or goes on with those that the previous program has handed over.
-/// Those that leave devices to the next daemon find them by `state` and `identities`.
+/// Claims the addresses of all front ends, or takes over those that the previous program has handed
+/// over. Front ends that leave devices to the next daemon find them by `state` and `identities`.
 ///
 /// # Errors
 /// An address is in use or cannot be used; then none is claimed.

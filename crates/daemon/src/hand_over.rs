@@ -1,9 +1,10 @@
 //! Replaces the program of the daemon's process without disconnecting clients.
 //!
-//! The process executes the new program itself: process, privileges, control group and service stay as they
-//! are, and whatever is not closed stays open. The front ends pass their clients on as descriptors with
-//! labels (see [`HandedOver`]); the caches are closed in order and opened again. The list of descriptors is in
-//! a file in memory, whose descriptor is named by [`VARIABLE`].
+//! The process executes the new program itself: process, privileges, control group and service stay
+//! as they are, and descriptors that are not closed stay open. The front ends pass their clients on
+//! as descriptors with labels (see [`HandedOver`]); the caches are closed in order and opened
+//! again. The list of descriptors is in a file in memory, whose descriptor is named by
+//! [`VARIABLE`].
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -24,9 +25,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
-/// The version of the list, which [`VERB`] prints. A program that reads another one cannot take over. Since version 2
-/// the program is executed with its signals blocked (see [`super::signals::block`]); since version 3 it checks options
-/// and state when it is asked (see [`super::checking`]), and goes on for the volumes themselves, not for their names.
+/// The version of the list, which [`VERB`] prints. A program that reads another one cannot take
+/// over. Since version 2 the program is executed with its signals blocked (see
+/// [`super::signals::block`]). Since version 3 it checks options and state when it is asked (see
+/// [`super::checking`]), and serves the volumes that were handed over, not others with their names.
 pub const VERSION: u32 = 3;
 
 /// The environment variable with the number of the descriptor of the list.
@@ -35,16 +37,16 @@ const VARIABLE: &str = "FOREBAY_HAND_OVER";
 /// The hidden verb with which a program prints the version of the list that it reads.
 pub const VERB: &str = "hand-over-version";
 
-/// How long a program may take to print that.
+/// Time limit for a program to print that.
 const ANSWERING: Duration = Duration::from_secs(10);
 
-/// What each front end hands over, by its name.
+/// The parts that each front end hands over, by its name.
 pub(crate) type Items = BTreeMap<String, Vec<HandedOver>>;
 
-/// What the previous program of this process has handed over.
+/// The parts that the previous program of this process has handed over.
 #[derive(Default)]
 pub(crate) struct Inherited {
-    /// How many programs this process has had before; 0: nothing was handed over.
+    /// Number of programs before this one in this process; 0: nothing was handed over.
     pub(crate) hand_overs: u64,
     /// The admin socket and the lock of its path.
     pub(crate) socket: Option<LeftSocket>,
@@ -67,9 +69,9 @@ pub(crate) struct LeftSocket {
     pub(crate) identity: (u64, u64),
 }
 
-/// What this program hands over.
+/// The parts that this program hands over.
 pub(crate) struct Left {
-    /// As in [`Inherited`], without the present one.
+    /// Number of programs in this process before the next one, without the present one.
     pub(crate) hand_overs: u64,
     pub(crate) socket: LeftSocket,
     pub(crate) state_lock: OwnedFd,
@@ -120,15 +122,17 @@ fn from_hex(text: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Takes what the previous program has handed over, if it has. Must be called before this process opens
-/// anything.
+/// Takes the items that the previous program has handed over, if there is one. Must be called
+/// before this process opens anything.
 ///
 /// # Errors
 /// The list cannot be read: clients are disconnected, and nothing else is lost.
 pub(crate) fn inherited() -> Result<Inherited, ApiError> {
     let Some(number) = std::env::var_os(VARIABLE) else { return Ok(Inherited::default()) };
     read(&number).map_err(|error| {
-        ApiError::failed(format!("what the previous program handed over cannot be read: {error}"))
+        ApiError::failed(format!(
+            "the list of items from the previous program cannot be read: {error}"
+        ))
     })
 }
 
@@ -163,8 +167,8 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
     Ok(Inherited { hand_overs, socket, state_lock, memory_limit, log_missing, items })
 }
 
-/// Returns the exit code for a command line that cannot be parsed: that of [`failed_start`] if this process was to go on
-/// for another program.
+/// Returns the exit code for a command line that cannot be parsed: that of [`failed_start`] if this
+/// process was to replace another program.
 pub fn exit_code(code: u8) -> u8 {
     match code {
         0 => 0,
@@ -173,8 +177,9 @@ pub fn exit_code(code: u8) -> u8 {
     }
 }
 
-/// Returns the error of a start. After a hand-over it is one with which the service manager starts the daemon again:
-/// the former program could run with these options, and so may the one that is at its path by then.
+/// Returns the error of a start. After a hand-over it is one with which the service manager starts
+/// the daemon again: the former program could run with these options, and so may the one that is at
+/// its path by then.
 pub fn failed_start(error: ApiError) -> ApiError {
     match std::env::var_os(VARIABLE) {
         Some(_) => ApiError { kind: ErrorKind::Failed, ..error },
@@ -182,7 +187,7 @@ pub fn failed_start(error: ApiError) -> ApiError {
     }
 }
 
-/// Checks that a program can go on with the descriptors of this one, and with its options and state.
+/// Checks that a program can use the descriptors of this one, and its options and state.
 ///
 /// # Errors
 /// It cannot, or it is no program.
@@ -222,7 +227,7 @@ pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     )))
 }
 
-/// What a program has said.
+/// The output of a program, and its success.
 struct Answer {
     succeeded: bool,
     out: String,
@@ -248,7 +253,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<Answer, String> {
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
-            // One that says more than a pipe holds waits for ever.
+            // A program that prints more than a pipe holds waits for ever.
             Ok(None) | Err(_) => {
                 let _ = child.kill();
                 // Nothing is left of it in the table of processes.
@@ -264,7 +269,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<Answer, String> {
     })
 }
 
-/// Reads what a pipe holds, as far as that is a sentence.
+/// Reads the content of a pipe, as far as it is a sentence.
 fn said(pipe: impl Read) -> String {
     const SENTENCE: u64 = 4096;
     let mut said = Vec::new();
@@ -272,7 +277,8 @@ fn said(pipe: impl Read) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// Returns the path of the program that this process was started with, where a package upgrade puts the next.
+/// Returns the path of the program that this process was started with, where a package upgrade puts
+/// the next.
 ///
 /// # Errors
 /// The system does not tell.
@@ -282,8 +288,8 @@ pub(crate) fn own_program() -> io::Result<PathBuf> {
     Ok(kept.map_or_else(|| path.clone(), PathBuf::from))
 }
 
-/// Executes `program` in this process, with the arguments of the present one. Returns only if that is
-/// impossible; this program is executed anew then, if that is possible.
+/// Executes `program` in this process, with the arguments of the present one. Returns only if that
+/// is impossible; this program is executed anew then, if that is possible.
 pub(crate) fn execute(program: &Path, left: &Left) -> ApiError {
     let list = match write(left) {
         Ok(list) => list,
@@ -297,7 +303,7 @@ pub(crate) fn execute(program: &Path, left: &Left) -> ApiError {
         Command::new(program).arg0(&name).args(&arguments).env(VARIABLE, number).exec()
     };
     let error = execute(program);
-    tracing::error!(program = %program.display(), "cannot be executed: {error}; the daemon goes on with the program that it had");
+    tracing::error!(program = %program.display(), "cannot be executed: {error}; the daemon continues with its present program");
     let error = execute(Path::new("/proc/self/exe"));
     ApiError::failed(format!("neither program can be executed: {error}; clients are disconnected"))
 }
@@ -341,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_once() {
+    fn a_list_of_descriptors_is_read_once() {
         let pair = || UnixStream::pair().expect("sockets");
         let (mine, mut theirs) = pair();
         let (socket, lock) = pair();

@@ -1,5 +1,5 @@
-//! Steps that a daemon has another process take: they may wait for a device that nothing can interrupt, or read
-//! what anybody may have written.
+//! Steps that a daemon has another process take, because they may wait for a device without a way
+//! to interrupt them, or parse untrusted bytes.
 
 use std::ffi::OsString;
 

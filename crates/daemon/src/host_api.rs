@@ -36,7 +36,7 @@ pub struct Definition {
     pub alignment: u64,
     /// Every setting; valid together.
     pub settings: Settings,
-    /// How often an operator has changed the volume. The cache device stores it too: if its number
+    /// Number of changes of the volume by operators. The cache device stores it too: if its number
     /// is higher, the state directory is an old copy.
     #[serde(default)]
     pub version: u64,
@@ -47,7 +47,7 @@ pub struct Definition {
     /// Identifies its cache; absent likewise.
     #[serde(default)]
     pub cache_uuid: Option<Uuid>,
-    /// By which its origin is recognised; absent if a cache device stores that.
+    /// The identity of its origin; absent if a cache device stores that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_identity: Option<forebay_core::Identity>,
     /// The name that the cache device has for it, while it is adopted under another one.
@@ -79,14 +79,15 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Returns what tells the volume from others of its name, now and in the next process.
+    /// Returns the identity that distinguishes the volume from others of its name, now and in the
+    /// next process.
     pub(crate) fn told_apart(self) -> forebay_export::Identity {
         let text = format!("{} {}", self.volume, self.cache);
         forebay_export::Identity { text, lasts: true }
     }
 }
 
-/// Which copy of its cache device a volume was started from.
+/// The copy of its cache device that a volume was started from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copied {
     /// The one that it was served from last, as far as is known.
@@ -124,12 +125,12 @@ pub(crate) fn not_found_next(displaced: &str) -> ApiError {
     ApiError::new(ErrorKind::DataAtRisk, format!("{why}: {displaced}"))
 }
 
-/// What a deleted volume leaves behind.
+/// The remains of a deleted volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     /// Nothing.
     None,
-    /// The cache device could not be told, and may still hold the volume.
+    /// The cache device could not record the deletion, and may still hold the volume.
     OnCacheDevice,
 }
 
@@ -150,18 +151,18 @@ pub(crate) enum Existing {
     Join,
     /// A blank device and an empty cache are used; anything else is [`ErrorKind::DataAtRisk`].
     Spare,
-    /// The device is overwritten, whatever it holds when the command is given; if that has changed when the
-    /// device is written to, as with [`Existing::Spare`].
+    /// The device is overwritten, whatever it holds when the command is given; if that has changed
+    /// when the device is written to, as with [`Existing::Spare`].
     Overwrite,
 }
 
-/// How current the number of a volume's cached blocks has to be.
+/// The required age of the number of a volume's cached blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Count {
-    /// As of the last seconds. Counting visits the whole index of a cache with several volumes, and holds up
-    /// lanes that need the part that is visited.
+    /// The number of the last seconds. Counting visits the whole index of a cache with several
+    /// volumes, and holds up lanes that need the visited part.
     Fresh,
-    /// As it was last counted: nothing waits.
+    /// The last number that was counted: nothing waits.
     Known,
 }
 
@@ -216,7 +217,7 @@ impl Trouble {
     }
 }
 
-/// What the daemon watches of a volume all the time.
+/// The state of a volume that the daemon watches all the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
     /// Its state.
@@ -233,7 +234,8 @@ pub(crate) struct Condition {
     pub(crate) trouble: Option<(Trouble, String)>,
     /// Reads of its cache device that failed since that was opened.
     pub(crate) failed_cache_reads: u64,
-    /// Reads of its origin that failed since it was started. Writes and syncs that fail are a trouble that stays.
+    /// Reads of its origin that failed since it was started. Writes and syncs that fail are a
+    /// trouble that stays.
     pub(crate) failed_origin_reads: u64,
     /// The device that its start or stop has waited for, for longer than usual.
     pub(crate) waits_for: Option<String>,
@@ -256,21 +258,22 @@ impl Condition {
     }
 }
 
-/// A change of what a served volume has cached. None of it ever has to be taken back, so it has no commit point: it
-/// ends between two blocks when its work is cancelled.
+/// A change of the cached blocks of a served volume. It never has to be undone, so it has no commit
+/// point: it ends between two blocks when its work is cancelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     /// Writes all currently dirty blocks to the origin, and makes them durable there.
     Flush,
-    /// Discards clean blocks from these tiers; what only a tier has stays.
+    /// Discards clean blocks from these tiers; data that only one tier has stays.
     Drop(DropRequest),
-    /// Loads the blocks into the RAM tier that it held at the last orderly stop, as far as there is room. Gives way to
-    /// clients. [`ErrorKind::Refused`] if there is no tier that takes them, or no list of blocks.
+    /// Loads the blocks into the RAM tier that it held at the last orderly stop, as far as there is
+    /// room. Gives way to clients. [`ErrorKind::Refused`] if there is no tier that takes them, or
+    /// no list of blocks.
     Prefetch,
     /// Fills blocks that are absent; without ranges, the pinned ones. Gives way to clients.
     Fill(Vec<ByteRange>),
-    /// Pins blocks, and fills those that are absent. [`ErrorKind::Refused`] if too much would be pinned; the pins are
-    /// then as they were.
+    /// Pins blocks, and fills those that are absent. [`ErrorKind::Refused`] if too much would be
+    /// pinned; the pins are then as they were.
     Pin(Vec<ByteRange>),
     /// Pins blocks no longer; without ranges, all.
     Unpin(Vec<ByteRange>),
@@ -301,14 +304,14 @@ impl Task {
 /// waits ends without an effect when the device answers. After that point it is late, and ends as
 /// the device lets it. Until either end [`Reports::report`] knows the volume.
 ///
-/// The daemon never runs two such methods for the same volume at once, except that the deletion of a
-/// volume with its dirty blocks goes on beside a late one. None waits for the devices of another
+/// The daemon never runs two such methods for the same volume at once, except that the deletion of
+/// a volume with its dirty blocks runs beside a late method. None waits for the devices of another
 /// volume. A method that fails has had no lasting effect, unless stated otherwise.
 pub(crate) trait Host: Reports + Making + Serving + Contents + Closing {}
 
 impl<T: Reports + Making + Serving + Contents + Closing> Host for T {}
 
-/// What can be seen of the data path. Nothing of it has an effect on data.
+/// Observation of the data path, without effects on data.
 pub(crate) trait Reports: Send + Sync {
     /// Returns the number of lanes.
     fn lanes(&self) -> u32;
@@ -326,10 +329,12 @@ pub(crate) trait Reports: Send + Sync {
     /// without the daemon's memory; `None` otherwise. Quick: no I/O.
     fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport>;
 
-    /// Returns the condition of a volume of which there is a report. Quicker than the report, and delays no lane.
+    /// Returns the condition of a volume of which there is a report. Quicker than the report, and
+    /// delays no lane.
     fn condition(&self, name: &VolumeName) -> Option<Condition>;
 
-    /// Counts the cached blocks that [`Count::Known`] answers with, unless they were counted within `age`.
+    /// Counts the cached blocks that [`Count::Known`] answers with, unless they were counted within
+    /// `age`.
     fn recount(&self, _age: Duration) {}
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
@@ -340,8 +345,8 @@ pub(crate) trait Reports: Send + Sync {
         None
     }
 
-    /// Returns what tells a volume from others of its name, for those who go on for it: front ends, after a hand-over
-    /// or a restart. `None` if it is not served. Quick.
+    /// Returns the identity that distinguishes a volume from others of its name, for front ends
+    /// that serve it again after a hand-over or a restart. `None` if it is not served. Quick.
     fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity>;
 
     /// Records the positions of the open caches.
@@ -359,7 +364,8 @@ pub(crate) trait Reports: Send + Sync {
     /// [`ErrorKind::Refused`] if it is not served.
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
 
-    /// Updates the curves and the shadow caches of all volumes on the calling thread, which takes that work off the lanes.
+    /// Updates the curves and the shadow caches of all volumes on the calling thread, which takes
+    /// that work off the lanes.
     fn catch_up(&self) {}
 
     /// Begins to record the requests of a served volume's clients.
@@ -373,15 +379,16 @@ pub(crate) trait Reports: Send + Sync {
     /// gone. Quick.
     fn lost(&self, name: &VolumeName) -> LostReport;
 
-    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns soon.
+    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns
+    /// soon.
     fn look_at_paths(&self) {}
 }
 
 /// Volumes that enter a cache device, and cache devices that no volume needs any more.
 pub(crate) trait Making {
     /// Formats the cache device, or joins its cache, according to `existing`, and serves the
-    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their devices
-    /// are called now.
+    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their
+    /// devices are called now.
     fn create(
         &self,
         volume: &Definition,
@@ -390,8 +397,9 @@ pub(crate) trait Making {
         work: &Arc<Work>,
     ) -> Result<(), ApiError>;
 
-    /// Serves the volume of this name that the cache device holds, or renames the one that is stored under another
-    /// name, and copies its block size, alignment, version and settings into the definition. For `force` see [`Serving::start`].
+    /// Serves the volume of this name that the cache device holds, or renames the one that is
+    /// stored under another name, and copies its block size, alignment, version and settings into
+    /// the definition. For `force` see [`Serving::start`].
     fn adopt(
         &self,
         volume: &mut Definition,
@@ -399,8 +407,8 @@ pub(crate) trait Making {
         work: &Arc<Work>,
     ) -> Result<Copied, StartError>;
 
-    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of Forebay
-    /// afterwards, nor of anything else.
+    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of
+    /// Forebay afterwards, nor of anything else.
     fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 }
 
@@ -408,8 +416,8 @@ pub(crate) trait Making {
 pub(crate) trait Serving {
     /// Recovers the cache device and serves the volume with the settings in its definition. With
     /// `force` it continues although the log has lost records, or the origin was changed while the
-    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared with
-    /// the origin first. Without [`Work::patience`] it waits for devices without limit.
+    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared
+    /// with the origin first. Without [`Work::patience`] it waits for devices without limit.
     fn start(
         &self,
         volume: &Definition,
@@ -423,12 +431,13 @@ pub(crate) trait Serving {
     /// Checks that the path of a served volume's origin leads to it.
     ///
     /// # Errors
-    /// [`ErrorKind::DataAtRisk`] if not: it says what happened and what to do.
+    /// [`ErrorKind::DataAtRisk`] if not, with the finding and the remedy.
     fn check_origin_path(&self, _name: &VolumeName, _work: &Arc<Work>) -> Result<(), ApiError> {
         Ok(())
     }
 
-    /// Applies the settings that a served volume shares with others of its cache, as the state has them, to all of these.
+    /// Applies the settings that a served volume shares with others of its cache, as the state has
+    /// them, to all of these.
     ///
     /// # Errors
     /// It is not served, or the cache device fails.
@@ -443,14 +452,16 @@ pub(crate) trait Serving {
     /// served if that fails. Any other error means that the volume is no longer served, but did not
     /// stop cleanly.
     ///
-    /// A cache device to which its path does not lead any more counts as RAM. With such an origin the volume is
-    /// not stopped, as its content may be lost then, unless `abandon`, with which neither matters.
+    /// A cache device to which its path does not lead any more counts as RAM. With such an origin
+    /// the volume is not stopped, as its content may be lost then, unless `abandon`, with which
+    /// neither matters.
     fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
 
     /// Looks whether a volume that is not served is on its cache device.
     ///
     /// # Errors
-    /// That is unknown: the device is missing, is another one, does not answer, or has another volume of this name.
+    /// That is unknown: the device is missing, is another one, does not answer, or has another
+    /// volume of this name.
     fn holds(&self, volume: &Definition, work: &Arc<Work>) -> Result<bool, ApiError>;
 
     /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
@@ -464,7 +475,7 @@ pub(crate) trait Serving {
     ) -> Result<Remains, ApiError>;
 }
 
-/// What is cached.
+/// Cached blocks.
 pub(crate) trait Contents {
     /// Runs a task.
     fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
@@ -472,7 +483,7 @@ pub(crate) trait Contents {
     /// Returns whether anything is pinned of a volume, served or not.
     fn has_pins(&self, volume: &Definition) -> bool;
 
-    /// Returns what is pinned of a served volume. Looks up each pinned block.
+    /// Returns the pinned ranges of a served volume. Looks up each pinned block.
     fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError>;
 }
 
@@ -482,9 +493,10 @@ pub(crate) trait Closing {
     /// error means that something did not stop cleanly.
     fn shut_down(&self) -> Result<(), ApiError>;
 
-    /// Prepares [`Closing::hand_over`] while clients are served: has no writes deferred any more, and writes down
-    /// what is in RAM alone, so that a device that does not take it is noticed while nothing is lost; then calls
-    /// `begin`. Gives up soon after `goes_on` says no. After an error writes are deferred as before.
+    /// Prepares [`Closing::hand_over`] while clients are served: disables deferral and writes down
+    /// data that only RAM has, so that a device that does not take it is noticed while nothing is
+    /// lost; then calls `begin`. Gives up soon after `goes_on` returns false. After an error writes
+    /// are deferred as before.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: something cannot be written down, or an operation that was given up
@@ -495,8 +507,9 @@ pub(crate) trait Closing {
         begin: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), ApiError>;
 
-    /// As [`Closing::shut_down`], but the front ends keep their clients connected; returns what another program
-    /// needs to go on with them, without the clients of volumes that did not stop in order. `None`: `goes_on`
-    /// said no once everything was closed. Clients are disconnected then, and the front ends are not released.
+    /// Shuts down as [`Closing::shut_down`] does, but the front ends keep their clients connected.
+    /// Returns the parts that another program needs to serve them, without the clients of volumes
+    /// that did not stop in order. `None`: `goes_on` returned false once everything was closed.
+    /// Clients are disconnected then, and the front ends are not released.
     fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>);
 }

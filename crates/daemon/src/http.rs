@@ -32,7 +32,7 @@ pub(super) const MAX_HEADERS: usize = 32;
 /// Time limit from the connection to the last byte of the request.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the rest of a refused request is read and discarded, so that its sender sees the
+/// Time for which the rest of a refused request is read and discarded, so that its sender sees the
 /// answer.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -246,8 +246,8 @@ fn check_host(host: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// A browser sends the site of the requesting page. Only pages of this host are allowed. Other clients send no such
-/// header.
+/// A browser sends the site of the requesting page. Only pages of this host are allowed. Other
+/// clients send no such header.
 pub(super) fn check_origin(origin: Option<&str>, host: Option<&str>) -> Result<(), ApiError> {
     let Some(origin) = origin else { return Ok(()) };
     let site = origin.trim().split_once("://").map(|(_, site)| site);

@@ -1,5 +1,5 @@
-//! Descriptors that the service manager keeps while the daemon does not run (systemd's file descriptor
-//! store): whatever ends the daemon, the next one gets them.
+//! Descriptors that the service manager keeps while the daemon does not run (systemd's file
+//! descriptor store). The next daemon gets them after any end of this one.
 //!
 //! Protocol: `sd_notify(3)` with `FDSTORE=1`, `sd_listen_fds(3)`.
 
@@ -28,9 +28,9 @@ const SEPARATOR: char = '/';
 /// See the module.
 pub(crate) struct Kept {
     manager: SocketAddrUnix,
-    /// How many descriptors it takes.
+    /// Number of descriptors that it takes.
     most: usize,
-    /// How many it has, by their names.
+    /// Numbers of descriptors that it has, by their names.
     kept: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -83,7 +83,7 @@ impl DescriptorStore for Kept {
         let Some(name) = name(label) else { return };
         let mut kept = self.kept.lock();
         if let Err(error) = self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None) {
-            tracing::warn!(name, %error, "the service manager does not let go of a descriptor");
+            tracing::warn!(name, %error, "the service manager does not release a descriptor");
             return;
         }
         kept.remove(&name);
@@ -101,8 +101,9 @@ fn name(label: &[&str]) -> Option<String> {
     Some(label.join("/")).filter(|name| name.len() <= LONGEST_NAME)
 }
 
-/// Takes the descriptors that the service manager has kept for this process, as items of front ends. Must be
-/// called before this process opens anything, and not if another program of this process did so.
+/// Takes the descriptors that the service manager has kept for this process, as items of front
+/// ends. Must be called before this process opens anything, and not if another program of this
+/// process did so.
 pub(crate) fn take() -> Items {
     let mut items = Items::new();
     for (number, name) in (FIRST..).zip(passed(|name| std::env::var(name).ok())) {

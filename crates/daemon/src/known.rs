@@ -28,14 +28,15 @@ impl Position {
 /// The stored facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Positions of caches, by the UUIDs of their volumes: those of a copy that was adopted differ from those of the original,
-    /// and the UUID of the cache does not. States of earlier programs have them by the UUIDs of caches.
+    /// Positions of caches, by the UUIDs of their volumes: those of a copy that was adopted differ
+    /// from those of the original, and the UUID of the cache does not. States of earlier programs
+    /// have them by the UUIDs of caches.
     pub(crate) caches: BTreeMap<Uuid, Position>,
     /// UUIDs of volumes that were deleted, or never completed, and that may still be on their cache
     /// devices.
     pub(crate) deleted: BTreeSet<Uuid>,
-    /// UUIDs of volumes for which an older copy of their cache device has yet to be accepted: it was accepted for
-    /// another volume.
+    /// UUIDs of volumes for which an older copy of their cache device has yet to be accepted: it
+    /// was accepted for another volume.
     pub(crate) behind: BTreeSet<Uuid>,
 }
 
@@ -77,7 +78,8 @@ impl Known {
         }
     }
 
-    /// Whether an older copy of its cache device was accepted for another volume, and not for this one.
+    /// Whether an older copy of its cache device was accepted for another volume, and not for this
+    /// one.
     pub(crate) fn is_behind(&self, volume: Option<Uuid>) -> bool {
         volume.is_some_and(|volume| self.facts().behind.contains(&volume))
     }

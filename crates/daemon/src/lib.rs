@@ -4,23 +4,26 @@
 //! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
 //!   ones
 //! - [`claims`]: the devices that operations in progress use
-//! - [`operations`]: long-running operations; [`work`]: what they do, and their commit point
+//! - [`operations`]: long-running operations; [`work`]: their work and its commit point
 //! - [`checking`]: checks of options and state without a start
-//! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: what the service manager keeps
-//!   beyond a crash
-//! - [`block_lists`]: lists of what RAM tiers held, and of pinned blocks
+//! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: descriptors that
+//!   the service manager keeps beyond a crash
+//! - [`block_lists`]: lists of the blocks that RAM tiers held, and of pinned blocks
 //! - [`embedded`]: a daemon within another program, for simulations
-//! - [`events`]: what happened
+//! - [`events`]: events of volumes, devices and the daemon
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
-//! - [`devices`]: devices as the operator names them, and whether two names share bytes; [`content`]: what they hold
+//! - [`devices`]: devices as the operator names them, and whether two names share bytes;
+//!   [`content`]: their content
 //! - [`curve`]: cache sizes and their hit ratios
 //! - [`helper`]: steps that another process takes
 //! - [`planted`]: known bugs for the simulator
-//! - `private`: whose the state directory is; `replace`: replaces files of it; `writer`: whose turn that is
+//! - `private`: the owner and mode of the state directory; `replace`: replaces files of it;
+//!   `writer`: turns of its writers
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
-//! - [`tcp`]: TCP addresses over plain HTTP; [`metrics`]: what the reports contain, for Prometheus; [`web`]: the page
+//! - [`tcp`]: TCP addresses over plain HTTP; [`metrics`]: reports as metrics for Prometheus;
+//!   [`web`]: the page
 //! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
 //!   memory that it has
 //! - [`log`]: the log, in which repeated messages are limited
@@ -135,8 +138,8 @@ pub use preflight::definition;
 pub use recording::MOST_SECONDS;
 pub use state::peek as peek_state;
 
-/// How often the positions of caches are stored. At most this much can be missing unnoticed if an
-/// older copy replaces a cache device after a crash.
+/// Interval at which the positions of caches are stored. If an older copy replaces a cache device
+/// after a crash, at most this much can be missing without being noticed.
 const NOTING: Duration = Duration::from_secs(10);
 
 /// Most lanes by default.
@@ -156,7 +159,7 @@ pub struct Options {
     pub raw: Vec<host::RawExport>,
     /// Number of lanes, at least 1.
     pub lanes: Option<u32>,
-    /// How long missing devices are waited for at the start.
+    /// Time limit for missing devices at the start.
     pub device_wait: Duration,
     /// Memory limit in bytes.
     pub memory_limit: Option<u64>,
@@ -166,7 +169,8 @@ pub struct Options {
     pub web: Option<SocketAddr>,
 }
 
-/// Runs until SIGTERM or SIGINT. `has_started` is set once all that a start may refuse is behind it.
+/// Runs until SIGTERM or SIGINT. `has_started` is set once all that a start may refuse is behind
+/// it.
 ///
 /// # Errors
 /// It cannot start, and has changed nothing; or it did not end cleanly.
@@ -272,7 +276,8 @@ fn end(
     }
 }
 
-/// Stores the positions of caches from time to time, on a thread of its own: the state directory may not answer.
+/// Stores the positions of caches from time to time, on a thread of its own: the state directory
+/// may not answer.
 fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
     let (volumes, stop) = (volumes.clone(), stop.clone());
     let spawned = forebay_threads::spawn("positions", move || {
@@ -300,8 +305,8 @@ fn make_parent(socket: &Path) -> Result<(), ApiError> {
     made.map_err(|error| io_error("cannot make the directory", dir, &error))
 }
 
-/// Claims a TCP address, if there is one. After a hand-over clients are connected, and go on without it if somebody
-/// else has taken the address.
+/// Claims a TCP address, if there is one. If another process has taken the address during a
+/// hand-over, the daemon continues without it, because clients are connected.
 fn claim_tcp<T>(
     address: Option<SocketAddr>,
     claim: impl FnOnce(SocketAddr) -> Result<T, ApiError>,
@@ -331,8 +336,8 @@ fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
     Ok((running, reading))
 }
 
-/// Closes everything and executes another program, and returns only if that did not happen: with what closing
-/// came to if a stop was asked for meanwhile.
+/// Closes everything and executes another program. Returns only if that did not happen; if a stop
+/// was requested meanwhile, with the result of closing.
 ///
 /// # Errors
 /// No program can be executed.
@@ -361,8 +366,9 @@ fn close_for(
     Err(error)
 }
 
-/// Returns the request of a SIGHUP: to hand over to the program at the path of this one. A thread of its own asks that program
-/// first whether it can take over. Requests that come meanwhile are one.
+/// Returns the request of a SIGHUP: to hand over to the program at the path of this one. A thread
+/// of its own asks that program first whether it can take over. Requests that come meanwhile are
+/// one.
 ///
 /// # Errors
 /// The system has no thread left.

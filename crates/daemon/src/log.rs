@@ -1,6 +1,8 @@
-//! The daemon's log: lines on stderr, few of a kind, and the latest in memory for `forebay support`.
+//! The daemon's log: lines on stderr, few of a kind, and the latest in memory for
+//! `forebay support`.
 //!
-//! No thread of the daemon writes to stderr itself, not even in a panic: its reader may take nothing.
+//! No thread of the daemon writes to stderr itself, not even in a panic: its reader may take
+//! nothing.
 //!
 //! - [`limit`]: leaves out messages that repeat
 //! - [`outlet`]: writes to stderr
@@ -28,7 +30,7 @@ use limit::{Limit, LimitLayer, TARGET};
 use outlet::{Lines, Outlet};
 use ring::{Ring, Writers};
 
-/// How long the end of a program waits for its last lines to be written.
+/// Time limit at the end of a program for writing its last lines.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// The log of this process: there is one, as there is one stderr.
@@ -59,7 +61,7 @@ pub fn filter_of(text: &str) -> Result<EnvFilter, ApiError> {
     })
 }
 
-/// Begins to log to stderr what passes `filter`, a level or a list of targets with levels.
+/// Begins to log to stderr. `filter` is a level, or a list of targets with levels.
 ///
 /// # Errors
 /// It is no filter, or there is no thread to write the log.
@@ -70,7 +72,8 @@ pub fn begin(filter: &str) -> Result<Logging, ApiError> {
         outlet: Arc::default(),
         ring: Arc::default(),
     });
-    // Not by the handle of the standard library, whose lock everything else on stderr would wait for.
+    // Not by the handle of the standard library, whose lock everything else on stderr would wait
+    // for.
     let stderr = std::io::stderr().as_fd().try_clone_to_owned();
     let written = stderr.and_then(|stderr| outlet.write_to(File::from(stderr)));
     written.map_err(|error| ApiError::failed(format!("the log cannot be written: {error}")))?;
@@ -95,7 +98,8 @@ pub fn begin(filter: &str) -> Result<Logging, ApiError> {
 fn panicked(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
-    // The target is one that is not limited: the panic may come from within the limit, which is locked then.
+    // The target is one that is not limited: the panic may come from within the limit, which is
+    // locked then.
     tracing::error!(target: TARGET, "thread '{name}' {}", one_line(&panic.to_string()));
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
@@ -103,8 +107,8 @@ fn panicked(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// Logs a line that is the last word of this process, and waits a moment for it to be written. Returns `false` if there
-/// is no log.
+/// Logs a line that is the last word of this process, and waits a moment for it to be written.
+/// Returns `false` if there is no log.
 pub fn last_line(line: &str) -> bool {
     let Some(log) = LOG.get() else { return false };
     log.outlet.push(format!("{line}\n").into_bytes());
@@ -112,15 +116,15 @@ pub fn last_line(line: &str) -> bool {
     true
 }
 
-/// Says of what repeated how much was left out; to be called every second or so.
+/// Logs for each repeated message how many copies were left out; to be called about once a second.
 pub(crate) fn sweep() {
     if let Some(log) = LOG.get() {
         log.limit.sweep(Instant::now());
     }
 }
 
-/// As [`sweep`], at the end of a program, and waits a moment for the last lines to be written. Returns how many lines are
-/// missing.
+/// Sweeps as [`sweep`] does, at the end of a program, and waits a moment for the last lines to be
+/// written. Returns the number of missing lines.
 pub(crate) fn finish() -> u64 {
     LOG.get().map_or(0, |log| {
         log.limit.finish();
@@ -135,7 +139,7 @@ pub(crate) fn inherit(missing: u64) {
     }
 }
 
-/// What is not in the log, or not on stderr.
+/// Counts of messages that are missing in the log or on stderr.
 #[derive(Debug, Default)]
 pub(crate) struct LogCounts {
     /// Messages that were left out because too many of their kind came.
@@ -144,7 +148,7 @@ pub(crate) struct LogCounts {
     pub(crate) dropped: u64,
 }
 
-/// Returns what is missing since the daemon began.
+/// Returns the counts of missing messages since the daemon began.
 pub(crate) fn counts() -> LogCounts {
     LOG.get().map_or_else(LogCounts::default, |log| LogCounts {
         left_out: log.limit.left_out(),

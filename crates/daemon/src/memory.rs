@@ -49,8 +49,8 @@ pub fn usual_limit() -> u64 {
     usual(&System::new()).max(MemoryBudget::LEAST)
 }
 
-/// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or more
-/// than the `most` bytes that there are.
+/// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or
+/// more than the `most` bytes that there are.
 fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
     let (least, most) = (MemoryBudget::LEAST, most.max(MemoryBudget::LEAST));
     let asked = format_size(limit);
@@ -86,8 +86,8 @@ pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiErro
     Ok(())
 }
 
-/// Refuses to lock so many bytes if little memory were left then: the kernel would kill processes, as
-/// it cannot take locked memory back.
+/// Refuses to lock `bytes` bytes if little memory were left then: the kernel would kill processes,
+/// because it cannot reclaim locked memory.
 ///
 /// # Errors
 /// [`ErrorKind::Refused`].

@@ -1,8 +1,9 @@
 //! The file of a note about a volume: see [`ledger`](crate::ledger).
 //!
-//! A note with few ranges is JSON, as the first programs wrote it. One with many is a line of JSON and, behind it, the set of the blocks
-//! in the ranges, as a compressed bitmap: at most 2 bytes for each block, and not many more than a bit for each block of the volume.
-//! JSON takes some 20 bytes for each range. Both say the same: a note that distrusts a cache device must be exact.
+//! A note with few ranges is JSON, as the first programs wrote it. One with many is a line of JSON
+//! and, behind it, the set of the blocks in the ranges, as a compressed bitmap: at most 2 bytes for
+//! each block, and not many more than a bit for each block of the volume. JSON takes some 20 bytes
+//! for each range. Both say the same: a note that distrusts a cache device must be exact.
 
 use std::ops::Range;
 
@@ -33,7 +34,8 @@ struct Contents {
     bitmap: Option<Bitmap>,
 }
 
-/// A bitmap behind the line. Block `n` in it is the `unit` bytes from `n * unit - shift` on, as far as they are within `within`.
+/// A bitmap behind the line. Block `n` in it is the `unit` bytes from `n * unit - shift` on, as far
+/// as they are within `within`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Bitmap {
     unit: u64,
@@ -44,8 +46,10 @@ struct Bitmap {
 }
 
 impl Bitmap {
-    /// Returns a bitmap of these ranges, with the largest blocks of which all of them consist. The first may begin within a block, and
-    /// the last end within one, as the first and the last block of a volume may be short. `None`: there are too few.
+    /// Returns a bitmap of these ranges, with the largest block size of which all ranges are
+    /// multiples. The first range may begin within a block, and the last may end within one,
+    /// because the first and the last block of a volume may be short. `None`: there are too few
+    /// ranges.
     fn of(ranges: &[Range<u64>]) -> Option<(Self, RoaringTreemap)> {
         let ([first, .., last], Some(edge)) = (ranges, ranges.first().map(|first| first.end))
         else {
@@ -113,7 +117,7 @@ pub(crate) fn encode(note: &Note) -> std::io::Result<Vec<u8>> {
     Ok(file)
 }
 
-/// Returns the first JSON value in a file, and what is behind it.
+/// Returns the first JSON value in a file, and the bytes behind it.
 fn value<T: DeserializeOwned>(file: &[u8]) -> Result<(T, &[u8]), String> {
     let mut values = serde_json::Deserializer::from_slice(file).into_iter::<T>();
     match values.next() {

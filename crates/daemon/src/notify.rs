@@ -49,8 +49,8 @@ impl ServiceManager {
         self.send(&format!("STATUS={status}"));
     }
 
-    /// Returns the time within which the manager expects a report that the daemon is alive, again and
-    /// again; `None`: it expects none.
+    /// Returns the time within which the manager expects a report that the daemon is alive, again
+    /// and again; `None`: it expects none.
     pub(crate) fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
@@ -78,7 +78,8 @@ impl ServiceManager {
     }
 }
 
-/// The progress of an end that takes long: data in RAM is written down for as long as the devices take any.
+/// The progress of an end that takes long: data in RAM is written down for as long as the devices
+/// take any.
 #[derive(Default)]
 pub(crate) struct Ending {
     manager: ServiceManager,
@@ -86,9 +87,9 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// How long the service manager waits from each progress on.
+    /// Time that the service manager waits after each progress.
     const MORE: Duration = Duration::from_secs(60);
-    /// It is told no more often.
+    /// Least time between two reports of progress.
     const PAUSE: Duration = Duration::from_secs(1);
 
     /// Starts without progress.

@@ -11,7 +11,7 @@ use forebay_threads::{Condvar, Instant, Mutex, MutexGuard};
 use super::work::Work;
 use crate::planted::{self, PlantedBug};
 
-/// How often a thread that waits for an operation checks whether the operation is late.
+/// Interval at which a thread that waits for an operation checks whether the operation is late.
 const LOOKING: Duration = Duration::from_millis(50);
 
 /// Most operations in progress: one for each possible volume. Operations that wait for a dead
@@ -22,7 +22,8 @@ const MAX_RUNNING: usize = 4096;
 /// results.
 const MAX_FINISHED: usize = 256;
 
-/// Takes a step of an operation. A panic is a failure like any other, so that the caller takes back what the step needed.
+/// Takes a step of an operation. A panic is a failure like any other, so that the caller undoes the
+/// preparations of the step.
 ///
 /// # Errors
 /// Those of the step, or it panicked.
@@ -73,18 +74,18 @@ impl Entry {
     }
 }
 
-/// Which operations on its volume another one may begin beside.
+/// Operations on a volume beside which another one may begin.
 #[derive(Clone, Copy)]
 pub(crate) struct Beside {
     /// Whether one with this verb is cancelled for it, and gives way.
     pub(crate) supersedes: fn(&str) -> bool,
-    /// Whether it goes on beside those that wait for a device for too long already: the deletion of a volume must not
-    /// wait for devices.
+    /// Whether it runs beside operations that have waited for a device for too long: the deletion
+    /// of a volume must not wait for devices.
     pub(crate) late: bool,
 }
 
 impl Beside {
-    /// None.
+    /// It may begin beside no other.
     pub(crate) const NONE: Beside = Beside { supersedes: |_| false, late: false };
 
     fn may_begin(self, other: &Entry) -> bool {
@@ -161,7 +162,8 @@ impl Operations {
         self.start_beside(verb, volume, Beside::NONE, run)
     }
 
-    /// As [`Operations::start`], beside some that are in progress on the volume.
+    /// Starts as [`Operations::start`] does, beside some operations that are in progress on the
+    /// volume.
     ///
     /// # Errors
     /// As there.
@@ -239,8 +241,8 @@ impl Operations {
             .map(|(id, entry)| entry.describe(*id))
     }
 
-    /// Waits until an operation has ended or is late, at most for `time`, and returns its state; `None` if it
-    /// is not known (any more).
+    /// Waits until an operation has ended or is late, at most for `time`, and returns its state;
+    /// `None` if it is not known (any more).
     pub(crate) fn wait(&self, id: OperationId, time: Option<Duration>) -> Option<Operation> {
         let deadline = time.map(|time| Instant::now() + time);
         let mut table = self.table();
@@ -257,10 +259,11 @@ impl Operations {
         }
     }
 
-    /// Cancels what an operation supersedes, and waits until it has given way, at most for `time`. `own`: its work.
+    /// Cancels the operations that this one supersedes, and waits until they have ended, at most
+    /// for `time`. `own`: its work.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: another one goes on.
+    /// [`ErrorKind::Busy`]: another operation is in progress.
     pub(crate) fn supersede(
         &self,
         volume: &VolumeName,
@@ -292,7 +295,8 @@ impl Operations {
         self.table().entries.get(&id).inspect(|entry| entry.work.cancel()).is_some()
     }
 
-    /// Refuses new operations until the result is dropped. Those in progress whose verbs `may_stay` go on.
+    /// Refuses new operations until the result is dropped. Operations in progress whose verbs
+    /// `may_stay` continue.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if another is in progress, or new ones are refused already.
@@ -348,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn one_operation_for_each_volume_at_a_time() {
+    fn a_volume_has_one_operation_at_a_time() {
         let all = Arc::new(Operations::default());
         let (go, wait) = channel::<()>();
         let first = all.start("flush", &name("a"), move |work| {

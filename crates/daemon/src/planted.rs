@@ -1,12 +1,13 @@
 //! Known bugs that the simulator of the control plane must find, to show that its model can fail.
 //!
-//! They are compiled in with the feature `planted-bugs` only. A bug is planted in the whole process.
+//! They are compiled in with the feature `planted-bugs` only. A bug is planted in the whole
+//! process.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 forebay_store::planted_bugs! {
     // The commit point.
-    /// Work that was withdrawn goes on when the device answers, and takes effect.
+    /// Work that was withdrawn continues when the device answers, and takes effect.
     WithdrawnGoesOn = "withdrawn-goes-on",
     /// Work that has committed is reported as failed, and takes effect.
     CommittedIsGivenUp = "committed-is-given-up",
@@ -20,7 +21,8 @@ forebay_store::planted_bugs! {
     JudgedBeforeTheWait = "judged-before-the-wait",
     /// Consent covers whatever a device holds by the time it is formatted.
     ConsentToAnything = "consent-to-anything",
-    /// The caches of other volumes are overwritten with force if their devices have other names now.
+    /// The caches of other volumes are overwritten with force if their devices have other names
+    /// now.
     ForceOverOwnCaches = "force-over-own-caches",
     /// A device with unknown content counts as blank.
     UnknownIsBlank = "unknown-is-blank",
@@ -50,7 +52,7 @@ forebay_store::planted_bugs! {
     FailedSetStays = "failed-set-stays",
     /// A start stores the entry that it read at its beginning.
     WholeEntryStored = "whole-entry-stored",
-    /// A volume that is deleted is taken back although the deletion goes on.
+    /// A volume that is being deleted is restored although the deletion continues.
     DeletionForgotten = "deletion-forgotten",
     /// A completed deletion is not recognised after a crash.
     DeletionNotCompleted = "deletion-not-completed",

@@ -137,8 +137,8 @@ pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
     }
 }
 
-/// Whether two names lead to the same device, which need not exist yet. Each name comes with the field of the request that
-/// has it, for errors.
+/// Whether two names lead to the same device, which need not exist yet. Each name comes with the
+/// field of the request that has it, for errors.
 pub(crate) fn same_device(one: (&str, &str), other: (&str, &str)) -> bool {
     let path = |(field, device): (&str, &str)| match device {
         NO_CACHE => None,
@@ -161,7 +161,8 @@ pub(crate) fn elsewhere(one: &str, other: &str) -> bool {
     }
 }
 
-/// Returns the error of a volume whose cache device is an older copy that was accepted for another volume only.
+/// Returns the error of a volume whose cache device is an older copy that was accepted for another
+/// volume only.
 pub(crate) fn behind(volume: &Definition) -> ApiError {
     let Definition { name, cache, .. } = volume;
     let message = format!(
@@ -180,7 +181,8 @@ pub(crate) fn same_cache(one: &Definition, other: &Definition) -> bool {
     same_uuid && !elsewhere(&one.cache, &other.cache)
 }
 
-/// Checks the devices of a new volume against each other and against those of `others`, by their names.
+/// Checks the devices of a new volume against each other and against those of `others`, by their
+/// names.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] if the two are the same device or do not exist; [`ErrorKind::Refused`] if
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_beside_a_profile_wins() {
+    fn settings_beside_a_profile_win() {
         let with = |profile: &str, settings: &[&str]| {
             let mut request = request("ram:1M", "/o");
             request.profile = Some(profile.parse().expect("a profile"));

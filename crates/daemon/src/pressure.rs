@@ -1,8 +1,9 @@
 //! Memory pressure: when the RAM tiers give memory back to the system, and when they take it again.
 //!
 //! Four times a second this reads how much memory is available and how long tasks have stalled for
-//! want of it (PSI), of the machine and of the daemon's control group. Tiers shrink before the machine
-//! swaps or the group runs into its limit, and grow again slowly, so that the two do not alternate.
+//! want of it (PSI), of the machine and of the daemon's control group. Tiers shrink before the
+//! machine swaps or the group runs into its limit, and grow again slowly, so that the two do not
+//! alternate.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,8 +16,8 @@ pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 /// Looks over which stalls are added up, and the sum from which on memory is short. A tenth of the
 /// time is the threshold at which systemd has services release their caches, too.
 const WINDOW: (usize, Duration) = (4, Duration::from_millis(100));
-/// Memory is short while less than this part of it is available, or less than so many bytes where
-/// that is less.
+/// Memory is short while less than this part of it is available, or less than this number of bytes
+/// where that is less.
 const LEAST_AVAILABLE: (u64, u64) = (16, 1 << 30);
 /// Looks without a shortage before tiers grow, and between two steps of growth.
 const CALM: (u32, u32) = (120, 20);
@@ -35,8 +36,8 @@ impl Memory {
         self.available < self.least()
     }
 
-    /// Returns whether so much is available that giving memory back helps nobody who stalls: tasks may
-    /// stall because of the limit of a group that the daemon is not in.
+    /// Returns whether so much memory is available that giving some back would help no stalled
+    /// task. Tasks may stall because of the limit of a control group that the daemon is not in.
     fn is_ample(self) -> bool {
         self.available >= 4 * self.least()
     }
@@ -58,7 +59,7 @@ pub(super) struct Pressure {
     calm: u32,
 }
 
-/// What RAM tiers are to do.
+/// Advice to RAM tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Advice {
     /// Give memory back, at least this many bytes together.
@@ -109,8 +110,8 @@ impl Pressure {
         if due && spare > 0 { Advice::Grow(spare.unsigned_abs()) } else { Advice::Stay }
     }
 
-    /// Reads for how long tasks have stalled in the daemon's groups, and, unless its memory is ample,
-    /// at the machine.
+    /// Reads for how long tasks have stalled in the daemon's groups, and, unless its memory is
+    /// ample, at the machine.
     fn has_stalled(&mut self, is_ample: bool) -> bool {
         let now = self.system.stalled(!is_ample);
         let (looks, most) = WINDOW;

@@ -1,4 +1,5 @@
-//! The state directory and its files: the daemon's own, so that no other user decides what it opens or overwrites.
+//! The state directory and its files. They belong to the daemon alone, so that no other user can
+//! have it open or overwrite other files.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -13,7 +14,7 @@ use crate::paths::io_error;
 
 /// Bits of a mode with which group and others may write.
 const WRITABLE: u32 = 0o022;
-/// The bit with which only owners may rename and remove what is in a directory.
+/// The sticky bit: only owners may rename and remove the entries of a directory.
 const STICKY: u32 = 0o1000;
 
 /// Makes the state directory, or one below it, where it is absent.
@@ -58,8 +59,8 @@ pub(crate) fn warn_of_parents(path: &Path) {
     }
 }
 
-/// Returns whose a directory is besides the daemon's user and root. `is_parent`: only what is in it counts, which the
-/// sticky bit protects.
+/// Returns how users other than the daemon's and root could change a directory, if they can.
+/// `is_parent`: only changes of its entries count, which the sticky bit prevents.
 fn weakness(found: &Metadata, is_parent: bool) -> Option<String> {
     let (owner, mode) = (found.uid(), found.mode());
     if owner != 0 && owner != geteuid().as_raw() {
@@ -90,8 +91,8 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes a file for writing, in place of one that a crash may have left. What a link in its place leads to is not
-/// touched.
+/// Makes a file for writing, in place of one that a crash may have left. If a link is in its place,
+/// the target of the link is not touched.
 ///
 /// # Errors
 /// That of the system.
@@ -103,7 +104,8 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
     options().write(true).create_new(true).open(path)
 }
 
-/// Opens a file for reading and appending, and makes it where it is absent. A link in its place is refused.
+/// Opens a file for reading and appending, and makes it where it is absent. A link in its place is
+/// refused.
 ///
 /// # Errors
 /// That of the system.

@@ -1,4 +1,5 @@
-//! The names of exports that are no volumes: clients find both by name, so no volume has one of these.
+//! The names of exports that are no volumes: clients find both by name, so no volume has one of
+//! these.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Sends the requests of a volume's clients to a client of the admin API while they come, as a trace in the
-//! format `csv` of `forebay-trace`.
+//! Sends the requests of a volume's clients to a client of the admin API while they come, as a
+//! trace in the format `csv` of `forebay-trace`.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ pub(crate) const MEDIA_TYPE: &str = "text/csv";
 /// The longest recording, in seconds.
 pub const MOST_SECONDS: u64 = 24 * 60 * 60;
 
-/// How often the lanes' rings are emptied.
+/// Interval at which the lanes' rings are emptied.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// Pieces of text that wait for a client.
@@ -29,8 +29,9 @@ const QUEUE: usize = 2;
 /// Longest line, in bytes: a time, an operation, and two numbers of 20 digits.
 const LINE: usize = 64;
 
-/// Returns the most memory that a recording takes on this many lanes: the rings, as many requests in order,
-/// twice while the list grows, and the text of that many for each piece that waits or is being written.
+/// Returns the most memory that a recording takes on this many lanes: the rings, as many requests
+/// in order, twice while the list grows, and the text of that many for each piece that waits or is
+/// being written.
 pub(crate) fn memory(lanes: usize) -> u64 {
     let requests = Recording::most(lanes) * (4 * size_of::<Recorded>() + (QUEUE + 2) * LINE);
     Recording::bytes(lanes) + requests as u64
@@ -62,8 +63,8 @@ impl Trace {
         body
     }
 
-    /// Sends until the time is over, the volume is stopped, or the client is gone. The last line says how many
-    /// requests there were; a trace without it is cut short.
+    /// Sends until the time is over, the volume is stopped, or the client is gone. The last line
+    /// says how many requests there were; a trace without it is cut short.
     async fn send(mut self, mut sender: Sender<Bytes, Infallible>) {
         let begun = Instant::now();
         let mut lines = Lines::default();
@@ -106,8 +107,8 @@ struct Lines {
 }
 
 impl Lines {
-    /// Returns the lines of the requests that no request of another lane precedes: those before the latest one of
-    /// the last time; at the end, of all.
+    /// Returns the lines of the requests that no request of another lane precedes: those before the
+    /// latest one of the last time; at the end, of all.
     fn text(&mut self, all: bool) -> String {
         self.pending.sort_by_key(|request| request.time);
         let latest = self.pending.last().map_or(self.seen, |request| request.time);

@@ -32,7 +32,8 @@ impl From<ReplaceError> for io::Error {
     }
 }
 
-/// Replaces a file atomically and durably: a crash at any point leaves the old or the new one, whole.
+/// Replaces a file atomically and durably: a crash at any point leaves the old or the new one,
+/// whole.
 ///
 /// # Errors
 /// The file is not replaced, or not durably.

@@ -1,4 +1,4 @@
-//! What makes io_uring available where the system does not allow it.
+//! Remedies where the system forbids io_uring.
 
 /// The setting of the kernel that forbids io_uring; 0: to no process.
 pub fn disabled() -> u64 {
@@ -6,7 +6,7 @@ pub fn disabled() -> u64 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// Returns what to do where no ring can be made and the kernel's setting is `disabled`.
+/// Returns the remedy where no ring can be made and the kernel's setting is `disabled`.
 pub fn remedy(disabled: u64) -> &'static str {
     match disabled {
         0 => {

@@ -25,10 +25,10 @@ use super::tcp;
 use super::volumes::Volumes;
 use super::web::{Claimed, Web};
 
-/// Most connections at a time; as many more are told to try again.
+/// Most connections at a time; as many more get an answer to try again.
 const MAX_CONNECTIONS: usize = 32;
 
-/// How often it is seen whether the socket still has its path.
+/// Interval at which the path of the socket is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Clients end streams themselves.
@@ -41,9 +41,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts answering on `socket`, and requests for metrics and for the page (with the state directory) at their TCP
-    /// addresses. The socket disappears with the server; clients connected then still get an answer as long as the
-    /// process lives.
+    /// Starts answering on `socket`, and requests for metrics and for the page (with the state
+    /// directory) at their TCP addresses. The socket disappears with the server; clients connected
+    /// then still get an answer as long as the process lives.
     ///
     /// # Errors
     /// The thread cannot be set up.

@@ -1,6 +1,6 @@
-//! Requests to stop, by SIGTERM, SIGINT or a test, or to hand over to another program, by SIGHUP or through
-//! the admin API. Signals are blocked in all threads and read by one, so that none is lost, and none ends the
-//! process, while another program is executed.
+//! Requests to stop, by SIGTERM, SIGINT or a test, or to hand over to another program, by SIGHUP or
+//! through the admin API. Signals are blocked in all threads and read by one, so that none is lost,
+//! and none ends the process, while another program is executed.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -18,12 +18,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::SIGXFSZ;
 
-/// How the daemon is to end.
+/// The kind of end that was requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// For good.
     Stop,
-    /// Another program goes on with its clients.
+    /// For another program, which serves its clients.
     HandOver(PathBuf),
 }
 
@@ -35,8 +35,8 @@ pub(crate) struct StopRequest {
 }
 
 impl StopRequest {
-    /// Requests the end; returns false if one was requested before, which then stays as it is. A stop takes
-    /// the place of a hand-over that has not come to its end.
+    /// Requests the end; returns false if one was requested before, which then stays as it is. A
+    /// stop takes the place of a hand-over that has not come to its end.
     pub(crate) fn ask(&self, end: End) -> bool {
         let mut asked = self.asked.lock();
         let accepted = match (&*asked, &end) {
@@ -77,8 +77,8 @@ impl StopRequest {
     }
 }
 
-/// Raises the limit of the sizes of files that this process may write as far as that is allowed, and warns of one that
-/// remains.
+/// Raises the limit of the sizes of files that this process may write as far as that is allowed,
+/// and warns of one that remains.
 pub(crate) fn lift_limit_of_files() {
     let limit = getrlimit(Resource::Fsize);
     let Some(maximum) = limit.maximum else {
@@ -103,8 +103,8 @@ fn limit_of_files() -> String {
     )
 }
 
-/// The signals that the daemon reads. The first three have a meaning; the others have one for other daemons, such as
-/// opening the log again, and would end this one.
+/// The signals that the daemon reads. The first three have a meaning; the others have one for other
+/// daemons, such as opening the log again, and would end this one.
 const READ: [Signal; 9] = [
     Signal::SIGTERM,
     Signal::SIGINT,
@@ -121,8 +121,9 @@ fn failed(errno: Errno) -> ApiError {
     ApiError::failed(format!("signals: {errno}"))
 }
 
-/// Blocks the signals that the daemon reads, for the calling thread and those that it starts. Called before any
-/// other thread is: a signal that comes at any time, even while another program is executed, waits until it is read.
+/// Blocks the signals that the daemon reads, for the calling thread and those that it starts.
+/// Called before any other thread is: a signal that comes at any time, even while another program
+/// is executed, waits until it is read.
 ///
 /// # Errors
 /// The system's.
@@ -148,9 +149,10 @@ impl Reading {
     }
 }
 
-/// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the first of
-/// them, and `reload` at each SIGHUP, on the thread that reads signals. SIGXFSZ, which would end the process with all its
-/// clients, is handled, so that the write behind the limit fails by itself.
+/// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the
+/// first of them, and `reload` at each SIGHUP, on the thread that reads signals. SIGXFSZ, which
+/// would end the process with all its clients, is handled, so that the write behind the limit fails
+/// by itself.
 ///
 /// # Errors
 /// The signals or the thread cannot be set up.
@@ -161,14 +163,14 @@ pub(crate) fn listen(
 ) -> Result<Reading, ApiError> {
     let io_failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
     for signal in READ {
-        // The kernel discards ignored signals even while they are blocked, and a parent may have ignored this one. The
-        // handler replaces that disposition and never runs.
+        // The kernel discards ignored signals even while they are blocked, and a parent may have
+        // ignored this one. The handler replaces that disposition and never runs.
         signal_hook::flag::register(signal as i32, Arc::default()).map_err(io_failed)?;
     }
     let (too_large, handler) = UnixStream::pair().map_err(io_failed)?;
     too_large.set_nonblocking(true).map_err(io_failed)?;
-    // The kernel sends SIGXFSZ to the thread that wrote, so the signal descriptor of another thread never sees it. It
-    // needs a handler.
+    // The kernel sends SIGXFSZ to the thread that wrote, so the signal descriptor of another thread
+    // never sees it. It needs a handler.
     signal_hook::low_level::pipe::register(SIGXFSZ, handler).map_err(io_failed)?;
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let signals = SignalFd::with_flags(&READ.into_iter().collect(), flags).map_err(failed)?;
@@ -206,8 +208,8 @@ fn next(
         if too_large.read(&mut [0; 64]).is_ok() {
             tracing::error!("SIGXFSZ: a write failed, because {}", limit_of_files());
         }
-        // The lock is held until the request is recorded: `Reading::end` is followed by a check for requests, which must
-        // see every signal that was read.
+        // The lock is held until the request is recorded: `Reading::end` is followed by a check for
+        // requests, which must see every signal that was read.
         let is_over = is_over.lock();
         if *is_over {
             return None;

@@ -110,7 +110,8 @@ impl ClaimedSocket {
         self.socket.close();
     }
 
-    /// Returns the socket and its lock for another program, which is about to take the place of this one.
+    /// Returns the socket and its lock for another program, which is about to take the place of
+    /// this one.
     pub(crate) fn leave(&self) -> LeftSocket {
         self.socket.leave();
         LeftSocket {

@@ -81,7 +81,7 @@ struct KnownCache {
 /// The state directory of a daemon, locked as long as this lives.
 pub(crate) struct State {
     dir: PathBuf,
-    /// Who writes the file; readers do not wait for it.
+    /// Turns of writers of the file; readers do not wait for it.
     writer: Writer,
     volumes: Arc<Mutex<Vec<Remembered>>>,
     known: Arc<Known>,
@@ -95,8 +95,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Opens the directory, creates it if it is absent, and reads the state. `lock`: what the previous program of this
-    /// process has handed over, with the claim on the directory.
+    /// Opens the directory, creates it if it is absent, and reads the state. `lock`: the claim on
+    /// the directory, if the previous program of this process has handed it over.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] if another daemon uses it; [`ErrorKind::Invalid`] if this version
@@ -165,7 +165,7 @@ impl State {
         &self.dir
     }
 
-    /// Returns what the data path sees of the volumes.
+    /// Returns the volumes as the data path sees them.
     pub(crate) fn newest(&self) -> Newest {
         Newest(self.volumes.clone())
     }
@@ -202,7 +202,8 @@ impl State {
         })
     }
 
-    /// Changes fields of a volume, and returns it as it is then. What others change of it meanwhile stays.
+    /// Changes fields of a volume, and returns the volume with them. Concurrent changes of other
+    /// fields are kept.
     ///
     /// # Errors
     /// As [`State::change`], and [`ErrorKind::NotFound`].
@@ -238,8 +239,8 @@ impl State {
     /// Changes the newest state durably, completely or not at all.
     ///
     /// # Errors
-    /// Those of `change`, the change cannot be written, or `work` was given up while it waited for its turn; the old state
-    /// remains.
+    /// Those of `change`, the change cannot be written, or `work` was given up while it waited for
+    /// its turn; the old state remains.
     pub(crate) fn change<T>(
         &self,
         work: &Work,
@@ -248,8 +249,8 @@ impl State {
         self.change_if(Write::IfChanged, (work, Change::Begins), change)
     }
 
-    /// As [`State::change`], for a change that completes something or takes it back: it is made although `work` was given
-    /// up.
+    /// Changes as [`State::change`] does, to complete a command or take it back: the change is made
+    /// even if `work` was given up.
     ///
     /// # Errors
     /// Those of `change`, or the change cannot be written; the old state remains.
@@ -334,7 +335,7 @@ impl State {
         self.doubt.lock().is_some()
     }
 
-    /// Checks that what was written last survives a power cut; tries to write it again if that is in doubt.
+    /// Checks that the last write survives a power cut; repeats the write if that is in doubt.
     ///
     /// # Errors
     /// It is in force, and may be lost.
@@ -415,7 +416,8 @@ pub(crate) fn not_found(name: &VolumeName) -> ApiError {
     ApiError::new(ErrorKind::NotFound, message).about("name")
 }
 
-/// Returns the volumes in a state directory that another process may be using; none if there is no state.
+/// Returns the volumes in a state directory that another process may be using; none if there is no
+/// state.
 ///
 /// # Errors
 /// The file cannot be read by this version.
@@ -513,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_is_there_after_a_restart_in_order() {
+    fn volumes_are_there_after_a_restart_in_order() {
         let dir = TempDir::new("state-order");
         {
             let state = State::open(dir.path()).expect("empty");

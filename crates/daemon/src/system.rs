@@ -24,7 +24,7 @@ impl System {
         Self::of(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
     }
 
-    /// As [`System::new`], at other places.
+    /// Reads as [`System::new`] does, from other directories.
     pub(super) fn of(proc: &Path, groups: &Path) -> Self {
         let own = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
         let groups = own.lines().flat_map(|line| Group::of(line, groups)).collect();
@@ -52,7 +52,8 @@ impl System {
         self.groups.iter().filter_map(Group::limit).min()
     }
 
-    /// Returns for how long tasks have stalled for want of memory in the groups, and at the `machine`.
+    /// Returns for how long tasks have stalled for want of memory in the groups, and at the
+    /// `machine`.
     pub(super) fn stalled(&self, machine: bool) -> Duration {
         let files = self.groups.iter().map(|group| group.folder.join("memory.pressure"));
         let whole = machine.then(|| self.proc.join("pressure/memory"));
@@ -86,9 +87,9 @@ const VERSION_2: GroupFiles = GroupFiles {
 };
 
 impl Group {
-    /// Returns the group that a line of `/proc/self/cgroup` names and all around it, if it is of the
-    /// hierarchy that limits memory. In a container the path may be that of the host: a group that is
-    /// not there has no limit.
+    /// Returns the group that a line of `/proc/self/cgroup` names and all around it, if it is of
+    /// the hierarchy that limits memory. In a container the path may be that of the host: a group
+    /// that is not there has no limit.
     fn of(line: &str, root: &Path) -> Vec<Group> {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else {

@@ -1,6 +1,7 @@
 //! TCP addresses that answer over plain HTTP: those of `--metrics` and `--web`.
 //!
-//! They run on the thread of the admin API. Nothing there changes anything, so they ask nobody for a password.
+//! They run on the thread of the admin API. They have no password, because nothing there changes
+//! anything.
 //!
 //! - [`guard`]: refuses pages of other sites
 //! - `places`: which connections make room for others
@@ -26,7 +27,8 @@ use super::http::{Body, HttpAnswer, Patience, serve_one};
 const PATIENCE: Patience =
     Patience { answer: Duration::from_secs(10), stream: Duration::from_secs(3600) };
 
-/// Claims an address. `option` is the option that names it, and `readable` what everyone who reaches it can read.
+/// Claims an address. `option` is the option that names it, and `readable` names the data that
+/// everyone who reaches it can read.
 ///
 /// # Errors
 /// [`ErrorKind::Refused`] if it is in use, or not one of this machine.
@@ -52,8 +54,9 @@ pub(super) fn claim(
     Ok(listener)
 }
 
-/// Answers until it is dropped, one request for each of at most `most` connections at a time. A further one takes the
-/// place of one that waits for its client, so that silent clients do not shut out others.
+/// Answers until it is dropped, one request for each of at most `most` connections at a time. A
+/// further one takes the place of one that waits for its client, so that silent clients do not shut
+/// out others.
 pub(super) async fn serve<F>(
     listener: StdListener,
     most: usize,
@@ -91,7 +94,7 @@ pub(super) async fn serve<F>(
     }
 }
 
-/// Answers, and notes at the place of the connection what it waits for.
+/// Answers, and notes the phase of the connection at its place.
 async fn noted(place: &Place, answer: impl Future<Output = Response<Body>>) -> Response<Body> {
     place.enter(Phase::Busy);
     let response = answer.await;

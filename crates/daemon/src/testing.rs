@@ -66,7 +66,7 @@ pub(crate) struct FakeDevices {
     pub(crate) published: Mutex<BTreeSet<String>>,
     /// The setting `nbd` of the volume that was published last.
     pub(crate) nbd: Mutex<Option<NbdReach>>,
-    /// What fails: `check`, `publish`, `narrow`, `hand over`, or `withdraw` without force.
+    /// The step that fails: `check`, `publish`, `narrow`, `hand over`, or `withdraw` without force.
     pub(crate) failing: Mutex<Option<&'static str>>,
 }
 
@@ -166,8 +166,9 @@ pub(crate) struct FakeHost {
     /// Every request, like `create v`.
     pub(crate) asked: Mutex<Vec<String>>,
     /// Requests that fail, in the words of `asked`; prefixed with `hang`, they run until they are
-    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device; prefixed with `older` or `unknown`, a start fails with that error, once;
-    /// prefixed with `refuse`, a stop fails and the volume stays served.
+    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device;
+    /// prefixed with `older` or `unknown`, a start fails with that error, once; prefixed with
+    /// `refuse`, a stop fails and the volume stays served.
     pub(crate) failing: Mutex<Vec<String>>,
     /// Requests that take time, with their volumes, and their work.
     present: Mutex<Vec<(VolumeName, String, Arc<Work>)>>,
@@ -237,7 +238,8 @@ impl FakeHost {
     fn enter<'a>(&'a self, volume: &VolumeName, what: &str, work: &Arc<Work>) -> Present<'a> {
         let mut present = self.present.lock();
         for (_, other, at_work) in present.iter().filter(|(name, ..)| name == volume) {
-            // The deletion of a volume must not wait for devices; a start that it overtook deletes it as well.
+            // The deletion of a volume must not wait for devices; a start that it overtook deletes
+            // it as well.
             let goes_beside =
                 at_work.late().is_some() || (what == other && what.ends_with("discard"));
             if !goes_beside {

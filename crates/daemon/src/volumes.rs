@@ -30,17 +30,17 @@ use super::recording::{self, Trace};
 use super::state::{Remembered, State, entry_of};
 use super::work::Work;
 
-/// How long a shutdown waits for cancelled operations.
+/// Time limit of a shutdown for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a command waits for an operation that it supersedes.
+/// Time limit of a command for an operation that it supersedes.
 const YIELD_PATIENCE: Duration = Duration::from_secs(15);
 
-/// How long a command waits for a device that does not answer.
+/// Time limit of a command for a device that does not answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether a verb gives way to a stop, and to a deletion that discards dirty blocks: with a lost device it could wait for
-/// ever.
+/// Whether a verb gives way to a stop, and to a deletion that discards dirty blocks: with a lost
+/// device it could wait for ever.
 fn gives_way(verb: &str) -> bool {
     matches!(verb, "flush" | "set" | "start" | "drop") || ranges::is_fill(verb)
 }
@@ -121,7 +121,8 @@ impl Volumes {
         }
     }
 
-    /// Waits until every lane has answered. See [`Reports::pulse`](super::host_api::Reports::pulse).
+    /// Waits until every lane has answered. See
+    /// [`Reports::pulse`](super::host_api::Reports::pulse).
     ///
     /// # Errors
     /// A lane has not within `patience`.
@@ -159,8 +160,8 @@ impl Volumes {
     /// Begins to record the requests of a volume's clients.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::Refused`] if it is not served, [`ErrorKind::Busy`] if it is recorded
-    /// already, or there is not enough memory.
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Refused`] if it is not served, [`ErrorKind::Busy`] if
+    /// it is recorded already, or there is not enough memory.
     pub(crate) fn record(&self, name: &VolumeName, length: Duration) -> Result<Trace, ApiError> {
         self.state.volume(name)?;
         let bytes = recording::memory(self.host.lanes() as usize);
@@ -270,7 +271,8 @@ impl Volumes {
         self.operate_beside(verb, name, ranges::beside(verb), run)
     }
 
-    /// As [`Volumes::operate`], in place of others that are in progress on the volume, or beside them.
+    /// Starts an operation as [`Volumes::operate`] does, superseding or beside others that are in
+    /// progress on the volume.
     fn operate_beside(
         self: &Arc<Self>,
         verb: &'static str,
@@ -303,8 +305,8 @@ impl Volumes {
     }
 
     /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
-    /// start in progress is cancelled. With `force` its clients and the users of its block device are cut off. With
-    /// `abandon` it is stopped although the path of a device leads elsewhere.
+    /// start in progress is cancelled. With `force` its clients and the users of its block device
+    /// are cut off. With `abandon` it is stopped although the path of a device leads elsewhere.
     ///
     /// # Errors
     /// There is no such volume, or it is busy or in use, or its origin would be lost.
@@ -350,8 +352,8 @@ impl Volumes {
         })
     }
 
-    /// Takes the exports of a volume away, and then a step that ends its service. Exports it again if it is served in the
-    /// end because one of both has failed.
+    /// Takes the exports of a volume away, and then a step that ends its service. Exports it again
+    /// if it is served in the end because one of both has failed.
     fn without_exports(
         &self,
         volume: &Definition,
@@ -375,7 +377,8 @@ impl Volumes {
         Err(ApiError::new(ErrorKind::Refused, message))
     }
 
-    /// Serves a volume; a served volume stays served. For `force` see [`Serving::start`](super::host_api::Serving::start).
+    /// Serves a volume; a served volume stays served. For `force` see
+    /// [`Serving::start`](super::host_api::Serving::start).
     ///
     /// # Errors
     /// There is no such volume, or it is busy.

@@ -106,7 +106,7 @@ fn restored(served: usize, waiting: usize, wanted: usize) -> Restored {
 }
 
 #[test]
-fn what_was_served_comes_back_with_its_settings() {
+fn served_volumes_come_back_with_their_settings() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");

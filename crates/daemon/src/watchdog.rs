@@ -1,7 +1,8 @@
-//! Tells the service manager that the daemon is alive, as long as its lanes and its table of volumes answer.
+//! Tells the service manager that the daemon is alive, as long as its lanes and its table of
+//! volumes answer.
 //!
-//! Neither waits for a device: a device that hangs keeps its own requests waiting, and nothing that is asked
-//! here. A restart would not mend it either.
+//! Neither waits for a device: a device that hangs keeps its own requests waiting, and nothing that
+//! is asked here. A restart would not mend it either.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +16,15 @@ use super::notify::{Ending, ServiceManager};
 use super::signals::StopRequest;
 use super::volumes::Volumes;
 
-/// How often the daemon reports in the time that the manager waits for a report.
+/// Reports in the time that the manager waits for one.
 const REPORTS: u32 = 4;
 
-/// How long an orderly stop or a hand-over counts as alive, from its last progress on; it is over by then, see
-/// `docs/operations.md`.
+/// Time after its last progress for which an orderly stop or a hand-over counts as alive; it is
+/// over by then, see `docs/operations.md`.
 const STOPPING: Duration = Duration::from_secs(100);
 
-/// Reports until the process ends, on a thread of its own. Does nothing without a manager that asks for
-/// it.
+/// Reports until the process ends, on a thread of its own. Does nothing without a manager that asks
+/// for it.
 ///
 /// # Errors
 /// There is no thread left.
@@ -52,8 +53,8 @@ pub(crate) fn start(
     spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))
 }
 
-/// Reports if everything answers within the limit. A thread that never gets here is as silent as one that
-/// finds a lane silent.
+/// Reports if everything answers within the limit. A thread that never gets here is as silent as
+/// one that finds a lane silent.
 fn report(manager: &ServiceManager, volumes: &Volumes, limit: Duration) {
     volumes.list(Count::Known);
     match volumes.pulse(limit / REPORTS) {

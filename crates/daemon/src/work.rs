@@ -1,10 +1,11 @@
-//! The work of an operation, shared by the thread that does it and those that wait for it, with the one point
-//! from which on it can no longer fail without an effect.
+//! The work of an operation, shared by the thread that does it and those that wait for it, with the
+//! one point from which on it can no longer fail without an effect.
 //!
-//! An operation begins by preparing: it waits for devices, reads, and writes nothing that lasts. Its first lasting
-//! effect needs an [`Effect`], which [`Work::commit`] gives. Whoever reports a failure before the work has ended (a
-//! device does not answer, the operator cancels, the daemon stops) first calls [`Work::withdraw`]. The first of the
-//! two wins, so an operation that was reported as failed has no effect afterwards.
+//! An operation begins by preparing: it waits for devices, reads, and writes nothing that lasts.
+//! Its first lasting effect needs an [`Effect`], which [`Work::commit`] gives. A failure may be
+//! reported before the work has ended (a device does not answer, the operator cancels, the daemon
+//! stops) only after [`Work::withdraw`]. The first of the two calls wins, so an operation that was
+//! reported as failed has no effect afterwards.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use forebay_admin::{ApiError, Progress, Unit};
 use forebay_core::Cancelled;
 use forebay_threads::{Instant, Mutex, MutexGuard};
 
-/// How far an operation is.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
     /// It has changed nothing that lasts, and can be withdrawn.
@@ -27,8 +28,8 @@ enum Phase {
     Committed,
 }
 
-/// Permits changes that last. An operation that holds it has not been reported as failed, and is not before its work has
-/// ended.
+/// Permits changes that last. An operation that holds it has not been reported as failed, and is
+/// not before its work has ended.
 #[derive(Debug)]
 pub(crate) struct Effect(());
 
@@ -113,7 +114,8 @@ impl Work {
         self.state().cancelled
     }
 
-    /// Asked right before the first effect that lasts, and before later ones as often as suits: the answer stays.
+    /// Asked right before the first effect that lasts, and before later ones as often as suits: the
+    /// answer stays.
     ///
     /// # Errors
     /// The work was cancelled or withdrawn; it ends without an effect.
@@ -128,18 +130,20 @@ impl Work {
         Ok(Effect(()))
     }
 
-    /// Returns what the commit gave, if that point has been passed.
+    /// Returns the effect that the commit gave, if that point has been passed.
     pub(crate) fn committed(&self) -> Option<Effect> {
         (self.state().phase == Phase::Committed).then_some(Effect(()))
     }
 
-    /// Returns work on the same devices whose failure is none of this one's: it may be given up, and go on.
+    /// Returns work on the same devices that may fail, be given up or continue without an effect on
+    /// this work.
     pub(crate) fn beside(&self, patience: Duration) -> Arc<Work> {
         let claim = self.claim();
         Arc::new(Work(Mutex::new(State { claim, patience: Some(patience), ..State::default() })))
     }
 
-    /// Ends the work without an effect. Returns false after the commit point: then its end has to be waited for.
+    /// Ends the work without an effect. Returns false after the commit point: then its end has to
+    /// be waited for.
     pub(crate) fn withdraw(&self) -> bool {
         let mut state = self.state();
         if state.phase == Phase::Committed {

@@ -1,7 +1,9 @@
-//! Who writes the state, one after the other, and how long commands wait for a directory that does not answer.
+//! Turns of writers of the state, and the time limit of commands for a directory that does not
+//! answer.
 //!
-//! A command that waits for its turn has changed nothing: it can be withdrawn, and fails. A write that has begun cannot be
-//! called back, so its command is told to be under way, and goes on when the directory answers.
+//! A command that waits for its turn has changed nothing: it can be withdrawn, and fails. A write
+//! that has begun cannot be withdrawn, so its command is reported as in progress, and continues
+//! when the directory answers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,13 +13,14 @@ use forebay_threads::{Condvar, Instant, Mutex, sync_channel};
 
 use super::work::Work;
 
-/// How long a command waits for the directory before it is told that this does not answer.
+/// Time limit of a command for the directory; then the command reports that the directory does not
+/// answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a cancelled command waits for a write to end by itself.
+/// Time limit of a cancelled command for a write to end by itself.
 const GIVING_UP: Duration = Duration::from_secs(1);
 
-/// How often a command that waits checks whether to give up.
+/// Interval at which a waiting command checks whether to give up.
 const STEP: Duration = Duration::from_millis(25);
 
 /// Whether a change of the state may be left out if its command is given up.
@@ -25,7 +28,7 @@ const STEP: Duration = Duration::from_millis(25);
 pub(crate) enum Change {
     /// Yes, unless the command has committed.
     Begins,
-    /// No: it completes what lasts already, or takes something back.
+    /// No: it completes a lasting change, or undoes one.
     Ends,
 }
 
@@ -59,7 +62,8 @@ impl Writer {
     /// Waits for the turn.
     ///
     /// # Errors
-    /// The command was cancelled, or has waited for too long, and was withdrawn: it has changed nothing.
+    /// The command was cancelled, or has waited for too long, and was withdrawn: it has changed
+    /// nothing.
     pub(crate) fn turn(&self, work: &Work, change: Change) -> Result<Turn<'_>, ApiError> {
         let since = Instant::now();
         let mut taken = self.taken.lock();
@@ -166,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_begun_or_takes_something_back_is_late_and_goes_on() {
+    fn a_write_that_has_begun_or_reverts_is_late_and_continues() {
         for (committed, change) in [(true, Change::Begins), (false, Change::Ends)] {
             let (writer, end) = taken();
             let work = Arc::new(Work::default());

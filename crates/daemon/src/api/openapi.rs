@@ -1,4 +1,5 @@
-//! The description of the admin API as OpenAPI 3.1, made from its routes and from the types of their bodies.
+//! The description of the admin API as OpenAPI 3.1, made from its routes and from the types of
+//! their bodies.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use super::route::Route;
 use crate::events::stream;
 use crate::recording;
 
-/// Where the schemas of types are.
+/// Path of the types' schemas in the document.
 const SCHEMAS: &str = "#/components/schemas";
 
 /// Types as they are received, and as they are sent: fields with defaults are always sent.

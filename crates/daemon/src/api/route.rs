@@ -1,4 +1,4 @@
-//! Routes of the admin API: what is done with the requests of an endpoint, and how the route of one is found.
+//! Routes of the admin API: finds the route of a request, and runs it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::http::{HttpAnswer, HttpRequest};
 use crate::volumes::Volumes;
 
-/// How long the answer to a new operation is delayed, so that it can report the end of a quick one.
+/// Delay of the answer to a new operation, so that it can report the end of a quick one.
 pub(super) const GRACE: Duration = Duration::from_millis(150);
 
 /// The answer of a route.
@@ -21,13 +21,13 @@ pub(super) type Answered = Result<HttpAnswer, ApiError>;
 pub(super) struct Call<'a> {
     pub(super) volumes: &'a Arc<Volumes>,
     pub(super) request: &'a HttpRequest,
-    /// What stands for the part of the path in braces; empty without one.
+    /// The part of the path that is in braces; empty without one.
     argument: &'a str,
-    /// What follows the question mark.
+    /// The text behind the question mark.
     pub(super) query: Option<&'a str>,
 }
 
-/// An endpoint and what is done with its requests.
+/// An endpoint and the function that answers its requests.
 pub(super) struct Route {
     pub(super) about: &'static About,
     run: Box<dyn Fn(&Call<'_>) -> Answered + Send + Sync>,

@@ -1,4 +1,4 @@
-//! The routes of the admin API, in one table: what is done with each of its requests.
+//! The routes of the admin API, in one table: the function that answers each request.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -1,6 +1,8 @@
-//! The file of events: one line of JSON for each. It is two files, of which the older is dropped when the newer is full.
+//! The file of events: one line of JSON for each. It is two files, of which the older is dropped
+//! when the newer is full.
 //!
-//! A crash may tear the last line: a line that cannot be read is skipped, and the next one is written behind a line end.
+//! A crash may tear the last line: a line that cannot be read is skipped, and the next one is
+//! written behind a line end.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -85,7 +87,7 @@ impl EventFile {
             match append(&self.dir, &mut self.open, line) {
                 Ok(()) => _ = self.waiting.pop_front(),
                 Err(error) => {
-                    // Whatever is there now is looked at anew.
+                    // The next attempt examines the file again.
                     self.open = None;
                     if !self.failing {
                         tracing::warn!(dir = %self.dir.display(), "events cannot be written, and are kept in memory: {error}");

@@ -6,13 +6,14 @@ use forebay_admin::EventKind;
 
 use super::{Events, NewEvent};
 
-/// How long the end of a program waits for its last events to be written.
+/// Time limit at the end of a program for writing its last events.
 const SETTLING: Duration = Duration::from_secs(2);
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Events {
-    /// Records the start of this program, which has had `hand_overs` others before it in its process.
+    /// Records the start of this program, which has had `hand_overs` others before it in its
+    /// process.
     pub(crate) fn program_started(&self, hand_overs: u64) {
         use EventKind::{DaemonStarted, DaemonStopped, HandedOver};
         let last = self.last_of(&[DaemonStarted, DaemonStopped, HandedOver]);
@@ -35,7 +36,7 @@ impl Events {
         self.record(
             NewEvent::new(DaemonStarted, said).with("version", VERSION).with("after", after),
         );
-        // Nobody is connected yet.
+        // No clients are connected yet, so waiting delays none.
         self.settle(SETTLING);
     }
 

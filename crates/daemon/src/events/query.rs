@@ -1,4 +1,4 @@
-//! Which events a client wants.
+//! The selection of events that a client requests.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use forebay_settings::duration::parse_duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Which events are wanted.
+/// A selection of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Query {
     /// Only about this volume.
@@ -18,7 +18,7 @@ pub(crate) struct Query {
     pub(crate) since: Option<OffsetDateTime>,
     /// Only those with larger numbers.
     pub(crate) after: EventId,
-    /// Only so many, the newest ones.
+    /// Most events that are returned: the newest ones.
     pub(crate) limit: usize,
 }
 
@@ -30,8 +30,9 @@ impl Default for Query {
 }
 
 impl Query {
-    /// Parses the query of a request, like `volume=v&kind=degraded,recovered&since=1h&after=7&limit=100`, each part of
-    /// which may be absent.
+    /// Parses the query of a request, like
+    /// `volume=v&kind=degraded,recovered&since=1h&after=7&limit=100`, each part of which may be
+    /// absent.
     ///
     /// # Errors
     /// The part that cannot be understood.

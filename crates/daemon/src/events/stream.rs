@@ -1,4 +1,5 @@
-//! Follows the events: sends them to a client as server-sent events, as browsers and the command line read them.
+//! Follows the events: sends them to a client as server-sent events, as browsers and the command
+//! line read them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,13 +17,14 @@ use super::{Events, MAX_FOLLOWERS};
 /// The media type with which a client asks for this.
 pub const MEDIA_TYPE: &str = "text/event-stream";
 
-/// How often a line is sent when nothing happens, so that clients that are gone are noticed.
+/// Interval between lines when nothing happens, so that clients that are gone are noticed.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// How long a client may take nothing before it is cut off.
+/// Time without progress after which a client is cut off.
 pub(crate) const STALLED: Duration = Duration::from_secs(30);
 
-/// The first message: clients that lose the connection come back after so many milliseconds.
+/// The first message: milliseconds after which a client that has lost the connection connects
+/// again.
 pub(crate) const RETRY: &str = "retry: 1000\n\n";
 
 /// Messages that wait for a client.
@@ -85,7 +87,8 @@ impl Following {
     }
 }
 
-/// Returns the message for an event. It has no type of its own, so that a page gets all with one listener.
+/// Returns the message for an event. It has no type of its own, so that a page gets all with one
+/// listener.
 fn message(event: &Event) -> String {
     let data = serde_json::to_string(event).unwrap_or_default();
     format!("id: {}\ndata: {data}\n\n", event.id.0)

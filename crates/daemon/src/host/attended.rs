@@ -12,10 +12,10 @@ use super::lanes::unfinished;
 use crate::planted::{self, PlantedBug};
 use crate::work::Work;
 
-/// How often an operation checks whether to give up.
+/// Interval at which an operation checks whether to give up.
 const STEP: Duration = Duration::from_millis(25);
 
-/// How long cancelled work may take to end by itself before it is abandoned.
+/// Time limit for cancelled work to end by itself; then it is abandoned.
 pub(super) const GIVING_UP: Duration = Duration::from_secs(1);
 
 /// State shared by a job and the operation that waits for it.
@@ -49,9 +49,10 @@ impl<T> Meeting<T> {
 }
 
 impl EngineHost {
-    /// Runs `job` for a volume, and waits for its end. When the work is cancelled, or a device that the volume waits for
-    /// has not answered for as long as the work allows, the work is withdrawn: this returns, and the job ends without an
-    /// effect when the device answers. If it has committed already, it is late, and still waited for.
+    /// Runs `job` for a volume, and waits for its end. When the work is cancelled, or a device that
+    /// the volume waits for has not answered for as long as the work allows, the work is withdrawn:
+    /// this returns, and the job ends without an effect when the device answers. If it has
+    /// committed already, it is late, and still waited for.
     ///
     /// # Errors
     /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
@@ -115,7 +116,8 @@ impl EngineHost {
         }
     }
 
-    /// Returns why work should not be waited for any longer, if so. `asked`: it was cancelled, and has not ended soon.
+    /// Returns why work should not be waited for any longer, if so. `asked`: it was cancelled, and
+    /// has not ended soon.
     fn why_given_up(&self, name: &VolumeName, work: &Work, asked: bool) -> Option<ApiError> {
         let wait = self.served.waits_for(name);
         if asked {

@@ -60,12 +60,13 @@ impl Place {
         self.open.lock()
     }
 
-    /// As [`Place::lock`], but fails at once if the place is locked.
+    /// Locks as [`Place::lock`] does, but fails at once if the place is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
         self.open.try_lock()
     }
 
-    /// As [`Place::lock`], but fails if the place stays locked for longer than `patience`.
+    /// Locks as [`Place::lock`] does, but fails if the place stays locked for longer than
+    /// `patience`.
     pub(super) fn lock_within(
         &self,
         patience: Duration,
@@ -91,7 +92,8 @@ impl Place {
     /// Notes a stopped volume.
     pub(super) fn note_left(&self, volume: &Arc<Volume>) {
         let mut left = self.left.lock();
-        // Not only when somebody asks: each keeps the memory of its volume, and a cache that is always open sees many go.
+        // Prune here too, not only in queries: each entry keeps the memory of its volume, and many
+        // volumes leave a cache that stays open.
         left.retain(|volume| volume.strong_count() > 0);
         left.push(Arc::downgrade(volume));
     }
@@ -114,7 +116,7 @@ impl Place {
 pub(super) struct Caches {
     places: Mutex<HashMap<Key, Arc<Place>>>,
     last: AtomicU64,
-    /// What the daemon's state knows of caches, open or not.
+    /// The daemon's records of caches, open or not.
     pub(super) known: Arc<Known>,
     /// Notes about volumes, for the case that their cache devices are lost.
     pub(super) notes: Arc<Notes>,
@@ -133,7 +135,8 @@ impl Caches {
         places
     }
 
-    /// Returns the device of an open cache at another place that has one of these volumes: one of the two is a copy.
+    /// Returns the device of an open cache at another place that has one of these volumes: one of
+    /// the two is a copy.
     pub(super) fn other_with(&self, place: &Place, volumes: &[VolumeRecord]) -> Option<String> {
         let others = self.places().into_iter().filter(|other| other.number != place.number);
         others.into_iter().find_map(|other| {
@@ -181,8 +184,8 @@ impl Caches {
 }
 
 /// Opens a cache on all lanes: recovers it, and starts its background work on the first lane.
-/// `room` is the number of blocks of a volume about to be created, `grown` those of volumes whose
-/// origins have grown.
+/// `room` is the number of blocks of a volume about to be created; `grown` has the numbers for
+/// volumes whose origins have grown.
 ///
 /// # Errors
 /// The engine's; the cache is then not open on any lane.

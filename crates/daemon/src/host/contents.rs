@@ -1,4 +1,5 @@
-//! What served volumes have cached: written back, dropped, pinned, filled, evicted, and loaded again into RAM.
+//! The cached blocks of served volumes: writes them back, drops, pins, fills and evicts them, and
+//! loads them into RAM again.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ impl Contents for Arc<EngineHost> {
         })??;
         let space = store.space_of(running.volume.id);
         let all = pinned.ranges().iter().flat_map(|range| range.clone());
-        // What is not loaded yet cannot be looked up.
+        // Blocks of a shard that is not loaded yet cannot be looked up.
         let cached = all.map(OriginBlock).filter(|block| {
             space.is_some_and(|space| {
                 store.has_loaded(&space, *block, OriginBlock(block.0 + 1))
@@ -139,7 +140,7 @@ impl EngineHost {
             let runs = blocks.chunk_by(|one, next| one + 1 == *next);
             let runs = runs.map(|run| run[0]..run[0] + run.len() as u64);
             if let Err(error) = self.lists.hints.store(volume, tier.block().bytes(), runs) {
-                tracing::warn!(volume = %volume.name, "prefetch cannot load what is in RAM now: {error}");
+                tracing::warn!(volume = %volume.name, "the list of blocks in RAM cannot be stored, so prefetch cannot load them: {error}");
             }
         }
     }
@@ -162,7 +163,7 @@ impl EngineHost {
         }
         let hint = self.lists.hints.of(volume).ok_or_else(|| {
             refused(format!(
-                "it is not known what the RAM tier of '{name}' held; a list is stored whenever the volume is stopped or paused, or the daemon ends, in order"
+                "there is no list of the blocks that the RAM tier of '{name}' held; one is stored when the volume is stopped or paused, and when the daemon ends in order"
             ))
         })?;
         let (own, counted) = (name.to_string(), running.volume.clone());
@@ -227,7 +228,7 @@ impl EngineHost {
         })?
     }
 
-    /// Pins what was pinned when the volume was last served. A failure is logged.
+    /// Pins the blocks that were pinned when the volume was last served. A failure is logged.
     pub(super) fn pin_again(&self, volume: &Definition) {
         let Some(list) = self.lists.pins.of(volume) else { return };
         let Ok(running) = self.cached(volume) else { return };
@@ -291,7 +292,8 @@ impl EngineHost {
         self.on_engine(volume, &running, volume.cache.clone(), work, evict)
     }
 
-    /// Runs attended work of a volume, which may wait for `device`, on the lane that opened its cache.
+    /// Runs attended work of a volume, which may wait for `device`, on the lane that opened its
+    /// cache.
     fn on_engine<F>(
         self: &Arc<Self>,
         volume: &Definition,

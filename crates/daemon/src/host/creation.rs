@@ -39,7 +39,8 @@ struct NewFile {
 }
 
 impl NewFile {
-    /// Deletes the file, if it is still the one that was created. The claim keeps others out meanwhile.
+    /// Deletes the file, if it is still the one that was created. The claim keeps others out
+    /// meanwhile.
     fn delete(&self) -> Result<(), ApiError> {
         let _claimed = self.devices.claim(self.field, &self.spec.made())?;
         let failed = |error| io_error("cannot delete", &self.path, &error);
@@ -426,7 +427,8 @@ impl EngineHost {
     }
 }
 
-/// Whether a cache is, as far as is known, that of the volumes whose cache device the new one shares.
+/// Whether a cache belongs, according to the state, to the volumes whose cache device the new one
+/// shares.
 fn is_theirs(new: &Definition, volumes: &[Definition], cache: Uuid) -> bool {
     let mut theirs = volumes.iter().filter(|other| same_cache(new, other));
     theirs.all(|other| other.cache_uuid.is_none_or(|known| known == cache))

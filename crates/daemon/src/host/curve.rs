@@ -19,8 +19,8 @@ impl EngineHost {
     ) -> Result<CurveReport, ApiError> {
         let running = self.served.get(name)?;
         let ram = self.served.ram.get(name);
-        // A copy, so that lanes need not wait while the curve is computed. The cache's own curve knows
-        // only what misses RAM.
+        // Copy the curve, so that lanes need not wait for the computation. The cache's own curve
+        // sees only the misses of RAM.
         let (live, predictions) = match &ram {
             Some(ram) => (ram.tier().curve(), ram.tier().what_if()),
             None => (running.volume.curve(), running.volume.what_if()),

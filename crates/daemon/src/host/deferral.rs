@@ -59,7 +59,8 @@ impl EngineHost {
     /// Writes down all deferred writes of a volume.
     ///
     /// # Errors
-    /// The cache or the origin does not take them, or the work was cancelled; they still wait in RAM.
+    /// The cache or the origin does not take them, or the work was cancelled; they still wait in
+    /// RAM.
     pub(super) fn write_down(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
         let Some(ram) = self.served.ram.get(name) else { return Ok(()) };
         let tier = ram.tier().clone();
@@ -70,8 +71,8 @@ impl EngineHost {
         let written = self.lanes.watch(work, 1, move |state, left| async move {
             let volume = state.engines().iter().find_map(|engine| engine.open(own.as_str()));
             let volume = volume.ok_or_else(|| gone(&own))?;
-            // A write-down is not interrupted: it must end before the next one of the same data begins. Cancellation
-            // is checked by the callers.
+            // A write-down is not interrupted: it must end before the next one of the same data
+            // begins. Cancellation is checked by the callers.
             let _ = left.set(tier.deferred_bytes());
             let written = write_down::all(&tier, &volume).await;
             let _ = left.set(tier.deferred_bytes());
@@ -80,7 +81,7 @@ impl EngineHost {
         written.map_err(|error| self.stuck(name, ram.tier(), error))
     }
 
-    /// Adds to an error of a write-down why it failed and what to do about it.
+    /// Adds the cause and the remedy to the error of a write-down.
     fn stuck(&self, name: &VolumeName, tier: &Tier, error: ApiError) -> ApiError {
         if error.kind == ErrorKind::Cancelled {
             return error;
@@ -93,7 +94,7 @@ impl EngineHost {
         ))
     }
 
-    /// As [`EngineHost::write_down`], again and again until it succeeds or the work is cancelled.
+    /// Repeats [`EngineHost::write_down`] until it succeeds or the work is cancelled.
     ///
     /// # Errors
     /// The work was cancelled; the error of the last time.
@@ -111,8 +112,8 @@ impl EngineHost {
         }
     }
 
-    /// Defers no more writes of a volume, and writes down those that wait. If that fails, writes are
-    /// deferred as before.
+    /// Defers no more writes of a volume, and writes down those that wait. If that fails, writes
+    /// are deferred as before.
     ///
     /// # Errors
     /// As for [`EngineHost::write_down`].
@@ -128,8 +129,8 @@ impl EngineHost {
         written
     }
 
-    /// Changes the tier of a volume as the settings say. The caller has writes deferred again, by these
-    /// settings or, after an error, by the old ones.
+    /// Changes the tier of a volume as the settings say. The caller has writes deferred again, by
+    /// these settings or, after an error, by the old ones.
     ///
     /// # Errors
     /// As for [`EngineHost::write_down`] and [`RamTier::change`].

@@ -11,7 +11,7 @@ use forebay_rbd::RbdDevice;
 use super::faults;
 use crate::afterlife::outlasting;
 
-/// The door to devices: to those of the system, or to simulated ones.
+/// Opens devices: those of the system, or simulated ones.
 pub trait Opener: Send + Sync {
     /// Opens a device, and claims it according to `access` until it and its queues are dropped.
     ///
@@ -68,7 +68,7 @@ impl Devices {
         self.try_claim(access, spec).map_err(|error| faults::open(field, &error))
     }
 
-    /// As [`Devices::claim_for`], with the error of the device.
+    /// Claims as [`Devices::claim_for`] does, and returns the error of the device.
     pub(super) fn try_claim(
         &self,
         access: Access,
@@ -77,7 +77,7 @@ impl Devices {
         outlasting(|| self.0.open(spec, access), |error| error.kind == OpenErrorKind::InUse)
     }
 
-    /// Opens a device of this machine for reading, whoever uses it.
+    /// Opens a device of this machine for reading, without a claim.
     pub(super) fn look(&self, spec: &DeviceSpec) -> Result<Arc<dyn Device>, OpenError> {
         if let Some(name) = spec.remote() {
             let cause = "it is on another machine, and a device of this machine is needed here";
@@ -86,7 +86,8 @@ impl Devices {
         self.0.open(spec, Access::Unlocked)
     }
 
-    /// Opens a device that is served without a cache; one that is write-protected is served for reading only.
+    /// Opens a device that is served without a cache; one that is write-protected is served for
+    /// reading only.
     pub(super) fn claim_raw(&self, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
         const FIELD: &str = "--export-raw";
         self.claim(FIELD, spec).or_else(|error| {

@@ -1,6 +1,7 @@
-//! Devices of served volumes whose paths lead elsewhere: a file that was moved, replaced or removed, a disk that was
-//! disconnected or has another name. I/O goes on through the open descriptors, but nothing may be reported as safe
-//! under the path, and what has no path any more is lost when the descriptor is closed.
+//! Devices of served volumes whose paths lead elsewhere: a file that was moved, replaced or
+//! removed, a disk that was disconnected or has another name. I/O continues through the open
+//! descriptors, but no data may be reported as safe under the path, and the content of a device
+//! without a path is lost when its descriptor is closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use super::paths::{Role, device, sentence};
 use super::report::Running;
 use crate::host_api::{Trouble, not_found_next};
 
-/// How long to wait for paths to be looked up. One on a file server that does not answer is left behind, and holds
-/// up no other.
+/// Time limit for looking paths up. A path on a file server that does not answer is skipped, and
+/// delays no other.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 impl Running {
@@ -38,7 +39,8 @@ impl Running {
         sentence(role, device.name(), found, &self.volume.name)
     }
 
-    /// Returns the displacements of origin and cache device for reports, as they were seen last. Quick.
+    /// Returns the displacements of origin and cache device for reports, as they were seen last.
+    /// Quick.
     pub(super) fn displaced_reports(&self) -> [Option<DisplacedReport>; 2] {
         Role::BOTH.map(|role| {
             let found = self.paths.of(role).get()?;
@@ -50,12 +52,12 @@ impl Running {
         })
     }
 
-    /// Whether what only the cache has is lost with the program, as it was seen last. Quick.
+    /// Whether dirty data of the cache is lost with the program, according to the last look. Quick.
     pub(super) fn is_lost_with_program(&self) -> bool {
         self.place.volatile || self.paths.of(Role::Cache).get().is_some()
     }
 
-    /// Returns what is lost when the origin is closed, as it was seen last. Quick.
+    /// Returns an error if closing the origin loses its content, according to the last look. Quick.
     pub(super) fn loses_origin(&self) -> Option<ApiError> {
         let found = self.paths.of(Role::Origin).get();
         let lost = found.filter(|found| found.kind != DisplacedKind::Moved)?;
@@ -64,7 +66,8 @@ impl Running {
         Some(ApiError::new(ErrorKind::DataAtRisk, message))
     }
 
-    /// Has the next start ask which origin is meant, if the path of this one leads elsewhere, as it was seen last.
+    /// Has the next start ask which origin is meant, if the path of this one leads elsewhere, as it
+    /// was seen last.
     pub(super) fn note_displaced_origin(&self) {
         if self.paths.of(Role::Origin).get().is_some() {
             self.volume.leave_no_print();
@@ -80,11 +83,12 @@ impl Running {
         ApiError::new(ErrorKind::DataAtRisk, message)
     }
 
-    /// Checks that a volume that has just stopped left everything under the paths of its devices, which are still open.
-    /// Looks, and may hang.
+    /// Checks that a volume that has just stopped left everything under the paths of its devices,
+    /// which are still open. Looks, and may hang.
     ///
     /// # Errors
-    /// [`ErrorKind::DataAtRisk`]: a path has come to lead elsewhere since the stop began; the message names the device.
+    /// [`ErrorKind::DataAtRisk`]: a path has come to lead elsewhere since the stop began; the
+    /// message names the device.
     pub(super) fn check_left(&self) -> Result<(), ApiError> {
         let (volume, dirty) = (&self.volume, self.volume.dirty_blocks());
         let (origin, cache) = (self.look(Role::Origin), self.look(Role::Cache));
@@ -115,8 +119,8 @@ impl Running {
 }
 
 impl EngineHost {
-    /// Looks at the paths of all devices, on a thread that may hang: this returns soon. Such a thread keeps no device
-    /// open but the one that it hangs at.
+    /// Looks at the paths of all devices, on a thread that may hang: this returns soon. Such a
+    /// thread keeps no device open but the one that it hangs at.
     pub(super) fn look_at_paths(&self) {
         let both = |(_, running): (_, Running)| {
             Role::BOTH.map(|role| {
@@ -140,10 +144,10 @@ impl EngineHost {
         running.look(Role::Origin)
     }
 
-    /// Checks that the path of a volume's origin leads to what a drain has written.
+    /// Checks that the path of a volume's origin leads to the device that a drain has written to.
     ///
     /// # Errors
-    /// [`ErrorKind::DataAtRisk`] with what happened and what to do.
+    /// [`ErrorKind::DataAtRisk`] with the finding and the remedy.
     pub(super) fn check_drained(
         &self,
         name: &VolumeName,
@@ -154,10 +158,12 @@ impl EngineHost {
             .map_err(|found| running.unsafe_origin(before, &found))
     }
 
-    /// Returns what has to precede the stop of a volume. `abandon`: its origin is given up.
+    /// Returns the step that has to precede the stop of a volume. `abandon`: its origin is given
+    /// up.
     ///
     /// # Errors
-    /// [`ErrorKind::DataAtRisk`]: the path of the origin leads elsewhere; with what happened and what to do.
+    /// [`ErrorKind::DataAtRisk`] if the path of the origin leads elsewhere, with the finding and
+    /// the remedy.
     pub(super) fn before_stop(
         &self,
         name: &VolumeName,

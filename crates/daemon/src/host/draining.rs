@@ -1,4 +1,5 @@
-//! Writes down what only RAM has, before the program ends or hands over: deferred writes, and caches in RAM.
+//! Writes down data that only RAM has, before the program ends or hands over: deferred writes, and
+//! caches in RAM.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,13 +13,14 @@ use super::{CLOSE_PATIENCE, EngineHost};
 use crate::host_api::Definition;
 use crate::work::Work;
 
-/// How often the progress of a drain is checked. Nothing is served at the end meanwhile.
+/// Interval at which the progress of a drain is checked. Nothing is served at the end meanwhile.
 const STEP: Duration = Duration::from_millis(10);
 
-/// How long a drain that was cancelled may take to end.
+/// Time limit for a cancelled drain to end.
 const GIVING_UP: Duration = Duration::from_secs(1);
 
-/// How long a stopped volume may still use its cache before nothing is handed over because of it.
+/// Time for which a stopped volume may still use its cache; after that, nothing is handed over
+/// because of it.
 const LINGERING: Duration = Duration::from_millis(500);
 
 /// Time until a drain that has left something is continued.
@@ -29,7 +31,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 enum Occasion {
     /// A hand-over that may still be refused: clients are served meanwhile.
     HandOver,
-    /// The end of the program: what is not written down is lost.
+    /// The end of the program: deferred data that is not written down is lost.
     End,
 }
 
@@ -111,8 +113,8 @@ impl EngineHost {
         begun
     }
 
-    /// Checks that nothing is left of an operation that was given up: the next program could not open the
-    /// devices that it waits for.
+    /// Checks that nothing is left of an operation that was given up: the next program could not
+    /// open the devices that it waits for.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`].
@@ -138,8 +140,8 @@ impl EngineHost {
         }
     }
 
-    /// Drains everything at the end of the program; returns the volumes of which something is lost, and why.
-    /// There is no limit of time while the devices take anything.
+    /// Drains everything at the end of the program; returns the volumes that lose data, each with
+    /// its error. There is no time limit while the devices take anything.
     pub(super) fn drain_ram(self: &Arc<Self>) -> BTreeMap<VolumeName, ApiError> {
         let lost = self.drain_all(Occasion::End, &|| true);
         for (name, error) in &lost {
@@ -150,15 +152,17 @@ impl EngineHost {
         lost
     }
 
-    /// Has no writes deferred any more, and writes down what is in RAM alone: all volumes at once, and each
-    /// until it is done or has taken nothing for [`CLOSE_PATIENCE`], or `goes_on` says no. Returns the errors.
+    /// Disables deferral, and writes down data that only RAM has: all volumes at once, each until
+    /// it is done, has made no progress for [`CLOSE_PATIENCE`], or `goes_on` returns false. Returns
+    /// the errors.
     fn drain_all(
         self: &Arc<Self>,
         occasion: Occasion,
         goes_on: &dyn Fn() -> bool,
     ) -> BTreeMap<VolumeName, ApiError> {
         let served = self.served.all();
-        // First: what is acknowledged from now on is below, and so is seen by whoever stops the volume.
+        // Disable deferral first, so that later writes reach the lower tier before the volume
+        // stops.
         for ram in served.iter().filter_map(|(volume, _)| self.served.ram.get(&volume.name)) {
             ram.tier().defer_writes(None);
         }

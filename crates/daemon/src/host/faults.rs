@@ -23,7 +23,8 @@ pub(super) fn given_up() -> ApiError {
     ApiError::new(ErrorKind::Cancelled, "cancelled")
 }
 
-/// Returns the error of work on a served volume that was cancelled, and has changed nothing that clients see.
+/// Returns the error of work on a served volume that was cancelled, and has changed nothing that
+/// clients see.
 pub(super) fn cancelled() -> ApiError {
     ApiError::new(ErrorKind::Cancelled, "cancelled; the volume is served as before")
 }

@@ -20,7 +20,7 @@ use super::attended::within;
 use super::devices::Devices;
 use super::faults;
 
-/// How long an origin of another volume may take to report its size.
+/// Time limit for an origin of another volume to report its size.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
 /// Content of a cache device.
@@ -79,8 +79,8 @@ pub(super) async fn look(
 }
 
 /// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds for the
-/// volume in `record`. `noted`: the cache device was not told about everything, so changes of the
-/// origin may be our own writes. Writes nothing.
+/// volume in `record`. `noted`: the cache device has missed changes, so that the origin may differ
+/// because of our own writes. Writes nothing.
 ///
 /// # Errors
 /// [`ErrorKind::Refused`] if the origin is too small or another device; [`ErrorKind::DataAtRisk`]
@@ -104,7 +104,7 @@ pub(super) async fn check_pair(
         );
         return Err(ApiError::new(ErrorKind::Refused, message));
     }
-    // With force, refuse only what force cannot help with.
+    // With force, refuse only conditions that force cannot overcome.
     let Some(look) = look else { return Ok(()) };
     let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0 && !noted;
     let verdict = recognise(record, look, &**origin, trusted).map_err(faults::engine)?;

@@ -28,10 +28,10 @@ use super::ram::RamTiers;
 use super::raw::RawTarget;
 use super::shown::Shown;
 
-/// How long something that was closed on a lane may still be in use.
+/// Time for which a device that was closed on a lane may still be in use.
 const RELEASE: Duration = Duration::from_secs(10);
 
-/// How long lanes on which nothing runs any more may take to end.
+/// Time limit for lanes to end on which nothing runs any more.
 const ENDING: Duration = Duration::from_secs(5);
 
 thread_local! {
@@ -85,7 +85,8 @@ impl LaneState {
         Ok(state)
     }
 
-    /// Returns a volume as clients see it, whether they may find it or not; `None`: it is not served.
+    /// Returns a volume as clients see it, whether they may find it or not; `None`: it is not
+    /// served.
     pub(super) fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
         let volume = self.engines().iter().find_map(|engine| engine.target(name))?;
         let top: Rc<dyn BlockService> = match self.ram.of(name) {
@@ -154,7 +155,7 @@ impl LaneState {
         }
     }
 
-    /// Returns what each front end hands over.
+    /// Returns the items that each front end hands over.
     async fn hand_over(&self) -> Vec<Vec<HandedOver>> {
         self.engines().iter().for_each(|engine| engine.lift_limits());
         let front_ends = self.front_ends.take();
@@ -361,8 +362,8 @@ impl Lanes {
         Leaving { late: lanes.map(begin).collect(), items: Vec::new() }
     }
 
-    /// Ends the lanes. Waits for them only if they are `idle`, and not for long: an operation on a lost
-    /// device may never end.
+    /// Ends the lanes. Waits for them only if they are `idle`, and not for long: an operation on a
+    /// lost device may never end.
     pub(super) fn end(&self, idle: bool) {
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in &threads {
@@ -386,11 +387,11 @@ impl Lanes {
     }
 }
 
-/// What the lanes hand over.
+/// The parts that the lanes hand over.
 pub(super) struct Leaving {
     /// The lanes that have not handed over yet.
     late: Vec<(usize, Receiver<Vec<Vec<HandedOver>>>)>,
-    /// What each front end hands over, in the order of front ends.
+    /// The parts that each front end hands over, in the order of front ends.
     items: Vec<Vec<HandedOver>>,
 }
 
@@ -412,8 +413,8 @@ impl Leaving {
         }
     }
 
-    /// Returns what each of so many front ends hands over, and the lanes that have handed nothing over: their clients are
-    /// disconnected.
+    /// Returns the items that each of the front ends hands over, and the lanes that have handed
+    /// nothing over: their clients are disconnected.
     pub(super) fn end(mut self, front_ends: usize) -> (Vec<Vec<HandedOver>>, Vec<usize>) {
         self.items.resize_with(front_ends, Vec::new);
         (self.items, self.late.into_iter().map(|(lane, _)| lane).collect())

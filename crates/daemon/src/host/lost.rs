@@ -21,7 +21,8 @@ impl EngineHost {
             if !running.store().health.failed() {
                 return report(name, true, true, volume.bad_ranges());
             }
-            // Until the dirty blocks of a device that has just failed are noted, only regions are known.
+            // Until the dirty blocks of a device that has just failed are noted, only regions are
+            // known.
         }
         match self.caches.notes.note_of(name.as_str()) {
             Some(note) => report(name, true, note.exact, note.dirty),

@@ -5,15 +5,15 @@
 //! - [`ram`]: RAM tiers of volumes
 //! - [`deferral`]: their deferred writes
 //! - [`devices`]: opens devices, and claims them
-//! - [`draining`]: what only RAM has is written down, before the program ends
-//! - [`contents`]: what is cached: written back, dropped, pinned, evicted, loaded again
+//! - [`draining`]: writes down data that only RAM has, before the program ends
+//! - [`contents`]: cached blocks: writes them back, drops, pins, evicts and loads them
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
 //! - [`overwriting`]: whether a device may be formatted, and wipes it before
 //! - [`volumes`]: all further operations on volumes
 //! - [`curve`]: hit ratios of caches of other sizes; [`lost`]: ranges lost with a cache device
-//! - [`displaced`]: devices whose paths lead elsewhere; [`paths`]: what was seen of them
+//! - [`displaced`]: devices whose paths lead elsewhere; [`paths`]: the last look at each path
 //! - [`faults`], [`settings`], [`report`]: convert from the engine's types to the admin API's
 //! - [`opening`]: opens a cache and an origin together
 //! - [`attended`]: work that can be abandoned when a device does not answer
@@ -90,7 +90,8 @@ const KEPT_PART: u64 = 16;
 /// Time limit for a dismissed client to take its last replies.
 pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
 
-/// How long volumes and caches may each take to close before the daemon ends without them.
+/// Time limit for all volumes, and again for all caches, to close; then the daemon ends without
+/// them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns how the origin of a volume with these settings is opened.
@@ -98,7 +99,8 @@ fn access_of(settings: &Settings) -> Access {
     if settings.read_only { Access::ReadOnly } else { Access::Exclusive }
 }
 
-/// Returns the error about lanes that cannot be started, with the remedy where io_uring is not allowed.
+/// Returns the error about lanes that cannot be started, with the remedy where io_uring is not
+/// allowed.
 fn lanes_not_started(error: &std::io::Error) -> ApiError {
     let remedy = match error.kind() {
         std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::Unsupported => {
@@ -109,7 +111,7 @@ fn lanes_not_started(error: &std::io::Error) -> ApiError {
     ApiError::failed(format!("the lanes cannot be started: {error}{remedy}"))
 }
 
-/// What the data path of a daemon is made of.
+/// The parts of a daemon's data path.
 pub(crate) struct Parts<'a> {
     /// Number of lanes, at least 1.
     pub(crate) lanes: u32,
@@ -119,7 +121,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) raw: &'a [RawExport],
     /// Opens devices.
     pub(crate) opener: Arc<dyn Opener>,
-    /// What is known of caches.
+    /// Records of caches.
     pub(crate) records: Records,
     /// The memory limit.
     pub(crate) memory: &'a Arc<MemoryBudget>,
@@ -161,7 +163,7 @@ pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
     })))
 }
 
-/// What the daemon knows and writes down beside the cache devices.
+/// Records that the daemon keeps beside the cache devices.
 pub(crate) struct Records {
     /// The positions of caches, which are checked and updated, and deleted volumes.
     known: Arc<Known>,
@@ -171,7 +173,7 @@ pub(crate) struct Records {
     notes: Arc<Notes>,
     /// Lists of blocks.
     lists: Lists,
-    /// What happened.
+    /// Events.
     events: Arc<Events>,
 }
 
@@ -193,9 +195,9 @@ impl Records {
 
 /// Lists of blocks of volumes.
 struct Lists {
-    /// What RAM tiers held.
+    /// Blocks that RAM tiers held.
     pub(crate) hints: BlockLists,
-    /// What is pinned.
+    /// Pinned blocks.
     pub(crate) pins: BlockLists,
 }
 
@@ -213,7 +215,7 @@ impl Lists {
 /// How to bring a volume up.
 #[derive(Clone, Default)]
 pub(super) struct How {
-    /// Whatever its origin and the log of its cache are like.
+    /// Start despite doubts about the origin or the log of the cache.
     pub(super) force: bool,
     /// Compare all clean blocks with the origin first.
     pub(super) verify: bool,

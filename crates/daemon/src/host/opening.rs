@@ -29,16 +29,16 @@ use crate::known::Position;
 use crate::preflight;
 use crate::work::Work;
 
-/// How long to wait for users of a stopped volume.
+/// Time limit for users of a stopped volume to end.
 const LINGERING: Duration = Duration::from_millis(500);
 
-/// How often a device is probed.
+/// Interval at which a device is probed.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// How often it is tried whether a device is still in use.
+/// Interval between attempts to claim a device that is in use.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// How often a probe checks whether it is still wanted.
+/// Interval at which a probe checks whether it is still wanted.
 const LOOKING: Duration = Duration::from_millis(5);
 
 impl EngineHost {
@@ -76,8 +76,7 @@ impl EngineHost {
         Ok(copied)
     }
 
-    /// Runs `run` with the cache of a place kept open, and closes the cache if it has no volume
-    /// afterwards.
+    /// Runs `run` while the cache of a place stays open, then closes the cache if it has no volume.
     pub(super) fn using<T, E>(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -133,8 +132,7 @@ impl EngineHost {
         closed
     }
 
-    /// Starts a volume with a cache in RAM: the cache was drained before it was lost, and starts
-    /// empty.
+    /// Starts a volume with a cache in RAM, which was drained before it was lost, and starts empty.
     fn bring_up_in_ram(
         &self,
         volume: &Definition,
@@ -219,8 +217,9 @@ impl EngineHost {
         Ok(copied)
     }
 
-    /// Gives a volume that is adopted under another name that name, and a UUID of its own; also the other volumes of its
-    /// cache device if none of them is served, for it is a copy then. Returns how it was before.
+    /// Gives a volume that is adopted under another name that name, and a UUID of its own. The
+    /// volumes of its cache device get UUIDs as well if none of them is served, because the device
+    /// is a copy then. Returns the volume as it was before.
     fn take_name(
         &self,
         volume: &Definition,
@@ -343,7 +342,7 @@ impl EngineHost {
         }
     }
 
-    /// Refuses a copy of a cache that is open, unless a volume of the copy is adopted under another name.
+    /// Refuses a copy of an open cache, unless a volume of the copy is adopted under another name.
     fn check_copy_of_served(
         &self,
         volume: &Definition,
@@ -500,8 +499,8 @@ impl EngineHost {
         Err(ApiError::new(ErrorKind::DataAtRisk, message))
     }
 
-    /// Removes volumes from a cache that were deleted while its device was unavailable, except `wanted`, which is
-    /// adopted nevertheless.
+    /// Removes volumes from a cache that were deleted while its device was unavailable, except
+    /// `wanted`, which is adopted nevertheless.
     pub(super) fn remove_deleted(&self, place: &Place, open: &Arc<Cache>, wanted: Option<Uuid>) {
         for record in open.store.volumes() {
             if !self.caches.known.is_deleted(record.uuid) || wanted == Some(record.uuid) {
@@ -532,8 +531,9 @@ impl EngineHost {
     }
 }
 
-/// Refuses an origin that is not the one that a volume without a cache device had, unless by force. A link, or a name that
-/// the system gives to another disk, may lead the daemon to a file that its clients must not read.
+/// Refuses an origin that is not the one that a volume without a cache device had, unless by force.
+/// A link, or a name that the system gives to another disk, may lead the daemon to a file that its
+/// clients must not read.
 fn check_identity(volume: &Definition, origin: &dyn Device, force: bool) -> Result<(), ApiError> {
     let now = origin.identity();
     let difference = || volume.origin_identity.as_ref()?.difference(now.as_ref()?);
@@ -546,8 +546,8 @@ fn check_identity(volume: &Definition, origin: &dyn Device, force: bool) -> Resu
     other.allow(volume.name.as_str(), &volume.origin, 0).map_err(faults::engine)
 }
 
-/// Opens the device named in `field`, which was there before. A server that is not reached has the time that its requests
-/// have; a device that another process uses is waited for if the work says so.
+/// Opens the device named in `field`, which was there before. Connecting to a server has the time
+/// limit of its requests; a device in use by another process is waited for if the work says so.
 pub(super) fn claim_again(
     access: Access,
     devices: &Devices,

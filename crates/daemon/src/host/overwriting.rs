@@ -21,35 +21,37 @@ use crate::host_api::{Definition, Existing};
 use crate::planted::{self, PlantedBug};
 use crate::work::{Effect, Work};
 
-/// Bytes at the start that are wiped: behind them there is a mark only where libblkid finds one. Second
-/// headers of LUKS are within the first 4 MiB, and the first two labels of ZFS within 512 KiB.
+/// Bytes at the start that are wiped: behind them there is a mark only where libblkid finds one.
+/// Second headers of LUKS are within the first 4 MiB, and the first two labels of ZFS within 512
+/// KiB.
 const HEAD: u64 = 5 << 20;
-/// Bytes at the end that are wiped: the last two labels of ZFS, md's and DDF's superblocks, GPT's backup.
+/// Bytes at the end that are wiped: the last two labels of ZFS, md's and DDF's superblocks, GPT's
+/// backup.
 const TAIL: u64 = 2 << 20;
-/// Where btrfs has copies of its superblock, and the bytes of one. libblkid does not look there, but programs
-/// that rescue a filesystem do.
+/// Offsets of btrfs's copies of its superblock. libblkid does not look there, but programs that
+/// rescue a filesystem do.
 const BTRFS_COPIES: [u64; 2] = [64 << 20, 256 << 30];
 const PAGE: u64 = 4096;
 /// Most marks that are wiped one by one.
 const MOST_ROUNDS: usize = 64;
-/// How long the origin may take to answer when a refusal is about to be explained.
+/// Time limit for the origin's answer when a refusal is about to be explained.
 const EXPLAIN_WITHIN: Duration = Duration::from_secs(2);
 /// A partition of the disk may be looked at by the system's device manager at the moment.
 const PARTITION_STEPS: u32 = 20;
 const PARTITION_STEP: Duration = Duration::from_millis(100);
 
-/// What is known of a new volume and its cache device before the device is claimed.
+/// A new volume and its cache device, before the device is claimed.
 pub(super) struct New<'a> {
     pub(super) volume: &'a Definition,
     pub(super) existing: Existing,
-    /// What the device held when the command was given.
+    /// The content of the device when the command was given.
     pub(super) seen: Option<&'a Seen>,
     /// The volumes of this daemon.
     pub(super) volumes: &'a [Definition],
     pub(super) work: &'a Work,
 }
 
-/// What a device was seen to hold.
+/// The content that was found on a device.
 pub(super) struct Seen {
     name: String,
     size: u64,
@@ -58,8 +60,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether the device still holds what it held at an earlier look: the same volumes in the same state, or
-    /// else the same bytes.
+    /// Whether the device still has the content of an earlier look: the same volumes in the same
+    /// state, or else the same bytes.
     fn is_as(&self, earlier: &Seen) -> bool {
         match (&self.cache, &earlier.cache) {
             (Cache::Cache(now), Cache::Cache(then)) => {
@@ -100,14 +102,15 @@ impl Seen {
     }
 }
 
-/// Decides whether a device may be formatted: without consent only if it is blank, or holds a Forebay cache
-/// without volumes; with consent ([`Existing::Overwrite`]) if it still is as it was when the command was
-/// given, at `earlier`. `volumes`: those of this daemon, whose caches are never overwritten, whatever their
-/// devices are called now. `is_deleted`: whether a volume has been deleted that the cache still lists.
+/// Decides whether a device may be formatted. Without consent it must be blank, or hold a Forebay
+/// cache without volumes. With consent ([`Existing::Overwrite`]) it must still have the content
+/// that it had when the command was given, `earlier`. `volumes`: those of this daemon, whose caches
+/// are never overwritten, under any name of their devices. `is_deleted`: whether a volume has been
+/// deleted that the cache still lists.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`]: it is the cache of volumes of this daemon; [`ErrorKind::DataAtRisk`]: it holds
-/// something else, or has changed.
+/// [`ErrorKind::Refused`]: it is the cache of volumes of this daemon; [`ErrorKind::DataAtRisk`]: it
+/// holds something else, or has changed.
 pub(super) fn may_format(
     seen: &Seen,
     earlier: Option<&Seen>,
@@ -201,9 +204,9 @@ impl EngineHost {
         })?
     }
 
-    /// Looks at the cache device of a new volume before anything waits for the origin: refuses early where
-    /// [`may_format`] would refuse in the end, and remembers what the operator consents to. `None`: the
-    /// device is new, in RAM, or the open cache of other volumes.
+    /// Looks at the cache device of a new volume before anything waits for the origin. Refuses
+    /// early where [`may_format`] would refuse in the end, and remembers the content to which the
+    /// operator consents. `None`: the device is new, in RAM, or the open cache of other volumes.
     pub(super) fn see_first(
         self: &Arc<Self>,
         volume: &Definition,
@@ -242,8 +245,8 @@ impl EngineHost {
         within(EXPLAIN_WITHIN, look)().unwrap_or(false)
     }
 
-    /// Refuses, even with consent, a disk with a head whose content is known as the cache of a blank disk
-    /// without one: the two have most likely been exchanged, and the disk would be lost.
+    /// Refuses, even with consent, a disk with a head whose content is known as the cache of a
+    /// blank disk without one: the two have most likely been exchanged, and the disk would be lost.
     pub(super) fn check_not_exchanged(
         &self,
         volume: &Definition,
@@ -278,7 +281,7 @@ impl EngineHost {
             })?;
         }
         self.fits(volume, device)?;
-        // Barrier for invariant 32: what was reported as failed formats nothing later.
+        // Barrier for invariant 32: a command that was reported as failed formats nothing later.
         let effect = work.commit().map_err(|_| faults::given_up())?;
         // A mark between the samples is on a device that looks blank otherwise.
         if !(seen.content.blank && seen.content.marks.is_empty()) {
@@ -287,8 +290,8 @@ impl EngineHost {
         self.format(volume, device, &effect)
     }
 
-    /// Wipes all marks of former owners. The first bytes of the device come last, so that after a crash it
-    /// still shows its owner.
+    /// Wipes all marks of former owners. The first bytes of the device come last, so that after a
+    /// crash it still shows its owner.
     fn wipe(&self, device: &Arc<dyn Device>, _: &Effect) -> Result<(), ApiError> {
         let shows_partitions = self.let_go_of_partitions(device)?;
         let size = device.size();
@@ -351,7 +354,7 @@ impl EngineHost {
         })
     }
 
-    /// Refuses a disk of which a partition is in use. Returns whether the kernel may show partitions.
+    /// Refuses a disk with a partition in use. Returns whether the kernel may show partitions.
     fn let_go_of_partitions(&self, device: &Arc<dyn Device>) -> Result<bool, ApiError> {
         for _ in 0..PARTITION_STEPS {
             match device.reread_partitions() {

@@ -1,4 +1,4 @@
-//! What was seen last of the paths of devices, and in which words an operator reads it.
+//! The last look at the paths of devices, and its result in an operator's words.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use forebay_device::{Device, Displaced, DisplacedKind};
 use forebay_engine::{Cache, Volume};
 use forebay_threads::Mutex;
 
-/// What was seen last of the path of one device.
+/// The last look at the path of one device.
 pub(super) struct Seen {
     found: Mutex<Option<Displaced>>,
     /// A thread looks, and may hang.
     is_looking: AtomicBool,
 }
 
-/// What was seen last of the paths of a volume's devices.
+/// The last looks at the paths of a volume's devices.
 pub(super) struct Paths {
     cache: Seen,
     origin: Seen,
@@ -31,7 +31,7 @@ pub(super) enum Role {
 impl Role {
     pub(super) const BOTH: [Role; 2] = [Role::Origin, Role::Cache];
 
-    /// Returns what a file is called that takes this role.
+    /// Returns the name of a file that takes this role.
     pub(super) fn name(self) -> &'static str {
         match self {
             Role::Cache => "cache device",
@@ -52,7 +52,7 @@ impl Seen {
         self.found.lock().clone()
     }
 
-    /// Looks, and returns what is seen. May hang.
+    /// Looks, and returns the result. May hang.
     pub(super) fn look(&self, device: &dyn Device) -> Option<Displaced> {
         let found = device.displaced();
         self.found.lock().clone_from(&found);
@@ -84,7 +84,7 @@ pub(super) fn device<'a>(role: Role, cache: &'a Cache, volume: &'a Volume) -> &'
     }
 }
 
-/// Returns what happened to a device, and the way out.
+/// Returns the finding about a device, and the remedy.
 pub(super) fn sentence(role: Role, name: &str, found: &Displaced, volume: &str) -> String {
     let Displaced { kind, what, readable_at } = found;
     let copy = |fd: &Path| format!("'cp --sparse=always {} FILE'", fd.display());
@@ -97,7 +97,7 @@ pub(super) fn sentence(role: Role, name: &str, found: &Displaced, volume: &str) 
             copy(readable_at)
         ),
         (Role::Cache, DisplacedKind::Moved) => format!(
-            "move it back; 'forebay flush {volume}' writes to the origin what only the cache has"
+            "move it back; 'forebay flush {volume}' writes the dirty blocks to the origin"
         ),
         (Role::Cache, _) => "its content is lost when the volume stops, which writes dirty blocks to the origin first; then delete the volume and create it again".to_owned(),
     };

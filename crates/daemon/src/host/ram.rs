@@ -65,7 +65,8 @@ impl RamTiers {
         all.iter().find(|(known, _)| known.as_str() == name).map(|(_, own)| own.tier.clone())
     }
 
-    /// Has the tiers give memory back while the system is short of it, on a thread that ends with them.
+    /// Has the tiers give memory back while the system is short of it, on a thread that ends with
+    /// them.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -144,7 +145,7 @@ fn on_its_way(settings: &Settings) -> u64 {
     deferral(settings).map_or(0, |_| write_down::memory(settings.ram))
 }
 
-/// Refuses to lock so many bytes if the machine cannot spare them.
+/// Refuses to lock `bytes` bytes if the machine cannot spare them.
 fn check_lock(options: &TierOptions, bytes: u64) -> Result<(), ApiError> {
     if options.locked && options.bytes > 0 { memory::check_lock(bytes) } else { Ok(()) }
 }
@@ -191,11 +192,12 @@ impl RamTier {
         TierOptions { block: self.tier.block(), ..options(settings) } != self.tier.options()
     }
 
-    /// Takes another size, policy and strategy, and forgets all blocks if one of them changes; freezes,
-    /// empties or resumes the tier. The block size stays.
+    /// Takes another size, policy and strategy, and forgets all blocks if one of them changes;
+    /// freezes, empties or resumes the tier. The block size stays.
     ///
     /// # Errors
-    /// The daemon's memory limit does not allow it, or writes are deferred; nothing has changed then.
+    /// The daemon's memory limit does not allow it, or writes are deferred; nothing has changed
+    /// then.
     pub(super) fn change(&self, settings: &Settings) -> Result<(), ApiError> {
         let wanted = TierOptions { block: self.tier.block(), ..options(settings) };
         let mut hold = self.hold.lock();

@@ -27,7 +27,7 @@ use super::settings;
 use super::shown::Shown;
 use crate::host_api::{Condition, Count, Definition, Identity, Trouble};
 
-/// How long a block count stays valid if a cache has several volumes: counting walks the whole
+/// Age up to which a block count is valid if a cache has several volumes: counting walks the whole
 /// index.
 const COUNT_AGE: Duration = Duration::from_secs(2);
 
@@ -43,7 +43,7 @@ pub(super) struct Running {
     cache: Arc<Cache>,
     /// The volume.
     pub(super) volume: Arc<Volume>,
-    /// Where the paths of its devices lead.
+    /// The last looks at the paths of its devices.
     pub(super) paths: Arc<Paths>,
 }
 
@@ -282,8 +282,8 @@ impl Served {
         })
     }
 
-    /// See [`crate::host_api::Reports::told_apart`]. The UUIDs of a volume whose cache is in RAM are others in the
-    /// next program; what it has then is what its origin has.
+    /// Implements [`crate::host_api::Reports::told_apart`]. A volume whose cache is in RAM has
+    /// other UUIDs in the next program, and then has the content of its origin.
     pub(super) fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
         let of = |entry: &Entry| Some((entry.running.clone()?, entry.definition.origin.clone()));
         let (running, origin) = self.lock().get(name).and_then(of)?;
@@ -342,7 +342,7 @@ impl Served {
         Some(report)
     }
 
-    /// Returns what the watcher looks at.
+    /// Returns the condition that the watcher compares.
     pub(super) fn condition(&self, name: &VolumeName) -> Option<Condition> {
         let all = self.lock();
         let entry = all.get(name)?;
@@ -383,7 +383,8 @@ impl Served {
     }
 }
 
-/// Returns the cached blocks of a volume, as of now or as last counted; `None`: they were not counted yet.
+/// Returns the cached blocks of a volume, as of now or as last counted; `None`: they were not
+/// counted yet.
 fn cached_blocks(running: &Running, count: Count) -> Option<u64> {
     let (cache, id) = (&running.cache, running.volume.id);
     match cache.store.volumes().len() {
@@ -464,7 +465,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: 
     }
 }
 
-/// Describes what a start has found out about an origin.
+/// Describes the result of a start's check of an origin.
 pub(super) fn origin_check(check: &OriginCheck) -> OriginCheckReport {
     let (found, evidence) = match &check.verdict {
         Verdict::Same => (OriginFound::Unchanged, "its system counts no writes".to_owned()),

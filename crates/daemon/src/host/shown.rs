@@ -1,8 +1,9 @@
 //! The gate between volumes and clients: which running volumes the front ends find.
 //!
-//! A volume runs before the daemon's state has it, or has what its start has found out. What clients wrote in between would
-//! be lost if the daemon died. So no volume is found, by a new client or by one that a former program has handed over, until
-//! it is shown, and it is hidden again with its end, whichever way it ends.
+//! A volume runs before the daemon's state records it, or records the results of its start. Writes
+//! of clients in between would be lost if the daemon died. So no client finds a volume, new or
+//! handed over by a former program, until the volume is shown. It is hidden again when it ends in
+//! any way.
 
 use std::collections::BTreeSet;
 

@@ -15,13 +15,13 @@ use super::{CLOSE_PATIENCE, DISMISSAL, EngineHost, faults};
 use crate::hand_over::Items;
 use crate::host_api::{Closing, Definition};
 
-/// How long a stopped volume, or an operation that was given up, may still use its cache before that is left
-/// open, and what closing one may take beyond its limit.
+/// Time for which a stopped volume, or an abandoned operation, may still use its cache; then the
+/// cache is left open. Also the time that closing a cache may take beyond its limit.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How everything ended.
+/// The result of stopping everything.
 struct Ended {
-    /// Volumes of which acknowledged writes may be lost, or that did not stop in order.
+    /// Volumes that may lose acknowledged writes, or did not stop in order.
     failed: BTreeSet<VolumeName>,
     /// The places of volumes that did not stop in order.
     places: BTreeSet<u64>,
@@ -48,8 +48,9 @@ impl Ended {
     }
 }
 
-/// Takes the clients and exports of volumes that did not end in order out of what a front end hands over, and ends
-/// them: their users have to see it as they see a crash, because what they were told to be there may not be.
+/// Removes clients and exports of volumes that did not end in order from the parts of a hand-over,
+/// and ends them. Their users must see an end as after a crash, because acknowledged data may be
+/// missing.
 fn cut_off(failed: &BTreeSet<VolumeName>, front_end: &dyn FrontEnd, items: &mut Vec<HandedOver>) {
     for name in failed {
         let (own, others): (Vec<_>, _) = std::mem::take(items)
@@ -67,8 +68,8 @@ fn cut_off(failed: &BTreeSet<VolumeName>, front_end: &dyn FrontEnd, items: &mut 
     }
 }
 
-/// Notes which volumes the parts of a hand-over belong to: by the time somebody goes on with them, others may have these
-/// names. What was inherited says it already.
+/// Notes the volume of each part of a hand-over, because another volume may have its name when the
+/// part is taken over. Inherited parts are labelled already.
 fn identify(
     identities: &BTreeMap<String, String>,
     front_end: &dyn FrontEnd,
@@ -107,7 +108,8 @@ impl Closing for Arc<EngineHost> {
         let mut leaving = self.lanes.hand_over();
         leaving.wait(DISMISSAL * 3);
         let (ended, in_order) = self.close_caches();
-        // A lane that was late may have answered its clients by now. When the lanes end, it is too late.
+        // A lane that was late may have answered its clients by now. When the lanes end, it is too
+        // late.
         leaving.wait(GRACE);
         self.end_lanes(in_order);
         if let Err(error) = &ended.result {
@@ -155,7 +157,8 @@ impl EngineHost {
         ended
     }
 
-    /// Drains caches in RAM, stops all volumes and closes all caches. Returns whether everything went in order as well.
+    /// Drains caches in RAM, stops all volumes and closes all caches. Returns whether everything
+    /// went in order as well.
     fn close_caches(self: &Arc<Self>) -> (Ended, bool) {
         let mut ended = Ended::default();
         // What only a cache without its path has is written back first.
@@ -163,7 +166,7 @@ impl EngineHost {
         for (name, error) in self.drain_ram() {
             ended.fail(&name, error);
         }
-        // A stop and what follows may take as long again.
+        // The time limit begins anew for the stop and the steps after it.
         self.ending.advances();
         let mut in_order = self.stop_all(&mut ended);
         // Once more while the devices are open, for those that have lost their paths meanwhile.
@@ -173,7 +176,8 @@ impl EngineHost {
         (ended, in_order)
     }
 
-    /// Ends the lanes, and lets go of what only they used. Waits for them if everything went `in_order`.
+    /// Ends the lanes, and releases everything that only they used. Waits for them if everything
+    /// went `in_order`.
     fn end_lanes(&self, in_order: bool) {
         self.lanes.end(in_order);
         // The next program finds the locks of images released.
@@ -183,7 +187,8 @@ impl EngineHost {
         }
     }
 
-    /// Looks where all paths lead. A file that was removed is lost when the end of everything closes it.
+    /// Looks where all paths lead. A file that was removed is lost when the end of everything
+    /// closes it.
     fn note_lost_origins(&self, ended: &mut Ended) {
         self.look_at_paths();
         for (volume, running) in self.served.all() {
@@ -273,9 +278,10 @@ impl EngineHost {
         places.into_iter().filter(open).collect()
     }
 
-    /// Closes all caches concurrently. Returns whether everything went in order. A cache with a volume that
-    /// did not stop, whose origin something still waits for, or that an operation which was given up may yet
-    /// change, is left open: flushed writes are durable on it, and the next start recovers it.
+    /// Closes all caches concurrently. Returns whether everything went in order. A cache is left
+    /// open if it has a volume that did not stop, if something still waits for the origin of a
+    /// volume, or if an abandoned operation may yet change it. Flushed writes are durable on such a
+    /// cache, and the next start recovers it.
     fn close_all(self: &Arc<Self>, ended: &mut Ended) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
@@ -298,8 +304,8 @@ impl EngineHost {
         in_order
     }
 
-    /// Closes the cache at a place, if it is open and nothing uses it any more. Returns whether it is closed.
-    /// `reported`: a volume on it is known not to have stopped.
+    /// Closes the cache at a place, if it is open and nothing uses it any more. Returns whether it
+    /// is closed. `reported`: a volume on it is known not to have stopped.
     ///
     /// # Errors
     /// It is left open because of a volume, or not all of it could be made durable.
@@ -320,7 +326,8 @@ impl EngineHost {
             )));
         }
         if has_volume() || place.is_used() {
-            // Only a start or the like, of which nobody was told that it succeeded.
+            // Only work like a start can still use it, and no client was told that such work
+            // succeeded.
             tracing::warn!(
                 "the cache on {device} was left open, because something that was given up still uses it; the next start recovers it"
             );
@@ -334,7 +341,8 @@ impl EngineHost {
     }
 }
 
-/// Returns how the closing of a cache went, on a thread of its own, which is waited for until `end`.
+/// Returns how the closing of a cache went, on a thread of its own, which is waited for until
+/// `end`.
 ///
 /// # Errors
 /// Those of the thread, or there was none, it panicked, or it has not ended.

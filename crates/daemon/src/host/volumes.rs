@@ -16,8 +16,8 @@ use crate::events::NewEvent;
 use crate::host_api::{Copied, Definition, Remains, Serving, StartError};
 use crate::work::{Effect, Work};
 
-/// The cache device of a volume that has none: RAM that nothing is written to, as the mode is
-/// passthrough. Pages that nobody writes to cost nothing.
+/// The cache device of a volume without one: RAM that is never written, because the mode is
+/// passthrough. Untouched pages cost nothing.
 const EMPTY_CACHE: &str = "ram:32M";
 
 /// Parses the device that an operator named in `field`.
@@ -26,7 +26,7 @@ pub(super) fn spec(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     text.parse().map_err(|error| ApiError::invalid(field, error))
 }
 
-/// As [`spec`], for a device that must exist already.
+/// Parses as [`spec`] does, for a device that must exist already.
 pub(super) fn made(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     spec(field, text).map(|spec| spec.made())
 }
@@ -133,8 +133,9 @@ impl Serving for Arc<EngineHost> {
 }
 
 impl EngineHost {
-    /// Stops a volume that a delete had started and that is not deleted, without storing a fingerprint: the origin may
-    /// have been restored or exchanged since, so the next start must check it again.
+    /// Stops a volume that a delete had started and that is not deleted, without storing a
+    /// fingerprint: the origin may have been restored or exchanged since, so the next start must
+    /// check it again.
     fn stop_unwanted(self: &Arc<Self>, name: &VolumeName) {
         if let Ok(running) = self.served.get(name) {
             running.volume.leave_no_print();
@@ -144,8 +145,8 @@ impl EngineHost {
         }
     }
 
-    /// Changes the settings of a volume: `next` makes them of the present ones, and is asked when no other change of its
-    /// cache comes in between.
+    /// Changes the settings of a volume: `next` makes them of the present ones, and is asked when
+    /// no other change of its cache comes in between.
     pub(super) fn apply(
         &self,
         place: &Place,
@@ -160,8 +161,9 @@ impl EngineHost {
         })?
     }
 
-    /// Returns what makes `wanted` of the present settings of a volume, but for those that volumes of its cache share. These
-    /// are as the state has them when they are applied: commands for other volumes may have changed them since.
+    /// Returns the changes that make `wanted` of the present settings of a volume, except for
+    /// settings that volumes of its cache share. These are read from the state when they are
+    /// applied, because commands for other volumes may have changed them since.
     pub(super) fn with_newest(
         &self,
         name: &VolumeName,
@@ -221,10 +223,11 @@ impl EngineHost {
             self.note_contents(&definition);
         }
         let _wait = self.served.wait_for(name, &origin);
-        // `running` is dropped before the cache is closed, which waits until nothing refers to the volume.
+        // `running` is dropped before the cache is closed, which waits until nothing refers to the
+        // volume.
         let left = self.using(place, move || {
             let stopped = self.take_out(&running.place, &running.volume);
-            // The devices are still open, so what happened to them can be seen.
+            // Check while the devices are still open, so that their paths can be compared.
             let safe = if abandon { Ok(()) } else { running.check_left() };
             self.served.remove(name);
             stopped.and(safe)
@@ -251,8 +254,8 @@ impl EngineHost {
 
     /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
     fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
-        // First: clients with requests that are not answered are waited for, and a shutdown meanwhile has to know
-        // that the volume is still there.
+        // First: clients with requests that are not answered are waited for, and a shutdown
+        // meanwhile has to know that the volume is still there.
         place.note_left(volume);
         self.served.ram.remove(&volume.name);
         let (number, id) = (place.number, volume.id);
@@ -311,7 +314,8 @@ impl EngineHost {
                 tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
             }
             let _wait = self.served.wait_for(name, &volume.cache);
-            // Nothing was stored before the commit point. Restoring it then could undo a later command.
+            // Nothing was stored before the commit point. Restoring it then could undo a later
+            // command.
             let old = self.with_newest(name, before.clone());
             if let Some(effect) = work.committed()
                 && let Err(error) = self.apply(&running.place, name, old, &effect)
@@ -388,7 +392,8 @@ impl EngineHost {
         let (number, own, own_work) = (place.number, name.to_string(), work.clone());
         let deleted = self.lanes.run(0, move |state| async move {
             let engine = state.engine(number)?;
-            // With --discard-dirty the volume has already been removed from the state, so the deletion is completed.
+            // With --discard-dirty the volume has already been removed from the state, so the
+            // deletion is completed.
             let commit = || if discard_dirty { Ok(()) } else { own_work.commit().map(drop) };
             let progress = |_| match own_work.is_cancelled() && !discard_dirty {
                 true => Err(Cancelled),
@@ -419,7 +424,7 @@ impl EngineHost {
             }
             return Err(ways_out(volume, left));
         }
-        // The cache device cannot be told; its data is discarded when it is next opened.
+        // The cache device cannot record it; the data is discarded when the device is next opened.
         tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {left}");
         if let Err(error) = self.using(place, move || self.take_away(name, running)) {
             tracing::warn!(volume = %name, "it did not stop cleanly: {error}");
@@ -427,8 +432,8 @@ impl EngineHost {
         Ok(Remains::OnCacheDevice)
     }
 
-    /// Starts a volume that is to be deleted, so that its dirty blocks can be written back. Returns what is left of it if it
-    /// is deleted thereby.
+    /// Starts a volume that is to be deleted, so that its dirty blocks can be written back. Returns
+    /// the remains if the volume is deleted thereby.
     fn bring_up_to_delete(
         self: &Arc<Self>,
         volume: &Definition,
@@ -464,13 +469,13 @@ impl EngineHost {
     }
 }
 
-/// Adds to an error of a delete how the volume can be deleted without its cache device.
+/// Adds to the error of a delete the command that deletes the volume without its cache device.
 fn ways_out(volume: &Definition, mut error: ApiError) -> ApiError {
     let way_out = format!("'forebay delete --discard-dirty {}'", volume.name);
     if !error.message.contains(&way_out) {
-        error
-            .message
-            .push_str(&format!("; {way_out} deletes it without what only its cache device has"));
+        error.message.push_str(&format!(
+            "; {way_out} deletes it and discards blocks that exist only on its cache device"
+        ));
     }
     error
 }

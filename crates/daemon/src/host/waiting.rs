@@ -17,7 +17,7 @@ use super::faults;
 use super::lanes::{LaneState, Lanes, unfinished};
 use crate::work::Work;
 
-/// How often the operation polls.
+/// Interval at which the operation polls.
 const STEP: Duration = Duration::from_millis(25);
 
 #[derive(Default)]
@@ -50,9 +50,10 @@ impl Left {
 }
 
 impl Lanes {
-    /// Runs `job` on the first lane and waits for it. Each time the job reports how many blocks of `block_bytes` are left,
-    /// it learns whether the work was cancelled. The job is never dropped, because other requests may wait for a commit or
-    /// a sync that it has started. If a cancelled job waits for a device, this returns and the job completes by itself.
+    /// Runs `job` on the first lane and waits for it. Each time the job reports how many blocks of
+    /// `block_bytes` are left, it learns whether the work was cancelled. The job is never dropped,
+    /// because other requests may wait for a commit or a sync that it has started. If a cancelled
+    /// job waits for a device, this returns and the job completes by itself.
     ///
     /// # Errors
     /// The job's own, or [`ErrorKind::Cancelled`].
@@ -84,7 +85,8 @@ impl Lanes {
                 Err(RecvTimeoutError::Disconnected) => return Err(unfinished()),
                 Err(RecvTimeoutError::Timeout) if work.is_cancelled() => {
                     left.0.cancelled.store(true, Ordering::Relaxed);
-                    // This gives up before the operation does, so that the caller can still undo its changes.
+                    // This gives up before the operation does, so that the caller can still undo
+                    // its changes.
                     if cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP / 2 {
                         return Err(faults::cancelled());
                     }

@@ -1,8 +1,10 @@
-//! Leaves out messages that repeat, as the kernel does: a disk that fails must not fill the journal.
+//! Leaves out messages that repeat, as the kernel does: a disk that fails must not fill the
+//! journal.
 //!
-//! Messages of one kind come from one place in the program and are about one volume and one device. Of one kind
-//! [`BURST`] are logged in [`WINDOW`], and, as long as there are too many, one in each window that follows. A line says
-//! how many were left out. Levels below `info` are not limited: whoever asks for them wants all.
+//! Messages of one kind come from one place in the program and name one volume and one device. Of
+//! one kind [`BURST`] are logged in [`WINDOW`], and, as long as there are too many, one in each
+//! window that follows. A line says how many were left out. Levels below `info` are not limited,
+//! because they are requested for a search and needed completely.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -23,7 +25,8 @@ const BURST: u64 = 10;
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// Most kinds that are told apart; beyond that, messages from one place in the program are one kind.
+/// Most kinds that are distinguished; beyond that, messages from one place in the program are one
+/// kind.
 const MAX_KINDS: usize = 1024;
 
 /// Most bytes of a message that are repeated in the line about those left out.
@@ -39,14 +42,14 @@ pub(super) const TARGET: &str = "forebay::log";
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Kind {
     site: Identifier,
-    /// A hash of what they are about.
+    /// A hash of the volume and the device that they name.
     about: u64,
 }
 
 /// The messages of one kind in one window.
 struct Window {
     began: Instant,
-    /// How many may be logged.
+    /// Number of messages that may be logged.
     burst: u64,
     logged: u64,
     left_out: u64,
@@ -106,8 +109,8 @@ impl Limit {
         false
     }
 
-    /// Takes what has to be said about windows that are over. A window in which too much came leaves one behind
-    /// in which little may come.
+    /// Takes the lines about windows that are over. A window with too many messages is followed by
+    /// one that allows few.
     fn take(&self, now: Instant, all: bool) -> Vec<(u64, String)> {
         let mut table = self.table();
         let Table { windows, ended } = &mut *table;
@@ -167,7 +170,7 @@ impl<S: Subscriber> Layer<S> for LimitLayer {
     }
 }
 
-/// Hashes what a message is about.
+/// Hashes the volume and the device that a message names.
 struct About(DefaultHasher);
 
 impl Visit for About {
@@ -240,7 +243,8 @@ mod tests {
         Kind { site: Identifier(&SITE), about }
     }
 
-    /// Feeds messages of a kind, so many each second; returns how many are logged, and what is said about the others.
+    /// Feeds messages of a kind at a rate per second; returns how many are logged, and the lines
+    /// about the others.
     fn feed(
         limit: &Limit,
         begin: Instant,
@@ -270,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_is_logged_once_in_a_window() {
+    fn endless_messages_are_logged_once_in_a_window() {
         let (limit, begin) = (Limit::default(), Instant::now());
         let (logged, said) = feed(&limit, begin, [100; 3600]);
         let windows = 3600 / WINDOW.as_secs();

@@ -1,7 +1,8 @@
-//! Writes the log on a thread of its own, so that no other thread waits for the log's reader or for a full disk.
+//! Writes the log on a thread of its own, so that no other thread waits for the log's reader or for
+//! a full disk.
 //!
-//! Lines wait in a queue of [`MAX_BYTES`]. If it is full the oldest are dropped, and the log says how many once it can be
-//! written again, in the place where they are missing.
+//! Lines wait in a queue of [`MAX_BYTES`]. If it is full the oldest are dropped, and the log says
+//! how many once it can be written again, in the place where they are missing.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -14,14 +15,14 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Most bytes that wait to be written.
 const MAX_BYTES: usize = 256 << 10;
 
-/// How long the thread pauses if stderr takes nothing and was set by another process not to wait.
+/// Pause of the thread if stderr takes nothing and another process has made it non-blocking.
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct Queue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines that were dropped, and of which the log does not say so yet.
+    /// Lines that were dropped, and that the log has not mentioned yet.
     dropped: u64,
     /// The thread has taken a line and has not written it to its end.
     writing: bool,
@@ -79,8 +80,8 @@ impl Outlet {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything is written, at most for `time`. Returns how many lines the log lacks and does not say so:
-    /// those that still wait, and those that were dropped before them.
+    /// Waits until everything is written, at most for `time`. Returns how many lines the log lacks
+    /// and does not say so: those that still wait, and those that were dropped before them.
     pub(super) fn flush(&self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         let mut queue = self.queue();
@@ -95,7 +96,7 @@ impl Outlet {
         queue.dropped + queue.lines.len() as u64 + u64::from(queue.writing)
     }
 
-    /// Returns the next line, with what has to be said before it: how many lines are missing there.
+    /// Returns the next line, and the number of lines that are missing before it.
     fn next(&self) -> (u64, Vec<u8>) {
         let mut queue = self.queue();
         loop {
@@ -186,7 +187,8 @@ mod tests {
 
     use super::*;
 
-    /// Hands on what is written when it is asked for, and waits until then; an empty piece is a full disk.
+    /// Passes each written piece on when the test asks for it, and waits until then; an empty piece
+    /// is a full disk.
     struct Reader(std::sync::mpsc::SyncSender<Vec<u8>>);
 
     impl Write for Reader {

@@ -43,8 +43,8 @@ pub(crate) async fn answer<B>(
     }
 }
 
-/// Refuses what a page of another site asks for. Scrapers reach an address of the network by any name, so that only
-/// the name of a loopback address is known.
+/// Refuses requests of pages of other sites. Scrapers reach an address of the network by any name,
+/// so only the name of a loopback address is known.
 fn check_sender(headers: &HeaderMap, bound: Option<SocketAddr>) -> Result<(), ApiError> {
     match bound {
         Some(bound) if bound.ip().is_loopback() => guard::check("--metrics", headers, bound),

@@ -1,10 +1,11 @@
-//! Metrics: what the reports contain, as text for Prometheus.
+//! Metrics: the content of the reports, as text for Prometheus.
 //!
 //! - `table`: every metric
 //! - [`text`]: the formats
 //! - [`listener`]: the TCP address of `--metrics`
 //!
-//! A scrape reads counters that exist anyway. It counts nothing and takes no lock for longer than a lane holds it.
+//! A scrape reads counters that exist anyway. It counts nothing and takes no lock for longer than a
+//! lane holds it.
 
 pub(crate) mod listener;
 mod table;
@@ -113,7 +114,8 @@ fn write_caches(out: &mut Writer, volumes: &[VolumeReport]) {
     write_devices(out, metrics, devices);
 }
 
-/// Writes bytes, errors and latencies of devices, each with the label that tells it from the others.
+/// Writes bytes, errors and latencies of devices, each with the label that tells it from the
+/// others.
 fn write_devices(
     out: &mut Writer,
     [bytes, errors, seconds]: [&'static Metric; 3],
@@ -130,7 +132,7 @@ fn write_devices(
     all().for_each(|(of, (kind, counts))| out.latencies(&[of, kind], &counts.latency));
 }
 
-/// Writes what is known of all volumes, served or not.
+/// Writes the metrics that every volume has, served or not.
 fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
     out.begin(&the::INFO);
     for volume in volumes {

@@ -1,4 +1,5 @@
-//! The names, kinds, units and labels of metrics are as published, in `tests/metrics.txt` and `docs/metrics.md`.
+//! The names, kinds, units and labels of metrics are as published, in `tests/metrics.txt` and
+//! `docs/metrics.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,7 +14,7 @@ use super::table::ALL;
 use super::text::Kind;
 use super::*;
 
-/// Names of the labels whose values are not listed: what operators name, and what a version is.
+/// Labels whose values are not listed, because operators or the version choose them.
 const FREE: [&str; 8] =
     ["volume", "cache", "origin", "version", "mode", "caching", "policy", "durability"];
 
@@ -52,7 +53,7 @@ fn text(format: Format) -> String {
     write(format, &daemon(), &DaemonMemory::default(), (&events, &LogCounts::default()), &volumes)
 }
 
-/// What a text says about one family.
+/// One family in a text of metrics.
 #[derive(Default)]
 struct Family {
     kind: String,
@@ -62,7 +63,8 @@ struct Family {
     lines: usize,
 }
 
-/// Reads OpenMetrics, as strictly as it is written: families follow each other, with their lines behind their heads.
+/// Reads OpenMetrics, as strictly as it is written: families follow each other, with their lines
+/// behind their heads.
 fn read(text: &str) -> BTreeMap<String, Family> {
     let (mut all, mut name) = (BTreeMap::<String, Family>::new(), String::new());
     let lines = text.strip_suffix("# EOF\n").expect("the end").lines();
@@ -120,7 +122,7 @@ fn labels(family: &Family) -> String {
     listed.collect::<Vec<_>>().join(" ")
 }
 
-/// Compares a file, or a part of it, with what it has to be; writes it with `UPDATE_METRICS`.
+/// Compares a file, or a part of it, with the expected text; writes it with `UPDATE_METRICS`.
 fn compare(path: &Path, found: &str, expected: &str, whole: impl FnOnce() -> String) {
     if std::env::var_os("UPDATE_METRICS").is_some() {
         std::fs::write(path, whole()).expect("writable");

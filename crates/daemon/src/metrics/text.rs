@@ -1,12 +1,14 @@
-//! Metrics as text: the classic format of Prometheus, and OpenMetrics 1.0 for clients that ask for it.
+//! Metrics as text: the classic format of Prometheus, and OpenMetrics 1.0 for clients that ask for
+//! it.
 //!
-//! Both are written by the same calls. They differ in the names after `# TYPE`, in units, and at the end.
+//! Both are written by the same calls. They differ in the names after `# TYPE`, in units, and at
+//! the end.
 
 use std::fmt::Write;
 
 use forebay_core::{LATENCY_BOUNDS_US, LatencyCounts};
 
-/// What a metric is.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A number that only grows until its volume or the daemon is started again.
@@ -24,7 +26,7 @@ pub(super) enum Kind {
 pub(super) struct Metric {
     /// Its name, without the suffix that its kind adds.
     pub(super) name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub(super) kind: Kind,
     /// Its unit, with which its name ends; empty: it has none.
     pub(super) unit: &'static str,
@@ -44,8 +46,8 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Returns the format for the `Accept` header of a request: the classic one, unless the client names OpenMetrics 1.0
-    /// and does not give it less weight.
+    /// Returns the format for the `Accept` header of a request: the classic one, unless the client
+    /// names OpenMetrics 1.0 and does not give it less weight.
     pub(crate) fn for_client(accept: &str) -> Self {
         // The weights of OpenMetrics, of the classic format by name, and of ranges that contain it.
         let (mut open, mut classic, mut any) = (0.0_f64, None::<f64>, 0.0_f64);
@@ -92,14 +94,15 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Begins a text, of about so many bytes: one that grows is copied again and again.
+    /// Begins a text of about `bytes` bytes, because a text that grows is copied again and again.
     pub(super) fn new(format: Format, bytes: usize, first: &'static Metric) -> Self {
         let mut writer = Writer { text: String::with_capacity(bytes), format, family: first };
         writer.begin(first);
         writer
     }
 
-    /// Begins a family; the values that follow belong to it. Values of one family must follow each other.
+    /// Begins a family; the values that follow belong to it. Values of one family must follow each
+    /// other.
     pub(super) fn begin(&mut self, family: &'static Metric) {
         self.family = family;
         let Metric { name, kind, unit, help, .. } = *family;
@@ -126,7 +129,7 @@ impl Writer {
         self.value(itoa::Buffer::new().format(number));
     }
 
-    /// As [`Writer::number`], for a number with a fraction.
+    /// Writes as [`Writer::number`] does, a number with a fraction.
     pub(super) fn fraction(&mut self, labels: &[&str], number: f64) {
         self.head(self.suffix(), labels);
         let _ = writeln!(self.text, " {number}");

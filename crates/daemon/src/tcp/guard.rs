@@ -1,4 +1,5 @@
-//! Who may read what a TCP address serves: browsers that show it, and programs; not the pages of other sites.
+//! Access to TCP addresses: browsers that show the page, and programs, but not the pages of other
+//! sites.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,13 +8,15 @@ use hyper::header::{HOST, HeaderMap, HeaderName, ORIGIN};
 
 use crate::http::{check_origin, single};
 
-/// The header in which a browser says whose page sends a request.
+/// The header in which a browser names the site whose page sends a request.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses requests of pages of other sites. `option` names the option with the address that listens, `bound`.
+/// Refuses requests of pages of other sites. `option` names the option with the address that
+/// listens, `bound`.
 ///
 /// # Errors
-/// [`ErrorKind::Forbidden`] with what is foreign; [`ErrorKind::Invalid`] if a header cannot be understood.
+/// [`ErrorKind::Forbidden`] naming the foreign header; [`ErrorKind::Invalid`] if a header cannot be
+/// parsed.
 pub(crate) fn check(option: &str, headers: &HeaderMap, bound: SocketAddr) -> Result<(), ApiError> {
     let host = single(headers, HOST)?.map(str::trim);
     if !host.is_some_and(|host| is_own(host, bound.ip())) {
@@ -26,7 +29,8 @@ pub(crate) fn check(option: &str, headers: &HeaderMap, bound: SocketAddr) -> Res
     check_origin(single(headers, ORIGIN)?, host)
 }
 
-/// Refuses requests that a browser says to be those of pages of other sites, whatever name the client uses.
+/// Refuses requests that a browser marks as those of pages of other sites, by any name that the
+/// client uses.
 ///
 /// # Errors
 /// As [`check`].

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// What a connection waits for. In this order connections make room for others.
+/// The event that a connection waits for. Connections make room for others in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
-    /// For the end of its request.
+    /// The end of its request.
     Idle,
-    /// For its client, which has an answer to read.
+    /// Its client, which has an answer to read.
     Answered,
-    /// For the daemon, or it is a stream.
+    /// The daemon; streams count as this.
     Busy,
 }
 
@@ -49,9 +49,9 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a client. If all are taken, the task of another connection is aborted: of the address with
-    /// the most connections the one with the least use, and of those the oldest. Without such a connection there is
-    /// no place.
+    /// Takes a place for a client. If all are taken, the task of another connection is aborted: of
+    /// the address with the most connections the one with the least use, and of those the oldest.
+    /// Without such a connection there is no place.
     pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
         let mut guard = self.taken();
         let (next, taken) = &mut *guard;
@@ -88,7 +88,7 @@ impl Place {
         self.number
     }
 
-    /// Notes what the connection waits for.
+    /// Notes the phase of the connection.
     pub(super) fn enter(&self, phase: Phase) {
         if let Some(taken) = self.places.taken().1.get_mut(&self.number) {
             taken.phase = phase;

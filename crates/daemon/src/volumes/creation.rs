@@ -47,7 +47,8 @@ impl Volumes {
             Ok(())
         })?;
         if let Err(error) = attempt(|| self.host.create(&volume, existing, &others, work)) {
-            // Without a commit nothing was created, nor will be. With one it may be on the cache device.
+            // Without a commit nothing was created, nor will be. With one it may be on the cache
+            // device.
             if work.committed().is_none() {
                 self.forget_deleted(uuid, work);
             }
@@ -57,7 +58,8 @@ impl Volumes {
             let sharing = self.sharing(&volume);
             self.host.note_positions();
             let mut entry = self.remembered(volume.clone());
-            // Before clients see it: what they write is there after a crash.
+            // Write the state before clients find the volume, so that their writes are there after
+            // a crash.
             self.state.complete(work, |volumes, known| {
                 // Others may have changed them since, and the data path has them from there.
                 join(volumes, &sharing, &mut entry.volume);
@@ -80,8 +82,8 @@ impl Volumes {
         self.state.volumes().into_iter().map(|entry| entry.volume).collect()
     }
 
-    /// Checks a new volume against the stored ones, and takes over the settings that it shares with them. Returns what
-    /// may become of a cache on its cache device.
+    /// Checks a new volume against the stored ones, and takes over the settings that it shares with
+    /// them. Returns the permitted treatment of a cache on its cache device.
     fn examine(
         &self,
         volume: &mut Definition,
@@ -117,7 +119,8 @@ impl Volumes {
         Ok(Existing::Join)
     }
 
-    /// Deletes a new volume that could not be stored or exported. The state has it as deleted meanwhile.
+    /// Deletes a new volume that could not be stored or exported. The state has it as deleted
+    /// meanwhile.
     fn delete_unfinished(&self, volume: &Definition, uuid: Uuid, work: &Work) {
         let name = &volume.name;
         let _ = self.withdraw(name, &ExportSet::NONE, ("stop", true));

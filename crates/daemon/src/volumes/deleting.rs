@@ -13,13 +13,13 @@ use crate::planted::{self, PlantedBug};
 use crate::state::{Remembered, entry_of};
 use crate::work::Work;
 
-/// How long a delete with discarded dirty blocks waits for the volume's devices. The volume is
+/// Time limit of a delete with discarded dirty blocks for the volume's devices. The volume is
 /// deleted by then in any case.
 const PARTING_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Volumes {
-    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device. With `force` its clients and the users of
-    /// its block device are cut off.
+    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device. With `force` its
+    /// clients and the users of its block device are cut off.
     ///
     /// # Errors
     /// There is no such volume, or it is busy or in use.
@@ -52,7 +52,8 @@ impl Volumes {
         self.state.edit(name, work, |entry| entry.deleting = true)?;
         let remains = attempt(|| self.host.delete(volume, false, work)).inspect_err(|_| {
             if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
-                // The volume may have been struck from its cache device. A start that finds it there takes this back.
+                // The volume may have been struck from its cache device. A start that finds it
+                // there takes this back.
                 return;
             }
             self.undo(work, |volumes| {
@@ -118,8 +119,9 @@ impl Volumes {
         }
     }
 
-    /// Looks which of the stopped volumes whose deletion was interrupted are still on their cache devices, in an operation
-    /// each. The others are removed from the state. Volumes that were served are looked at when they are started.
+    /// Checks which of the stopped volumes whose deletion was interrupted are still on their cache
+    /// devices, in an operation each. The others are removed from the state. Volumes that were
+    /// served are checked when they are started.
     pub(super) fn settle_deletions(self: &Arc<Self>) {
         let interrupted = |entry: &Remembered| entry.deleting && !entry.started;
         for Remembered { volume, .. } in self.state.volumes().into_iter().filter(interrupted) {
@@ -140,8 +142,8 @@ impl Volumes {
         }
     }
 
-    /// Removes a deleted volume from the state. If that cannot be written, the next daemon or the next start of the volume
-    /// repeats it.
+    /// Removes a deleted volume from the state. If that cannot be written, the next daemon or the
+    /// next start of the volume repeats it.
     pub(super) fn remove(&self, volume: &Definition, work: &Work) {
         self.note_failure(&volume.name, None);
         if planted::has(PlantedBug::DeletedStays) {

@@ -18,7 +18,7 @@ use crate::host_api::Definition;
 use crate::preflight;
 use crate::work::Work;
 
-/// How long the end of the daemon waits for the removal of exports.
+/// Time limit at the end of the daemon for the removal of exports.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Volumes {
@@ -29,8 +29,8 @@ impl Volumes {
         self.front_ends.iter().filter(listed)
     }
 
-    /// Returns the set with the block device that `auto` means for a volume: the one that it has, or else
-    /// the best that is possible here. `auto` means none beside one that is listed.
+    /// Returns the set with the block device that `auto` means for a volume: the one that it has,
+    /// or else the best that is possible here. `auto` means none beside one that is listed.
     fn resolved(&self, name: &VolumeName, set: &ExportSet) -> ExportSet {
         let automatic = FrontEndKind::AUTOMATIC;
         if !set.is_auto() || automatic.iter().any(|kind| set.has(*kind)) {
@@ -50,8 +50,8 @@ impl Volumes {
         }
     }
 
-    /// Checks that neither device of a volume is a block device by which this daemon exports one: its lanes would wait
-    /// for themselves.
+    /// Checks that neither device of a volume is a block device by which this daemon exports one:
+    /// its lanes would wait for themselves.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`].
@@ -62,8 +62,8 @@ impl Volumes {
         })
     }
 
-    /// As [`Volumes::check_own_devices`], for a new volume: nor is one an export of this daemon in another way, whose end
-    /// would come before that of the volume.
+    /// Checks as [`Volumes::check_own_devices`] does, for a new volume, and also that no device is
+    /// an export of this daemon by another way, which would end before the volume.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`].
@@ -127,7 +127,8 @@ impl Volumes {
         all.try_for_each(|front_end| front_end.check()).map_err(|error| export_error(&error))
     }
 
-    /// Exports a served volume as its settings say. Until that succeeds, reports say why it did not.
+    /// Exports a served volume as its settings say. Until that succeeds, reports say why it did
+    /// not.
     ///
     /// # Errors
     /// A front end did not export it; it stays served.
@@ -152,8 +153,8 @@ impl Volumes {
     /// Removes the exports of a volume, except those in `keep`.
     ///
     /// # Errors
-    /// One of them is in use, never with `force`; the message says that `verb` has this as an option. Those before it are
-    /// removed: [`Volumes::publish_again`] brings them back.
+    /// One of them is in use, never with `force`; the message says that `verb` has this as an
+    /// option. Those before it are removed: [`Volumes::publish_again`] brings them back.
     pub(super) fn withdraw(
         &self,
         name: &VolumeName,
@@ -172,7 +173,7 @@ impl Volumes {
     /// Has the exports of a volume take no more clients of those that its next settings exclude.
     ///
     /// # Errors
-    /// It has such clients; [`Volumes::publish_again`] brings back what is changed.
+    /// It has such clients; [`Volumes::publish_again`] restores the exports that are changed.
     fn narrow(&self, next: &Definition, kept: &ExportSet) -> Result<(), ApiError> {
         let mut kept = self.front_ends_of(kept);
         let narrowed = kept.try_for_each(|it| it.narrow(next.name.as_str(), &next.settings));
@@ -186,8 +187,8 @@ impl Volumes {
         }
     }
 
-    /// Applies settings to a served volume, and exports it as they say. If that fails, the volume is
-    /// left as it was.
+    /// Applies settings to a served volume, and exports it as they say. If that fails, the volume
+    /// is left as it was.
     ///
     /// # Errors
     /// The settings cannot be applied, or an export that they remove is in use.
@@ -224,7 +225,7 @@ impl Volumes {
             for volume in front_end.lost() {
                 let Ok(name) = volume.parse::<VolumeName>() else { continue };
                 let (this, front_end, own) = (self.clone(), front_end.clone(), name.clone());
-                // Not while another command is in progress: that may be what ends it.
+                // Not while another command is in progress, which may have ended the device itself.
                 let begun = self.operations.start("start", &name, move |_| {
                     let entry = this.state.volume(&own)?;
                     let still = front_end.lost().iter().any(|lost| lost == own.as_str());
@@ -242,7 +243,7 @@ impl Volumes {
         }
     }
 
-    /// Checks whether the next program can go on with everything that is exported.
+    /// Checks whether the next program can serve everything that is exported.
     ///
     /// # Errors
     /// The users of one would get errors.

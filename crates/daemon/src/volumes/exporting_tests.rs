@@ -196,7 +196,7 @@ fn a_volume_of_a_version_without_the_setting_keeps_all_its_clients() {
 }
 
 #[test]
-fn what_a_machine_cannot_do_is_refused_before_anything_is_changed() {
+fn impossible_exports_are_refused_before_anything_changes() {
     let daemon = Daemon::new();
     daemon.fails(Some("check"));
     assert_eq!(daemon.create("fuse").expect_err("no privileges").kind, ErrorKind::Invalid);

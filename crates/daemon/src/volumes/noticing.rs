@@ -10,8 +10,9 @@ use super::Volumes;
 use crate::events::NewEvent;
 use crate::host_api::{Condition, Trouble};
 
-/// How long a volume has to be in good order before it counts as recovered, and least time between two events that say
-/// why it is degraded. Devices that fail now and then must not displace other events.
+/// Time in good order after which a volume counts as recovered, and least time between two events
+/// with the cause of its degradation. Devices that fail now and then must not displace other
+/// events.
 const SETTLED: Duration = Duration::from_secs(5);
 
 /// Least time between two events about lost data of a volume.
@@ -43,19 +44,19 @@ struct Bad {
     hang_told: bool,
 }
 
-/// What was noticed of a volume already.
+/// Conditions of a volume that were reported already.
 #[derive(Default)]
 pub(super) struct Noticed {
     bad: Option<Bad>,
     waits: bool,
     /// Reads of the cache device and of the origin that had failed, as seen last.
     errors: Option<(u64, u64)>,
-    /// Bytes that are lost, as told, and when.
+    /// Lost bytes that were reported last, and the time of the report.
     lost: Option<(u64, Instant)>,
 }
 
 impl Noticed {
-    /// Compares a condition with what was noticed before.
+    /// Compares a condition with those reported before.
     pub(super) fn look(&mut self, now: Instant, condition: &Condition) -> Vec<Notice> {
         let mut found = Vec::new();
         match &condition.waits_for {
@@ -126,7 +127,7 @@ impl Noticed {
 }
 
 impl Volumes {
-    /// Records what was noticed of a volume.
+    /// Records an event about a volume.
     pub(super) fn tell_noticed(&self, name: &VolumeName, notice: Notice) {
         let (cache, origin) = self
             .state

@@ -141,7 +141,7 @@ fn an_origin_that_is_being_claimed_is_not_claimed_twice() {
 }
 
 #[test]
-fn what_others_change_during_a_command_stays() {
+fn changes_by_others_during_a_command_stay() {
     let settings = || Assignments::parse(["mode=wt"]).expect("good");
     for (verb, fails) in [
         ("delete a", true),
@@ -253,7 +253,7 @@ fn a_command_that_may_not_survive_a_power_cut_says_so() {
 }
 
 #[test]
-fn what_volumes_of_a_cache_share_comes_into_force_although_the_one_that_is_set_is_stopped() {
+fn shared_settings_take_effect_although_the_volume_is_stopped() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");

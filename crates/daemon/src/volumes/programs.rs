@@ -1,4 +1,4 @@
-//! How the daemon ends: for good, or with the next program of its process going on with the volumes.
+//! The end of the daemon: for good, or with the next program of its process serving the volumes.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use crate::planted::{self, PlantedBug};
 use crate::raw_names::RawNames;
 use crate::signals::{End, StopRequest};
 
-/// How long the end of the daemon waits for its state directory.
+/// Time limit at the end of the daemon for its state directory.
 const NOTE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The programs of this process, present, past and next.
 #[derive(Default)]
 pub(crate) struct Programs {
-    /// How many there were before the present one.
+    /// Number of programs before the present one.
     pub(crate) hand_overs: u64,
     /// Takes the request for the next one.
     pub(crate) end: Arc<StopRequest>,
@@ -34,7 +34,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// The present program, after so many others; `end` takes the request for the next one.
+    /// The present program, after `hand_overs` others; `end` takes the request for the next one.
     pub(crate) fn new(hand_overs: u64, end: &Arc<StopRequest>, raw_names: RawNames) -> Self {
         Programs { hand_overs, end: end.clone(), raw_names, ..Programs::default() }
     }
@@ -53,18 +53,19 @@ impl Volumes {
         }
     }
 
-    /// Asks for a hand-over to a program. Writes down first what is in RAM alone, which may take long.
+    /// Requests a hand-over to a program. First writes down data that only RAM has, which may take
+    /// long.
     ///
     /// # Errors
-    /// The program cannot take over, the daemon is not ready, a device of a volume has failed or does not
-    /// answer, an operation is in progress, or users of an export would get errors. Everything is served as
-    /// before.
+    /// The program cannot take over, the daemon is not ready, a device of a volume has failed or
+    /// does not answer, an operation is in progress, or users of an export would get errors.
+    /// Everything is served as before.
     pub(crate) fn ask_hand_over(&self, program: PathBuf) -> Result<(), ApiError> {
         let check = || hand_over::check(&program);
         self.begin_hand_over(program.clone(), check)
     }
 
-    /// As [`Volumes::ask_hand_over`], with another check of the program.
+    /// Asks as [`Volumes::ask_hand_over`] does, with another check of the program.
     ///
     /// # Errors
     /// As there.
@@ -101,8 +102,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Checks that the devices of all volumes answer. A volume whose device does not would be cut off while its
-    /// requests wait, and hold up the change of programs.
+    /// Checks that the devices of all volumes answer. A volume whose device does not would be cut
+    /// off while its requests wait, and hold up the change of programs.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`], or [`ErrorKind::DataAtRisk`] if the path of one leads elsewhere.
@@ -122,9 +123,10 @@ impl Volumes {
         Err(ApiError::new(ErrorKind::Busy, message))
     }
 
-    /// Stops serving and closes the caches, so that another program can go on; returns what it goes on
-    /// with. What did not stop in order is logged, and recovered by the next program as after a crash.
-    /// Without items the daemon is to stop instead: a stop was asked for, and this was as good as one.
+    /// Stops serving and closes the caches for another program; returns the items that it takes
+    /// over. Volumes that did not stop in order are logged, and the next program recovers them as
+    /// after a crash. Without items the daemon is to stop instead: a stop was requested, and
+    /// closing served it as well.
     pub(crate) fn hand_over(self: &Arc<Self>) -> (Option<Items>, Result<(), ApiError>) {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
@@ -184,7 +186,7 @@ impl Volumes {
         ended.recv_timeout(NOTE_PATIENCE).map_err(|_| {
             let dir = self.state.dir().display();
             ApiError::failed(format!(
-                "the state directory {dir} does not answer: what it has to know was not written"
+                "the state directory {dir} does not answer; the last changes of the state were not written"
             ))
         })
     }
@@ -213,7 +215,8 @@ mod tests {
         let volumes = Volumes::new(host.clone(), state, vec![front_end], Programs::default());
         volumes.note_ready();
         let program = dir.path().join("program");
-        // By another process: a file that this one has open for writing, or a child of it, cannot be executed.
+        // By another process: a file that this one has open for writing, or a child of it, cannot
+        // be executed.
         let write = r"printf '#!/bin/sh\necho %d\n' $1 >$0 && chmod 700 $0";
         let version = hand_over::VERSION.to_string();
         let written = Command::new("sh").args(["-c", write]).arg(&program).arg(version).status();
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_ram_is_written_down_before_a_hand_over_is_asked_for() {
+    fn data_in_ram_is_written_down_before_a_hand_over_is_requested() {
         let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
         let (volumes, program) = ready(&dir, &host);
         let failing = |what: &[&str]| {

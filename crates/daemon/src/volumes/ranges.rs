@@ -1,4 +1,4 @@
-//! What volumes have cached: written back, dropped, pinned, evicted, or loaded ahead of its use.
+//! Commands on cached blocks: write them back, drop, pin or evict them, or load them ahead of use.
 
 use std::sync::Arc;
 
@@ -13,13 +13,14 @@ use crate::work::Work;
 const PREFETCH: &str = "prefetch";
 const PIN: &str = "pin";
 
-/// Returns whether a verb only fills a cache or a RAM tier, so that nobody has to wait for its end.
+/// Returns whether a verb only fills a cache or a RAM tier, so that no other command has to wait
+/// for its end.
 pub(super) fn is_fill(verb: &str) -> bool {
     [PREFETCH, PIN].contains(&verb)
 }
 
-/// Returns what a verb is started beside: what fills a cache or a RAM tier ends for other commands, because it may take
-/// long, and nobody waits for it.
+/// Returns the operations that a verb supersedes or runs beside. A verb that fills a cache or a RAM
+/// tier ends for other commands, because it may take long and none depends on it.
 pub(super) fn beside(verb: &str) -> Beside {
     let supersedes = match verb {
         PREFETCH => |_: &str| false,
@@ -30,7 +31,7 @@ pub(super) fn beside(verb: &str) -> Beside {
 }
 
 impl Volumes {
-    /// Changes what is cached of a volume. Any other command ends a filling; the pins stay.
+    /// Changes the cached blocks of a volume. Any other command ends a filling; the pins stay.
     ///
     /// # Errors
     /// There is no such volume, or it is busy.
@@ -43,7 +44,7 @@ impl Volumes {
             let name = &entry.volume.name;
             this.check_served(name, task.verb())?;
             let ran = this.host.run(&task, &entry.volume, work);
-            // Ranges are pinned although somebody ended the filling.
+            // The ranges are pinned even if the filling was cancelled.
             if ran.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Cancelled) {
                 this.tell_pins(name, &task);
             }
@@ -51,7 +52,7 @@ impl Volumes {
         })
     }
 
-    /// Returns what is pinned.
+    /// Returns the pinned ranges.
     ///
     /// # Errors
     /// There is no such volume, or it is not served.
@@ -60,8 +61,8 @@ impl Volumes {
         self.host.pins(name)
     }
 
-    /// After a start that has begun, fills what is pinned, and prefetches if the volume's settings say
-    /// so.
+    /// After a start that has begun, fills the pinned ranges, and prefetches if the volume's
+    /// settings say so.
     pub(super) fn prefetch_after(self: &Arc<Self>, start: OperationId, name: &VolumeName) {
         let loads = |entry: &Remembered| {
             entry.volume.settings.prefetch || self.host.has_pins(&entry.volume)

@@ -17,8 +17,8 @@ impl Volumes {
     /// Changes settings; those of a stopped volume take effect at its next start.
     ///
     /// # Errors
-    /// There is no such volume, the settings contradict each other, the volume is busy, or it is to be
-    /// paused and is not served.
+    /// There is no such volume, the settings contradict each other, the volume is busy, or it is to
+    /// be paused and is not served.
     pub(crate) fn set(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -45,7 +45,8 @@ impl Volumes {
         })
     }
 
-    /// Stores changed settings of a volume. Returns it before and after the change, and the volumes that share some of them.
+    /// Stores changed settings of a volume. Returns it before and after the change, and the volumes
+    /// that share some of them.
     fn store_settings(
         &self,
         wanted: &Definition,
@@ -74,7 +75,8 @@ impl Volumes {
         }
     }
 
-    /// Applies stored settings to a served volume, or those that it shares to another volume of its cache that is served.
+    /// Applies stored settings to a served volume, or those that it shares to another volume of its
+    /// cache that is served.
     fn apply_or_share(
         &self,
         volume: &Definition,
@@ -91,7 +93,8 @@ impl Volumes {
         }
     }
 
-    /// Applies the settings that volumes of one cache share to the first of these that is served: they hold for all then.
+    /// Applies the settings that volumes of one cache share to the first of these that is served:
+    /// they hold for all then.
     pub(super) fn share_out(
         &self,
         sharing: &[VolumeName],
@@ -102,8 +105,8 @@ impl Volumes {
         self.host.share(name, work)
     }
 
-    /// Applies shared settings that another command has changed while a volume was started as `started` says: until it was
-    /// served, that command did not apply them to it.
+    /// Applies shared settings that another command has changed while a volume was started as
+    /// `started` says: until it was served, that command did not apply them to it.
     pub(super) fn catch_up(&self, started: &Definition, work: &Work) {
         let newest = self.state.volume(&started.name).map(|entry| entry.volume.settings);
         if newest.is_ok_and(|newest| started.settings.clone().share(&newest))
@@ -118,7 +121,7 @@ impl Volumes {
         if planted::has(PlantedBug::FailedSetStays) {
             return;
         }
-        // New ones among them have taken over what is taken back.
+        // New volumes among them have taken over the settings that are now reverted.
         let sharing = &self.sharing(volume);
         self.undo(work, |volumes| {
             let entry = entry_of(volumes, &volume.name)?;
@@ -153,7 +156,8 @@ impl Volumes {
     }
 }
 
-/// Has a volume that is new to the state take over the settings that it shares with others of its cache.
+/// Has a volume that is new to the state take over the settings that it shares with others of its
+/// cache.
 pub(super) fn join(volumes: &[Remembered], sharing: &[VolumeName], volume: &mut Definition) {
     if let Some(other) = volumes.iter().find(|other| sharing.contains(&other.volume.name)) {
         volume.settings.share(&other.volume.settings);

@@ -1,5 +1,6 @@
-//! Commands at the same time in a simulation of threads: in every run a seed decides which thread goes on, which device fails, hangs or
-//! answers late, what is cancelled, and whether the process is killed. Whatever was reported has to hold.
+//! Concurrent commands in a simulation of threads. In every run a seed decides which thread runs
+//! next, which device fails, hangs or answers late, which commands are cancelled, and whether the
+//! process is killed. Every report has to hold.
 
 use forebay_threads::{Outcome, Plan, Simulation, sleep, spawn, step};
 
@@ -33,7 +34,7 @@ struct Volume {
 const VOLUMES: [Volume; 2] =
     [Volume { name: "a", origin: "origin" }, Volume { name: "b", origin: "other" }];
 
-/// What the state says about a volume.
+/// The state's record of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Facts {
     exists: bool,
@@ -95,8 +96,8 @@ impl Command {
     }
 }
 
-/// Whether `found` is the state after all commands that `must` have had an effect, and some of those that `may` have had one, in any
-/// order.
+/// Whether `found` is the state after all commands that `must` have had an effect, and some of
+/// those that `may` have had one, in any order.
 fn is_reachable(from: Facts, found: Facts, must: &[Command], may: &[Command]) -> bool {
     let without = |all: &[Command], index: usize| [&all[..index], &all[index + 1..]].concat();
     let one = |index: usize| {
@@ -112,7 +113,7 @@ fn is_reachable(from: Facts, found: Facts, must: &[Command], may: &[Command]) ->
     (must.is_empty() && from == found) || (0..must.len()).any(one) || (0..may.len()).any(other)
 }
 
-/// What was reported about a command.
+/// The report about a command.
 #[derive(Clone, Debug, Default)]
 enum Report {
     /// Nothing.
@@ -198,7 +199,8 @@ fn judge(volume: Volume, before: Facts, found: Facts, commands: &[Given], report
         Report::Ended(Err(_)) => command == Stop,
         Report::Refused(_) | Report::Ended(Ok(())) => false,
     });
-    // One that discards dirty blocks goes on beside a deletion that waits for a device: both delete the same volume.
+    // One that discards dirty blocks goes on beside a deletion that waits for a device: both delete
+    // the same volume.
     if must.contains(&Discard) {
         may.extend(must.extract_if(.., |command| *command == Delete));
     }
@@ -250,7 +252,8 @@ fn scenario(commands: &[Command], seed: u64) {
     check_quiet(&daemon, &commands, &reports.lock());
 }
 
-/// Checks that no operation runs, and that exactly the volumes that the state has as started are served.
+/// Checks that no operation runs, and that exactly the volumes that the state has as started are
+/// served.
 fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
     assert!(daemon.volumes.operations().wait_all(Duration::ZERO), "an operation is left");
     let stored = daemon.volumes.state.volumes();

@@ -25,11 +25,11 @@ const HUNG: Duration = Duration::from_secs(5);
 /// Volumes started concurrently, not counting those whose devices do not answer.
 const STARTING: usize = 16;
 
-/// How long a volume whose clients wait, after a hand-over, waits for a device that another process has taken
-/// meanwhile. Clients do not wait for longer.
+/// Time limit, after a hand-over, for a device that another process has taken meanwhile. Clients of
+/// the volume do not wait for longer.
 const TAKEN: Duration = Duration::from_secs(60);
 
-/// How often the start of volumes is polled.
+/// Interval at which the start of volumes is polled.
 const STEP: Duration = Duration::from_millis(20);
 
 /// Result of restarting the volumes that were served when the daemon ended.
@@ -145,7 +145,8 @@ impl Volumes {
             return self.publish(&volume);
         }
         if self.state.known().is_behind(volume.uuid) && !how.force {
-            // Before anything waits for a device. The data path asks again when it looks at the cache device.
+            // Before anything waits for a device. The data path asks again when it looks at the
+            // cache device.
             return Err(preflight::behind(&volume));
         }
         self.check_own_devices(&volume)?;
@@ -183,7 +184,7 @@ impl Volumes {
         }
     }
 
-    /// Stores what a start has found out, and lets clients see the volume.
+    /// Stores the results of a start, and lets clients see the volume.
     fn started(
         &self,
         volume: &Definition,
@@ -213,7 +214,7 @@ impl Volumes {
                 return Err(error);
             }
             Err(error) if copied != Copied::Current => {
-                // The next start would not know what was accepted.
+                // Stop it, because the next start would not know what the operator accepted.
                 if let Err(error) = self.host.stop(volume, true, &Arc::default()) {
                     tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
                 }
@@ -235,8 +236,8 @@ impl Volumes {
     }
 }
 
-/// Notes that a volume was started from this copy of its cache device. If it is an older one, the cache's other volumes
-/// each need a force of their own.
+/// Notes that a volume was started from this copy of its cache device. If it is an older one, the
+/// cache's other volumes each need a force of their own.
 pub(super) fn accept(
     copied: Copied,
     volume: &Definition,

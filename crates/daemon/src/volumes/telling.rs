@@ -103,7 +103,8 @@ impl Volumes {
         self.tell(name, event.with("ranges", count).with("bytes", bytes));
     }
 
-    /// Records that a command failed because of a device or the system, and not because of the request.
+    /// Records that a command failed because of a device or the system, and not because of the
+    /// request.
     pub(super) fn tell_failed(&self, name: &VolumeName, verb: &str, error: &ApiError) {
         if error.kind == ErrorKind::Failed {
             let said = format!("'{verb}' of volume '{name}' failed: {error}");

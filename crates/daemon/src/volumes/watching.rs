@@ -1,4 +1,4 @@
-//! Watches the volumes all the time: how fast they are written back, and what happens to them.
+//! Watches the volumes all the time: their rates of writeback, and changes of their condition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,14 +24,14 @@ const SMOOTHED_OVER: f64 = 10.0;
 /// Slower than this many bytes per second counts as standing still.
 const STILL: f64 = 1.0;
 
-/// How old the count of cached blocks may become while somebody asks for metrics.
+/// Age limit of the count of cached blocks while clients request metrics.
 const COUNT_AGE: Duration = Duration::from_secs(60);
 
-/// What is known of the volumes from watching them.
+/// Results of watching the volumes.
 #[derive(Default)]
 pub(super) struct Watched {
     volumes: Mutex<BTreeMap<VolumeName, Seen>>,
-    /// Somebody wants to know how many blocks are cached.
+    /// True if a client needs the number of cached blocks.
     count: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ impl Seen {
         Seen { at, condition, rate: 0.0, noticed: Noticed::default() }
     }
 
-    /// Looks again; returns what has changed.
+    /// Looks again; returns the changes.
     fn look(&mut self, at: Instant, condition: Condition) -> Vec<Notice> {
         let seconds = at.saturating_duration_since(self.at).as_secs_f64();
         let written = condition.written_back_bytes.checked_sub(self.condition.written_back_bytes);
@@ -67,7 +67,7 @@ impl Seen {
     }
 }
 
-/// Returns how a volume with so many dirty bytes is being written back.
+/// Returns the state of writeback of a volume with `dirty_bytes` dirty bytes.
 fn writeback(rate: f64, dirty_bytes: u64) -> WritebackReport {
     let moves = rate >= STILL;
     WritebackReport {
@@ -80,7 +80,7 @@ fn writeback(rate: f64, dirty_bytes: u64) -> WritebackReport {
 }
 
 impl Volumes {
-    /// Returns how a volume with so many dirty bytes is being written back.
+    /// Returns the state of writeback of a volume with `dirty_bytes` dirty bytes.
     pub(super) fn writeback(&self, name: &VolumeName, dirty_bytes: u64) -> WritebackReport {
         let all = self.watched.volumes.lock();
         writeback(all.get(name).map_or(0.0, |seen| seen.rate), dirty_bytes)

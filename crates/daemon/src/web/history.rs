@@ -1,6 +1,8 @@
-//! The last hours: a sample of all volumes every ten seconds, in memory and in a file of the state directory.
+//! The last hours: a sample of all volumes every ten seconds, in memory and in a file of the state
+//! directory.
 //!
-//! The file is replaced as a whole. One that is absent, or of which lines are damaged, costs only what is missing.
+//! The file is replaced as a whole. An absent file, or damaged lines in it, cost only the samples
+//! that they would have had.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -20,7 +22,7 @@ const MAX_BYTES: usize = 1 << 20;
 
 const FILE: &str = "history.jsonl";
 
-/// What all volumes did, on average over ten seconds.
+/// The activity of all volumes, on average over ten seconds.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Sample {
     /// Seconds since 1970, at the end.
@@ -28,7 +30,7 @@ struct Sample {
     volumes: Vec<Point>,
 }
 
-/// What a volume did.
+/// The activity of a volume.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Point {
     name: String,
@@ -65,7 +67,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Reads what is in a state directory.
+    /// Reads the history in a state directory.
     pub(super) fn read(dir: &Path) -> Self {
         let mut history = History { dir: dir.to_owned(), lines: VecDeque::new(), bytes: 0 };
         let mut bytes = Vec::new();
@@ -84,7 +86,7 @@ impl History {
         history
     }
 
-    /// Adds what happened in an interval.
+    /// Adds the activity of an interval.
     pub(super) fn add(&mut self, interval: &Interval) {
         let volumes = interval.volumes.iter().map(Point::of).collect();
         self.push(&Sample { time: interval.time as u64, volumes });
@@ -107,7 +109,7 @@ impl History {
         format!("{{\"samples\":[{}]}}", samples.join(","))
     }
 
-    /// Returns what is to be written, so that nobody waits for the file.
+    /// Returns the text to write, so that the caller can write it without the lock.
     pub(super) fn to_write(&self) -> ToWrite {
         let text = self.lines.iter().flat_map(|line| [line, "\n"]).collect();
         ToWrite { dir: self.dir.clone(), text }
@@ -121,7 +123,7 @@ pub(super) struct ToWrite {
 }
 
 impl ToWrite {
-    /// Replaces the file; a failure costs what is new.
+    /// Replaces the file; a failure costs the new samples.
     pub(super) fn write(&self) {
         if let Err(error) = replace(&self.dir.join(FILE), self.text.as_bytes()) {
             tracing::debug!("the history cannot be written: {error}");
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_there_after_a_restart_and_bounded() {
+    fn the_history_survives_a_restart_and_is_bounded() {
         let dir = TempDir::new("history");
         let mut history = History::read(dir.path());
         for time in 0..3000 {

@@ -1,7 +1,7 @@
-//! Looks at the volumes, and sends what happened in between as server-sent events.
+//! Looks at the volumes, and sends the activity since the last look as server-sent events.
 //!
-//! One task looks for all browsers: every second while there are any, otherwise as often as the history needs it. A
-//! look reads counters that exist anyway, and no lane waits for it.
+//! One task looks for all browsers: every second while there are any, otherwise as often as the
+//! history needs it. A look reads counters that exist anyway, and no lane waits for it.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::http::Body;
 use crate::volumes::Volumes;
 use forebay_admin::activity::Looks;
 
-/// How often browsers are told.
+/// Interval at which browsers get news.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Looks between two samples of the history.
@@ -34,7 +34,7 @@ const LOOKS_PER_SAMPLE: u64 = 10;
 /// Samples between two writes of the history.
 const SAMPLES_PER_WRITE: u64 = 6;
 
-/// Most browsers that are told at a time.
+/// Most browsers that follow at a time.
 const MAX_STREAMS: usize = 16;
 
 /// Messages that wait for a client.

@@ -1,6 +1,6 @@
-//! The page of `--web`: shows what the daemon does, and changes nothing.
+//! The page of `--web`: shows the activity of the daemon, and changes nothing.
 //!
-//! - `live`: looks at the volumes every second while somebody watches, and sends what happened
+//! - `live`: looks at the volumes every second while browsers follow, and sends the changes
 //! - `history`: the last hours, over restarts
 //! - `page/`: the page itself, which needs nothing from elsewhere
 
@@ -42,7 +42,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/words.js", JAVASCRIPT, include_str!("page/words.js")),
 ];
 
-/// What browsers may do with the page: load its own files, run in no frame, and tell nobody where it was.
+/// Rights of browsers with the page: load its own files, run in no frame, and send no referrer.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         CONTENT_SECURITY_POLICY,
