@@ -46,8 +46,8 @@ pub(crate) enum LabError {
 }
 
 impl LabError {
-    /// What the process ends with, as of `forebay`: 2 wrong usage, 3 in use or not the right device,
-    /// 4 data at risk, 1 anything else.
+    /// What the process ends with, as of `forebay`: 2 wrong usage, 3 in use or not the right
+    /// device, 4 data at risk, 1 anything else.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             LabError::Usage(_) => 2,

@@ -6,10 +6,12 @@
 //! - `virtual_time`: modelled devices and a clock that jumps; `experiments`: what is run there
 //! - `real`: fio on real devices
 //! - `report`: pages of results
-//! - `process`, `fio`: programs as children, and how they end when somebody wants that; `nbd`: a client
+//! - `process`, `fio`: programs as children, and how they end when somebody wants that; `nbd`: a
+//!   client
 //! - `rig`: an engine in this process, driven by the thread that measures
 //! - `pool`: jobs on several threads
-//! - `statistics`, `output`, `progress`: medians and intervals; tables, JSON, bars
+//! - `statistics`, `output`, `plot`, `progress`: medians and intervals; tables and JSON; charts;
+//!   bars
 #![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,
@@ -22,6 +24,7 @@ mod experiments;
 mod fio;
 mod nbd;
 mod output;
+mod plot;
 mod pool;
 mod process;
 mod progress;
@@ -98,7 +101,7 @@ enum Command {
     Writeback(writeback::Args),
     /// Origins without seeks under the rules for disks and under their own, in virtual time
     Remote(remote::Args),
-    /// Pages of results from what `seeds --save` or `seeds --json` wrote
+    /// A page of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
 

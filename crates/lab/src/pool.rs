@@ -12,8 +12,8 @@ pub(crate) fn threads(wanted: Option<usize>, jobs: usize) -> usize {
     wanted.unwrap_or_else(cpus).clamp(1, jobs.max(1))
 }
 
-/// Does all jobs, begun in the order that `order` has of their places. Results are in the order of the
-/// jobs.
+/// Does all jobs, begun in the order that `order` has of their places. Results are in the order of
+/// the jobs.
 pub(crate) fn run<J: Sync, T: Send>(
     jobs: &[J],
     order: &[usize],

@@ -1,5 +1,5 @@
-//! Programs that are run, and how they end when somebody wants this one to end: what runs is told, ends,
-//! and takes what it has made with it. What is torn down is torn down nevertheless.
+//! Programs that are run, and how they end when somebody wants this one to end: what runs is told,
+//! ends, and takes what it has made with it. What is torn down is torn down nevertheless.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -142,8 +142,8 @@ pub(crate) fn spawn(command: &mut Command, log: &Path) -> LabResult<Child> {
         .map_err(|error| other(format!("{name} cannot be started: {error}")))
 }
 
-/// Sends a signal to a child and everything it started, waits so long for the child to end, and kills
-/// what is left of them.
+/// Sends a signal to a child and everything it started, waits so long for the child to end, and
+/// kills what is left of them.
 pub(crate) fn end(child: &mut Child, signal: Signal, patience: Duration) -> LabResult<()> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     for (signal, patience) in [(signal, patience), (Signal::KILL, Duration::from_secs(10))] {
@@ -171,27 +171,33 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Whose time to read out of `/proc/PID/stat`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CpuOf {
-    /// All threads that the process has or had.
-    Process,
-    /// Its children that have ended.
-    Children,
-}
-
-/// Reads CPU time out of the text of `/proc/PID/stat`: user and system, in whole clock ticks.
-pub(crate) fn cpu_time(stat: &str, of: CpuOf) -> Option<Duration> {
-    let first = match of {
-        CpuOf::Process => 11,
-        CpuOf::Children => 13,
-    };
+/// Reads the CPU time of all threads that a process has or had out of the text of `/proc/PID/stat`:
+/// user and system, in whole clock ticks.
+pub(crate) fn cpu_time(stat: &str) -> Option<Duration> {
     // The name of the program comes first and may hold anything, also blanks and brackets.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(first);
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     let ticks = ticks()? + ticks()?;
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
+/// CPU time of the whole machine. Guests of this machine are part of it, the time that a hypervisor
+/// took is not.
+pub(crate) fn machine_cpu() -> LabResult<Duration> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let ticks = busy_ticks(&text).ok_or_else(|| other("/proc/stat is not understood"))?;
+    Ok(Duration::from_secs_f64(
+        ticks as f64 / rustix::param::clock_ticks_per_second().max(1) as f64,
+    ))
+}
+
+/// The ticks of user, nice, system, irq and softirq: all but idle, waiting and stolen ones.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: Option<Vec<u64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
+    let ticks = ticks?;
+    [0, 1, 2, 5, 6].iter().map(|&index| ticks.get(index).copied()).sum()
 }
 
 #[cfg(test)]
@@ -230,9 +236,17 @@ mod tests {
     fn cpu_time_is_found_behind_any_name() {
         let stat = "1 (a ) b) S 2 3 4 5 6 7 8 9 10 11 30 7 200 100 14";
         let per_second = rustix::param::clock_ticks_per_second() as f64;
-        let ticks = |of| cpu_time(stat, of).map(|time| (time.as_secs_f64() * per_second).round());
-        assert_eq!(ticks(CpuOf::Process), Some(37.0));
-        assert_eq!(ticks(CpuOf::Children), Some(300.0));
-        assert_eq!(cpu_time("1 (a) S 1", CpuOf::Process), None);
+        let ticks = cpu_time(stat).map(|time| (time.as_secs_f64() * per_second).round());
+        assert_eq!(ticks, Some(37.0));
+        assert_eq!(cpu_time("1 (a) S 1"), None);
+    }
+
+    #[test]
+    fn idle_time_does_not_count() {
+        let stat = "cpu  10 2 300 99999 88888 4 5 77777 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(busy_ticks(stat), Some(321));
+        assert_eq!(busy_ticks("intr 1 2 3"), None);
+        assert_eq!(busy_ticks("cpu  1 2 x 4 5 6 7"), None);
+        assert_eq!(busy_ticks("cpu  1 2"), None);
     }
 }

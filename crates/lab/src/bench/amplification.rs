@@ -7,17 +7,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use forebay_core::units::format_size;
 use forebay_core::{Op, parse_size};
 use forebay_device::RamDevice;
 use forebay_engine::Settings;
 use forebay_lane::MonotonicClock;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::device::CountingDevice;
 use crate::bench::driver::Driver;
 use crate::bench::pattern::{MOST_BLOCKS, uniform};
 use crate::error::{LabResult, other};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig};
 
@@ -48,7 +50,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Written {
     span_percent: u64,
     flush_each: bool,
     user_bytes: u64,
@@ -60,10 +62,10 @@ struct Row {
     goal: Option<Goal>,
 }
 
-#[derive(Serialize)]
-struct Report {
-    cache_bytes: u64,
-    rows: Vec<Row>,
+impl Row for Written {
+    const COLUMNS: &'static str = "SPAN %=span_percent | FLUSH=flush_each:never/each | USER=user_bytes:bytes | \
+        TO CACHE=cache_bytes:bytes | TO ORIGIN=origin_bytes:bytes | WRITES=device_writes | \
+        SYNCS=syncs | CACHE/USER=amplification:4 | GOAL=goal:<=2";
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -75,16 +77,24 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let per_span = (args.warm_up + args.rounds) * (cache / BLOCK);
     let total = per_span * args.spans.len() as u64 + args.flushed_writes;
     let progress = Progress::new(total, "writing");
-    let mut report = Report { cache_bytes: cache, rows: Vec::new() };
+    let mut rows = Vec::new();
     for &span in &args.spans {
-        report.rows.push(measure(args, cache, span, false, &progress)?);
+        rows.push(measure(args, cache, span, false, &progress)?);
     }
-    report.rows.push(measure(args, cache, 100, true, &progress)?);
+    rows.push(measure(args, cache, 100, true, &progress)?);
     drop(progress);
-    if json { print_json(&report) } else { print(&report) }
+    show(json, json!({ "cache_bytes": cache }), &rows, |table| {
+        format!("random writes of 4K, cache of {}\n{table}", format_size(cache))
+    })
 }
 
-fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress) -> LabResult<Row> {
+fn measure(
+    args: &Args,
+    cache: u64,
+    span: u64,
+    flush: bool,
+    progress: &Progress,
+) -> LabResult<Written> {
     let blocks = (cache / BLOCK * span / 100).max(1);
     let (device, written) = CountingDevice::new(RamDevice::new("cache", cache)?);
     let plan = Plan::new(device, RamDevice::new("origin", blocks * BLOCK)?, Settings::default());
@@ -135,7 +145,7 @@ fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress)
     let [cache_bytes, device_writes, syncs, user_bytes, origin_bytes] =
         std::array::from_fn(|index| after[index] - before[index]);
     let amplification = cache_bytes as f64 / user_bytes.max(1) as f64;
-    Ok(Row {
+    Ok(Written {
         span_percent: span,
         flush_each: flush,
         user_bytes,
@@ -146,28 +156,4 @@ fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress)
         amplification,
         goal: (!flush).then(|| Goal::at_most(GOAL, amplification)),
     })
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    use forebay_core::units::format_size;
-    println!("random writes of 4K, cache of {}", format_size(report.cache_bytes));
-    let mut table = Table::new(
-        "SPAN | FLUSH | USER | TO CACHE | TO ORIGIN | WRITE SIZE | SYNCS | \
-        CACHE/USER | GOAL",
-    );
-    for row in &report.rows {
-        table.row([
-            format!("{} %", row.span_percent),
-            if row.flush_each { "each" } else { "never" }.to_owned(),
-            format_size(row.user_bytes),
-            format_size(row.cache_bytes),
-            format_size(row.origin_bytes),
-            format_size(row.cache_bytes / row.device_writes.max(1)),
-            row.syncs.to_string(),
-            format!("{:.4}", row.amplification),
-            row.goal.map_or_else(|| "-".into(), |goal| goal.show("<=", 2)),
-        ]);
-    }
-    print!("{}", table.render());
-    Ok(())
 }

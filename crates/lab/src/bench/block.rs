@@ -1,17 +1,18 @@
-//! `forebay-lab block`: block devices that are there already, one beside the other: those of Forebay's front
-//! ends, of other servers, bare ones.
+//! `forebay-lab block`: block devices that are there already, one beside the other: those of
+//! Forebay's front ends, of other servers, bare ones.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_core::parse_size;
-use rustix::param::clock_ticks_per_second;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::fio_client::{self, Load};
 use crate::bench::measure::in_turns;
 use crate::error::{LabResult, other, usage};
-use crate::output::{Table, print_json, rate};
+use crate::output::{Row, show};
+use crate::process::machine_cpu;
 use crate::progress::Progress;
 use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median_of};
@@ -51,7 +52,7 @@ fn device(text: &str) -> Result<Device, String> {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Compared {
     operation: &'static str,
     depth: usize,
     device: String,
@@ -61,11 +62,9 @@ struct Row {
     ratio: Option<Estimate>,
 }
 
-#[derive(Serialize)]
-struct Report {
-    pairs: usize,
-    span_bytes: u64,
-    rows: Vec<Row>,
+impl Row for Compared {
+    const COLUMNS: &'static str = "OPERATION=operation | DEPTH=depth | DEVICE=device | IO/s=per_second:rate | \
+        MACHINE CPU us=machine_cpu_us:2 | FIRST/THIS=ratio";
 }
 
 /// What one device did in one sample.
@@ -84,15 +83,21 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let directions = if args.destroy { &[false, true][..] } else { &[false] };
     let steps = args.pairs * args.depths.len() * directions.len();
     let progress = Progress::new(steps as u64, "starting");
-    let mut report = Report { pairs: args.pairs, span_bytes: span, rows: Vec::new() };
+    let mut rows = Vec::new();
     for &write in directions {
         for &depth in &args.depths {
             let load = Load { write, sequential: false, depth, span, time };
-            report.rows.extend(compare(&args.devices, &load, args.pairs, &progress)?);
+            rows.extend(compare(&args.devices, &load, args.pairs, &progress)?);
         }
     }
     drop(progress);
-    if json { print_json(&report) } else { print(&report) }
+    let common = json!({ "pairs": args.pairs, "span_bytes": span });
+    show(json, common, &rows, |table| {
+        format!(
+            "{table}{} rounds; fio with libaio, past the page cache; random blocks of 4K",
+            args.pairs
+        )
+    })
 }
 
 fn compare(
@@ -100,7 +105,7 @@ fn compare(
     load: &Load,
     pairs: usize,
     progress: &Progress,
-) -> LabResult<Vec<Row>> {
+) -> LabResult<Vec<Compared>> {
     let operation = if load.write { "write" } else { "read" };
     progress.label(format!("{operation}s at depth {}", load.depth));
     let points = in_turns((pairs, devices.len()), progress, |index| {
@@ -115,7 +120,7 @@ fn compare(
     })?;
     let rates = |of: &[Point]| of.iter().map(|point| point.per_second).collect::<Vec<_>>();
     let first = points.first().map(|of| rates(of)).unwrap_or_default();
-    let rows = points.iter().zip(devices).enumerate().map(|(index, (points, device))| Row {
+    let rows = points.iter().zip(devices).enumerate().map(|(index, (points, device))| Compared {
         operation,
         depth: load.depth,
         device: device.name.clone(),
@@ -126,49 +131,9 @@ fn compare(
     Ok(rows.collect())
 }
 
-/// CPU time of the whole machine: a device's is spent by a server, the kernel's threads and the client.
-fn machine_cpu() -> LabResult<Duration> {
-    let text = std::fs::read_to_string("/proc/stat")?;
-    let ticks = busy_ticks(&text).ok_or_else(|| other("/proc/stat is not understood"))?;
-    Ok(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second().max(1) as f64))
-}
-
-/// Reads the ticks in which a CPU ran something out of `/proc/stat`: all but idle, waiting and stolen ones.
-fn busy_ticks(text: &str) -> Option<u64> {
-    let mut fields = text.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-    let mut next = || fields.next()?.parse::<u64>().ok();
-    let [user, nice, system, _idle, _iowait, irq, softirq] =
-        [next()?, next()?, next()?, next()?, next()?, next()?, next()?];
-    Some(user + nice + system + irq + softirq)
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    let mut table = Table::new("OPERATION | DEPTH | DEVICE | IO/s | MACHINE CPU us | FIRST/THIS");
-    for row in &report.rows {
-        table.row([
-            row.operation.to_owned(),
-            row.depth.to_string(),
-            row.device.clone(),
-            rate(row.per_second),
-            format!("{:.2}", row.machine_cpu_us),
-            row.ratio.map_or_else(|| "-".into(), |ratio| ratio.to_string()),
-        ]);
-    }
-    print!("{}", table.render());
-    println!("{} rounds; fio with libaio, past the page cache; random blocks of 4K", report.pairs);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_ticks_that_ran_something_count() {
-        let text = "cpu  10 1 20 500 300 3 4 50 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy_ticks(text), Some(38));
-        assert_eq!(busy_ticks("intr 5"), None);
-    }
 
     #[test]
     fn a_device_has_a_name_and_a_path() {

@@ -1,8 +1,9 @@
 //! `forebay-lab commands`: what the commands of an operator cost on a cache of terabytes.
 //!
-//! 90 % of the cache is full and 30 % of that dirty. Its blocks are not written: see [`image`]. Each command runs on a lane
-//! that also serves two clients, of another volume of the same cache and of a volume on a cache of its own. Measured
-//! are the time, how long the lane is held at most, the clients' longest requests, and memory.
+//! 90 % of the cache is full and 30 % of that dirty. Its blocks are not written: see [`image`].
+//! Each command runs on a lane that also serves two clients, of another volume of the same cache
+//! and of a volume on a cache of its own. Measured are the time, how long the lane is held at most,
+//! the clients' longest requests, and memory.
 
 mod image;
 mod stage;
@@ -13,9 +14,10 @@ use clap::ValueEnum;
 use forebay_core::units::format_size;
 use forebay_core::{BlockSize, parse_size};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::error::{LabResult, usage};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Row, show, table};
 use stage::Image;
 use watch::{HOLD, Took};
 
@@ -25,7 +27,8 @@ const REQUEST: f64 = 100.0;
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Size of the cache, as 1T. A block takes nearly 20 bytes of RAM: 236 million of 4 KiB are in 1 TiB
+    /// Size of the cache, as 1T. A block takes nearly 20 bytes of RAM: 236 million of 4 KiB are in
+    /// 1 TiB
     #[arg(long, default_value = "64G")]
     size: String,
     /// Size of a block, as 4K
@@ -65,7 +68,7 @@ impl std::fmt::Display for Part {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Row {
+struct Cost {
     command: &'static str,
     #[serde(flatten)]
     took: Took,
@@ -73,21 +76,19 @@ struct Row {
     goal_of_requests: Goal,
 }
 
-impl Row {
+impl Cost {
     fn new(command: &'static str, took: Took) -> Self {
         let longest = took.read_ms.max(took.write_ms).max(took.flush_ms);
         let goal_of_hold = Goal::at_most(HOLD, took.hold_ms);
-        Row { command, goal_of_hold, goal_of_requests: Goal::at_most(REQUEST, longest), took }
+        Cost { command, goal_of_hold, goal_of_requests: Goal::at_most(REQUEST, longest), took }
     }
 }
 
-#[derive(Serialize)]
-struct Report {
-    cache_bytes: u64,
-    block_bytes: u64,
-    log_bytes: u64,
-    blocks: u64,
-    rows: Vec<Row>,
+impl Row for Cost {
+    const COLUMNS: &'static str = "COMMAND=command | TIME ms=wall_ms:0 | CPU ms=cpu_ms:0 | TURN ms=turn_ms:1 | \
+        HOLD ms=hold_ms:1 | OVER 10 ms=long_holds | OF=holds | GOAL=goal_of_hold:<=0 | \
+        READ ms=read_ms:1 | WRITE ms=write_ms:1 | FLUSH ms=flush_ms:1 | \
+        PROCESS GREW=grown_bytes:bytes";
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -100,13 +101,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         return Err(usage(format!("--log: at most {}", format_size(cache_bytes / 20))));
     }
     let image = Image::make(cache_bytes, block)?;
-    let mut report = Report {
-        cache_bytes,
-        block_bytes: block.bytes(),
-        log_bytes,
-        blocks: image.blocks,
-        rows: Vec::new(),
-    };
+    let mut all = Vec::new();
     for part in &args.only {
         let rows = match part {
             Part::Orderly => verbs::orderly(&image),
@@ -117,46 +112,25 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
             Part::DeleteStopped => verbs::delete_stopped(&image),
             Part::Check => verbs::check(&image),
         }?;
-        let rows: Vec<Row> =
-            rows.into_iter().map(|(command, took)| Row::new(command, took)).collect();
+        let rows: Vec<Cost> =
+            rows.into_iter().map(|(command, took)| Cost::new(command, took)).collect();
         if !json {
-            rows.iter().for_each(|row| eprintln!("{}", line(row).join("  ")));
+            eprint!("{}", table(&rows)?);
         }
-        report.rows.extend(rows);
+        all.extend(rows);
     }
-    if json { print_json(&report) } else { print(&report) }
-}
-
-fn line(row: &Row) -> [String; 11] {
-    let ms = |ms: f64| format!("{ms:.1}");
-    let took = &row.took;
-    [
-        row.command.to_owned(),
-        format!("{:.2}", took.wall_ms / 1e3),
-        format!("{:.2}", took.cpu_ms / 1e3),
-        ms(took.turn_ms),
-        ms(took.hold_ms),
-        format!("{} of {}", took.long_holds, took.holds),
-        row.goal_of_hold.show("<=", 0),
-        ms(took.read_ms),
-        ms(took.write_ms),
-        ms(took.flush_ms),
-        format_size(took.grown_bytes),
-    ]
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    println!(
-        "cache of {}, blocks of {}: {} cached, 30 % of them dirty; {} written before the crash",
-        format_size(report.cache_bytes),
-        format_size(report.block_bytes),
-        report.blocks,
-        format_size(report.log_bytes)
-    );
-    let mut table = Table::new(
-        "COMMAND | TIME s | CPU s | TURN ms | HOLD ms | OVER 10 ms | GOAL | READ ms | WRITE ms | FLUSH ms | PROCESS GREW",
-    );
-    report.rows.iter().for_each(|row| table.row(line(row)));
-    print!("{}", table.render());
-    Ok(())
+    let (blocks, block_bytes) = (image.blocks, block.bytes());
+    let common = json!({
+        "cache_bytes": cache_bytes,
+        "block_bytes": block_bytes,
+        "log_bytes": log_bytes,
+        "blocks": blocks,
+    });
+    show(json, common, &all, |table| {
+        let [cache, block, log] = [cache_bytes, block_bytes, log_bytes].map(format_size);
+        format!(
+            "cache of {cache}, blocks of {block}: {blocks} cached, 30 % of them dirty; {log} written \
+             before the crash\n{table}"
+        )
+    })
 }

@@ -1,6 +1,6 @@
 //! Devices for measurements: one that counts what is written to another, one that keeps repetitive
-//! pages in a few bytes, so that large caches fit into RAM, one that makes up what was never written, and one
-//! that copies beside the lanes.
+//! pages in a few bytes, so that large caches fit into RAM, one that makes up what was never
+//! written, and one that copies beside the lanes.
 
 mod dma;
 mod made;

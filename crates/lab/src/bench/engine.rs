@@ -19,11 +19,12 @@ use std::time::Duration;
 
 use forebay_core::parse_size;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::measure::Rates;
 use crate::bench::pattern::MOST_BLOCKS;
 use crate::error::{LabResult, usage};
-use crate::output::{Goal, Table, print_json, rate};
+use crate::output::{Goal, Row, show, table};
 use crate::progress::Progress;
 use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median_of};
@@ -151,7 +152,7 @@ pub(crate) struct Background {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Share {
     case: String,
     lanes: usize,
     engine_per_second: f64,
@@ -167,13 +168,15 @@ struct Row {
     background: Background,
 }
 
-#[derive(Serialize)]
-struct Report {
-    pairs: usize,
-    seconds_per_sample: f64,
-    sizes: Sizes,
-    rows: Vec<Row>,
-    scaling: Vec<scaling::Row>,
+impl Row for Share {
+    const COLUMNS: &'static str = "CASE=case | LANES=lanes | ENGINE/s=engine_per_second:rate | \
+        MEMCPY/s=memcpy_per_second:rate | SHARE (wall)=share | SHARE (cpu)=share_of_cpu | \
+        GOAL=share_goal:>=1 | CPU us=cpu_us:3 | COPY us=memcpy_cpu_us:3 | GOAL=cpu_goal:<=1 | \
+        ON CPU=on_cpu:0% | LOG/USER=background.log_bytes_per_user_byte:3 | \
+        SEGMENTS=background.segments_filled:0 | \
+        TO ORIGIN=background.origin_written_bytes:bytes | \
+        READ HITS=background.read_hit_share:2% | SUBMITTED=background.submitted_share:3% | \
+        WRITTEN DOWN=background.written_down_bytes:bytes";
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -188,13 +191,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     }
     let cases = args.cases(&default);
     cases.iter().try_for_each(|case| sizes.check(*case))?;
-    let mut report = Report {
-        pairs: args.pairs,
-        seconds_per_sample: args.seconds_per_sample,
-        sizes,
-        rows: Vec::new(),
-        scaling: Vec::new(),
-    };
+    let (mut rows, mut scaling): (Vec<Share>, Vec<scaling::Gain>) = (Vec::new(), Vec::new());
     let runs: usize = args.lanes.iter().map(|lanes| 1 + usize::from(*lanes > 1)).sum();
     let progress = Progress::new((runs * cases.len() * args.pairs) as u64, "preparing");
     for &lanes in &args.lanes {
@@ -202,18 +199,24 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         for &case in &cases {
             progress.label(format!("{} on {lanes} lane(s)", case.name()));
             crew.prepare(case)?;
-            report.rows.push(shares(&crew, case, args.pairs, time, &progress)?);
+            rows.push(shares(&crew, case, args.pairs, time, &progress)?);
             if lanes > 1 {
-                report.scaling.push(scaling::measure(&crew, case, args.pairs, time, &progress)?);
+                scaling.push(scaling::measure(&crew, case, args.pairs, time, &progress)?);
             }
         }
     }
     drop(progress);
-    if json {
-        return print_json(&report);
-    }
-    print(&report);
-    Ok(())
+    let (pairs, seconds) = (args.pairs, args.seconds_per_sample);
+    let common = json!({
+        "pairs": pairs, "seconds_per_sample": seconds, "sizes": sizes, "scaling": scaling
+    });
+    let gains = if scaling.is_empty() { String::new() } else { table(&scaling)? };
+    show(json, common, &rows, |table| {
+        format!(
+            "{table}\n{gains}\n{pairs} pairs of {seconds} s; medians with 95 % intervals. (cpu): per second of CPU\n\
+             time, which is what the goals are held against; it leaves out what other processes take."
+        )
+    })
 }
 
 fn shares(
@@ -222,7 +225,7 @@ fn shares(
     pairs: usize,
     time: Duration,
     progress: &Progress,
-) -> LabResult<Row> {
+) -> LabResult<Share> {
     let lanes = crew.lanes();
     let mut engine = Vec::new();
     let mut copies = Vec::new();
@@ -254,7 +257,7 @@ fn shares(
     let share = Estimate::of_ratios(pairs(|rates| rates.per_second));
     let share_of_cpu = Estimate::of_ratios(pairs(|rates| rates.per_cpu_second));
     let cpu_us = median_of(&engine, |rates| rates.cpu_us);
-    Ok(Row {
+    Ok(Share {
         case: case.name(),
         lanes,
         engine_per_second: median_of(&engine, |rates| rates.per_second),
@@ -268,65 +271,4 @@ fn shares(
         on_cpu: median_of(&engine, |rates| rates.on_cpu),
         background: background.summary(crew.segment_bytes()),
     })
-}
-
-fn print(report: &Report) {
-    print_rows(report);
-    print_background(report);
-    if !report.scaling.is_empty() {
-        scaling::print(&report.scaling);
-    }
-    println!(
-        "{} pairs of {} s; medians with 95 % intervals. (cpu): per second of CPU time, which is what\n\
-         the goals are held against; it leaves out what other processes take.",
-        report.pairs, report.seconds_per_sample
-    );
-}
-
-fn goal(goal: Option<&Goal>, sign: &str, digits: usize) -> String {
-    goal.map_or_else(|| "-".into(), |goal| goal.show(sign, digits))
-}
-
-fn print_rows(report: &Report) {
-    let mut table = Table::new(
-        "CASE | LANES | ENGINE/s | MEMCPY/s | SHARE (wall) | SHARE (cpu) | \
-        GOAL | CPU us | COPY us | GOAL | ON CPU",
-    );
-    for row in &report.rows {
-        table.row([
-            row.case.clone(),
-            row.lanes.to_string(),
-            rate(row.engine_per_second),
-            rate(row.memcpy_per_second),
-            row.share.to_string(),
-            row.share_of_cpu.to_string(),
-            goal(row.share_goal.as_ref(), ">=", 1),
-            format!("{:.3}", row.cpu_us),
-            format!("{:.3}", row.memcpy_cpu_us),
-            goal(row.cpu_goal.as_ref(), "<=", 1),
-            format!("{:.0} %", row.on_cpu * 100.0),
-        ]);
-    }
-    println!("{}", table.render());
-}
-
-fn print_background(report: &Report) {
-    let mut table = Table::new(
-        "DURING THE SAMPLES | LANES | LOG/USER | SEGMENTS | TO ORIGIN | \
-        READ HITS | SUBMITTED | WRITTEN DOWN",
-    );
-    for row in &report.rows {
-        let background = &row.background;
-        table.row([
-            row.case.clone(),
-            row.lanes.to_string(),
-            format!("{:.3}", background.log_bytes_per_user_byte),
-            format!("{:.0}", background.segments_filled),
-            forebay_core::units::format_size(background.origin_written_bytes),
-            format!("{:.2} %", background.read_hit_share * 100.0),
-            format!("{:.3} %", background.submitted_share * 100.0),
-            forebay_core::units::format_size(background.written_down_bytes),
-        ]);
-    }
-    println!("{}", table.render());
 }

@@ -1,4 +1,5 @@
-//! fio as the client of a benchmark: a sample is one run of fio, which opens the device or connection anew.
+//! fio as the client of a benchmark: a sample is one run of fio, which opens the device or
+//! connection anew.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -86,8 +86,8 @@ impl Rates {
     }
 }
 
-/// Measures `count` things in each of `rounds`, after a round that does not count: everyone is first, and
-/// everyone follows everyone. Returns the points of each.
+/// Measures `count` things in each of `rounds`, after a round that does not count: everyone is
+/// first, and everyone follows everyone. Returns the points of each.
 pub(crate) fn in_turns<P>(
     (rounds, count): (usize, usize),
     progress: &Progress,

@@ -1,23 +1,25 @@
 //! `forebay-lab memory`: RAM for each block of the cache device, all in.
 //!
-//! Two numbers: the bytes that `forebay show` reports as `memory.index_bytes` (index, segment table,
-//! ghosts of the policy, of admission and of statistics), and the growth of the process, as the
-//! kernel counts it. The devices have their memory before the first look, so that only the engine
-//! grows. Ghosts take their memory as blocks leave the cache, so the growth does not include those
-//! of the policy.
+//! Two numbers: the bytes that `forebay show` reports as `memory.index_bytes` (index, segment
+//! table, ghosts of the policy, of admission and of statistics), and the growth of the process, as
+//! the kernel counts it. The devices have their memory before the first look, so that only the
+//! engine grows. Ghosts take their memory as blocks leave the cache, so the growth does not include
+//! those of the policy.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use forebay_core::units::format_size;
 use forebay_lane::MonotonicClock;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::bench::device::SparseDevice;
 use crate::bench::driver::{Driver, fill_clean, fill_dirty, random_order};
 use crate::bench::pattern::MOST_BLOCKS;
 use crate::error::{LabResult, other, usage};
-use crate::output::{Goal, Table, name_of, print_json};
+use crate::output::{Goal, Row, name_of, show};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 
@@ -49,7 +51,7 @@ enum State {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Row {
+struct Used {
     state: String,
     blocks: u64,
     /// Index, segment table and ghosts, by the cache's own count.
@@ -68,13 +70,6 @@ struct Row {
     goal: Goal,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Report {
-    cache_bytes: u64,
-    full_percent: u64,
-    rows: Vec<Row>,
-}
-
 /// Anonymous memory of this process that is in RAM, in bytes.
 fn resident() -> LabResult<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
@@ -85,6 +80,12 @@ fn resident() -> LabResult<u64> {
         .and_then(|number| number.trim().parse::<u64>().ok())
         .map(|kilobytes| kilobytes << 10)
         .ok_or_else(|| other("the kernel does not say how much memory this process has"))
+}
+
+impl Row for Used {
+    const COLUMNS: &'static str = "STATE=state | BLOCKS=blocks | INDEX=index_bytes:bytes | \
+        B/BLOCK=index_bytes_per_block:2 | PROCESS GREW=grown_bytes:bytes | \
+        B/BLOCK=grown_bytes_per_block:2 | GOAL=goal:<=1 | BUFFERS BESIDE=buffer_bytes:bytes";
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -99,19 +100,20 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
         _ => args.states.iter().map(|state| apart(args, *state)).collect::<LabResult<_>>()?,
     };
-    let report = Report { cache_bytes, full_percent: args.full, rows };
-    if json { print_json(&report) } else { print(&report) }
+    show(json, json!({ "cache_bytes": cache_bytes, "full_percent": args.full }), &rows, |table| {
+        format!("cache of {}, {} % full\n{table}", format_size(cache_bytes), args.full)
+    })
 }
 
 /// Measures one state in a process of its own.
-fn apart(args: &Args, state: State) -> LabResult<Row> {
+fn apart(args: &Args, state: State) -> LabResult<Used> {
     let output = Command::new(std::env::current_exe()?)
         .args(["--json", "memory", "--states", &name_of(state)])
         .args([format!("--blocks={}", args.blocks), format!("--full={}", args.full)])
         .stderr(Stdio::inherit())
         .output()?;
-    let report: Option<Report> = serde_json::from_slice(&output.stdout).ok();
-    let row = report.and_then(|report| report.rows.into_iter().next());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let row = report.pointer("/rows/0").and_then(|row| Used::deserialize(row).ok());
     row.ok_or_else(|| other(format!("the process that measures has failed: {}", output.status)))
 }
 
@@ -122,7 +124,7 @@ pub(crate) fn cache_size(blocks: u64, percent: u64) -> u64 {
     (payload * 100 / percent + (32 << 20)).next_multiple_of(4 << 20)
 }
 
-fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> LabResult<Row> {
+fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> LabResult<Used> {
     let cache = SparseDevice::new("cache", cache_bytes);
     // Headers, two checkpoints, tables.
     cache.reserve((args.blocks / 60 + 2 * args.blocks * 16 / BLOCK + 1024) as usize);
@@ -152,7 +154,7 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     let (policy_bytes, policy_ghost_bytes) = rig.engine.cache.policy_bytes();
     let index_bytes =
         store.index_bytes() + rig.engine.cache.memory_bytes() + policy_bytes + policy_ghost_bytes;
-    Ok(Row {
+    Ok(Used {
         state: if dirty { "dirty" } else { "clean" }.to_owned(),
         blocks,
         index_bytes,
@@ -164,27 +166,4 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
         devices_bytes,
         goal: Goal::at_most(GOAL, per_block(index_bytes.max(grown_bytes))),
     })
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    use forebay_core::units::format_size;
-    println!("cache of {}, {} % full", format_size(report.cache_bytes), report.full_percent);
-    let mut table = Table::new(
-        "STATE | BLOCKS | INDEX | B/BLOCK | PROCESS GREW | B/BLOCK | \
-        GOAL | BUFFERS BESIDE",
-    );
-    for row in &report.rows {
-        table.row([
-            row.state.clone(),
-            row.blocks.to_string(),
-            format_size(row.index_bytes),
-            format!("{:.2}", row.index_bytes_per_block),
-            format_size(row.grown_bytes),
-            format!("{:.2}", row.grown_bytes_per_block),
-            row.goal.show("<=", 1),
-            format_size(row.buffer_bytes),
-        ]);
-    }
-    print!("{}", table.render());
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! `forebay-lab nbd`: the NBD front end with a cache behind it against other servers that keep
-//! nothing, or everything, in RAM, or writes through the cache against the origin alone. One client for all of them, one
-//! connection, a unix socket.
+//! nothing, or everything, in RAM, or writes through the cache against the origin alone. One client
+//! for all of them, one connection, a unix socket.
 
 pub(crate) mod client;
 mod peers;
@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use forebay_core::parse_size;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::measure::{Sample, in_turns};
 use crate::error::{LabResult, other, usage};
-use crate::output::{Goal, Table, print_json, rate};
+use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
 use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median_of};
@@ -88,7 +89,7 @@ impl Args {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Compared {
     operation: Operation,
     depth: usize,
     server: String,
@@ -100,13 +101,10 @@ struct Row {
     goal: Option<Goal>,
 }
 
-#[derive(Serialize)]
-struct Report {
-    client: ClientKind,
-    through: bool,
-    pairs: usize,
-    span_bytes: u64,
-    rows: Vec<Row>,
+impl Row for Compared {
+    const COLUMNS: &'static str = "OPERATION=operation | DEPTH=depth | SERVER=server | IO/s=per_second:rate | \
+        SERVER CPU us=server_cpu_us:2 | CLIENT CPU us=client_cpu_us:2 | OURS/THIS=ratio | \
+        GOAL=goal:>=1";
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -127,13 +125,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         client.fill(span)?;
         servers.push((running, client));
     }
-    let mut report = Report {
-        client: args.client,
-        through: args.through,
-        pairs: args.pairs,
-        span_bytes: span,
-        rows: Vec::new(),
-    };
+    let mut rows = Vec::new();
     for &operation in args.operations() {
         let steps = operation.steps((span / BLOCK) as u32);
         for &depth in &args.depths {
@@ -143,11 +135,25 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
                 ClientKind::Fio => running.run_fio(span, &load),
                 ClientKind::Own => client.run(&load),
             };
-            report.rows.extend(compare(&mut servers, &load, &send, args.pairs, &progress)?);
+            rows.extend(compare(&mut servers, &load, &send, args.pairs, &progress)?);
         }
     }
     drop(progress);
-    if json { print_json(&report) } else { print(&report) }
+    let common = json!({
+        "client": args.client, "through": args.through, "pairs": args.pairs, "span_bytes": span
+    });
+    show(json, common, &rows, |table| {
+        let client = match args.client {
+            ClientKind::Fio => "fio's nbd engine",
+            ClientKind::Own => "a client of our own",
+        };
+        let how = match args.through {
+            true => "written through a cache that has all of them",
+            false => "all cached",
+        };
+        let pairs = args.pairs;
+        format!("{table}{pairs} rounds; {client}, one connection; blocks of 4K, {how}")
+    })
 }
 
 /// What one server did in one sample.
@@ -164,7 +170,7 @@ fn compare(
     send: &dyn Fn(&mut (Running, Client)) -> LabResult<Sample>,
     pairs: usize,
     progress: &Progress,
-) -> LabResult<Vec<Row>> {
+) -> LabResult<Vec<Compared>> {
     let points = in_turns((pairs, servers.len()), progress, |index| {
         let server = servers.get_mut(index).ok_or_else(|| other("no such server"))?;
         let before = server.0.cpu()?;
@@ -189,7 +195,7 @@ fn compare(
                 Estimate::of_ratios(ours.zip(points.iter().map(|point| point.per_second)))
             });
             let wanted = peer.goal(write, load.depth);
-            Row {
+            Compared {
                 operation: load.operation,
                 depth: load.depth,
                 server: peer.name(),
@@ -201,32 +207,4 @@ fn compare(
             }
         })
         .collect())
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    let mut table = Table::new(
-        "OPERATION | DEPTH | SERVER | IO/s | SERVER CPU us | \
-        CLIENT CPU us | OURS/THIS | GOAL",
-    );
-    for row in &report.rows {
-        table.row([
-            row.operation.name().to_owned(),
-            row.depth.to_string(),
-            row.server.clone(),
-            rate(row.per_second),
-            format!("{:.2}", row.server_cpu_us),
-            format!("{:.2}", row.client_cpu_us),
-            row.ratio.map_or_else(|| "-".into(), |ratio| ratio.to_string()),
-            row.goal.map_or_else(|| "-".into(), |goal| goal.show(">=", 1)),
-        ]);
-    }
-    print!("{}", table.render());
-    let client = match report.client {
-        ClientKind::Fio => "fio's nbd engine",
-        ClientKind::Own => "a client of our own",
-    };
-    let how =
-        if report.through { "written through a cache that has all of them" } else { "all cached" };
-    println!("{} rounds; {client}, one connection; blocks of 4K, {how}", report.pairs);
-    Ok(())
 }

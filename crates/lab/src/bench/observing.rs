@@ -1,7 +1,8 @@
-//! `forebay-lab observing`: CPU time that observation and control add to a cached read and write, on one lane.
+//! `forebay-lab observing`: CPU time that observation and control add to a cached read and write,
+//! on one lane.
 //!
-//! The same volume with and without, turn about. Always in front of the volume is the layer that limits and records, as
-//! in the daemon, where it does nothing in the turns without.
+//! The same volume with and without, turn about. Always in front of the volume is the layer that
+//! limits and records, as in the daemon, where it does nothing in the turns without.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,13 +17,14 @@ use forebay_engine::stats::Kind;
 use forebay_engine::{BlockSet, LimitedVolume, Recording, Settings};
 use forebay_lane::MonotonicClock;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::driver::{Driver, fill_clean, random_order};
 use crate::bench::engine::cases::Case;
 use crate::bench::measure::{Sample, Stopwatch, in_turns, pin};
 use crate::bench::pattern::{Step, uniform};
 use crate::error::{LabResult, other, usage};
-use crate::output::{Goal, Table, name_of, print_json};
+use crate::output::{Goal, Row, name_of, show};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
 use crate::statistics::{Estimate, median_of};
@@ -57,7 +59,8 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Added {
     Nothing,
-    /// The miss-ratio curve and the shadow caches, brought up to date and looked at each second with all counters.
+    /// The miss-ratio curve and the shadow caches, brought up to date and looked at each second
+    /// with all counters.
     Watching,
     /// Limits that are not reached, shares of the cache, and pinned blocks.
     Control,
@@ -81,7 +84,7 @@ impl Added {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Cost {
     case: String,
     added: String,
     cpu_us: f64,
@@ -92,12 +95,10 @@ struct Row {
     goal: Option<Goal>,
 }
 
-#[derive(Serialize)]
-struct Report {
-    pairs: usize,
-    seconds_per_sample: f64,
-    cache_bytes: u64,
-    rows: Vec<Row>,
+impl Row for Cost {
+    const COLUMNS: &'static str = "CASE=case | ADDED=added | CPU us=cpu_us:3 | FACTOR=factor.median:3 | \
+        FROM=factor.low:3 | TO=factor.high:3 | OF THE LANE=lane_factor.median:3 | \
+        FROM=lane_factor.low:3 | TO=lane_factor.high:3 | GOAL=goal:<=2";
 }
 
 /// CPU microseconds of a request.
@@ -247,7 +248,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
                 Estimate::of_ratios(of.iter().map(field).zip(points[0].iter().map(field)))
             };
             let all = factor(|point| point.all);
-            rows.push(Row {
+            rows.push(Cost {
                 case: case.name(),
                 added: name_of(*added),
                 cpu_us: median_of(of, |point| point.all),
@@ -258,27 +259,12 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
     }
     drop(progress);
-    let seconds_per_sample = args.seconds_per_sample;
-    let report = Report { pairs: args.pairs, seconds_per_sample, cache_bytes, rows };
-    if json { print_json(&report) } else { print(&report) }
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    let mut table = Table::new("CASE | ADDED | CPU us | FACTOR | 95 % | OF THE LANE | 95 % | GOAL");
-    for row in &report.rows {
-        let interval = |of: &Estimate| format!("{:.3}..{:.3}", of.low, of.high);
-        table.row([
-            row.case.clone(),
-            row.added.clone(),
-            format!("{:.3}", row.cpu_us),
-            format!("{:.3}", row.factor.median),
-            interval(&row.factor),
-            format!("{:.3}", row.lane_factor.median),
-            interval(&row.lane_factor),
-            row.goal.as_ref().map_or_else(|| "-".into(), |goal| goal.show("<=", 2)),
-        ]);
-    }
-    println!("{}", table.render());
-    println!("{} pairs of {} s, medians of the ratios", report.pairs, report.seconds_per_sample);
-    Ok(())
+    let (pairs, seconds) = (args.pairs, args.seconds_per_sample);
+    let common =
+        json!({ "pairs": pairs, "seconds_per_sample": seconds, "cache_bytes": cache_bytes });
+    show(json, common, &rows, |table| {
+        format!(
+            "{table}\n{pairs} pairs of {seconds} s, medians of the ratios and their 95 % intervals"
+        )
+    })
 }

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use forebay_core::parse_size;
+use forebay_core::units::format_size;
 use forebay_device::Device;
 use forebay_lane::MonotonicClock;
 use forebay_store::{RecoveryReport, StoreOptions};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::device::SparseDevice;
 use crate::bench::driver::{Driver, fill_clean, fill_dirty, random_order};
@@ -20,7 +22,7 @@ use crate::bench::measure::Stopwatch;
 use crate::bench::memory::cache_size;
 use crate::bench::pattern::MOST_BLOCKS;
 use crate::error::{LabResult, other, usage};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::statistics::Estimate;
@@ -43,14 +45,15 @@ pub(crate) struct Args {
     /// written after the last commit that the log tells of have to be read
     #[arg(long, default_value_t = 65536)]
     commit_every: u64,
-    /// Measure the time to the first request instead, with a full cache of this size, as 512G, after an
-    /// orderly stop
+    /// Measure the time to the first request instead, with a full cache of this size, as 512G,
+    /// after an orderly stop
     #[arg(long)]
     size: Option<String>,
     /// With --size, after a crash that left a log of so many bytes behind the checkpoint
     #[arg(long, requires = "size")]
     log: Option<String>,
-    /// With --size, lanes that take part in reading the log; by default one for each CPU, as in the daemon
+    /// With --size, lanes that take part in reading the log; by default one for each CPU, as in the
+    /// daemon
     #[arg(long, requires = "size")]
     lanes: Option<usize>,
 }
@@ -63,7 +66,7 @@ enum Covered {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct Recovered {
     state: &'static str,
     checkpoint: &'static str,
     blocks: u64,
@@ -80,11 +83,10 @@ struct Row {
     goal: Goal,
 }
 
-#[derive(Serialize)]
-struct Report {
-    cache_bytes: u64,
-    rounds: usize,
-    rows: Vec<Row>,
+impl Row for Recovered {
+    const COLUMNS: &'static str = "STATE=state | IN CHECKPOINT=checkpoint | BLOCKS=blocks | RECORDS=records_replayed | \
+        READ=bytes_read:bytes | OPEN ms=open_ms:0 | START ms=start_ms:0 | \
+        WALL ns/BLOCK=wall_ns_per_block | CPU ns/BLOCK=cpu_ns_per_block | GOAL=goal:<=0";
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -106,14 +108,18 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     }
     let cache_bytes = cache_size(args.blocks, 90);
     let progress = Progress::new(4 * args.blocks, "filling");
-    let mut report = Report { cache_bytes, rounds: args.rounds, rows: Vec::new() };
+    let mut rows = Vec::new();
     for dirty in [false, true] {
         for covered in [Covered::Everything, Covered::Half] {
-            report.rows.push(measure(args, cache_bytes, dirty, covered, &progress)?);
+            rows.push(measure(args, cache_bytes, dirty, covered, &progress)?);
         }
     }
     drop(progress);
-    if json { print_json(&report) } else { print(&report) }
+    let rounds = args.rounds;
+    show(json, json!({ "cache_bytes": cache_bytes, "rounds": rounds }), &rows, |table| {
+        let size = format_size(cache_bytes);
+        format!("cache of {size}, {rounds} recoveries of each crash\n{table}")
+    })
 }
 
 struct Devices {
@@ -168,7 +174,7 @@ fn measure(
     dirty: bool,
     covered: Covered,
     progress: &Progress,
-) -> LabResult<Row> {
+) -> LabResult<Recovered> {
     let devices = crashed(args, cache_bytes, dirty, covered, progress)?;
     let (mut wall, mut cpu, mut open, mut start) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut last = RecoveryReport::default();
@@ -196,7 +202,7 @@ fn measure(
         rig.crash();
     }
     let cpu_ns_per_block = Estimate::of(&cpu);
-    Ok(Row {
+    Ok(Recovered {
         state: if dirty { "dirty" } else { "clean" },
         checkpoint: match covered {
             Covered::Everything => "all",
@@ -213,33 +219,4 @@ fn measure(
         cpu_ns_per_block,
         goal: Goal::at_most(GOAL, cpu_ns_per_block.median),
     })
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    use forebay_core::units::format_size;
-    println!(
-        "cache of {}, {} recoveries of each crash",
-        format_size(report.cache_bytes),
-        report.rounds
-    );
-    let mut table = Table::new(
-        "STATE | IN CHECKPOINT | BLOCKS | RECORDS | READ | OPEN ms | \
-        START ms | WALL ns/BLOCK | CPU ns/BLOCK | GOAL",
-    );
-    for row in &report.rows {
-        table.row([
-            row.state.to_owned(),
-            row.checkpoint.to_owned(),
-            row.blocks.to_string(),
-            row.records_replayed.to_string(),
-            format_size(row.bytes_read),
-            format!("{:.0}", row.open_ms),
-            format!("{:.0}", row.start_ms),
-            row.wall_ns_per_block.to_string(),
-            row.cpu_ns_per_block.to_string(),
-            row.goal.show("<=", 0),
-        ]);
-    }
-    print!("{}", table.render());
-    Ok(())
 }

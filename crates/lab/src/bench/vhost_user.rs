@@ -1,5 +1,6 @@
-//! `forebay-lab vhost-user-server`: one volume by vhost-user-blk, with the cache and the origin in RAM, or
-//! without both. A client such as `blkio-bench` of libblkio measures it, and other servers with it.
+//! `forebay-lab vhost-user-server`: one volume by vhost-user-blk, with the cache and the origin in
+//! RAM, or without both. A client such as `blkio-bench` of libblkio measures it, and other servers
+//! with it.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

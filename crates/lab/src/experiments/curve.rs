@@ -1,4 +1,5 @@
-//! `forebay-lab curve`: the exact curve of an LRU cache on a trace beside the estimate from a sample.
+//! `forebay-lab curve`: the exact curve of an LRU cache on a trace beside the estimate from a
+//! sample.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -7,9 +8,10 @@ use forebay_core::{Nanos, Op, OriginBlock, VolumeId, parse_size};
 use forebay_policy::curve::{Access, Estimator, Live, LiveCurve, Share, Which};
 use forebay_policy::exact::Key;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::error::{LabError, LabResult};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
 use crate::trace::{self, Format, Request};
 
@@ -49,7 +51,7 @@ pub(crate) struct Args {
 
 /// One size.
 #[derive(Debug, Serialize)]
-struct Row {
+struct Compared {
     which: &'static str,
     /// Share of the trace's blocks.
     size: f64,
@@ -70,23 +72,10 @@ struct Row {
     within: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    trace: String,
-    accesses: u64,
-    blocks: u64,
-    align: u64,
-    /// What is sampled: one block of so many.
-    one_of: u64,
-    samples: u32,
-    sampled_blocks: usize,
-    state_bytes: usize,
-    /// Time for one block of a request, of the first sample; reading the trace is not in it.
-    ns_per_access: f64,
-    /// The largest difference of the first sample.
-    difference: f64,
-    goal: Goal,
-    rows: Vec<Row>,
+impl Row for Compared {
+    const COLUMNS: &'static str = "BLOCKS=which | CACHE=size:1% | EXACT MISSES=exact:4 | ESTIMATE=estimate:4 | \
+        DIFFERENCE=difference:+4 | SAYS ±=error:4 | WORST SEED=worst:4 | RMS=rms:4 | \
+        WITHIN ±=within:0%";
 }
 
 /// One estimate.
@@ -173,7 +162,12 @@ impl Estimate {
     }
 }
 
-fn row(which: Which, size: f64, exact: &Estimate, samples: &[(Estimate, Duration)]) -> Option<Row> {
+fn row(
+    which: Which,
+    size: f64,
+    exact: &Estimate,
+    samples: &[(Estimate, Duration)],
+) -> Option<Compared> {
     let blocks = (exact.footprint() as f64 * size) as u64;
     let truth = 1.0 - exact.hits(which, blocks).share;
     let shares: Vec<_> = samples.iter().map(|(sample, _)| sample.hits(which, blocks)).collect();
@@ -182,7 +176,7 @@ fn row(which: Which, size: f64, exact: &Estimate, samples: &[(Estimate, Duration
     let number = shares.len() as f64;
     let pairs = differences.iter().zip(&shares);
     let within = pairs.filter(|(difference, share)| difference.abs() <= share.error).count();
-    Some(Row {
+    Some(Compared {
         which: if which == Which::All { "all" } else { "reads" },
         size,
         capacity_blocks: blocks,
@@ -220,7 +214,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         });
     }
     drop(progress);
-    let rows: Vec<Row> = [Which::All, Which::Reads]
+    let rows: Vec<Compared> = [Which::All, Which::Reads]
         .into_iter()
         .filter(|which| exact.accesses(*which) > 0)
         .flat_map(|which| args.sizes.iter().map(move |size| (which, *size)))
@@ -234,64 +228,32 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let first = samples.first();
     let (one_of, sampled_blocks, state_bytes) =
         first.map_or((1, 0, 0), |(sample, _)| sample.size());
-    let report = Report {
-        trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        accesses,
-        blocks: exact.footprint(),
-        align,
-        one_of,
-        samples: args.samples,
-        sampled_blocks,
-        state_bytes,
-        ns_per_access: first
-            .map_or(0.0, |(_, time)| time.as_nanos() as f64 / accesses.max(1) as f64),
-        difference,
-        goal: Goal::at_most(GOAL, difference),
-        rows,
-    };
-    if json {
-        return print_json(&report);
-    }
-    print(&report);
-    Ok(())
-}
-
-fn print(report: &Report) {
-    println!(
-        "{}: {} accesses to {} blocks of 4K; one of {} is sampled, {} of them, {} bytes, {:.1} ns per access",
-        report.trace,
-        report.accesses,
-        report.blocks,
-        report.one_of,
-        report.sampled_blocks,
-        report.state_bytes,
-        report.ns_per_access,
-    );
-    for which in ["all", "reads"] {
-        let rows: Vec<&Row> = report.rows.iter().filter(|row| row.which == which).collect();
-        if rows.is_empty() {
-            continue;
-        }
-        println!();
-        let title = if which == "all" { "BLOCKS MISSED" } else { "READ BLOCKS MISSED" };
-        let columns = "EXACT | ESTIMATE | DIFFERENCE | SAYS ± | WORST SEED | RMS | WITHIN ±";
-        let mut table = Table::new(&format!("{title} | {columns}"));
-        for row in rows {
-            table.row([
-                format!("{} %", row.size * 100.0),
-                format!("{:.4}", row.exact),
-                format!("{:.4}", row.estimate),
-                format!("{:+.4}", row.difference),
-                format!("{:.4}", row.error),
-                format!("{:.4}", row.worst),
-                format!("{:.4}", row.rms),
-                format!("{:.0} %", row.within * 100.0),
-            ]);
-        }
-        print!("{}", table.render());
-    }
-    println!();
-    println!("largest difference {:.4}, {}", report.difference, report.goal.show("<=", 2));
+    let trace = args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let ns_per_access =
+        first.map_or(0.0, |(_, time)| time.as_nanos() as f64 / accesses.max(1) as f64);
+    let goal = Goal::at_most(GOAL, difference);
+    let common = json!({
+        "trace": trace,
+        "accesses": accesses,
+        "blocks": exact.footprint(),
+        "align": align,
+        "one_of": one_of,
+        "samples": args.samples,
+        "sampled_blocks": sampled_blocks,
+        "state_bytes": state_bytes,
+        "ns_per_access": ns_per_access,
+        "difference": difference,
+        "goal": goal,
+    });
+    show(json, common, &rows, |table| {
+        format!(
+            "{trace}: {accesses} accesses to {} blocks of 4K; one of {one_of} is sampled, \
+             {sampled_blocks} of them, {state_bytes} bytes, {ns_per_access:.1} ns per access\n{table}\
+             largest difference {difference:.4}, {}",
+            exact.footprint(),
+            goal.show("<=", 2),
+        )
+    })
 }
 
 #[cfg(test)]

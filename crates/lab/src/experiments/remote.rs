@@ -1,8 +1,9 @@
-//! `forebay-lab remote`: a volume whose origin has no seeks, under the rules for disks and under its own. In
-//! virtual time, with the real engine, a PCIe SSD as cache device, and the models of remote storage.
+//! `forebay-lab remote`: a volume whose origin has no seeks, under the rules for disks and under
+//! its own. In virtual time, with the real engine, a PCIe SSD as cache device, and the models of
+//! remote storage.
 //!
-//! Each workload runs twice for each origin, with `rotational=yes` and with `rotational=no`; nothing else differs.
-//! The same seed gives the same rows on every machine.
+//! Each workload runs twice for each origin, with `rotational=yes` and with `rotational=no`;
+//! nothing else differs. The same seed gives the same rows on every machine.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
-use crate::output::{Table, print_json};
+use crate::output::{Row, print_json, table};
 use crate::progress::Progress;
 use crate::virtual_time::access::{Shape, Workload, Zipf};
 use crate::virtual_time::clients::{Server, Span, run as run_clients};
@@ -55,13 +56,15 @@ pub(crate) struct Args {
 enum Work {
     /// A drain of blocks that are dirty with this probability; with or without the others cached.
     Drain { share: f64, neighbours: bool },
-    /// Random requests to a cache that is full of dirty blocks: writes in a hundred, and how many under way.
+    /// Random requests to a cache that is full of dirty blocks: writes in a hundred, and how many
+    /// under way.
     Random { writes: u32, depth: usize },
     /// Flushes between writes to such a cache.
     Flush,
     /// Popular blocks are read, and written so often in a hundred.
     Zipf { writes: u32, depth: usize },
-    /// A range half as large as the cache, or four times as large, is read from start to end, and again.
+    /// A range half as large as the cache, or four times as large, is read from start to end, and
+    /// again.
     Sequential { span: u64, depth: usize },
 }
 
@@ -82,7 +85,7 @@ const WORK: [(&str, Work); 13] = [
 ];
 
 #[derive(Serialize)]
-struct Row {
+struct Measured {
     origin: &'static str,
     work: &'static str,
     rotational: bool,
@@ -101,28 +104,7 @@ struct Row {
     origin_operations: u64,
 }
 
-impl Row {
-    fn cells(&self) -> Vec<String> {
-        let shown = |value: f64, digits| match value {
-            0.0 => "-".into(),
-            value => format!("{value:.digits$}"),
-        };
-        vec![
-            self.origin.into(),
-            self.work.into(),
-            if self.rotational { "disk" } else { "seekless" }.into(),
-            format!("{:.0}", self.per_second),
-            shown(self.mean_ms, 2),
-            shown(self.p99_ms, 2),
-            shown(self.write_mean_ms, 2),
-            shown(self.write_p99_ms, 2),
-            self.hit_ratio.map_or_else(|| "-".into(), |ratio| format!("{:.1} %", ratio * 100.0)),
-            shown(self.origin_written_per_byte, 2),
-            shown(self.ssd_written_per_byte, 2),
-            self.origin_operations.to_string(),
-        ]
-    }
-
+impl Measured {
     /// Fills in the requests of clients, or flushes as reads.
     fn take(&mut self, reads: &Tally, writes: &Tally, seconds: f64) {
         let millis = |latencies: &Histogram| latencies.quantile(0.99) / 1e6;
@@ -130,6 +112,13 @@ impl Row {
         (self.mean_ms, self.p99_ms) = (reads.mean() / 1e6, millis(&reads.latencies));
         (self.write_mean_ms, self.write_p99_ms) = (writes.mean() / 1e6, millis(&writes.latencies));
     }
+}
+
+impl Row for Measured {
+    const COLUMNS: &'static str = "ORIGIN=origin | WORK=work | RULES=rotational:seekless/disk | /s=per_second:0 | \
+        READ OR FLUSH ms=mean_ms:2- | p99 ms=p99_ms:2- | WRITE ms=write_mean_ms:2- | \
+        p99 ms=write_p99_ms:2- | HITS=hit_ratio:1% | ORIGIN B/B=origin_written_per_byte:2- | \
+        SSD B/B=ssd_written_per_byte:2- | ORIGIN I/O=origin_operations";
 }
 
 /// One run.
@@ -161,7 +150,7 @@ impl Job<'_> {
         world: &mut World,
         load: Workload,
         span: Span,
-        row: &mut Row,
+        row: &mut Measured,
     ) -> LabResult<()> {
         let cpu = Cpu::new(self.args.costs);
         let found = run_clients(world, cpu, load, self.args.seed, span)?;
@@ -175,8 +164,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn measure(&self) -> LabResult<Row> {
-        let mut row = Row {
+    fn measure(&self) -> LabResult<Measured> {
+        let mut row = Measured {
             origin: self.kind.as_str(),
             work: self.name,
             rotational: self.rotational == Rotational::Yes,
@@ -222,7 +211,7 @@ impl Job<'_> {
     }
 
     /// Writes blocks in random order to a cache that writes nothing back, then all of them back.
-    fn drain(&self, share: f64, neighbours: bool, row: &mut Row) -> LabResult<()> {
+    fn drain(&self, share: f64, neighbours: bool, row: &mut Measured) -> LabResult<()> {
         const DIRTY: u64 = 60_000;
         let mut rng = fastrand::Rng::with_seed(self.args.seed);
         let mut blocks = Vec::new();
@@ -262,7 +251,7 @@ impl Job<'_> {
     }
 
     /// Flushes a cache that is full of dirty blocks, after some writes each time.
-    fn flushes(&self, row: &mut Row) -> LabResult<()> {
+    fn flushes(&self, row: &mut Measured) -> LabResult<()> {
         let settings = Settings { sequential_cutoff: 0, ..Settings::default() };
         let mut world = self.world(settings, SSD)?;
         let load = |depth| Self::load(Shape::Random, BLOCK, RANGE, 100, depth);
@@ -318,11 +307,6 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if json {
         return print_json(&rows);
     }
-    let mut table = Table::new(
-        "ORIGIN | WORK | RULES | /s | READ OR FLUSH ms | p99 ms | WRITE ms | p99 ms | HITS | \
-         ORIGIN B/B | SSD B/B | ORIGIN I/O",
-    );
-    rows.iter().for_each(|row| table.row(row.cells()));
-    print!("{}", table.render());
+    print!("{}", table(&rows)?);
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! `forebay-lab whatif`: what a running volume says that other settings would do, beside what they do.
+//! `forebay-lab whatif`: what a running volume says that other settings would do, beside what they
+//! do.
 //!
-//! A volume with the present settings runs under a workload, in virtual time, and tells its predictions. Then
-//! each of the other settings runs under the same workload.
+//! A volume with the present settings runs under a workload, in virtual time, and tells its
+//! predictions. Then each of the other settings runs under the same workload.
 //!
 //! - `workload`: traces, and workloads that are made
 
@@ -13,10 +14,11 @@ use forebay_core::{Admission, Mode, ReplacementKind, parse_size};
 use forebay_engine::Settings;
 use forebay_policy::whatif::{Prediction, Rules};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::error::{LabError, LabResult, other};
 use crate::experiments::replay::{Loaded, Ran, ran};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Row, show};
 use crate::pool;
 use crate::trace::Format;
 use crate::virtual_time::world::UNIT;
@@ -63,7 +65,7 @@ pub(crate) struct Args {
 
 /// One setting under one workload.
 #[derive(Clone, Debug, Serialize)]
-struct Row {
+struct Compared {
     workload: String,
     /// Share of the workload's blocks, and the blocks that may live in the cache.
     size: f64,
@@ -80,22 +82,18 @@ struct Row {
     gain_difference: f64,
     /// What the prediction says about the error of the gain.
     error: f64,
-    /// Bytes written to the cache device as a multiple of those with the present settings, without and with what
-    /// reclaim writes once more.
+    /// Bytes written to the cache device as a multiple of those with the present settings, without
+    /// and with what reclaim writes once more.
     predicted_written: f64,
     real_written: f64,
     real_written_all: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    mode: &'static str,
-    sequential_cutoff: u64,
-    /// The largest difference between two shares of hits.
-    difference: f64,
-    gain_difference: f64,
-    goal: Goal,
-    rows: Vec<Row>,
+impl Row for Compared {
+    const COLUMNS: &'static str = "WORKLOAD=workload | SIZE=size:0% | SETTING=setting | PREDICTED=predicted:4 | \
+        REAL=real:4 | DIFFERENCE=difference:+4 | GAIN=predicted_gain:+4 | REAL=real_gain:+4 | \
+        DIFFERENCE=gain_difference:+4 | SAYS ±=error:4 | WRITTEN=predicted_written:3 | \
+        REAL=real_written:3 | WITH RECLAIM=real_written_all:3";
 }
 
 /// Returns how a prediction differs from the present settings, as for `forebay set`.
@@ -125,7 +123,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn rows(&self, settings: &Settings, threads: Option<usize>) -> LabResult<Vec<Row>> {
+    fn rows(&self, settings: &Settings, threads: Option<usize>) -> LabResult<Vec<Compared>> {
         let blocks = (self.trace.blocks as f64 * self.size) as u64;
         let base = ran(self.trace, settings.clone(), blocks)?;
         let now = base.predictions.first().copied();
@@ -139,10 +137,10 @@ impl Case<'_> {
         Ok(all.map(|(one, ran)| self.row((&now, &base), one, ran)).collect())
     }
 
-    fn row(&self, (now, base): (&Prediction, &Ran), one: &Prediction, ran: &Ran) -> Row {
+    fn row(&self, (now, base): (&Prediction, &Ran), one: &Prediction, ran: &Ran) -> Compared {
         let (predicted_gain, real_gain) = (one.reads_gain.share, ran.reads - base.reads);
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
-        Row {
+        Compared {
             workload: self.name.to_owned(),
             size: self.size,
             capacity_blocks: ran.capacity_blocks,
@@ -185,54 +183,23 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
             rows.extend(Case { name, trace, size: *size }.rows(&settings, args.threads)?);
         }
     }
-    let largest =
-        |of: fn(&Row) -> f64| rows.iter().map(of).fold(0.0f64, |most, one| most.max(one.abs()));
-    let difference = largest(|row| row.difference);
-    let report = Report {
-        mode: args.mode.name(),
-        sequential_cutoff,
-        difference,
-        gain_difference: largest(|row| row.gain_difference),
-        goal: Goal::at_most(GOAL, difference),
-        rows,
+    let largest = |of: fn(&Compared) -> f64| {
+        rows.iter().map(of).fold(0.0f64, |most, one| most.max(one.abs()))
     };
-    if json {
-        return print_json(&report);
-    }
-    print(&report);
-    Ok(())
-}
-
-fn print(report: &Report) {
-    let mut table = Table::new(
-        "WORKLOAD | SIZE | SETTING | PREDICTED | REAL | DIFFERENCE | GAIN | REAL | DIFFERENCE | SAYS ± | WRITTEN | REAL | WITH RECLAIM",
-    );
-    for row in &report.rows {
-        let share = |value: f64| format!("{value:.4}");
-        let gain = |value: f64| format!("{value:+.4}");
-        let times = |value: f64| format!("{value:.3}");
-        table.row([
-            row.workload.clone(),
-            format!("{} %", row.size * 100.0),
-            row.setting.clone(),
-            share(row.predicted),
-            share(row.real),
-            gain(row.difference),
-            gain(row.predicted_gain),
-            gain(row.real_gain),
-            gain(row.gain_difference),
-            share(row.error),
-            times(row.predicted_written),
-            times(row.real_written),
-            times(row.real_written_all),
-        ]);
-    }
-    print!("{}", table.render());
-    println!();
-    println!(
-        "largest difference {:.4}, {}; of gains {:.4}",
-        report.difference,
-        report.goal.show("<=", 2),
-        report.gain_difference
-    );
+    let difference = largest(|row| row.difference);
+    let gain_difference = largest(|row| row.gain_difference);
+    let goal = Goal::at_most(GOAL, difference);
+    let common = json!({
+        "mode": args.mode.name(),
+        "sequential_cutoff": sequential_cutoff,
+        "difference": difference,
+        "gain_difference": gain_difference,
+        "goal": goal,
+    });
+    show(json, common, &rows, |table| {
+        let goal = goal.show("<=", 2);
+        format!(
+            "{table}\nlargest difference {difference:.4}, {goal}; of gains {gain_difference:.4}"
+        )
+    })
 }

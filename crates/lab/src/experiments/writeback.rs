@@ -1,11 +1,12 @@
-//! `forebay-lab writeback`: how fast dirty blocks reach a disk, and what clients feel of it. In virtual
-//! time, with the real engine on the modelled 7,200 rpm disk and SATA SSD.
+//! `forebay-lab writeback`: how fast dirty blocks reach a disk, and what clients feel of it. In
+//! virtual time, with the real engine on the modelled 7,200 rpm disk and SATA SSD.
 //!
 //! - `deferred`: random writes to a RAM tier in front of the disk, beside a cache on an SSD
 //! - `density`: blocks per second when a share of the blocks in a range is dirty
 //! - `flushes`: writes with a flush after each, beside the bare SSD
 //! - `lazy`: how long the disk of a small office's server sleeps
-//! - `pressure`: latency of writes when a full, dirty cache is written to faster than the disk can take
+//! - `pressure`: latency of writes when a full, dirty cache is written to faster than the disk can
+//!   take
 //!
 //! The same seed gives the same rows on every machine.
 
@@ -18,7 +19,7 @@ mod pressure;
 use serde::Serialize;
 
 use crate::error::{LabResult, other};
-use crate::output::{Table, print_json};
+use crate::output::{Row, print_json, table};
 use crate::progress::Progress;
 use crate::virtual_time::cpu::CpuCosts;
 
@@ -51,15 +52,15 @@ pub(crate) struct Args {
 struct Report {
     seed: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    densities: Vec<density::Row>,
+    densities: Vec<density::Drained>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pressure: Vec<pressure::Row>,
+    pressure: Vec<pressure::Pressed>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    deferred: Vec<deferred::Row>,
+    deferred: Vec<deferred::Deferred>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    flushes: Vec<flushes::Row>,
+    flushes: Vec<flushes::Flushing>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    lazy: Vec<lazy::Row>,
+    lazy: Vec<lazy::Slept>,
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -98,13 +99,13 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         report.deferred.push(deferred::measure(stack, args.costs, args.seed)?);
         progress.advance(1);
     }
-    deferred::Row::relate(&mut report.deferred);
+    deferred::Deferred::relate(&mut report.deferred);
     for job in &flushers {
         progress.label(format!("a flush after each write, {} under way", job.depth));
         report.flushes.push(flushes::measure(job, args.costs, flushes::SECONDS, args.seed)?);
         progress.advance(1);
     }
-    flushes::Row::relate(&mut report.flushes);
+    flushes::Flushing::relate(&mut report.flushes);
     for writeback in offices {
         progress.label(format!("an office for two weeks, {writeback} writeback"));
         report.lazy.push(lazy::measure(writeback, 1, args.seed)?);
@@ -114,65 +115,30 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if json {
         return print_json(&report);
     }
-    print(&report);
+    print(&report)
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    part("Writeback of blocks of 4K to a 7,200 rpm disk, all at once", &report.densities)?;
+    part("Random writes of 4K to a cache that is full of dirty blocks", &report.pressure)?;
+    let title =
+        "Random writes of 4K within 1G of a 7,200 rpm disk, deferred for 10 s where there is RAM";
+    part(title, &report.deferred)?;
+    part("Random writes of 4K within 1G, a flush after each", &report.flushes)?;
+    let title = "A small office's server for a week; the disk goes to sleep after 10 min";
+    part(title, &report.lazy)?;
+    let densities = report.densities.iter().flat_map(|row| [row.goal, row.sweep_goal]);
+    let goals = densities.chain(report.pressure.iter().map(|row| row.goal)).flatten();
+    let (met, all) = (goals.clone().filter(|goal| goal.met).count(), goals.count());
+    if all > 0 {
+        println!("{met} of {all} goals are met.");
+    }
     Ok(())
 }
 
-fn print(report: &Report) {
-    let mut goals = Vec::new();
-    if !report.densities.is_empty() {
-        println!("Writeback of blocks of 4K to a 7,200 rpm disk, all at once");
-        let mut table = Table::new(
-            "DIRTY | NEIGHBOURS | BLOCKS | s | BLOCKS/s | SORTED | SHARE | \
-            GOAL | SWEEP | SHARE | GOAL | ON DISK | WRITTEN/DIRTY | WRITES | SYNCS",
-        );
-        for row in &report.densities {
-            goals.extend([row.goal, row.sweep_goal].into_iter().flatten());
-            table.row(row.cells());
-        }
-        print!("{}", table.render());
+fn part<R: Row>(title: &str, rows: &[R]) -> LabResult<()> {
+    if !rows.is_empty() {
+        println!("{title}\n{}", table(rows)?);
     }
-    if !report.pressure.is_empty() {
-        println!("\nRandom writes of 4K to a cache that is full of dirty blocks");
-        let mut table = Table::new(
-            "CLIENTS | UNDER WAY | WRITES/s | p50 ms | p99 ms | MAX ms | \
-            p99/p50 | MAX/p50 | GOAL | READS/s | MEAN ms | DIRTY | DISK BUSY | SSD B/B",
-        );
-        for row in &report.pressure {
-            goals.extend(row.goal);
-            table.row(row.cells());
-        }
-        print!("{}", table.render());
-    }
-    if !report.deferred.is_empty() {
-        println!(
-            "\nRandom writes of 4K within 1G of a 7,200 rpm disk, deferred for 10 s where there is RAM"
-        );
-        let mut table = Table::new(
-            "STACK | UNDER WAY | WRITES/s | x DISK | UNTIL DURABLE | x DISK | MEAN us | p99 us | MAX us",
-        );
-        report.deferred.iter().for_each(|row| table.row(row.cells()));
-        print!("{}", table.render());
-    }
-    if !report.flushes.is_empty() {
-        println!("\nRandom writes of 4K within 1G, a flush after each");
-        let mut table = Table::new(
-            "DEVICE | CACHE | UNDER WAY | WRITES/s | OF BARE | FLUSH us | p99 us | OF BARE | BOTH us | p99 us | SSD B/B",
-        );
-        report.flushes.iter().for_each(|row| table.row(row.cells()));
-        print!("{}", table.render());
-    }
-    if !report.lazy.is_empty() {
-        println!("\nA small office's server for a week; the disk goes to sleep after 10 min");
-        let mut table = Table::new(
-            "WRITEBACK | WAKE-UPS/WORKDAY | h ASLEEP | WAKE-UPS/FREE DAY | h ASLEEP | \
-            MOST DIRTY MiB | DISK WRITTEN MiB",
-        );
-        report.lazy.iter().for_each(|row| table.row(row.cells()));
-        print!("{}", table.render());
-    }
-    if !goals.is_empty() {
-        let met = goals.iter().filter(|goal| goal.met).count();
-        println!("\n{met} of {} goals are met.", goals.len());
-    }
+    Ok(())
 }

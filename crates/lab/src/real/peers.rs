@@ -1,9 +1,9 @@
-//! `forebay-lab peers`: other caches on two devices of this host, side by side with Forebay. Each is
-//! set up, warmed, put under the load of two of the reports, its data verified, and torn down
+//! `forebay-lab peers`: other caches on two devices of this host, side by side with Forebay. Each
+//! is set up, warmed, put under the load of two of the reports, its data verified, and torn down
 //! whatever happens.
 //!
-//! - `system`: what a cache is here; `raw`, `bcache`, `mapped`, `opencas`, `forebay`, `nbdkit`: those that
-//!   are compared
+//! - `system`: what a cache is here; `raw`, `bcache`, `mapped`, `opencas`, `forebay`, `nbdkit`:
+//!   those that are compared
 //! - `disk`: the devices, and what is checked before anything is written
 //! - `trial`: one system in one mode, from set-up to tear-down; `undo`: what is taken back
 //! - `load`: fio; `verify`, `blocks`: the data
@@ -164,7 +164,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if json {
         print_json(&report)?;
     } else {
-        print!("{}", report.render());
+        print!("{}", report.render()?);
         println!(
             "{} s each on {} MiB; CPU: all processors of the machine without idle time, divided by requests, the load generator's work included",
             args.seconds,

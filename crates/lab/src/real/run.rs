@@ -14,15 +14,15 @@ use std::path::Path;
 
 use forebay_core::parse_size;
 use forebay_core::units::format_size;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::error::{LabError, LabResult};
 use crate::fio::Fio;
-use crate::output::print_json;
+use crate::output::show;
 use crate::process::Stop;
 use crate::progress::Progress;
 use book::{Jobs, Scale};
-use table::{Row, Rows};
+use table::Rows;
 use target::Target;
 
 /// Steps of the progress bar for one run of fio.
@@ -54,19 +54,6 @@ pub(crate) struct Args {
     /// fio's engine for files and block devices
     #[arg(long, default_value = "libaio", value_parser = ["libaio", "io_uring"])]
     engine: String,
-}
-
-#[derive(Serialize)]
-struct Report {
-    jobs: String,
-    device: String,
-    engine: String,
-    size_bytes: u64,
-    seconds: u64,
-    repetitions: u64,
-    /// Whether the page cache was dropped before each repetition; root only.
-    page_cache_dropped: bool,
-    rows: Vec<Row>,
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -108,17 +95,29 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
     }
     drop(progress);
-    let report = Report {
-        jobs: args.jobs.clone(),
-        device: args.device.clone(),
-        engine: target.engine().to_owned(),
-        size_bytes: scale.size,
-        seconds: scale.seconds,
-        repetitions: args.repetitions,
-        page_cache_dropped,
-        rows: rows.finish(),
-    };
-    if json { print_json(&report) } else { print(&report) }
+    let rows = rows.finish();
+    let (Scale { size, seconds }, engine) = (scale, target.engine());
+    let common = json!({
+        "jobs": args.jobs,
+        "device": args.device,
+        "engine": engine,
+        "size_bytes": size,
+        "seconds": seconds,
+        "repetitions": args.repetitions,
+        "page_cache_dropped": page_cache_dropped,
+    });
+    show(json, common, &rows, |table| {
+        let dropped = match page_cache_dropped {
+            true => "page cache dropped before each",
+            false => "the page cache was not dropped (root only)",
+        };
+        let Args { jobs, device, repetitions, .. } = args;
+        let size = format_size(size);
+        format!(
+            "{table}{jobs} on {device} ({engine}), {size}, {seconds} s a test, {repetitions} \
+             repetition(s); {dropped}"
+        )
+    })
 }
 
 /// How much of the device, and for how long.
@@ -153,23 +152,4 @@ fn scale(args: &Args, jobs: &Jobs, target: &Target) -> LabResult<Scale> {
 fn drop_page_cache() -> bool {
     rustix::fs::sync();
     std::fs::write(Path::new("/proc/sys/vm/drop_caches"), "3").is_ok()
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    print!("{}", table::render(&report.rows));
-    println!(
-        "{} on {} ({}), {}, {} s a test, {} repetition(s){}",
-        report.jobs,
-        report.device,
-        report.engine,
-        format_size(report.size_bytes),
-        report.seconds,
-        report.repetitions,
-        if report.page_cache_dropped {
-            "; page cache dropped before each"
-        } else {
-            "; the page cache was not dropped (root only)"
-        },
-    );
-    Ok(())
 }

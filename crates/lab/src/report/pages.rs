@@ -1,20 +1,19 @@
-//! What the pages show, put together for the templates: `document.j2` says what there is, `html.j2` and
+//! What the page shows, put together for the templates: `document.j2` says what there is,
 //! `markdown.j2` how its parts are written.
 
 use std::collections::BTreeMap;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
 use serde::Serialize;
 
 use crate::error::{LabResult, other};
 
-use super::bars::place;
-use super::figures::{Figure, figures};
+use super::figures::{Figure, figures, place};
 use super::rows::{About, ReportText, Row, Rows};
 use super::verdict::{Counts, Group, Verdict, groups, is_cache, reports, verdicts};
-use super::words::{blank, flat, html, markdown, metric, number, percent};
+use super::words::{blank, flat, markdown, metric, number, percent};
 
 const TITLE: &str = "Five published cache benchmarks, and Forebay";
 
@@ -163,20 +162,21 @@ pub(super) fn render(input: &Rows) -> LabResult<Vec<(String, String)>> {
         let groups = groups(input, number);
         let text = about.reports.iter().find(|text| text.number == number);
         let notes = notes.of(&groups);
-        Report {
+        Ok(Report {
             number,
             heading: text.map_or(number.to_owned(), |text| format!("{number}: {}", text.title)),
             text,
             counts: Counts::of(input, &[number]),
             verdicts: verdicts(input, number),
             without_figures: without_figures(&groups),
-            figures: figures(input, number),
+            figures: figures(input, number)?,
             groups: groups.iter().map(Shown::new).collect(),
             numbers: notes.iter().map(|(number, text)| (text.clone(), *number)).collect(),
             notes,
-        }
+        })
     };
-    let reports: Vec<Report<'_>> = reports(input).into_iter().map(report).collect();
+    let reports: Vec<Report<'_>> =
+        reports(input).into_iter().map(report).collect::<LabResult<_>>()?;
     let all: Vec<&str> = reports.iter().map(|report| report.number).collect();
     let without = reports.iter().filter(|report| report.counts.without_cutoff > 0);
     let without: Vec<&str> = without.map(|report| report.number).collect();
@@ -193,16 +193,9 @@ pub(super) fn render(input: &Rows) -> LabResult<Vec<(String, String)>> {
     }));
     let failed = |error: minijinja::Error| other(format!("the pages cannot be made: {error:#}"));
     let environment = environment().map_err(failed)?;
-    let page = |style: &str| {
-        let template = environment.get_template("document.j2")?;
-        template.render(context! { style, ..context.clone() })
-    };
-    let html = page("html.j2").map_err(failed)?;
-    let markdown = page("markdown.j2").map_err(failed)?;
-    let mut files = vec![
-        ("index.html".to_owned(), html),
-        ("README.md".to_owned(), format!("{}\n", markdown.trim_end())),
-    ];
+    let template = environment.get_template("document.j2").map_err(failed)?;
+    let markdown = template.render(context).map_err(failed)?;
+    let mut files = vec![("README.md".to_owned(), format!("{}\n", markdown.trim_end()))];
     files.extend(reports.into_iter().flat_map(|r| r.figures).map(|f| (f.file, f.svg)));
     Ok(files)
 }
@@ -213,9 +206,7 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     environment.set_undefined_behavior(UndefinedBehavior::Chainable);
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.add_template("document.j2", include_str!("../../templates/document.j2"))?;
-    environment.add_template("html.j2", include_str!("../../templates/html.j2"))?;
     environment.add_template("markdown.j2", include_str!("../../templates/markdown.j2"))?;
-    environment.add_filter("html", |text: String| html(&text));
     environment.add_filter("markdown", |text: String| markdown(&text));
     environment.add_filter("flat", |text: String| flat(&text));
     let short = |text: String| text.split(": ").next().unwrap_or_default().to_owned();

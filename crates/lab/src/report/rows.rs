@@ -1,8 +1,9 @@
-//! Rows: what was published, what the models do, what Forebay does, side by side. And what is beside
-//! them: how they came about, series and latencies.
+//! Rows: what was published, what the models do, what Forebay does, side by side. And what is
+//! beside them: how they came about, series and latencies.
 //!
-//! `forebay-lab seeds --json --details` prints this, and `--save` keeps it. Pages are always made from
-//! such a text, also right after a run, so that they are the same whichever way they came about.
+//! `forebay-lab seeds --json --details` prints this, and `--save` keeps it. Pages are always made
+//! from such a text, also right after a run, so that they are the same whichever way they came
+//! about.
 
 use std::collections::BTreeMap;
 

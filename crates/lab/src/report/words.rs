@@ -1,4 +1,4 @@
-//! Numbers and names as they are printed, and text that is safe in HTML and in Markdown.
+//! Numbers and names as they are printed, and text that is safe in Markdown.
 
 /// Three to four digits; thousands in groups. `-` for what is no number.
 pub(super) fn number(value: Option<f64>) -> String {
@@ -57,25 +57,10 @@ pub(super) fn metric(name: &str) -> &str {
     }
 }
 
-/// Text for SVG and HTML.
-pub(super) fn escape(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;");
-    text.replace('>', "&gt;").replace('"', "&quot;")
-}
-
 /// The parts of a text that stand between pairs of backticks, and the others.
 fn parts(text: &str) -> impl Iterator<Item = (bool, &str)> {
     let pairs = text.matches('`').count() / 2 * 2;
     text.splitn(pairs + 1, '`').enumerate().map(|(place, part)| (place % 2 == 1, part))
-}
-
-/// Text for HTML; what is between backticks becomes code.
-pub(super) fn html(text: &str) -> String {
-    let part = |(code, part): (bool, &str)| match code {
-        true => format!("<code>{}</code>", escape(part)),
-        false => escape(part),
-    };
-    parts(text).map(part).collect()
 }
 
 /// Text for Markdown, in a table too; what is between backticks stays code.
@@ -126,8 +111,6 @@ mod tests {
 
     #[test]
     fn text_is_escaped() {
-        assert_eq!(html("a<b> & \"c\""), "a&lt;b&gt; &amp; &quot;c&quot;");
-        assert_eq!(html("`x<y` and `"), "<code>x&lt;y</code> and `");
         assert_eq!(markdown("a|b_c <d> `e_f`\ng"), "a\\|b\\_c &lt;d> `e_f` g");
     }
 }

@@ -12,7 +12,8 @@ use super::access::Access;
 /// The defaults are what `forebay-lab engine` measured for a read hit and for a write over dirty
 /// blocks, reclaim included (540 to 560 and 680 to 720 ns; over clean blocks it is 430), and what a
 /// front end adds: the server's 1.5 and 1.7 us for each request of `forebay-lab nbd` at depth 32,
-/// less the engine's. Each further block of a request has no front end and its neighbour's cache lines.
+/// less the engine's. Each further block of a request has no front end and its neighbour's cache
+/// lines.
 #[derive(Clone, Copy, Debug, PartialEq, clap::Args)]
 pub(crate) struct CpuCosts {
     /// CPU time of a block that is read, in ns

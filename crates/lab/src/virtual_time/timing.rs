@@ -232,8 +232,8 @@ impl Affine {
                 counters.written_bytes += len;
             }
         }
-        // As in the models of the device crate: a durable write ends as much later as a sync takes, and
-        // holds nobody up.
+        // As in the models of the device crate: a durable write ends as much later as a sync takes,
+        // and holds nobody up.
         let durable = if op.kind == ModelOpKind::DurableWrite { self.sync } else { 0 };
         *free + link.latency.round() as u64 + durable
     }

@@ -166,7 +166,8 @@ impl Machine {
 }
 
 impl World {
-    /// Formats the cache device, opens it, creates the volume, with a RAM tier if its settings say so.
+    /// Formats the cache device, opens it, creates the volume, with a RAM tier if its settings say
+    /// so.
     pub(crate) fn new(plan: Plan) -> LabResult<Self> {
         let Plan { ssd, disk, settings, block, segment_bytes, seed, never_full } = plan;
         let clock = Arc::<VirtualClock>::default();

@@ -1,5 +1,6 @@
-//! A large cache without its blocks: their entries are in the index and in the checkpoint, and the pages of record headers
-//! are made when they are read. The payload is zeroes, with valid checksums.
+//! A large cache without its blocks: their entries are in the index and in the checkpoint, and the
+//! pages of record headers are made when they are read. The payload is zeroes, with valid
+//! checksums.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ const ONE_ABSENT_IN: u64 = 4;
 /// Share of the cached blocks that is dirty, in tenths.
 const DIRTY: u64 = 3;
 
-/// How far ahead the index is told what will be put into it: each place is a miss of the CPU's cache.
+/// How far ahead the index is told what will be put into it: each place is a miss of the CPU's
+/// cache.
 const AHEAD: u64 = 24;
 
 /// The cached blocks of a volume, in the order in which they were written.

@@ -13,7 +13,8 @@ use crate::bench::measure::{Stopwatch, thread_cpu};
 use crate::error::{LabError, LabResult, other};
 use crate::rig::{LocalLane, request};
 
-/// Rounds of tasks between two looks at the clients at most, and the time after which none begins, as in a lane thread.
+/// Rounds of tasks between two looks at the clients at most, and the time after which none begins,
+/// as in a lane thread.
 const ROUNDS: usize = 16;
 const ROUNDS_FOR: Duration = Duration::from_micros(500);
 

@@ -1,6 +1,7 @@
-//! A device of any size that makes up what was never written to it: a function gives the pages of metadata, and the
-//! rest is zeroes. Of what is written only pages that are not the same eight bytes again and again take memory. As with a disk, the
-//! lane gets to its other tasks before an operation ends.
+//! A device of any size that makes up what was never written to it: a function gives the pages of
+//! metadata, and the rest is zeroes. Of what is written only pages that are not the same eight
+//! bytes again and again take memory. As with a disk, the lane gets to its other tasks before an
+//! operation ends.
 
 use std::ops::Range;
 use std::rc::Rc;

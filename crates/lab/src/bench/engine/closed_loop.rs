@@ -33,16 +33,6 @@ pub(crate) enum Way {
     Submitted,
 }
 
-impl Way {
-    /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Way::FrontEnd => "front-end",
-            Way::Submitted => "submitted",
-        }
-    }
-}
-
 /// How much is in flight, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {

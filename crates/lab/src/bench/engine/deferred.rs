@@ -21,8 +21,8 @@ const DEFERRAL: Deferral = Deferral {
     ignore_flush: false,
 };
 
-/// Ranges of blocks that the writes to absent blocks go through in turn. Together they are larger than
-/// the tier.
+/// Ranges of blocks that the writes to absent blocks go through in turn. Together they are larger
+/// than the tier.
 const RANGES: usize = 3;
 
 impl Sizes {

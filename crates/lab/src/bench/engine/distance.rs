@@ -16,8 +16,8 @@ const BATCHES: u64 = 16;
 const ROUND_TRIPS: u64 = 128;
 
 /// Nanoseconds that a line takes between CPUs that count as near, at most, and between CPUs that
-/// count as far, at least. Between hyperthreads or cores that share a last-level cache it takes 20 to 60, between others of a
-/// socket 140 to 160, between sockets 200 to 500.
+/// count as far, at least. Between hyperthreads or cores that share a last-level cache it takes 20
+/// to 60, between others of a socket 140 to 160, between sockets 200 to 500.
 const NEAR: f64 = 100.0;
 const FAR: f64 = 120.0;
 
@@ -30,8 +30,8 @@ pub(super) enum Distance {
 }
 
 impl Distance {
-    /// Returns the distance that both of these times say, in nanoseconds; `None`: they differ, or are
-    /// between near and far.
+    /// Returns the distance that both of these times say, in nanoseconds; `None`: they differ, or
+    /// are between near and far.
     pub(super) fn of(before: f64, after: f64) -> Option<Self> {
         match (before.min(after), before.max(after)) {
             (_, most) if most <= NEAR => Some(Distance::Near),

@@ -8,8 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::units::format_size;
 use forebay_device::{Device, RamDevice};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::bench::engine::closed_loop::{self, Load, Way};
 use crate::bench::engine::counters::Counters;
@@ -17,13 +19,13 @@ use crate::bench::engine::worker::{Crew, Worker};
 use crate::bench::engine::{Args, Background, Case, Sizes};
 use crate::bench::measure::{Rates, Sample};
 use crate::error::{LabResult, usage};
-use crate::output::{Goal, Table, print_json, rate};
+use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, touch};
 use crate::statistics::{Estimate, median_of};
 
 #[derive(Serialize)]
-struct Row {
+struct Loop {
     case: String,
     way: Way,
     jobs: usize,
@@ -40,13 +42,12 @@ struct Row {
     background: Background,
 }
 
-#[derive(Serialize)]
-struct Report {
-    pairs: usize,
-    seconds_per_sample: f64,
-    sizes: Sizes,
-    region_bytes: u64,
-    rows: Vec<Row>,
+impl Row for Loop {
+    const COLUMNS: &'static str = "CASE=case | WAY=way | JOBS=jobs | DEPTH=depth | ENGINE/s=engine_per_second:rate | \
+        RAW/s=raw_per_second:rate | SHARE (wall)=share | SHARE (cpu)=share_of_cpu | \
+        GOAL=share_goal:>2 | CPU us=cpu_us:3 | RAW us=raw_cpu_us:3 | GOAL=cpu_goal:<=2 | \
+        LOG/USER=background.log_bytes_per_user_byte:2 | \
+        TO ORIGIN=background.origin_written_bytes:bytes";
 }
 
 /// What a sample is of.
@@ -77,13 +78,7 @@ pub(crate) fn run(
     let crew = Crew::start(sizes, 1, !args.no_pin)?;
     let region_bytes = sizes.working_set_blocks * BLOCK;
     let raw = bare(&crew, region_bytes)?;
-    let mut report = Report {
-        pairs: args.pairs,
-        seconds_per_sample: time.as_secs_f64(),
-        sizes,
-        region_bytes,
-        rows: Vec::new(),
-    };
+    let mut all = Vec::new();
     let rounds = cases.len() * jobs.len() * depths.len() * args.pairs;
     let progress = Progress::new(rounds as u64, "preparing");
     for &case in &cases {
@@ -93,12 +88,27 @@ pub(crate) fn run(
             for &depth in depths {
                 progress.label(format!("{}, {jobs} job(s) of depth {depth}", case.name()));
                 let load = Load { jobs, depth, time, once: case.once() };
-                report.rows.extend(rows(&crew, &raw, case, load, args.pairs, &progress)?);
+                all.extend(rows(&crew, &raw, case, load, args.pairs, &progress)?);
             }
         }
     }
     drop(progress);
-    if json { print_json(&report) } else { print(&report) }
+    let (pairs, seconds) = (args.pairs, time.as_secs_f64());
+    let common = json!({
+        "pairs": pairs,
+        "seconds_per_sample": seconds,
+        "sizes": sizes,
+        "region_bytes": region_bytes,
+    });
+    show(json, common, &all, |table| {
+        format!(
+            "{table}{pairs} pairs of {seconds} s, 4 KiB, random within {}, one lane on one CPU with all of its\n\
+             background work; RAW: a bare RAM device in the same loop. front-end: what can be answered\n\
+             at once is, as for NBD; submitted: every request is submitted. Goals:\n\
+             docs/notebook/beside-the-kernel.md.",
+            format_size(region_bytes),
+        )
+    })
 }
 
 /// A bare device with its memory in place.
@@ -128,7 +138,7 @@ fn rows(
     load: Load,
     pairs: usize,
     progress: &Progress,
-) -> LabResult<Vec<Row>> {
+) -> LabResult<Vec<Loop>> {
     let mut of_ways = [Way::FrontEnd, Way::Submitted].map(|way| (way, Pairs::default()));
     // One round more than is counted: the first one finds cold caches.
     for pair in 0..=pairs {
@@ -179,14 +189,14 @@ fn sample(
     })?
 }
 
-fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> Row {
+fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> Loop {
     let ratio = |field: fn(&Rates) -> f64| {
         Estimate::of_ratios(pairs.engine.iter().map(field).zip(pairs.raw.iter().map(field)))
     };
     let cpu_us = median_of(&pairs.engine, |rates| rates.cpu_us);
     let share_of_cpu = ratio(|rates| rates.per_cpu_second);
     let goals = case.beside_the_kernel();
-    Row {
+    Loop {
         case: case.name(),
         way,
         jobs: load.jobs,
@@ -201,41 +211,4 @@ fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> R
         cpu_goal: goals.map(|goals| Goal::at_most(goals.cpu_us, cpu_us)),
         background: pairs.background.summary(segment_bytes),
     }
-}
-
-fn print(report: &Report) -> LabResult<()> {
-    let goal = |goal: &Option<Goal>, sign| {
-        goal.as_ref().map_or_else(|| "-".into(), |goal| goal.show(sign, 2))
-    };
-    let mut table = Table::new(
-        "CASE | WAY | JOBSxDEPTH | ENGINE/s | RAW/s | SHARE (wall) | \
-        SHARE (cpu) | GOAL | CPU us | RAW us | GOAL | LOG/USER | TO ORIGIN",
-    );
-    for row in &report.rows {
-        table.row([
-            row.case.clone(),
-            row.way.name().to_owned(),
-            format!("{}x{}", row.jobs, row.depth),
-            rate(row.engine_per_second),
-            rate(row.raw_per_second),
-            row.share.to_string(),
-            row.share_of_cpu.to_string(),
-            goal(&row.share_goal, ">"),
-            format!("{:.3}", row.cpu_us),
-            format!("{:.3}", row.raw_cpu_us),
-            goal(&row.cpu_goal, "<="),
-            format!("{:.2}", row.background.log_bytes_per_user_byte),
-            forebay_core::units::format_size(row.background.origin_written_bytes),
-        ]);
-    }
-    print!("{}", table.render());
-    println!(
-        "{} pairs of {} s, 4 KiB, random within {}, one lane on one CPU with all of its background\n\
-         work; RAW: a bare RAM device in the same loop. front-end: what can be answered at once is,\n\
-         as for NBD; submitted: every request is submitted. Goals: docs/notebook/beside-the-kernel.md.",
-        report.pairs,
-        report.seconds_per_sample,
-        forebay_core::units::format_size(report.region_bytes),
-    );
-    Ok(())
 }

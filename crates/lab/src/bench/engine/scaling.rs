@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::bench::engine::Case;
 use crate::bench::engine::distance::{self, Distance};
 use crate::bench::engine::shared::SharedBlocks;
 use crate::bench::engine::worker::{Crew, Work};
-use crate::bench::engine::{Case, goal};
 use crate::bench::measure::Rates;
 use crate::error::LabResult;
-use crate::output::{Goal, Table, rate};
+use crate::output::{Goal, Row};
 use crate::progress::Progress;
 use crate::statistics::{Estimate, median_of};
 
 /// What lanes gain in one case.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct Gain {
     case: String,
     lanes: usize,
     one_lane_per_second: f64,
@@ -32,6 +32,15 @@ pub(super) struct Row {
     near: Option<Apart>,
     far: Option<Apart>,
     goal: Option<Goal>,
+}
+
+impl Row for Gain {
+    const COLUMNS: &'static str = "SCALING=case | LANES=lanes | ONE LANE/s=one_lane_per_second:rate | \
+        ALL LANES/s=all_lanes_per_second:rate | FACTOR (wall)=factor | \
+        FACTOR (cpu)=factor_by_cpu | GOAL=goal:>=1 | COPYING (cpu)=copy_factor_by_cpu | \
+        LINE ns=line_ns:0 | NEAR=near.factor_by_cpu.median:2 | PAIRS=near.pairs | \
+        COPYING=near.copy_factor_by_cpu.median:2 | FAR=far.factor_by_cpu.median:2 | \
+        PAIRS=far.pairs | COPYING=far.copy_factor_by_cpu.median:2";
 }
 
 /// The pairs with one distance between the CPUs.
@@ -59,7 +68,7 @@ pub(super) fn measure(
     pairs: usize,
     time: Duration,
     progress: &Progress,
-) -> LabResult<Row> {
+) -> LabResult<Gain> {
     let lanes = crew.lanes();
     let apart = crew.sizes().disjoint || case.once();
     let copy = if apart { Work::Copy } else { Work::CopyShared };
@@ -107,7 +116,7 @@ pub(super) fn measure(
     Ok(row(case, lanes, &found))
 }
 
-fn row(case: Case, lanes: usize, pairs: &[Pair]) -> Row {
+fn row(case: Case, lanes: usize, pairs: &[Pair]) -> Gain {
     let all: Vec<&Pair> = pairs.iter().collect();
     let at = |distance| {
         let some: Vec<&Pair> =
@@ -120,7 +129,7 @@ fn row(case: Case, lanes: usize, pairs: &[Pair]) -> Row {
     };
     let (near, far) = (at(Distance::Near), at(Distance::Far));
     let factor_by_cpu = by_cpu(&all);
-    Row {
+    Gain {
         case: case.name(),
         lanes,
         one_lane_per_second: median_of(pairs, |pair| pair.one.per_second),
@@ -145,34 +154,4 @@ fn copy_by_cpu(pairs: &[&Pair]) -> Estimate {
     Estimate::of_ratios(
         pairs.iter().map(|pair| (pair.copy_all.per_cpu_second, pair.copy_one.per_cpu_second)),
     )
-}
-
-pub(super) fn print(rows: &[Row]) {
-    let mut table = Table::new(
-        "SCALING | LANES | ONE LANE/s | ALL LANES/s | FACTOR (wall) | FACTOR (cpu) | \
-        GOAL | COPYING (cpu) | LINE ns | NEAR | COPYING | FAR | COPYING",
-    );
-    let part = |apart: &Option<Apart>, of: fn(&Apart) -> String| {
-        apart.as_ref().map_or_else(|| "-".to_owned(), of)
-    };
-    for row in rows {
-        let factor = |apart: &Apart| format!("{:.2} ({})", apart.factor_by_cpu.median, apart.pairs);
-        let copy = |apart: &Apart| format!("{:.2}", apart.copy_factor_by_cpu.median);
-        table.row([
-            row.case.clone(),
-            row.lanes.to_string(),
-            rate(row.one_lane_per_second),
-            rate(row.all_lanes_per_second),
-            row.factor.to_string(),
-            row.factor_by_cpu.to_string(),
-            goal(row.goal.as_ref(), ">=", 1),
-            row.copy_factor_by_cpu.to_string(),
-            format!("{:.0}", row.line_ns),
-            part(&row.near, factor),
-            part(&row.near, copy),
-            part(&row.far, factor),
-            part(&row.far, copy),
-        ]);
-    }
-    println!("{}", table.render());
 }

@@ -89,7 +89,8 @@ impl Client {
         Ok(Client { stream, inbox: vec![0; INBOX], at: 0 })
     }
 
-    /// Writes the first `span` bytes once, in large requests in random order: a stream would bypass a cache.
+    /// Writes the first `span` bytes once, in large requests in random order: a stream would bypass
+    /// a cache.
     pub(crate) fn fill(&mut self, span: u64) -> LabResult<()> {
         const LARGE: usize = 128 << 10;
         let mut request = vec![0x5a; REQUEST_BYTES + LARGE];

@@ -12,7 +12,7 @@ use crate::bench::fio_client;
 use crate::bench::measure::Sample;
 use crate::error::{LabResult, other};
 use crate::output::name_of;
-use crate::process::{CpuOf, cpu_time};
+use crate::process::cpu_time;
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -150,7 +150,7 @@ impl Running {
     /// CPU time of all threads that it has or had, in whole clock ticks.
     pub(crate) fn cpu(&self) -> LabResult<Duration> {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        cpu_time(&text, CpuOf::Process).ok_or_else(|| other("/proc/PID/stat is not understood"))
+        cpu_time(&text).ok_or_else(|| other("/proc/PID/stat is not understood"))
     }
 }
 

@@ -24,7 +24,8 @@ pub(crate) struct Args {
     /// Size of the volume; the cache is twice as large, so that everything stays cached
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     size: String,
-    /// Write through the cache (mode writethrough), with cache and origin in files in this directory
+    /// Write through the cache (mode writethrough), with cache and origin in files in this
+    /// directory
     #[arg(long, value_name = "DIR")]
     through: Option<PathBuf>,
 }
@@ -66,8 +67,8 @@ fn through(folder: &Path, cache: u64, origin: u64) -> LabResult<Plan> {
     Ok(Plan { touched: true, ..plan })
 }
 
-/// Starts a lane on which `start` makes a server, which is kept until the lane ends. Returns once it
-/// serves, with what `start` says of it.
+/// Starts a lane on which `start` makes a server, which is kept until the lane ends. Returns once
+/// it serves, with what `start` says of it.
 pub(crate) fn serve<T: Send + 'static, S: 'static>(
     start: impl AsyncFnOnce(&LaneLoop) -> LabResult<(T, S)> + Send + 'static,
 ) -> LabResult<(T, LaneThread)> {

@@ -1,10 +1,10 @@
-//! `forebay-lab recovery --size`: how long it takes until the first request is answered, whatever the
-//! size of the cache, after an orderly stop or after a crash.
+//! `forebay-lab recovery --size`: how long it takes until the first request is answered, whatever
+//! the size of the cache, after an orderly stop or after a crash.
 //!
 //! The cache is made without writing all of its blocks: the entries are put into the index, and the
-//! checkpoint has them. Of a segment only the pages exist that recovery examines: its opening and its
-//! first header. The payload is zeroes, as everything that was never written to the device in RAM, and
-//! verified when it is read. Before a crash random blocks are written.
+//! checkpoint has them. Of a segment only the pages exist that recovery examines: its opening and
+//! its first header. The payload is zeroes, as everything that was never written to the device in
+//! RAM, and verified when it is read. Before a crash random blocks are written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::bench::driver::{Driver, fill_dirty};
 use crate::bench::measure::Stopwatch;
 use crate::bench::pattern::Step;
 use crate::error::{LabResult, other, usage};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Row, print_json, table};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::statistics::Estimate;
@@ -72,6 +72,12 @@ struct Report {
     goal: Goal,
 }
 
+impl Row for Report {
+    const COLUMNS: &'static str = "OPEN ms=open_ms.median:0 | FIRST REQUEST ms=first_ms | CPU ms=first_cpu_ms.median:0 | \
+        SLOWEST OF 64 ms=slowest_ms:1 | LOADED ms=loaded_ms:0 | CPU ns/BLOCK=loaded_cpu_ns:0 | \
+        READ TO OPEN=bytes_read:bytes | GOAL=goal:<=0";
+}
+
 /// What is measured.
 pub(super) struct Run {
     pub(super) cache_bytes: u64,
@@ -96,8 +102,8 @@ pub(super) fn run(run: &Run, json: bool) -> LabResult<()> {
     if json { print_json(&report) } else { print(&report) }
 }
 
-/// Makes a cache with nearly all of its segments full, and closes it in order or drops it. Returns the
-/// number of blocks in its last checkpoint.
+/// Makes a cache with nearly all of its segments full, and closes it in order or drops it. Returns
+/// the number of blocks in its last checkpoint.
 fn fill(
     cache: &Arc<SparseDevice>,
     origin: &Arc<SparseDevice>,
@@ -309,19 +315,6 @@ fn print(report: &Report) -> LabResult<()> {
         report.dirty,
         report.lanes
     );
-    let mut table = Table::new(
-        "OPEN ms | FIRST REQUEST ms | CPU ms | SLOWEST OF 64 ms | LOADED ms | CPU ns/BLOCK | READ TO OPEN | GOAL",
-    );
-    table.row([
-        format!("{:.0}", report.open_ms.median),
-        report.first_ms.to_string(),
-        format!("{:.0}", report.first_cpu_ms.median),
-        format!("{:.1}", report.slowest_ms),
-        format!("{:.0}", report.loaded_ms),
-        format!("{:.0}", report.loaded_cpu_ns),
-        format_size(report.bytes_read),
-        report.goal.show("<=", 0),
-    ]);
-    print!("{}", table.render());
+    print!("{}", table(std::slice::from_ref(report))?);
     Ok(())
 }

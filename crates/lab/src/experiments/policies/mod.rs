@@ -4,8 +4,8 @@
 //! that the trace ever touches, every block of a request is one access, reads and writes alike, and
 //! what was missed enters unless the policy refuses it. Blocks that are discarded leave. `belady`
 //! knows the future and is the bound for those that admit all: one that may refuse a block can be
-//! better, as it need not make room for what is used once. The policies that the engine has can be run
-//! through the engine itself as well, where blocks lie in a log and leave with their segments.
+//! better, as it need not make room for what is used once. The policies that the engine has can be
+//! run through the engine itself as well, where blocks lie in a log and leave with their segments.
 //!
 //! - `accesses`: a trace in memory, as blocks
 //! - `plain`: the cache around a policy; `belady`: the bound for those that admit all
@@ -25,7 +25,7 @@ use serde::Serialize;
 use crate::error::{LabError, LabResult, other};
 use crate::experiments::replay::{Grid, Loaded, Misses, Rules, suggest};
 use crate::output::{Table, print_json, try_file};
-use crate::report;
+use crate::plot::{Axis, Chart, svg};
 use crate::trace::{self, Format};
 
 use accesses::Accesses;
@@ -50,8 +50,9 @@ pub(crate) struct Args {
     /// plain: blocks have no places; log: in the engine's log, for the policies that it has
     #[arg(long, value_delimiter = ',', default_value = "plain", value_name = "LAYOUTS")]
     layout: Vec<Layout>,
-    /// Which blocks enter when they are missed: always, second-hit, ghost:1 to ghost:16. In the log it is
-    /// asked about writes only with --mode writethrough: otherwise they have to land somewhere
+    /// Which blocks enter when they are missed: always, second-hit, ghost:1 to ghost:16. In the log
+    /// it is asked about writes only with --mode writethrough: otherwise they have to land
+    /// somewhere
     #[arg(long, default_value_t, value_name = "RULE")]
     admission: Admission,
     /// Mode of the log: writeback, writethrough, writearound, writeonly
@@ -158,8 +159,8 @@ struct Row {
     most_live_blocks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     segment_bytes: Option<u64>,
-    /// Of all bytes written to it: blocks that reclaim wrote once more, as they are worth keeping, and
-    /// others that were newer than the origin.
+    /// Of all bytes written to it: blocks that reclaim wrote once more, as they are worth keeping,
+    /// and others that were newer than the origin.
     #[serde(skip_serializing_if = "Option::is_none")]
     carried_kept_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -359,8 +360,17 @@ fn plot(result: &Report, path: &std::path::Path) -> LabResult<()> {
     for (_, points) in &mut lines {
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
     }
-    let svg = report::miss_ratios(&result.trace, &lines);
-    std::fs::write(path, svg)
+    let log = {
+        let sizes = || result.rows.iter().map(|row| row.size);
+        sizes().fold(0.0, f64::max) > 4.0 * sizes().fold(f64::MAX, f64::min)
+    };
+    let chart = Chart {
+        title: format!("Blocks missed, {}", result.trace),
+        x: Axis { title: "cache, % of the trace's blocks", log },
+        y: Axis { title: "miss ratio", log: false },
+        lines,
+    };
+    std::fs::write(path, svg(&[chart])?)
         .map_err(|error| other(format!("{} cannot be written: {error}", path.display())))
 }
 

@@ -196,8 +196,8 @@ mod tests {
         let trace = accesses(&requests);
         let second = Admission::from_times(1).expect("a rule");
         let counts = run(ReplacementKind::Lru, 1, second, &trace, 1, &mut Steps::default());
-        // 0 enters at its second use; 1 takes its place at its second; 0 is refused, and enters again;
-        // 1 is refused, and 0 is hit.
+        // 0 enters at its second use; 1 takes its place at its second; 0 is refused, and enters
+        // again; 1 is refused, and 0 is hit.
         assert_eq!((counts.insertions, counts.misses), (3, 8));
     }
 }

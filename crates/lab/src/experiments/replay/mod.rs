@@ -51,7 +51,8 @@ pub(crate) struct Args {
     /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
     #[arg(long, value_name = "FORMAT")]
     format: Option<Format>,
-    /// Blocks that may live in the cache: bytes, like 512M, or a share of the trace's blocks, like 20%
+    /// Blocks that may live in the cache: bytes, like 512M, or a share of the trace's blocks, like
+    /// 20%
     #[arg(long, value_name = "SIZE|PERCENT%")]
     cache_size: Wanted,
     /// Replacement policy, as in `forebay create`
@@ -150,8 +151,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if json {
         return print_json(&report);
     }
-    report.print();
-    Ok(())
+    report.print()
 }
 
 #[expect(clippy::too_many_lines, reason = "arguments, one after the other")]
@@ -220,7 +220,7 @@ fn replay(args: &Args) -> LabResult<report::Report> {
     for setup in &setups {
         let outcome = setup.timed(&trace, (ssd, origin), args.costs, pace)?;
         accesses = outcome.accesses();
-        rows.push(row::Row::new(setup, &trace, &outcome, &bare, (name_of(timing), pace)));
+        rows.push(row::Replayed::new(setup, &trace, &outcome, &bare, (name_of(timing), pace)));
     }
     Ok(report::Report {
         trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -259,7 +259,8 @@ pub(crate) fn misses(
             mode: rules.mode,
             admission: rules.admission,
             sequential_cutoff: 0,
-            // What is dirty is kept whatever the policy says; here it is to be the policy that counts.
+            // What is dirty is kept whatever the policy says; here it is to be the policy that
+            // counts.
             dirty_high: 5,
             dirty_low: 1,
             cache_dirty_high: 5,
@@ -287,9 +288,10 @@ pub(crate) struct Ran {
     pub(crate) predictions: Vec<Prediction>,
 }
 
-/// Runs a cache of about so many blocks with these settings on models of a SATA SSD and a disk: at the trace's times if it has
-/// any, otherwise one request after the other. Devices without time would not do: how long a dirty block stays in the cache
-/// depends on what it takes to write it back.
+/// Runs a cache of about so many blocks with these settings on models of a SATA SSD and a disk: at
+/// the trace's times if it has any, otherwise one request after the other. Devices without time
+/// would not do: how long a dirty block stays in the cache depends on what it takes to write it
+/// back.
 pub(crate) fn ran(trace: &Loaded, settings: Settings, blocks: u64) -> LabResult<Ran> {
     let block = BlockSize::DEFAULT;
     let setup = Setup { size: LogSize::new(blocks * UNIT, block, None)?, block, settings, seed: 1 };

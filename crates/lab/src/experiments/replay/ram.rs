@@ -17,8 +17,8 @@ use super::usage;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "RAM tier")]
 pub(super) struct RamArgs {
-    /// A RAM tier in front of the cache: bytes, like 64M, or a share of the trace's blocks, like 5%.
-    /// Beside it runs a larger cache without RAM that costs as much
+    /// A RAM tier in front of the cache: bytes, like 64M, or a share of the trace's blocks, like
+    /// 5%. Beside it runs a larger cache without RAM that costs as much
     #[arg(long, value_name = "SIZE|PERCENT%")]
     ram: Option<Wanted>,
     /// Its replacement policies, a row for each; `all`: each that there is

@@ -1,8 +1,10 @@
 //! What a replay prints.
 
+use forebay_core::units::format_size;
 use serde::Serialize;
 
-use crate::output::Table;
+use crate::error::LabResult;
+use crate::output::{Row, list, table};
 use crate::virtual_time::world::UNIT;
 
 use super::cache::{Bare, Outcome, Setup};
@@ -30,8 +32,8 @@ pub(crate) struct Misses {
     /// Bytes written to the cache device, headers and checkpoints included, for each byte of blocks
     /// accessed.
     pub(crate) ssd_bytes_per_byte: f64,
-    /// The part of them that reclaim wrote once more: blocks that are worth keeping, and others that
-    /// were newer than the origin.
+    /// The part of them that reclaim wrote once more: blocks that are worth keeping, and others
+    /// that were newer than the origin.
     pub(crate) carried_kept_share: f64,
     pub(crate) carried_dirty_share: f64,
     pub(crate) layout: &'static str,
@@ -93,10 +95,9 @@ impl Latency {
 
 /// One cache under one trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(super) struct Replayed {
     #[serde(flatten)]
     pub(super) misses: Misses,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ram: Option<RamRow>,
     /// What may live in the log as a share of the trace's blocks.
     size: f64,
@@ -135,7 +136,7 @@ pub(super) struct Row {
     bare_writes: Option<Latency>,
 }
 
-impl Row {
+impl Replayed {
     pub(super) fn new(
         setup: &Setup,
         trace: &Loaded,
@@ -150,7 +151,7 @@ impl Row {
         let [busy, drained] = outcome.disk_busy.map(|busy| busy.as_secs_f64());
         let alone = bare.in_order.as_secs_f64();
         let units = misses.capacity_blocks * setup.block.bytes() / UNIT;
-        Row {
+        Replayed {
             size: ratio(units, trace.blocks),
             misses,
             ram: RamRow::new(settings, outcome),
@@ -181,7 +182,7 @@ impl Row {
         }
     }
 
-    pub(super) fn print(&self) {
+    pub(super) fn print(&self) -> LabResult<()> {
         let misses = &self.misses;
         println!(
             "{} {} {}, {} timing, depth {}: {} blocks of {} may live in {} segments of {}, {:.1} % of the trace's",
@@ -191,9 +192,9 @@ impl Row {
             self.timing,
             self.depth,
             misses.capacity_blocks,
-            forebay_core::units::format_size(self.block_bytes),
+            format_size(self.block_bytes),
             misses.segments,
-            forebay_core::units::format_size(misses.segment_bytes),
+            format_size(misses.segment_bytes),
             self.size * 100.0,
         );
         if self.ordered {
@@ -202,62 +203,53 @@ impl Row {
         if self.sequential_cutoff == 0 {
             println!("sequential cut-off: off");
         }
-        println!();
-        let share = |value: f64| format!("{value:.4}");
-        let times = |value: f64| format!("{value:.2}");
-        let seconds = |value: f64| format!("{value:.1} s");
-        let mut table = Table::new("FOUND | ");
-        let reads = misses.read_request_miss_ratio.map_or_else(|| "-".to_owned(), share);
-        for (name, value) in [
-            ("blocks missed", share(misses.block_miss_ratio)),
-            ("of all, cached without the sectors", share(misses.uncovered_ratio)),
-            ("requests missed", share(misses.request_miss_ratio)),
-            ("reads missed", reads),
-            ("SSD bytes/byte accessed", share(misses.ssd_bytes_per_byte)),
-            ("log bytes/user byte", share(self.log_bytes_per_user_byte)),
-            ("reinserted/user byte", share(self.carried_bytes_per_user_byte)),
-            ("of what was written, reinserted as worth keeping", share(misses.carried_kept_share)),
-            ("of what was written, reinserted as dirty", share(misses.carried_dirty_share)),
-            ("most blocks in the cache", misses.most_live_blocks.to_string()),
-            ("virtual time", seconds(self.seconds)),
-            ("disk busy", seconds(self.disk_busy_seconds)),
-            ("with writeback of the rest", seconds(self.disk_busy_drained_seconds)),
-            ("virtual time until then", seconds(self.drained_seconds)),
-            (
-                "bytes written to the disk",
-                forebay_core::units::format_size(self.disk_written_bytes),
-            ),
-            ("of that, for reads", seconds(self.disk_reading_seconds)),
-            ("bare disk, in order of arrival", seconds(self.bare_disk_busy_seconds)),
-            ("of that, for reads", seconds(self.bare_disk_reading_seconds)),
-            ("bare disk/with writeback", self.bare_by_drained.map_or("-".to_owned(), times)),
-        ] {
-            table.row([name.to_owned(), value]);
-        }
-        print!("{}", table.render());
-        println!();
-        self.print_latencies();
-    }
-
-    fn print_latencies(&self) {
-        let mut table = Table::new("LATENCY, us | REQUESTS | MEAN | p50 | p99 | MAX");
-        for (name, latency) in [
+        println!("\n{}", list(self, FOUND)?);
+        let all = [
             ("reads", self.reads),
             ("writes", self.writes),
             ("bare disk: reads", self.bare_reads),
             ("bare disk: writes", self.bare_writes),
-        ] {
-            let Some(latency) = latency else { continue };
-            let micros = |value: f64| format!("{value:.1}");
-            table.row([
-                name.to_owned(),
-                latency.requests.to_string(),
-                micros(latency.mean_us),
-                micros(latency.p50_us),
-                micros(latency.p99_us),
-                micros(latency.max_us),
-            ]);
-        }
-        print!("{}", table.render());
+        ];
+        let named =
+            all.into_iter().filter_map(|(name, latency)| Some(Named { name, latency: latency? }));
+        print!("{}", table(&named.collect::<Vec<_>>())?);
+        Ok(())
     }
+}
+
+/// The lines about one replay.
+const FOUND: &str = "blocks missed=block_miss_ratio:4 | \
+    of all, cached without the sectors=uncovered_ratio:4 | requests missed=request_miss_ratio:4 | \
+    reads missed=read_request_miss_ratio:4 | SSD bytes/byte accessed=ssd_bytes_per_byte:4 | \
+    log bytes/user byte=log_bytes_per_user_byte:4 | \
+    reinserted/user byte=carried_bytes_per_user_byte:4 | \
+    of all written bytes, reinserted as worth keeping=carried_kept_share:4 | \
+    of all written bytes, reinserted as dirty=carried_dirty_share:4 | \
+    most blocks in the cache=most_live_blocks | virtual time, s=seconds:1 | \
+    disk busy, s=disk_busy_seconds:1 | with writeback of the rest=disk_busy_drained_seconds:1 | \
+    virtual time until then=drained_seconds:1 | bytes written to the disk=disk_written_bytes:bytes | \
+    disk busy with reads, s=disk_reading_seconds:1 | \
+    bare disk, in order of arrival, s=bare_disk_busy_seconds:1 | \
+    bare disk, reads=bare_disk_reading_seconds:1 | bare disk/with writeback=bare_by_drained:2";
+
+impl Row for Replayed {
+    const COLUMNS: &'static str = "BLOCKS=capacity_blocks | RAM=ram.bytes:bytes | POLICY=ram.policy | \
+        DEFERRED s=ram.deferred_seconds:0 | IN RAM=ram.block_hit_ratio:4 | \
+        BLOCKS MISSED=block_miss_ratio:4 | READS MISSED=read_request_miss_ratio:4 | \
+        SSD WRITTEN=ssd_written_bytes:bytes | READ MEAN us=reads.mean_us:1 | \
+        p99=reads.p99_us:1 | WRITE MEAN us=writes.mean_us:1 | p99=writes.p99_us:1 | \
+        DISK BUSY s=disk_busy_drained_seconds:1";
+}
+
+/// Latencies with their name.
+#[derive(Serialize)]
+struct Named {
+    name: &'static str,
+    #[serde(flatten)]
+    latency: Latency,
+}
+
+impl Row for Named {
+    const COLUMNS: &'static str = "LATENCY, us=name | REQUESTS=requests | MEAN=mean_us:1 | p50=p50_us:1 | \
+        p99=p99_us:1 | MAX=max_us:1";
 }

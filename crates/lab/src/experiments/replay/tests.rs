@@ -58,8 +58,8 @@ fn loops_hit_if_they_fit() {
     let found = misses(&reads(2000, 3), ReplacementKind::Fifo, RULES, 682, 1).expect("runs");
     assert_eq!(found.block_miss_ratio, 1.0);
     assert!(found.most_live_blocks <= 16 * 62 && found.most_live_blocks >= 682 - 62);
-    // Everything is written once, and a header for each segment; of so few segments the oldest is in
-    // part still to be kept when it goes.
+    // Everything is written once, and a header for each segment; of so few segments the oldest is
+    // in part still to be kept when it goes.
     assert!((1.0..1.5).contains(&found.ssd_bytes_per_byte), "{}", found.ssd_bytes_per_byte);
 }
 

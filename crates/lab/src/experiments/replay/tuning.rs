@@ -1,5 +1,5 @@
-//! Settings of the cache that change what a replay finds most, by the names that the operator has for
-//! them.
+//! Settings of the cache that change what a replay finds most, by the names that the operator has
+//! for them.
 
 use std::time::Duration;
 

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         let own: Vec<Measurement> = own.flat_map(|(_, found)| found.iter().cloned()).collect();
         let own = row::rows(report, &own, args.details || args.pages.wanted());
         if !json {
-            table::print(report, &own);
+            table::print(report, &own)?;
             report_004::print_shares(&own);
         }
         rows.extend(own);

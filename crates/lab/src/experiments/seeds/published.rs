@@ -1,5 +1,5 @@
-//! What was published: systems and values by experiment, the settings that are run beside them, and how
-//! each value is measured here. The reports themselves are files: `crates/lab/published`.
+//! What was published: systems and values by experiment, the settings that are run beside them, and
+//! how each value is measured here. The reports themselves are files: `crates/lab/published`.
 
 use std::collections::BTreeMap;
 

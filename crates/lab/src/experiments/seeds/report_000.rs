@@ -1,7 +1,7 @@
 //! EnhanceIO, bcache and dm-cache, 90 % reads of a zipf distribution, fio (2013).
 //!
-//! fio: libaio, direct, 4 KiB, four jobs of depth 8, zipf 1.2 over a file of 20 GB; before that 90 %
-//! of the file are read sequentially. The disk has 100 GB, the cache device 20 GB. No device is
+//! fio: libaio, direct, 4 KiB, four jobs of depth 8, zipf 1.2 over a file of 20 GB; before that 90
+//! % of the file are read sequentially. The disk has 100 GB, the cache device 20 GB. No device is
 //! named; they are modelled from the rows of the bare devices:
 //!
 //! - SSD: 67,100 requests per second are 14.9 us each on one link, and 275 MB/s, so a SATA link of

@@ -50,8 +50,8 @@ pub(super) fn report() -> LabResult<Report> {
     Report::parse(include_str!("../../../published/003.toml"))
 }
 
-/// What of the SSD's maximum is left if `depth` writes at a time wait for one commit: header, payload,
-/// latency and the time until it is durable follow each other.
+/// What of the SSD's maximum is left if `depth` writes at a time wait for one commit: header,
+/// payload, latency and the time until it is durable follow each other.
 fn one_commit_share(depth: usize) -> f64 {
     let ssd = ssd();
     let blocks = depth as f64;

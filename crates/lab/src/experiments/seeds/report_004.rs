@@ -4,13 +4,13 @@
 //! under way, on all of an SSD of 40 GB and on 976 MB of it, which is less than the cache of 1 GB;
 //! cache blocks of 4 and of 16 KiB; 5 minutes each. The results are figures without numbers.
 //!
-//! The stack of the report is a RAM tier that defers writes, in front of the SSD (`ram`). Beside it: a
-//! RAM device as the cache device, and the SSD as the origin. Acknowledged data is as volatile as in
-//! the report. The SSD is the SATA model (a Vertex 2 is not described well enough to calibrate it),
-//! the RAM device a link of 8 GB/s.
+//! The stack of the report is a RAM tier that defers writes, in front of the SSD (`ram`). Beside
+//! it: a RAM device as the cache device, and the SSD as the origin. Acknowledged data is as
+//! volatile as in the report. The SSD is the SATA model (a Vertex 2 is not described well enough to
+//! calibrate it), the RAM device a link of 8 GB/s.
 //!
-//! The report has no reads. Some are added (`reads`): 70 and 100 of 100 requests, with a tier that has
-//! been filled before.
+//! The report has no reads. Some are added (`reads`): 70 and 100 of 100 requests, with a tier that
+//! has been filled before.
 //!
 //! - `ram`: the cells on the RAM tier; `reads`: those with reads
 //! - `shares`: their throughput as shares of the SSD's, in one table

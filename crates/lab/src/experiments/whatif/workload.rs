@@ -54,8 +54,8 @@ impl FromStr for Workload {
 /// Blocks that are chosen by popularity.
 const POPULAR: u64 = 150_000;
 
-/// Returns a block by popularity: the rank is that of a Zipf distribution with an exponent of about 0.9, and
-/// neighbouring ranks are far apart.
+/// Returns a block by popularity: the rank is that of a Zipf distribution with an exponent of about
+/// 0.9, and neighbouring ranks are far apart.
 fn popular(random: &mut fastrand::Rng) -> u64 {
     // The inverse of the integral of rank^-0.9.
     let most = (POPULAR as f64).powf(0.1) - 1.0;

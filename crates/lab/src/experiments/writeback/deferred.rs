@@ -1,8 +1,8 @@
-//! What a RAM tier that defers writes is worth on a disk: random writes within a GiB, on the bare disk,
-//! on a cache on an SSD, and with the tier in front of either.
+//! What a RAM tier that defers writes is worth on a disk: random writes within a GiB, on the bare
+//! disk, on a cache on an SSD, and with the tier in front of either.
 //!
-//! Two rates: after a warm-up, and from the start until everything is durable: on the disk, or, with
-//! a cache, on the SSD, which is what its users rely on.
+//! Two rates: after a warm-up, and from the start until everything is durable: on the disk, or,
+//! with a cache, on the SSD, which is what its users rely on.
 
 use forebay_core::{Durability, Mode};
 use forebay_device::model::ModelKind;
@@ -10,6 +10,7 @@ use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
+use crate::output::Row;
 use crate::virtual_time::access::{Shape, Workload};
 use crate::virtual_time::clients::{Server, Span, run};
 use crate::virtual_time::cpu::{Cpu, CpuCosts};
@@ -60,7 +61,7 @@ pub(super) fn jobs() -> Vec<Job> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct Deferred {
     stack: &'static str,
     depth: usize,
     writes_per_second: f64,
@@ -74,23 +75,15 @@ pub(super) struct Row {
     max_us: f64,
 }
 
-impl Row {
-    pub(super) fn cells(&self) -> Vec<String> {
-        vec![
-            self.stack.into(),
-            self.depth.to_string(),
-            format!("{:.0}", self.writes_per_second),
-            format!("{:.1}", self.times_disk),
-            format!("{:.0}", self.durable_per_second),
-            format!("{:.1}", self.durable_times_disk),
-            format!("{:.1}", self.mean_us),
-            format!("{:.1}", self.p99_us),
-            format!("{:.1}", self.max_us),
-        ]
-    }
+impl Row for Deferred {
+    const COLUMNS: &'static str = "STACK=stack | UNDER WAY=depth | WRITES/s=writes_per_second:0 | x DISK=times_disk:1 | \
+        UNTIL DURABLE=durable_per_second:0 | x DISK=durable_times_disk:1 | MEAN us=mean_us:1 | \
+        p99 us=p99_us:1 | MAX us=max_us:1";
+}
 
+impl Deferred {
     /// Relates the rates to those of the bare disk at the same depth, which is among `rows`.
-    pub(super) fn relate(rows: &mut [Row]) {
+    pub(super) fn relate(rows: &mut [Deferred]) {
         for depth in DEPTHS {
             let bare = rows.iter().find(|row| row.depth == depth);
             let bare = bare.map_or(f64::NAN, |row| row.writes_per_second);
@@ -118,7 +111,7 @@ fn world(job: &Job, seed: u64) -> LabResult<World> {
 }
 
 /// One row.
-pub(super) fn measure(job: &Job, costs: CpuCosts, seed: u64) -> LabResult<Row> {
+pub(super) fn measure(job: &Job, costs: CpuCosts, seed: u64) -> LabResult<Deferred> {
     let (shape, span, depth) = (Shape::Random, job.range, job.depth);
     let load = Workload { shape, start: 0, span, len: BLOCK, writes: 100, depth };
     let time = Span { warm_up: 2.0 * job.seconds, ..Span::seconds(2.0 * job.seconds) };
@@ -136,7 +129,7 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seed: u64) -> LabResult<Row> {
     };
     let latency = |share| found.writes.latencies.quantile(share) / 1e3;
     let all = found.writes.requests + found.unmeasured_bytes / BLOCK;
-    Ok(Row {
+    Ok(Deferred {
         stack: job.stack.name,
         depth,
         writes_per_second: found.writes.requests as f64 / found.seconds,
@@ -160,8 +153,8 @@ mod tests {
         let small = |job: Job| Job { range: 64 << 20, seconds: 1.0, ..job };
         let jobs = jobs().into_iter().filter(|job| job.depth == 1).map(small);
         let rows = jobs.map(|job| measure(&job, costs, 1).expect("runs"));
-        let mut rows: Vec<Row> = rows.collect();
-        Row::relate(&mut rows);
+        let mut rows: Vec<Deferred> = rows.collect();
+        Deferred::relate(&mut rows);
         let [bare, ssd, _, ram, both] = rows.as_slice() else { panic!("five stacks") };
         assert!((bare.times_disk - 1.0).abs() < 1e-9 && ssd.times_disk > 10.0);
         let cpu = 1e9 / (costs.cpu_write + costs.cpu_front) as f64;

@@ -1,13 +1,13 @@
 //! Blocks per second by the share of blocks that are dirty.
 //!
 //! From the start of the disk on, each block is dirty with the same probability, until there are
-//! enough of them. They are written in random order into a cache that writes nothing back; then all of
-//! them are written back, syncs included, until the last one is marked clean. With neighbours, all
-//! blocks of the range were read into the cache before.
+//! enough of them. They are written in random order into a cache that writes nothing back; then all
+//! of them are written back, syncs included, until the last one is marked clean. With neighbours,
+//! all blocks of the range were read into the cache before.
 //!
-//! Two columns stand beside it. SORTED is the modelled disk with 32 sorted single blocks always in its
-//! queue, which the calibration of the model has for seven densities. SWEEP is the range written from
-//! start to end at the disk's 113 MB/s, of which only the dirty blocks count.
+//! Two columns stand beside it. SORTED is the modelled disk with 32 sorted single blocks always in
+//! its queue, which the calibration of the model has for seven densities. SWEEP is the range
+//! written from start to end at the disk's 113 MB/s, of which only the dirty blocks count.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::{LabResult, other};
-use crate::output::Goal;
+use crate::output::{Goal, Row};
 use crate::virtual_time::clients::Server;
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::{Plan, World};
@@ -70,7 +70,7 @@ pub(super) fn cells(densities: &[f64], blocks: u64) -> Vec<Cell> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct Drained {
     density: f64,
     neighbours: bool,
     dirty_blocks: u64,
@@ -89,27 +89,12 @@ pub(super) struct Row {
     disk_syncs: u64,
 }
 
-impl Row {
-    pub(super) fn cells(&self) -> Vec<String> {
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-        vec![
-            format!("{}", self.density),
-            if self.neighbours { "cached" } else { "no" }.into(),
-            self.dirty_blocks.to_string(),
-            format!("{:.2}", self.seconds),
-            format!("{:.0}", self.blocks_per_second),
-            or_dash(self.sorted.map(|sorted| format!("{sorted:.0}"))),
-            or_dash(self.share_of_sorted.map(|share| format!("{share:.2}"))),
-            or_dash(self.goal.map(|goal| goal.show(">=", 2))),
-            format!("{:.0}", self.sweep),
-            format!("{:.2}", self.share_of_sweep),
-            or_dash(self.sweep_goal.map(|goal| goal.show(">=", 2))),
-            self.most_in_flight.to_string(),
-            format!("{:.2}", self.written_per_dirty_byte),
-            self.disk_writes.to_string(),
-            self.disk_syncs.to_string(),
-        ]
-    }
+impl Row for Drained {
+    const COLUMNS: &'static str = "DIRTY=density | NEIGHBOURS=neighbours:no/cached | BLOCKS=dirty_blocks | s=seconds:2 | \
+        BLOCKS/s=blocks_per_second:0 | SORTED=sorted:0 | SHARE=share_of_sorted:2 | \
+        GOAL=goal:>=2 | SWEEP=sweep:0 | SHARE=share_of_sweep:2 | GOAL=sweep_goal:>=2 | \
+        ON DISK=most_in_flight | WRITTEN/DIRTY=written_per_dirty_byte:2 | WRITES=disk_writes | \
+        SYNCS=disk_syncs";
 }
 
 /// A volume that writes nothing back by itself.
@@ -137,7 +122,7 @@ fn dirty(cell: &Cell, rng: &mut fastrand::Rng) -> Vec<u64> {
 }
 
 /// One row.
-pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
+pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Drained> {
     let mut rng = fastrand::Rng::with_seed(seed ^ cell.share.to_bits());
     let mut blocks = dirty(cell, &mut rng);
     let range = blocks.last().map_or(0, |last| last + 1) * BLOCK;
@@ -170,7 +155,7 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
     let sorted = SORTED.iter().find(|(share, _)| *share == cell.share).map(|(_, rate)| *rate);
     let sweep = SWEEP * cell.share;
     let wants_sweep = cell.neighbours && cell.share >= SWEEP_FROM;
-    Ok(Row {
+    Ok(Drained {
         density: cell.share,
         neighbours: cell.neighbours,
         dirty_blocks: cell.blocks,
@@ -195,13 +180,13 @@ mod tests {
     use super::*;
 
     /// What is dense is written so fast that the beginning counts unless there are many.
-    fn row(share: f64, neighbours: bool) -> Row {
+    fn row(share: f64, neighbours: bool) -> Drained {
         let blocks = if share < SWEEP_FROM { 6000 } else { 20_000 };
         measure(&Cell { share, neighbours, blocks }, 1).expect("runs")
     }
 
-    /// The shape, not the times: the disk's queue is full, few syncs, neighbours help where blocks are
-    /// dense, and it is about as fast as the sorted disk.
+    /// The shape, not the times: the disk's queue is full, few syncs, neighbours help where blocks
+    /// are dense, and it is about as fast as the sorted disk.
     #[test]
     fn sweeps_keep_the_disk_busy_and_fill_gaps() {
         for share in [0.01, 0.3, 0.9] {

@@ -1,5 +1,6 @@
-//! What a flush after each write costs: random writes within a GiB, each followed by a flush, on a bare device, on a cache that
-//! writes back and is on such a device, and on a cache that writes through to such a device.
+//! What a flush after each write costs: random writes within a GiB, each followed by a flush, on a
+//! bare device, on a cache that writes back and is on such a device, and on a cache that writes
+//! through to such a device.
 
 use forebay_core::Mode;
 use forebay_device::model::ModelKind;
@@ -7,6 +8,7 @@ use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
+use crate::output::Row;
 use crate::virtual_time::access::{Shape, Workload};
 use crate::virtual_time::clients::{Span, run};
 use crate::virtual_time::cpu::{Cpu, CpuCosts};
@@ -47,7 +49,7 @@ pub(super) fn jobs() -> Vec<Job> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct Flushing {
     device: &'static str,
     /// Of the cache; none: the bare device.
     mode: Option<&'static str>,
@@ -66,25 +68,16 @@ pub(super) struct Row {
     ssd_bytes_per_byte: f64,
 }
 
-impl Row {
-    pub(super) fn cells(&self) -> Vec<String> {
-        vec![
-            self.device.into(),
-            self.mode.unwrap_or("bare").into(),
-            self.depth.to_string(),
-            format!("{:.0}", self.per_second),
-            format!("{:.2}", self.of_bare),
-            format!("{:.0}", self.flush_mean_us),
-            format!("{:.0}", self.flush_p99_us),
-            format!("{:.2}", self.flush_of_bare),
-            format!("{:.0}", self.mean_us),
-            format!("{:.0}", self.p99_us),
-            format!("{:.2}", self.ssd_bytes_per_byte),
-        ]
-    }
+impl Row for Flushing {
+    const COLUMNS: &'static str = "DEVICE=device | CACHE=mode | UNDER WAY=depth | WRITES/s=per_second:0 | \
+        OF BARE=of_bare:2 | FLUSH us=flush_mean_us:0 | p99 us=flush_p99_us:0 | \
+        OF BARE=flush_of_bare:2 | BOTH us=mean_us:0 | p99 us=p99_us:0 | \
+        SSD B/B=ssd_bytes_per_byte:2";
+}
 
+impl Flushing {
     /// Relates each row to the last one of a bare device.
-    pub(super) fn relate(rows: &mut [Row]) {
+    pub(super) fn relate(rows: &mut [Flushing]) {
         let (mut rate, mut flush) = (f64::NAN, f64::NAN);
         for row in rows {
             if row.mode.is_none() {
@@ -97,7 +90,7 @@ impl Row {
 }
 
 /// One row, of so many seconds.
-pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Row> {
+pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Flushing> {
     let of = |size, kind| (size, Timing::model(kind, size));
     let Some(mode) = job.mode else {
         let size = if job.device == ModelKind::Hdd7200 { DISK } else { SSD };
@@ -113,7 +106,13 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> La
     row(job, &mut world, Cpu::new(costs), seconds, seed)
 }
 
-fn row<S: Flush>(job: &Job, server: &mut S, cpu: Cpu, seconds: f64, seed: u64) -> LabResult<Row> {
+fn row<S: Flush>(
+    job: &Job,
+    server: &mut S,
+    cpu: Cpu,
+    seconds: f64,
+    seed: u64,
+) -> LabResult<Flushing> {
     let (shape, depth) = (Shape::Random, job.depth);
     let load = Workload { shape, start: 0, span: RANGE, len: BLOCK, writes: 100, depth };
     let span = Span { warm_up: seconds / 10.0, ..Span::seconds(seconds) };
@@ -124,7 +123,7 @@ fn row<S: Flush>(job: &Job, server: &mut S, cpu: Cpu, seconds: f64, seed: u64) -
         Some(_) => found.gauges.ssd_written,
         None => found.gauges.disk_written,
     };
-    Ok(Row {
+    Ok(Flushing {
         device: job.device.as_str(),
         mode: job.mode.map(Mode::name),
         depth,
@@ -148,8 +147,8 @@ mod tests {
     fn flushes_of_many_clients_share_a_commit_and_that_of_one_client_has_a_header_of_its_own() {
         let rows =
             jobs().into_iter().map(|job| measure(&job, CpuCosts::default(), 0.2, 1).expect("runs"));
-        let mut rows: Vec<Row> = rows.collect();
-        Row::relate(&mut rows);
+        let mut rows: Vec<Flushing> = rows.collect();
+        Flushing::relate(&mut rows);
         for row in &rows {
             assert!(row.flush_mean_us > 0.0 && row.flush_mean_us < row.mean_us, "{}", row.device);
             let (least, most) = match (row.mode, row.depth) {

@@ -1,8 +1,8 @@
 //! How long the disk of a small office's server sleeps, with eager and with lazy writeback.
 //!
-//! The server appends to a log every few minutes, day and night. On workdays from 9 to 18 h its clients read
-//! and write some files every few minutes. The first week warms the cache; the second is measured. The
-//! disk goes to sleep after ten minutes without an access.
+//! The server appends to a log every few minutes, day and night. On workdays from 9 to 18 h its
+//! clients read and write some files every few minutes. The first week warms the cache; the second
+//! is measured. The disk goes to sleep after ten minutes without an access.
 
 use forebay_core::{Laziness, Nanos, Op};
 use forebay_device::model::ModelKind;
@@ -10,6 +10,7 @@ use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
+use crate::output::Row;
 use crate::virtual_time::access::Access;
 use crate::virtual_time::clients::Server;
 use crate::virtual_time::timing::Timing;
@@ -39,7 +40,7 @@ const BURST: u32 = 64;
 const READS: u32 = 70;
 
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct Slept {
     writeback: &'static str,
     wakes_per_workday: f64,
     wakes_per_free_day: f64,
@@ -49,18 +50,11 @@ pub(super) struct Row {
     disk_written_mib: f64,
 }
 
-impl Row {
-    pub(super) fn cells(&self) -> Vec<String> {
-        vec![
-            self.writeback.into(),
-            format!("{:.1}", self.wakes_per_workday),
-            format!("{:.1}", self.asleep_hours_per_workday),
-            format!("{:.1}", self.wakes_per_free_day),
-            format!("{:.1}", self.asleep_hours_per_free_day),
-            format!("{:.0}", self.most_dirty_mib),
-            format!("{:.0}", self.disk_written_mib),
-        ]
-    }
+impl Row for Slept {
+    const COLUMNS: &'static str = "WRITEBACK=writeback | WAKE-UPS/WORKDAY=wakes_per_workday:1 | \
+        h ASLEEP=asleep_hours_per_workday:1 | WAKE-UPS/FREE DAY=wakes_per_free_day:1 | \
+        h ASLEEP=asleep_hours_per_free_day:1 | MOST DIRTY MiB=most_dirty_mib:0 | \
+        DISK WRITTEN MiB=disk_written_mib:0";
 }
 
 /// Both kinds of writeback.
@@ -97,8 +91,8 @@ impl Sleeper {
         (self.accesses, self.last) = (accesses, now);
     }
 
-    /// Counts the sleep from the last access to `now`, as far as it is in the measured weeks. Returns
-    /// whether the disk slept.
+    /// Counts the sleep from the last access to `now`, as far as it is in the measured weeks.
+    /// Returns whether the disk slept.
     fn slept(&mut self, now: u64) -> bool {
         let sleeps = self.last + SLEEPS_AFTER;
         let measured = sleeps.max(WEEK)..now;
@@ -157,7 +151,7 @@ impl Office {
 }
 
 /// One row.
-pub(super) fn measure(writeback: Laziness, weeks: u64, seed: u64) -> LabResult<Row> {
+pub(super) fn measure(writeback: Laziness, weeks: u64, seed: u64) -> LabResult<Slept> {
     let world = World::new(Plan::new(
         (SSD, Timing::model(ModelKind::SataSsd, SSD)),
         (DISK, Timing::model(ModelKind::Hdd7200, DISK)),
@@ -201,7 +195,7 @@ pub(super) fn measure(writeback: Laziness, weeks: u64, seed: u64) -> LabResult<R
     let Office { mut sleeper, world, most_dirty, .. } = office;
     sleeper.slept((1 + weeks) * WEEK);
     let per_day = |count: u64, days: u64| count as f64 / (days * weeks) as f64;
-    Ok(Row {
+    Ok(Slept {
         writeback: writeback.name(),
         wakes_per_workday: per_day(sleeper.wakes[0], 5),
         wakes_per_free_day: per_day(sleeper.wakes[1], 2),

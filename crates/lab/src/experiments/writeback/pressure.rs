@@ -1,16 +1,17 @@
-//! What clients feel when a cache is full of dirty blocks and they write faster than the disk can take.
+//! What clients feel when a cache is full of dirty blocks and they write faster than the disk can
+//! take.
 //!
-//! Clients write random blocks in a closed loop until the cache is full, and for a while longer, so that
-//! all is as it will stay; then latencies are measured. The disk alone decides how many writes there
-//! are in a second, so each client waits; what matters is that all wait about equally long, and nobody
-//! for a whole segment to be emptied.
+//! Clients write random blocks in a closed loop until the cache is full, and for a while longer, so
+//! that all is as it will stay; then latencies are measured. The disk alone decides how many writes
+//! there are in a second, so each client waits; what matters is that all wait about equally long,
+//! and nobody for a whole segment to be emptied.
 
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
-use crate::output::Goal;
+use crate::output::{Goal, Row};
 use crate::virtual_time::access::{Shape, Workload, Zipf};
 use crate::virtual_time::clients::{Span, run};
 use crate::virtual_time::cpu::Cpu;
@@ -59,7 +60,7 @@ pub(super) fn jobs(depths: &[usize]) -> Vec<Job> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct Pressed {
     clients: &'static str,
     depth: usize,
     writes_per_second: f64,
@@ -68,7 +69,8 @@ pub(super) struct Row {
     max_ms: f64,
     ratio: f64,
     max_ratio: f64,
-    /// Where all writes are alike: of popular blocks most are dirty already, and overwritten at once.
+    /// Where all writes are alike: of popular blocks most are dirty already, and overwritten at
+    /// once.
     pub(super) goal: Option<Goal>,
     reads_per_second: f64,
     read_mean_ms: f64,
@@ -77,29 +79,15 @@ pub(super) struct Row {
     ssd_bytes_per_user_byte: f64,
 }
 
-impl Row {
-    pub(super) fn cells(&self) -> Vec<String> {
-        vec![
-            self.clients.into(),
-            self.depth.to_string(),
-            format!("{:.0}", self.writes_per_second),
-            format!("{:.2}", self.p50_ms),
-            format!("{:.2}", self.p99_ms),
-            format!("{:.2}", self.max_ms),
-            format!("{:.2}", self.ratio),
-            format!("{:.2}", self.max_ratio),
-            self.goal.map_or_else(|| "-".into(), |goal| goal.show("<=", 0)),
-            format!("{:.0}", self.reads_per_second),
-            format!("{:.1}", self.read_mean_ms),
-            format!("{:.0} %", self.dirty_share * 100.0),
-            format!("{:.0} %", self.disk_busy * 100.0),
-            format!("{:.2}", self.ssd_bytes_per_user_byte),
-        ]
-    }
+impl Row for Pressed {
+    const COLUMNS: &'static str = "CLIENTS=clients | UNDER WAY=depth | WRITES/s=writes_per_second:0 | p50 ms=p50_ms:2 | \
+        p99 ms=p99_ms:2 | MAX ms=max_ms:2 | p99/p50=ratio:2 | MAX/p50=max_ratio:2 | \
+        GOAL=goal:<=0 | READS/s=reads_per_second:0 | MEAN ms=read_mean_ms:1 | \
+        DIRTY=dirty_share:0% | DISK BUSY=disk_busy:0% | SSD B/B=ssd_bytes_per_user_byte:2";
 }
 
 /// One row.
-pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Row> {
+pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Pressed> {
     let mut world = World::new(Plan::new(
         (job.ssd, Timing::model(ModelKind::SataSsd, job.ssd)),
         (DISK, Timing::model(ModelKind::Hdd7200, DISK)),
@@ -121,7 +109,7 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> La
     let latency = |share| found.writes.latencies.quantile(share) / 1e6;
     let by_median = |share| latency(share) / latency(0.5).max(1e-9);
     let ratio = by_median(0.99);
-    Ok(Row {
+    Ok(Pressed {
         clients: job.name,
         depth: job.depth,
         writes_per_second: found.writes.requests as f64 / found.seconds,
@@ -143,8 +131,8 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> La
 mod tests {
     use super::*;
 
-    /// The shape, not the times: nobody waits for a whole segment, and what is dirty stays below what
-    /// the cache can hold.
+    /// The shape, not the times: nobody waits for a whole segment, and what is dirty stays below
+    /// what the cache can hold.
     #[test]
     fn a_full_dirty_cache_makes_all_wait_alike() {
         let costs = CpuCosts::default();

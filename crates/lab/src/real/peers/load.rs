@@ -1,8 +1,9 @@
-//! Load, by fio: the experiments of two of the reports, and one job on a front with what fio says about
-//! it.
+//! Load, by fio: the experiments of two of the reports, and one job on a front with what fio says
+//! about it.
 //!
-//! 000, EnhanceIO's announcement: 4 KiB, 90 % reads, zipf 1.2, 4 jobs of depth 8, after a sequential
-//! read of 90 % of the file. 003, dm-writeboost against bcache: 4 KiB random writes, jobs x depth.
+//! 000, EnhanceIO's announcement: 4 KiB, 90 % reads, zipf 1.2, 4 jobs of depth 8, after a
+//! sequential read of 90 % of the file. 003, dm-writeboost against bcache: 4 KiB random writes,
+//! jobs x depth.
 
 use std::process::Command;
 use std::time::Duration;

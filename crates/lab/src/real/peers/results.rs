@@ -4,11 +4,12 @@ use serde::Serialize;
 
 use super::load::Side;
 use super::system::Mode;
-use crate::output::Table;
+use crate::error::LabResult;
+use crate::output::{Row, table};
 
 /// What one experiment showed on one system.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct Measured {
     pub(crate) report: &'static str,
     pub(crate) experiment: &'static str,
     pub(crate) jobs: u32,
@@ -26,11 +27,28 @@ pub(crate) struct Row {
     pub(crate) share_of_ssd: Option<f64>,
 }
 
-impl Row {
+impl Measured {
     /// Requests per second in both directions.
     pub(crate) fn iops(&self) -> f64 {
         self.read.iter().chain(&self.write).map(|side| side.iops).sum()
     }
+}
+
+/// A row of the table.
+#[derive(Serialize)]
+struct Line<'a> {
+    system: String,
+    front: Option<&'static str>,
+    #[serde(flatten)]
+    row: &'a Measured,
+}
+
+impl Row for Line<'_> {
+    const COLUMNS: &'static str = "REPORT=report | EXPERIMENT=experiment | SYSTEM=system | FRONT=front | \
+        READ MB/s=read.mb_per_second:1 | IO/s=read.iops:0 | MEAN us=read.mean_us:0 | \
+        P99 us=read.p99_us:0 | WRITE MB/s=write.mb_per_second:1 | IO/s=write.iops:0 | \
+        MEAN us=write.mean_us:0 | P99 us=write.p99_us:0 | OF SSD=share_of_ssd:3 | \
+        CPU us/IO=machine_cpu_us_per_io:1 | SSD/USER=ssd_bytes_per_user_byte:2";
 }
 
 /// What was compared with what should be there.
@@ -76,7 +94,7 @@ pub(crate) struct Trial {
     pub(crate) verified: Option<Verified>,
     /// Whether nothing of it is left on the host.
     pub(crate) torn_down: bool,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<Measured>,
 }
 
 impl Trial {
@@ -147,11 +165,7 @@ impl Report {
     }
 
     /// The table, grouped by experiment, and what was not run.
-    pub(crate) fn render(&self) -> String {
-        let mut table = Table::new(
-            "EXPERIMENT | SYSTEM | FRONT | READ MB/s | IO/s | MEAN us | \
-            P99 us | WRITE MB/s | IO/s | MEAN us | P99 us | OF SSD | CPU us/IO | SSD/USER",
-        );
+    pub(crate) fn render(&self) -> LabResult<String> {
         let mut seen: Vec<(&str, &str)> = Vec::new();
         let rows =
             || self.trials.iter().flat_map(|trial| trial.rows.iter().map(move |r| (trial, r)));
@@ -160,41 +174,17 @@ impl Report {
                 seen.push((row.report, row.experiment));
             }
         }
-        for experiment in seen {
-            for (trial, row) in rows().filter(|(_, row)| (row.report, row.experiment) == experiment)
-            {
-                table.row(cells(trial, row));
-            }
-        }
-        let mut text = table.render();
+        let lines = seen.into_iter().flat_map(|experiment| {
+            let here = rows().filter(move |(_, row)| (row.report, row.experiment) == experiment);
+            here.map(|(trial, row)| Line { system: trial.name(), front: trial.front, row })
+        });
+        let mut text = table(&lines.collect::<Vec<_>>())?;
         for trial in self.trials.iter().filter(|trial| trial.outcome != Outcome::Done) {
             text.push_str(&trial.summary());
             text.push('\n');
         }
-        text
+        Ok(text)
     }
-}
-
-fn cells(trial: &Trial, row: &Row) -> Vec<String> {
-    let optional = |value: Option<f64>, digits: usize| {
-        value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
-    };
-    let mut cells = vec![
-        format!("{} {}", row.report, row.experiment),
-        trial.name(),
-        trial.front.unwrap_or("-").to_owned(),
-    ];
-    for side in [&row.read, &row.write] {
-        let side = side.as_ref();
-        cells.push(optional(side.map(|side| side.mb_per_second), 1));
-        cells.push(optional(side.map(|side| side.iops), 0));
-        cells.push(optional(side.map(|side| side.mean_us), 0));
-        cells.push(optional(side.map(|side| side.p99_us), 0));
-    }
-    cells.push(optional(row.share_of_ssd, 3));
-    cells.push(optional(Some(row.machine_cpu_us_per_io), 1));
-    cells.push(optional(row.ssd_bytes_per_user_byte, 2));
-    cells
 }
 
 #[cfg(test)]
@@ -205,7 +195,7 @@ mod tests {
         let write = Some(Side { operations: 9, iops, ..Side::default() });
         let mut trial = Trial::new(system, Some(Mode::Writeback));
         trial.outcome = Outcome::Done;
-        trial.rows.push(Row {
+        trial.rows.push(Measured {
             report: "003",
             experiment: "1x4",
             jobs: 1,
@@ -236,7 +226,7 @@ mod tests {
         };
         report.compare();
         assert_eq!(report.trials[1].rows[0].share_of_ssd, Some(0.25));
-        let text = report.render();
+        let text = report.render().expect("a table");
         assert!(text.contains("bcache writeback") && text.contains("0.250"), "{text}");
         assert!(text.ends_with("opencas: skipped: casadm is missing\n"), "{text}");
     }

@@ -4,7 +4,7 @@
 use super::counters::Counters;
 use super::dm;
 use super::load::{Experiment, warm_up};
-use super::results::{Outcome, Row, Trial, Verified};
+use super::results::{Measured, Outcome, Trial, Verified};
 use super::system::{Front, Ground, Mode, System};
 use super::undo::Undo;
 use super::verify::{Stamps, device};
@@ -20,7 +20,8 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
 }
 
-/// Steps of a trial beside its experiments, for the bar: set-up with stamps, warm-up, check, origin.
+/// Steps of a trial beside its experiments, for the bar: set-up with stamps, warm-up, check,
+/// origin.
 pub(crate) const OTHER_STEPS: usize = 4;
 
 const MIB: u64 = 1 << 20;
@@ -128,7 +129,12 @@ impl Plan {
         Ok(Verified { beside_the_load, through_the_front, on_the_origin: None })
     }
 
-    fn measure(&self, experiment: &Experiment, front: &Front, ground: &Ground) -> LabResult<Row> {
+    fn measure(
+        &self,
+        experiment: &Experiment,
+        front: &Front,
+        ground: &Ground,
+    ) -> LabResult<Measured> {
         let before = Counters::now(&ground.ssd)?;
         let job = experiment.job(self.file(), self.seconds);
         let (read, write) = job.run(front, &ground.stop)?;
@@ -138,7 +144,7 @@ impl Plan {
             return Err(other("no request was answered in the time given"));
         }
         let written = write.map_or(0, |side| side.bytes);
-        Ok(Row {
+        Ok(Measured {
             report: experiment.report,
             experiment: experiment.name,
             jobs: experiment.jobs,

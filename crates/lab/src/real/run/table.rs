@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::fio::Measured;
-use crate::output::Table;
+use crate::output::Row;
 use crate::statistics::{deviation, mean};
 
 /// A mean and its standard deviation.
@@ -22,7 +22,7 @@ impl Spread {
 
 /// One job in one direction, all repetitions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct Job {
     /// Which run of the job file: `4 MB`, say; empty if there is one only.
     pub(crate) variant: String,
     pub(crate) job: String,
@@ -36,6 +36,13 @@ pub(crate) struct Row {
     /// Of all repetitions.
     pub(crate) total_bytes: u64,
     pub(crate) total_ios: u64,
+}
+
+impl Row for Job {
+    const COLUMNS: &'static str = "RUN=variant | JOB=job | DIRECTION=direction | B/s=bytes_per_second.mean:bytes | \
+        +-=bytes_per_second.sd:bytes | IOPS=iops.mean:0 | +-=iops.sd:0 | \
+        MEAN=mean_us.mean:latency | P50=p50_us.mean:latency | P99=p99_us.mean:latency | \
+        TOTAL=total_bytes:bytes";
 }
 
 /// What was measured so far.
@@ -61,16 +68,16 @@ impl Rows {
     }
 
     /// One row for each job, direction and run of the job file.
-    pub(crate) fn finish(self) -> Vec<Row> {
+    pub(crate) fn finish(self) -> Vec<Job> {
         self.0.into_iter().filter_map(|(variant, all)| row(variant, &all)).collect()
     }
 }
 
-fn row(variant: String, all: &[Measured]) -> Option<Row> {
+fn row(variant: String, all: &[Measured]) -> Option<Job> {
     let first = all.first()?;
     let spread =
         |field: fn(&Measured) -> f64| Spread::of(&all.iter().map(field).collect::<Vec<f64>>());
-    Some(Row {
+    Some(Job {
         variant,
         job: first.job.clone(),
         direction: first.direction,
@@ -83,40 +90,6 @@ fn row(variant: String, all: &[Measured]) -> Option<Row> {
         total_bytes: all.iter().map(|one| one.total_bytes).sum(),
         total_ios: all.iter().map(|one| one.total_ios).sum(),
     })
-}
-
-/// Rows for people.
-pub(crate) fn render(rows: &[Row]) -> String {
-    let labelled = rows.iter().any(|row| !row.variant.is_empty());
-    let run = if labelled { "RUN | " } else { "" };
-    let heading = "JOB | DIRECTION | MB/s | +- | IOPS | +- | MEAN | P50 | P99 | TOTAL";
-    let mut table = Table::new(&format!("{run}{heading}"));
-    for row in rows {
-        let mut cells = if labelled { vec![row.variant.clone()] } else { Vec::new() };
-        cells.extend([
-            row.job.clone(),
-            row.direction.to_owned(),
-            format!("{:.1}", row.bytes_per_second.mean / 1e6),
-            format!("{:.1}", row.bytes_per_second.sd / 1e6),
-            format!("{:.0}", row.iops.mean),
-            format!("{:.0}", row.iops.sd),
-            latency(row.mean_us.mean),
-            latency(row.p50_us.mean),
-            latency(row.p99_us.mean),
-            forebay_core::units::format_size(row.total_bytes),
-        ]);
-        table.row(cells);
-    }
-    table.render()
-}
-
-/// Microseconds for people.
-pub(crate) fn latency(us: f64) -> String {
-    match us {
-        us if us < 1_000.0 => format!("{us:.0} us"),
-        us if us < 1_000_000.0 => format!("{:.2} ms", us / 1e3),
-        us => format!("{:.2} s", us / 1e6),
-    }
 }
 
 #[cfg(test)]
@@ -149,15 +122,5 @@ mod tests {
         assert_eq!(rows[0].iops, Spread { mean: 100.0, sd: 10.0 });
         assert_eq!((rows[0].repetitions, rows[0].total_ios, rows[1].direction), (3, 3, "write"));
         assert_eq!((rows[2].variant.as_str(), rows[2].iops.sd), ("4 MB", 0.0));
-        let text = render(&rows[..1]);
-        let line = text.lines().nth(1).expect("a row");
-        let words: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(
-            words,
-            [
-                "mixed", "read", "0.4", "0.0", "100", "10", "10", "us", "9", "us", "2.50", "ms",
-                "12K"
-            ]
-        );
     }
 }

@@ -1,7 +1,7 @@
 //! Reads, which the report lacks, on the same stack: of 4 and of 64 KiB, some of them with writes.
 //!
-//! The tier begins with the first bytes of the range, as many as it has room for. In the range that fits
-//! these are all.
+//! The tier begins with the first bytes of the range, as many as it has room for. In the range that
+//! fits these are all.
 
 use crate::error::LabResult;
 use crate::virtual_time::access::{Shape, Workload};
@@ -16,7 +16,7 @@ use super::{Cell, DEPTHS, RAM_BYTES, ram};
 const SIZES: [u64; 2] = [4 << 10, 64 << 10];
 const READS: [u32; 2] = [70, 100];
 /// With writes, their write-downs have begun before it.
-const SECONDS: f64 = 10.0;
+const SECONDS: f64 = 2.0;
 /// Bytes of the requests that fill the tier.
 const FILL: u64 = 1 << 20;
 
@@ -56,7 +56,7 @@ pub(super) fn jobs(config: &Config) -> Vec<Job> {
     let job = |(number, cells): (usize, &[Cell])| {
         let (cells, config) = (cells.to_vec(), config.clone());
         let name = format!("{}, reads {number}", config.name);
-        Job::new("004", name, 30.0, move |context| {
+        Job::new("004", name, 10.0, move |context| {
             cells.iter().map(|cell| measure(context, &config, cell)).collect()
         })
     };

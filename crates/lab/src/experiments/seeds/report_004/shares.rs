@@ -90,7 +90,8 @@ fn table(all: &[Shares]) {
     print!("{}", table.render());
 }
 
-/// How many cells reach the SSD, which is the worst, and the sequential ones that the report praises.
+/// How many cells reach the SSD, which is the worst, and the sequential ones that the report
+/// praises.
 fn sum_up(what: &str, shares: &[Option<f64>]) {
     let cells = Cell::all();
     let known: Vec<(f64, &Cell)> =
