@@ -45,8 +45,8 @@ pub(crate) struct Model {
     discarding: [u32; ORIGINS.len()],
     /// Number of such commands that have begun.
     discards: [u64; ORIGINS.len()],
-    /// The above number at the begin of each write. The value of a write is its position in this
-    /// list plus one.
+    /// The above number at the begin of each write; `u64::MAX` if such a command was in progress.
+    /// The value of a write is its position in this list plus one.
     begun: Vec<u64>,
 }
 
@@ -166,7 +166,9 @@ impl Model {
 
     /// A client has begun to write to a block. Returns the value, which no other write has.
     pub(crate) fn begin(&mut self, origin: usize, block: usize) -> u64 {
-        self.begun.push(self.discards[origin]);
+        // A write that begins during such a command is overtaken by it.
+        let overtaken = self.discarding[origin] > 0;
+        self.begun.push(if overtaken { u64::MAX } else { self.discards[origin] });
         let value = self.begun.len() as u64;
         let block = &mut self.blocks[origin][block];
         block.allowed.insert(value);

@@ -33,6 +33,8 @@ fn worlds_that_failed_once_keep_their_promises() {
         // A stopped volume whose deletion had been completed before a crash was listed until a
         // command looked at it.
         ("490", Some("kills")),
+        // A volume that was created while another one's policy was changed kept the old one.
+        ("22392", Some("pairs")),
     ];
     for (seed, all) in found {
         let all: Vec<&str> = all.map_or_else(Vec::new, |all| vec!["--all", all]);

@@ -61,12 +61,13 @@ impl Volumes {
             // Write the state before clients find the volume, so that their writes are there after
             // a crash.
             self.state.complete(work, |volumes, known| {
-                // Others may have changed them since, and the data path has them from there.
+                // Another command may have changed them since.
                 join(volumes, &sharing, &mut entry.volume);
                 put(volumes, entry);
                 known.deleted.remove(&uuid);
                 Ok(())
             })?;
+            self.catch_up(&volume, work);
             self.publish(&volume)
         };
         if let Err(error) = attempt(kept) {

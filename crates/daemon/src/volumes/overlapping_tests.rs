@@ -295,4 +295,5 @@ fn a_new_volume_takes_over_what_others_have_changed_while_it_was_created() {
     let volumes = daemon.volumes.state.volumes().into_iter();
     let policies: Vec<_> = volumes.map(|entry| entry.volume.settings.policy).collect();
     assert_eq!(policies, [ReplacementKind::Lru; 2]);
+    assert!(daemon.asked().contains(&"share b".to_owned()), "the data path has them too");
 }
