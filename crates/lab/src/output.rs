@@ -52,9 +52,9 @@ pub(crate) fn table<R: Row>(rows: &[R]) -> LabResult<String> {
 /// One field of a row; a dash if it has no value.
 fn cell(row: &Value, field: &str) -> String {
     let (path, format) = field.split_once(':').unwrap_or((field, ""));
-    let value = path.split('.').fold(Some(row), |value, name| match value {
-        Some(Value::Null) => value,
-        value => value?.get(name),
+    let value = path.split('.').try_fold(row, |value, name| match value {
+        Value::Null => Some(value),
+        value => value.get(name),
     });
     let Some(value) = value else { return "?".to_owned() };
     let digits = |text: &str| text.parse::<usize>().unwrap_or_default();
