@@ -313,6 +313,7 @@ fn volume_record(choices: &mut Choices<'_>, number: u64) -> VolumeRecord {
         mode: [Mode::Writeback, Mode::Writethrough, Mode::Writearound][choices.below(3) as usize],
         durability: Durability::default(),
         policy: ReplacementKind::default(),
+        withdrawn_policy: None,
         started: choices.rarely(128),
         fingerprint: choices.rarely(64).then_some([7; 32]),
         identity: None,
