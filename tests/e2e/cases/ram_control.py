@@ -318,7 +318,7 @@ def prefetch_brings_back_what_was_in_ram(box):
         name = f"v{cached:d}"
         client = connect(create(box, daemon, name, cached=cached, content=content))
         said = daemon.cli("prefetch", name, expect=3).stderr
-        check("not known what" in said, said)
+        check("there is no list of the blocks" in said, said)
         fill(client, content)
         used = daemon.show(name)["ram"]["used"]
         # By the verb, after a stop and after the daemon's end.
