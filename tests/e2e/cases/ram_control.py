@@ -367,7 +367,7 @@ def prefetch_brings_back_what_was_in_ram(box):
         daemon.cli("set", name, "prefetch=off")
         path.write_bytes(path.read_bytes()[:-9])
         said = daemon.cli("prefetch", name, expect=3).stderr
-        check("not known what" in said and "is ignored" in daemon.log(), said)
+        check("there is no list of the blocks" in said and "is ignored" in daemon.log(), said)
         # No more than fits.
         fill(client, changed)
         daemon.cli("stop", "--force", name)
