@@ -18,8 +18,10 @@ pub(crate) fn run(data: &[u8]) {
     let reference =
         VolumeTableRef { area: 0, len: mend::u32_at(data, 12), crc: mend::u32_at(data, 8) };
     memory::within((1 << 20) + 16 * data.len(), || {
-        let Ok(volumes) = volume::decode(data, &reference, &CACHE, block) else { return };
+        let Ok(mut volumes) = volume::decode(data, &reference, &CACHE, block) else { return };
         assert!(volumes.len() <= MAX_VOLUMES);
+        // A table that is written has the successor of a withdrawn policy.
+        volumes.iter_mut().for_each(|volume| volume.withdrawn_policy = None);
         match volume::encode(&volumes, &CACHE, block) {
             Ok(table) => {
                 let again = volume::decode(&table.bytes, &table.reference(1), &CACHE, block);
