@@ -119,8 +119,11 @@ impl EngineLane {
         let (samples, settled) = self.sample(&origin, size).await?;
         self.store.rest_volume_ids().await?;
         let turn = self.cache.settings_gate.enter().await;
-        if let Some(other) = self.cache.store.volumes().first() {
-            spec.settings.share(&settings_of(other));
+        // While the cache device does not answer, the volume table lacks the latest change.
+        let served = self.cache.volumes().first().map(|other| other.settings());
+        let stored = || self.cache.store.volumes().first().map(settings_of);
+        if let Some(other) = served.or_else(stored) {
+            spec.settings.share(&other);
         }
         let mut tags = spec.settings.to_tags();
         sectors::record(sectors, &mut tags);

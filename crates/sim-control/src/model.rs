@@ -206,12 +206,15 @@ impl Model {
         }
     }
 
+    /// A volume on this origin was stopped, but its cache device or its origin failed: writes that
+    /// no flush has made durable may be lost.
+    pub(crate) fn lose_unflushed(&mut self, origin: usize) {
+        self.blocks[origin].iter_mut().for_each(Block::crash);
+    }
+
     /// The daemon was killed.
     pub(crate) fn crash(&mut self) {
-        for block in self.blocks.iter_mut().flatten() {
-            block.allowed.append(&mut block.crashed);
-            block.crashed.clone_from(&block.allowed);
-        }
+        self.blocks.iter_mut().flatten().for_each(Block::crash);
         for origin in 0..self.discarding.len() {
             if std::mem::take(&mut self.discarding[origin]) > 0 {
                 self.blocks[origin].iter_mut().for_each(Block::forget);
@@ -228,6 +231,12 @@ impl Model {
 impl Block {
     /// Notes that acknowledged writes survive a crash.
     fn settle(&mut self) {
+        self.crashed.clone_from(&self.allowed);
+    }
+
+    /// Acknowledged writes that were not durable are lost, or are not.
+    fn crash(&mut self) {
+        self.allowed.append(&mut self.crashed);
         self.crashed.clone_from(&self.allowed);
     }
 

@@ -75,8 +75,14 @@ pub(crate) fn give(
     note(notes, &ended);
     notes.lock().commands += 1;
     let report = ended.report.clone();
-    if command.verb == Verb::Stop && report == Report::Done {
-        check_let_go(daemon, shelf, (issued, notes), (command, place));
+    match command.verb {
+        Verb::Stop if report == Report::Done => {
+            check_let_go(daemon, shelf, (issued, notes), (command, place));
+        }
+        Verb::Stop if report.took_effect() => {
+            model.lock().lose_unflushed(origin_of(command.volume))
+        }
+        _ => {}
     }
     if let Some(own) = issued.lock().get_mut(place) {
         *own = ended;

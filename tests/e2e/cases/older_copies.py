@@ -1,5 +1,7 @@
 """An older copy of a cache device or of the daemon's state is refused, and nothing is written to it."""
 
+import json
+import pathlib
 import shutil
 import time
 
@@ -172,6 +174,38 @@ def a_forced_start_that_fails_accepts_no_older_copy(box):
     check_equal(found(daemon, "a"), b"1", "the older data")
     daemon.cli("stop", "a")
     daemon.cli("start", "a")
+
+
+@test
+def an_older_copy_without_a_volume_does_not_complete_its_interrupted_deletion(box):
+    daemon, cache, _ = filled(box, "a")
+    daemon.terminate()
+    shutil.copy(cache, box.path("old"))
+    daemon.start()
+    daemon.create("b", cache, box.file("origin-b", 16 * MIB), "--set", "writeback_running=off")
+    write_on(daemon, "b", b"2")
+    for served in (True, False):
+        if not served:
+            daemon.cli("stop", "b")
+        daemon.terminate()
+        path = pathlib.Path(daemon.state, "state.json")
+        state = json.loads(path.read_text())
+        # What a kill right after the begin of 'delete b' leaves behind.
+        state["volumes"][1]["deleting"] = True
+        path.write_text(json.dumps(state))
+        shutil.copy(cache, box.path("new"))
+        shutil.copy(box.path("old"), cache)
+        before = digest(cache)
+        daemon.start()
+        refused = daemon.cli("start", "b", expect=4)
+        check("older than the daemon's state" in refused.stderr, refused.stderr)
+        daemon.terminate()
+        check_equal(digest(cache), before, "the copy after it was refused")
+        shutil.copy(box.path("new"), cache)
+        daemon.start()
+        if not served:
+            daemon.cli("start", "b")
+        check_equal(found(daemon, "b"), b"2", f"the data, served: {served}")
 
 
 main()

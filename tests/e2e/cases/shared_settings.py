@@ -74,4 +74,17 @@ def a_change_beside_a_creation_a_start_and_a_stop_is_not_undone(box):
         daemon.cli("delete", new)
 
 
+@test
+def a_new_volume_has_the_policy_that_a_stopped_one_was_given(box):
+    daemon, cache = box.daemon(), box.file("cache", 96 * MIB)
+    daemon.create("v", cache, box.file("origin-v", 16 * MIB))
+    daemon.cli("stop", "v")
+    # The volume table on the cache device learns of it at the next start of the volume.
+    daemon.cli("set", "v", "policy=lru", "cache_dirty_high=61")
+    daemon.create("w", cache, box.file("origin-w", 16 * MIB))
+    check_equal(agree(daemon, ["w"], "after the creation")[:2], ("lru", 61), "the policy and the limit")
+    daemon.cli("start", "v")
+    agree(daemon, ["v", "w"], "after the start of the other volume")
+
+
 main()

@@ -67,7 +67,7 @@ impl Volumes {
                 known.deleted.remove(&uuid);
                 Ok(())
             })?;
-            self.catch_up(&volume, work);
+            self.catch_up(&volume.name, work);
             self.publish(&volume)
         };
         if let Err(error) = attempt(kept) {
@@ -213,7 +213,7 @@ impl Volumes {
             }
         })?;
         self.tell_created(&volume, true);
-        self.catch_up(&volume, work);
+        self.catch_up(&volume.name, work);
         self.publish(&volume)
     }
 }

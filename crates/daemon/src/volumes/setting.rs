@@ -6,7 +6,7 @@ use forebay_admin::{ApiError, Assignments, OperationId, SetRequest, VolumeName};
 use forebay_core::Caching;
 
 use super::{ANSWER_PATIENCE, Volumes};
-use crate::host_api::Definition;
+use crate::host_api::{Count, Definition};
 use crate::operations::attempt;
 use crate::planted::{self, PlantedBug};
 use crate::preflight;
@@ -105,14 +105,17 @@ impl Volumes {
         self.host.share(name, work)
     }
 
-    /// Applies shared settings that another command has changed while a volume was started as
-    /// `started` says: until it was served, that command did not apply them to it.
-    pub(super) fn catch_up(&self, started: &Definition, work: &Work) {
-        let newest = self.state.volume(&started.name).map(|entry| entry.volume.settings);
-        if newest.is_ok_and(|newest| started.settings.clone().share(&newest))
-            && let Err(error) = self.host.share(&started.name, &work.beside(ANSWER_PATIENCE))
+    /// Applies the shared settings of the state to a volume that is served from now on, if it has
+    /// others. It has those of the volume table on its cache device, which does not know what was
+    /// set for stopped volumes, and another command may have set them in the meantime.
+    pub(super) fn catch_up(&self, name: &VolumeName, work: &Work) {
+        let newest = self.state.volume(name).map(|entry| entry.volume.settings);
+        let present = self.host.report(name, Count::Known).map(|report| report.settings);
+        let (Ok(newest), Some(mut present)) = (newest, present) else { return };
+        if present.share(&newest)
+            && let Err(error) = self.host.share(name, &work.beside(ANSWER_PATIENCE))
         {
-            tracing::warn!(volume = %started.name, "shared settings that were changed meanwhile are not in force: {error}");
+            tracing::warn!(volume = %name, "shared settings that were changed meanwhile are not in force: {error}");
         }
     }
 

@@ -231,7 +231,7 @@ impl Volumes {
         }
         self.note_failure(name, None);
         self.tell_started(name, force);
-        self.catch_up(&now, work);
+        self.catch_up(&now.name, work);
         self.publish(&now)
     }
 }
