@@ -2,8 +2,10 @@
 //! between the state, which stores it, and the host, which uses it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use forebay_format::Uuid;
+use forebay_format::{Superblock, Uuid};
+use forebay_store::Store;
 use forebay_threads::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
@@ -17,11 +19,41 @@ pub(crate) struct Position {
 }
 
 impl Position {
+    /// The record number of a cache whose log has not been read.
+    const ANY_RECORD: u64 = u64::MAX;
+
     /// Whether a device at this position has lost something that was durable at `other`. One
     /// generation is not a loss: the newest copy of the superblock may be damaged, and the previous
     /// copy is as good.
     pub(crate) fn is_behind(self, other: Position) -> bool {
         self.generation.saturating_add(1) < other.generation || self.record < other.record
+    }
+}
+
+impl From<&Superblock> for Position {
+    fn from(superblock: &Superblock) -> Self {
+        // How far the log reaches beyond this is known only after recovery.
+        let record = match superblock.clean_shutdown {
+            true => superblock.last_record.0,
+            false => Self::ANY_RECORD,
+        };
+        Position { generation: superblock.generation, record }
+    }
+}
+
+impl From<&Store> for Position {
+    fn from(store: &Store) -> Self {
+        let (generation, record) = store.position();
+        Position { generation, record: record.0 }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.record {
+            Self::ANY_RECORD => write!(f, "generation {}", self.generation),
+            record => write!(f, "record {record} of generation {}", self.generation),
+        }
     }
 }
 

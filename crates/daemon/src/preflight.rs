@@ -9,6 +9,7 @@ use forebay_admin::{
 use forebay_core::{BlockSize, Mode, SECTOR_SIZE};
 
 use super::host_api::Definition;
+use super::known::Position;
 use crate::devices::{DeviceName, NO_CACHE, Place, cache_device};
 
 /// Converts a request to a definition, if it is valid by itself.
@@ -159,6 +160,15 @@ pub(crate) fn elsewhere(one: &str, other: &str) -> bool {
         (Ok(Some(one)), Ok(Some(other))) => !one.overlaps(&other),
         _ => false,
     }
+}
+
+/// Returns the error of a cache device at position `found` that was at `known`.
+pub(crate) fn older(volume: &Definition, found: Position, known: Position) -> ApiError {
+    let Definition { name, cache: device, .. } = volume;
+    let message = format!(
+        "the cache device {device} is older than the daemon's state: it is at {found}, and was at {known}; it is an older copy, or has lost confirmed writes. Connect the newer one, or accept the loss with 'forebay start --force {name}'"
+    );
+    ApiError::new(ErrorKind::DataAtRisk, message)
 }
 
 /// Returns the error of a volume whose cache device is an older copy that was accepted for another

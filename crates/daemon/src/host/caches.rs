@@ -149,9 +149,8 @@ impl Caches {
     /// Records the log position of a cache.
     pub(super) fn note_position(&self, place: &Place, store: &Store) {
         if !place.volatile && !place.is_copy.load(Ordering::SeqCst) {
-            let (generation, record) = store.position();
             let volumes = store.volumes().into_iter().map(|record| record.uuid);
-            self.known.reached(store.uuid(), volumes, Position { generation, record: record.0 });
+            self.known.reached(store.uuid(), volumes, Position::from(store));
         }
     }
 

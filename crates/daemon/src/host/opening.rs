@@ -12,7 +12,7 @@ use forebay_device::{Access, Device, DeviceSpec, IoBuf, OpenErrorKind, RemoteNam
 use forebay_engine::{
     Cache, Ledger, Naming, OnVerify, TableChange, Verdict, Volume, check_sectors, settings_of,
 };
-use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
+use forebay_format::{PAGE, Uuid, VolumeRecord};
 use forebay_store::Roots;
 use forebay_threads::{Instant, Receiver};
 
@@ -274,10 +274,9 @@ impl EngineHost {
             let wait = self.served.wait_for(&volume.name, &volume.cache);
             let mut cache = place.lock();
             if let Some(open) = &*cache {
-                let (generation, record) = open.store.position();
-                let position = Position { generation, record: record.0 };
+                let position = Position::from(&*open.store);
                 let records = open.store.volumes();
-                self.check_record(volume, open.store.uuid(), &records, force)?;
+                self.check_record(volume, open.store.uuid(), (position, &records), force)?;
                 let copied = self.check_position(volume, open.store.uuid(), position, force)?;
                 return Ok((open.clone(), copied));
             }
@@ -286,9 +285,9 @@ impl EngineHost {
             let roots = self.roots(&device)?;
             let superblock = &roots.superblock;
             self.check_copy_of_served(volume, place, &roots)?;
-            let record =
-                self.check_record(volume, superblock.cache, &roots.volumes, force)?.clone();
-            self.check_position(volume, superblock.cache, position_of(superblock), force)?;
+            let stored = (Position::from(superblock), &*roots.volumes);
+            let record = self.check_record(volume, superblock.cache, stored, force)?.clone();
+            self.check_position(volume, superblock.cache, stored.0, force)?;
             check_sectors(&record, &**origin, volume.settings.sector_size)
                 .map_err(faults::engine)?;
             if origin.size() >= record.origin_bytes
@@ -325,8 +324,7 @@ impl EngineHost {
             if !was_closed {
                 self.tell_recovery(volume, begun.elapsed());
             }
-            let (generation, number) = opened.store.position();
-            let position = Position { generation, record: number.0 };
+            let position = Position::from(&*opened.store);
             // How far the log reaches is known only after recovery.
             let copied = self.check_position(volume, opened.store.uuid(), position, force);
             let copied = copied.inspect_err(|_| {
@@ -428,13 +426,16 @@ impl EngineHost {
         }
     }
 
-    /// Finds the record of a volume in the volume table of its cache, and checks that cache, volume
-    /// and the daemon's state belong together.
+    /// Finds the record of a volume in the volume table of its cache, which is at position `found`,
+    /// and checks that cache, volume and the daemon's state belong together.
+    ///
+    /// # Errors
+    /// [`StartError::Unknown`] if the volume was removed from the cache.
     pub(super) fn check_record<'a>(
         &self,
         volume: &Definition,
         cache: Uuid,
-        records: &'a [VolumeRecord],
+        (found, records): (Position, &'a [VolumeRecord]),
         force: bool,
     ) -> Result<&'a VolumeRecord, StartError> {
         let Definition { name, cache: device, .. } = volume;
@@ -447,6 +448,12 @@ impl EngineHost {
             return Err(refused(message).into());
         }
         let Some(record) = inspect::record_of(records, volume.stored_name()) else {
+            // A table of an earlier generation may be from before the volume was created.
+            if let Some(known) = self.known_position(volume, cache)
+                && found.generation < known.generation
+            {
+                return Err(preflight::older(volume, found, known).into());
+            }
             let message = format!(
                 "{device} is the cache device of other volumes and does not hold '{name}'; name the device that does, or delete the volume with 'forebay delete --discard-dirty {name}'"
             );
@@ -479,24 +486,24 @@ impl EngineHost {
         found: Position,
         force: bool,
     ) -> Result<Copied, ApiError> {
-        // A copy has a position of its own from its adoption on.
-        let known = self.caches.known.position(volume.uuid, cache);
-        let known = known.filter(|_| volume.stored_as.is_none());
-        let older = known.filter(|known| found.is_behind(*known));
-        let Definition { name, cache: device, .. } = volume;
-        if force && older.is_some() {
+        let known = self.known_position(volume, cache);
+        let is_ahead = known.filter(|known| found.is_behind(*known));
+        if force && is_ahead.is_some() {
+            let Definition { name, cache: device, .. } = volume;
             tracing::warn!(volume = %name, "an older copy of the cache device {device} is accepted because of --force");
             return Ok(Copied::Older(cache));
         }
         if self.caches.known.is_behind(volume.uuid) && !force {
             return Err(preflight::behind(volume));
         }
-        let Some(known) = older else { return Ok(Copied::Current) };
-        let message = format!(
-            "the cache device {device} is older than the daemon's state: it ends at record {} of generation {}, and was at record {} of generation {}; it is an older copy, or has lost confirmed writes. Connect the newer one, or accept the loss with 'forebay start --force {name}'",
-            found.record, found.generation, known.record, known.generation
-        );
-        Err(ApiError::new(ErrorKind::DataAtRisk, message))
+        is_ahead.map_or(Ok(Copied::Current), |known| Err(preflight::older(volume, found, known)))
+    }
+
+    /// Returns the last known position of a volume's cache. A copy has a position of its own from
+    /// its adoption on.
+    fn known_position(&self, volume: &Definition, cache: Uuid) -> Option<Position> {
+        let known = self.caches.known.position(volume.uuid, cache);
+        known.filter(|_| volume.stored_as.is_none())
     }
 
     /// Removes volumes from a cache that were deleted while its device was unavailable, except
@@ -586,13 +593,4 @@ impl Drop for Asking {
         // The device stays claimed while it is probed, and may be closed and opened again at once.
         let _ = self.ended.recv_timeout(LINGERING);
     }
-}
-
-fn position_of(superblock: &Superblock) -> Position {
-    // How far the log reaches beyond this is known only after recovery.
-    let record = match superblock.clean_shutdown {
-        true => superblock.last_record.0,
-        false => u64::MAX,
-    };
-    Position { generation: superblock.generation, record }
 }

@@ -10,6 +10,7 @@ use super::opening::claim_again;
 use super::volumes::made;
 use super::{EngineHost, caches, faults};
 use crate::host_api::{Definition, Remains, StartError};
+use crate::known::Position;
 use crate::work::Work;
 
 impl EngineHost {
@@ -28,13 +29,14 @@ impl EngineHost {
             let wait = self.served.wait_for(&volume.name, &volume.cache);
             let cache = place.lock();
             if let Some(open) = &*cache {
-                let (cache, records) = (open.store.uuid(), open.store.volumes());
-                return self.check_record(volume, cache, &records, false).map(|_| ());
+                let stored = (Position::from(&*open.store), &*open.store.volumes());
+                return self.check_record(volume, open.store.uuid(), stored, false).map(|_| ());
             }
             let device =
                 claim_again(Access::Exclusive, &self.devices, ("cache", &spec), &wait, work)?;
             let roots = self.roots(&device)?;
-            self.check_record(volume, roots.superblock.cache, &roots.volumes, false).map(|_| ())
+            let stored = (Position::from(&roots.superblock), &*roots.volumes);
+            self.check_record(volume, roots.superblock.cache, stored, false).map(|_| ())
         });
         match found {
             Ok(()) => Ok(true),
