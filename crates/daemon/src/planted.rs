@@ -34,6 +34,8 @@ forebay_store::planted_bugs! {
     ClaimEndsEarly = "claim-ends-early",
     /// `stop` says stopped while an earlier operation still uses the devices.
     StoppedWhileClaimed = "stopped-while-claimed",
+    /// `stop` says stopped while a deletion that was given up may serve the volume again.
+    StopDuringDeletion = "stop-during-deletion",
     /// Two operations on one volume run at once.
     TwoAtOnce = "two-at-once",
     /// A command does not wait for the one that it supersedes.
@@ -50,6 +52,8 @@ forebay_store::planted_bugs! {
     FailedStartStays = "failed-start-stays",
     /// Settings that could not be applied stay stored.
     FailedSetStays = "failed-set-stays",
+    /// A new volume keeps the shared settings that its cache device has.
+    OldSettingsShared = "old-settings-shared",
     /// A start stores the entry that it read at its beginning.
     WholeEntryStored = "whole-entry-stored",
     /// A volume that is being deleted is restored although the deletion continues.

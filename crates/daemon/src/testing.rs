@@ -222,7 +222,9 @@ impl FakeHost {
             work.is_late(ApiError::new(ErrorKind::UnderWay, "it waits for /dev/hung"));
             forebay_threads::yield_now();
         }
-        while self.fails(&format!("hang {what}")) {
+        let hangs = || self.fails(&format!("hang {what}"));
+        let has_hung = hangs();
+        while hangs() {
             self.hung.lock().insert(volume.clone(), Settings::default());
             if work.is_cancelled() {
                 self.hung.lock().remove(volume);
@@ -230,7 +232,9 @@ impl FakeHost {
             }
             forebay_threads::yield_now();
         }
-        self.hung.lock().remove(volume);
+        if has_hung {
+            self.hung.lock().remove(volume);
+        }
         self.answer(what)
     }
 
@@ -248,6 +252,15 @@ impl FakeHost {
         }
         present.push((volume.clone(), what.to_owned(), work.clone()));
         Present { host: self, work: work.clone() }
+    }
+
+    /// Has a served volume wait for a device, or serves it again.
+    pub(crate) fn await_device(&self, volume: &Definition, waits: bool) {
+        let mut hung = self.hung.lock();
+        match waits {
+            true => hung.insert(volume.name.clone(), volume.settings.clone()),
+            false => hung.remove(&volume.name),
+        };
     }
 
     fn serve(&self, volume: &Definition) {

@@ -9,8 +9,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
-    ApiError, CreateRequest, ErrorKind, OperationId, StartRequest, StopRequest, VolumeName,
-    VolumeReport, VolumeState,
+    ApiError, CreateRequest, ErrorKind, OperationId, StartRequest, VolumeName, VolumeReport,
+    VolumeState,
 };
 use forebay_core::{ExportSet, Identity};
 use forebay_engine::FrontEnd;
@@ -22,12 +22,11 @@ use super::operations::{Beside, Operations, attempt};
 use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
-use crate::planted::{self, PlantedBug};
 use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_threads::{Mutex, MutexGuard};
 
 use super::recording::{self, Trace};
-use super::state::{Remembered, State, entry_of};
+use super::state::{Remembered, State};
 use super::work::Work;
 
 /// Time limit of a shutdown for cancelled operations.
@@ -53,6 +52,7 @@ mod programs;
 mod ranges;
 mod setting;
 mod starting;
+mod stopping;
 mod telling;
 mod watching;
 mod wiping;
@@ -70,6 +70,8 @@ pub(crate) struct Volumes {
     failures: Mutex<BTreeMap<VolumeName, String>>,
     /// Why served volumes are not exported as their settings say.
     unexported: Mutex<BTreeMap<VolumeName, String>>,
+    /// Volumes without their exports that an operation may yet serve again.
+    unpublished: Mutex<BTreeSet<VolumeName>>,
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
     programs: Programs,
@@ -95,6 +97,7 @@ impl Volumes {
             claims: Arc::default(),
             failures: Mutex::default(),
             unexported: Mutex::default(),
+            unpublished: Mutex::default(),
             waiting,
             programs,
             watched: watching::Watched::default(),
@@ -302,54 +305,6 @@ impl Volumes {
         if let Err(error) = self.state.complete(work, |volumes, _| change(volumes)) {
             tracing::error!("cannot revert the stored change of a failed command: {error}");
         }
-    }
-
-    /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
-    /// start in progress is cancelled. With `force` its clients and the users of its block device
-    /// are cut off. With `abandon` it is stopped although the path of a device leads elsewhere.
-    ///
-    /// # Errors
-    /// There is no such volume, or it is busy or in use, or its origin would be lost.
-    pub(crate) fn stop(
-        self: &Arc<Self>,
-        name: &VolumeName,
-        StopRequest { force, abandon }: StopRequest,
-    ) -> Result<OperationId, ApiError> {
-        let beside = Beside { supersedes: gives_way, late: false };
-        self.operate_beside("stop", name, beside, move |this, Remembered { volume, .. }, work| {
-            work.limit(ANSWER_PATIENCE);
-            let name = volume.name.clone();
-            if !abandon && this.is_served(&name) {
-                this.host.check_origin_path(&name, work)?;
-            }
-            this.without_exports(&volume, ("stop", force), || {
-                // Stored first: a daemon that dies in between must not serve it again by itself.
-                let Remembered { volume, .. } = this.state.edit(&name, work, |entry| {
-                    entry.volume.version += u64::from(entry.started);
-                    entry.started = planted::has(PlantedBug::StopNotStored);
-                })?;
-                this.waiting().remove(&name);
-                this.note_failure(&name, None);
-                if !this.is_served(&name) {
-                    return this.claims.check_free_of(&name);
-                }
-                let stopped = attempt(|| this.host.stop(&volume, abandon, work));
-                if this.is_served(&name) {
-                    return stopped.inspect_err(|_| {
-                        this.undo(work, |volumes| {
-                            entry_of(volumes, &name)?.started = true;
-                            Ok(())
-                        });
-                    });
-                }
-                this.tell_stopped(&name, force);
-                stopped.map_err(|mut error| {
-                    error.message = format!("it is stopped, but not in order: {}", error.message);
-                    error
-                })?;
-                this.claims.check_free_of(&name)
-            })
-        })
     }
 
     /// Takes the exports of a volume away, and then a step that ends its service. Exports it again

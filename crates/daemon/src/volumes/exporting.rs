@@ -139,6 +139,7 @@ impl Volumes {
         let mut all = self.front_ends_of(&set);
         let result =
             all.try_for_each(|front_end| front_end.publish(name.as_str(), &volume.settings));
+        self.unpublished.lock().remove(name);
         let mut failures = self.unexported.lock();
         failures.remove(name);
         result.map_err(|error| {
@@ -180,10 +181,13 @@ impl Volumes {
         narrowed.map_err(|error| in_use(&error, &next.name, "stop"))
     }
 
-    /// Exports a volume again whose stop or change has failed.
+    /// Exports a volume again whose stop, deletion or change has failed: now, or when the operation
+    /// serves it again that was given up and waits for a device.
     pub(super) fn publish_again(&self, volume: &Definition) {
         if self.is_served(&volume.name) {
             let _ = self.publish(volume);
+        } else {
+            self.unpublished.lock().insert(volume.name.clone());
         }
     }
 
@@ -219,27 +223,51 @@ impl Volumes {
         exported
     }
 
-    /// Gives volumes new devices whose devices another program has ended.
+    /// Exports volumes again whose devices another program has ended, or which an operation that
+    /// was given up has served again.
     pub(super) fn mend_exports(self: &Arc<Self>) {
         for front_end in &self.front_ends {
             for volume in front_end.lost() {
                 let Ok(name) = volume.parse::<VolumeName>() else { continue };
-                let (this, front_end, own) = (self.clone(), front_end.clone(), name.clone());
-                // Not while another command is in progress, which may have ended the device itself.
-                let begun = self.operations.start("start", &name, move |_| {
-                    let entry = this.state.volume(&own)?;
-                    let still = front_end.lost().iter().any(|lost| lost == own.as_str());
-                    let device = front_end.device(own.as_str());
-                    if !still || !this.is_served(&own) {
-                        return Ok(());
+                let (front_end, own) = (front_end.clone(), name.clone());
+                self.mend_export(&name, move |this| {
+                    let lost = front_end.lost().iter().any(|lost| lost == own.as_str());
+                    if lost {
+                        let device = front_end.device(own.as_str());
+                        this.tell_export_lost(&own, device.map(|device| device.path).as_deref());
                     }
-                    this.tell_export_lost(&own, device.map(|device| device.path).as_deref());
-                    this.publish(&entry.volume)
+                    lost
                 });
-                if let Err(error) = begun {
-                    tracing::debug!(volume = %name, "its device is gone, and is made anew later: {error}");
-                }
             }
+        }
+        let unpublished = self.unpublished.lock().clone();
+        for name in unpublished {
+            if self.is_served(&name) {
+                let own = name.clone();
+                self.mend_export(&name, move |this| this.unpublished.lock().contains(&own));
+            } else if !self.state.volume(&name).is_ok_and(|entry| entry.started) {
+                self.unpublished.lock().remove(&name);
+            }
+        }
+    }
+
+    /// Exports a served volume again if that `is_needed`, unless another command is in progress:
+    /// that may have removed its exports itself.
+    fn mend_export(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        is_needed: impl FnOnce(&Self) -> bool + Send + 'static,
+    ) {
+        let (this, own) = (self.clone(), name.clone());
+        let begun = self.operations.start("start", name, move |_| {
+            let entry = this.state.volume(&own)?;
+            match this.is_served(&own) && is_needed(&this) {
+                true => this.publish(&entry.volume),
+                false => Ok(()),
+            }
+        });
+        if let Err(error) = begun {
+            tracing::debug!(volume = %name, "it has lost its exports, and gets them again later: {error}");
         }
     }
 

@@ -115,6 +115,32 @@ fn a_device_lives_as_long_as_its_volume_is_served_and_has_it() {
 }
 
 #[test]
+fn a_volume_that_a_deletion_serves_again_late_is_exported_again() {
+    let daemon = Daemon::new();
+    daemon.create("fuse").expect("good");
+    let definition = daemon.volumes.state.volume(&name()).expect("known").volume;
+    // The deletion is given up while its last requests wait for a device.
+    daemon.host.failing.lock().push("delete v".to_owned());
+    daemon.host.await_device(&definition, true);
+    daemon.end(daemon.volumes.delete(&name(), deleting(false))).expect_err("told to fail");
+    let claim = daemon.volumes.claims.stored("delete", &definition);
+    let stop = daemon.end(daemon.volumes.stop(&name(), Stopping::default()));
+    assert_eq!(stop.expect_err("it may be served again").kind, ErrorKind::Busy);
+    assert!(daemon.volumes.state.volume(&name()).expect("known").started);
+    daemon.volumes.mend_exports();
+    assert!(daemon.devices.published.lock().is_empty(), "it is not served yet");
+    // The device answers, and the deletion fails.
+    daemon.host.await_device(&definition, false);
+    drop(claim);
+    daemon.volumes.mend_exports();
+    while daemon.volumes.operations().of_volume(&name()).is_some() {
+        std::thread::yield_now();
+    }
+    assert_eq!(daemon.export().0.as_deref(), Some(DEVICE));
+    daemon.end(daemon.volumes.stop(&name(), Stopping::default())).expect("nothing uses it");
+}
+
+#[test]
 fn a_device_in_use_keeps_its_volume_as_it_is() {
     let daemon = Daemon::new();
     daemon.create("fuse").expect("good");

@@ -3,6 +3,7 @@
 use forebay_core::ReplacementKind;
 
 use super::*;
+use crate::state::entry_of;
 
 /// Waits until the host has been asked this, and is no longer at it.
 fn until(what: &str, condition: impl Fn() -> bool) {
