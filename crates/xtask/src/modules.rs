@@ -69,11 +69,9 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// `crates/x/src/a/b.rs` is `a::b`, and so is `crates/x/src/a/b/mod.rs`. Returns `None`
-/// for tests and for the crate's root.
+/// `crates/x/src/a/b.rs` is `a::b`. Returns `None` for tests and for the crate's root.
 fn module_of(path: &str) -> Option<String> {
     let inner = path.split_once("/src/")?.1.strip_suffix(".rs")?;
-    let inner = inner.strip_suffix("/mod").unwrap_or(inner);
     let is_test = |part: &str| part == "tests" || part.ends_with("_tests");
     if matches!(inner, "lib" | "main") || inner.split('/').any(is_test) {
         return None;
@@ -295,7 +293,7 @@ mod tests {
     #[test]
     fn imports_from_a_higher_layer_are_found() {
         let found = |text| {
-            let files = [("low/a", text), ("low/b", ""), ("high/c", ""), ("high/mod", "")];
+            let files = [("low/a", text), ("low/b", ""), ("high/c", ""), ("high", "")];
             modules(&files).upward(&["low", "high"]).len()
         };
         for text in [
@@ -315,7 +313,7 @@ mod tests {
         ] {
             assert_eq!(found(text), 0, "{text}");
         }
-        let upward = modules(&[("low/a", "\nuse crate::high::X;"), ("high/mod", "")]);
+        let upward = modules(&[("low/a", "\nuse crate::high::X;"), ("high", "")]);
         let finding = &upward.upward(&["low", "high"])[0];
         assert_eq!((finding.file.as_str(), finding.line), ("crates/x/src/low/a.rs", 2));
     }

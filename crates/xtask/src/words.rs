@@ -31,14 +31,14 @@ const KEPT: &[(&str, &str)] = &[
     // Names that users know: a path of the admin API, a field of its JSON, and old options.
     ("crates/daemon/src/api.rs", "knob"),
     ("crates/admin/src/api.rs", "knob"),
-    ("crates/daemon/src/web/mod.rs", "knob"),
+    ("crates/daemon/src/web.rs", "knob"),
     ("crates/admin/src/schema.rs", "knob"),
     ("crates/settings/src/help.rs", "knob"),
     ("crates/settings/src/tests.rs", "knob"),
     ("crates/admin/src/report.rs", "carried_on"),
     ("crates/daemon/src/host/report.rs", "carried_on"),
     ("crates/forebay/src/output/volume.rs", "carried_on"),
-    ("crates/daemon/src/metrics/mod.rs", "carried_on"),
+    ("crates/daemon/src/metrics.rs", "carried_on"),
     ("crates/sim/src/args.rs", "toy"),
     ("crates/sim/src/args.rs", "weather"),
 ];

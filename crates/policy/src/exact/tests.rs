@@ -181,7 +181,7 @@ fn keys_of_the_tests_do_not_look_alike() {
 
 /// Bytes per block as stated in the table of the module, resident and ghosts.
 fn stated(kind: ReplacementKind) -> (f64, f64) {
-    let source = include_str!("mod.rs");
+    let source = include_str!("../exact.rs");
     let name = match kind {
         ReplacementKind::LfuR => "lfu".to_owned(),
         ReplacementKind::TwoQ => "two_q".to_owned(),

@@ -72,7 +72,7 @@ mod tests {
 
     /// Made up, as `seeds --save` would write it: one report with charts for each experiment, one
     /// with panels.
-    const EXAMPLE: &str = include_str!("example.json");
+    const EXAMPLE: &str = include_str!("report/example.json");
 
     #[test]
     fn equal_input_gives_equal_pages() {

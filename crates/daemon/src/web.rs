@@ -34,12 +34,12 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The files of the page: path, media type, text.
 const FILES: &[(&str, &str, &str)] = &[
-    ("/", HTML, include_str!("page/index.html")),
-    ("/style.css", CSS, include_str!("page/style.css")),
-    ("/main.js", JAVASCRIPT, include_str!("page/main.js")),
-    ("/volume.js", JAVASCRIPT, include_str!("page/volume.js")),
-    ("/charts.js", JAVASCRIPT, include_str!("page/charts.js")),
-    ("/words.js", JAVASCRIPT, include_str!("page/words.js")),
+    ("/", HTML, include_str!("web/page/index.html")),
+    ("/style.css", CSS, include_str!("web/page/style.css")),
+    ("/main.js", JAVASCRIPT, include_str!("web/page/main.js")),
+    ("/volume.js", JAVASCRIPT, include_str!("web/page/volume.js")),
+    ("/charts.js", JAVASCRIPT, include_str!("web/page/charts.js")),
+    ("/words.js", JAVASCRIPT, include_str!("web/page/words.js")),
 ];
 
 /// Rights of browsers with the page: load its own files, run in no frame, and send no referrer.
