@@ -1,9 +1,8 @@
-//! What this machine does in real time, on devices in RAM: one file for each subcommand, and beside
-//! them what they share.
+//! Benchmarks in real time on devices in RAM: one file for each subcommand, and their shared parts.
 //!
 //! - `driver`: requests one after the other, and caches filled with many blocks
-//! - `device`: devices that count, and devices that keep little of what is written
-//! - `pattern`: which blocks are asked for
+//! - `device`: devices that count operations, and devices that store repetitive data compactly
+//! - `pattern`: the blocks that requests address
 //! - `fio_client`: fio as the client
 //! - `measure`: time on the wall and on the CPU
 

@@ -25,16 +25,16 @@ pub(crate) enum LabError {
     /// A request failed.
     #[error("a request failed: {0:?}")]
     Request(IoError),
-    /// Nothing more happens.
+    /// There is no progress any more.
     #[error("{0} has not ended after {1} s; nothing seems to move any more")]
     Stuck(&'static str, u64),
-    /// Somebody wants this to end.
+    /// The program was interrupted.
     #[error("interrupted; nothing is left behind")]
     Interrupted,
-    /// The command line means nothing.
+    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
-    /// Somebody else uses the device.
+    /// Another program uses the device.
     #[error("{0}")]
     InUse(String),
     /// Data would be lost.
@@ -46,8 +46,8 @@ pub(crate) enum LabError {
 }
 
 impl LabError {
-    /// What the process ends with, as of `forebay`: 2 wrong usage, 3 in use or not the right
-    /// device, 4 data at risk, 1 anything else.
+    /// Exit code of the process, as of `forebay`: 2 wrong usage, 3 in use or not the right device,
+    /// 4 data at risk, 1 anything else.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             LabError::Usage(_) => 2,
@@ -74,7 +74,7 @@ impl From<IoError> for LabError {
     }
 }
 
-/// What a measurement returns.
+/// Result of a measurement.
 pub(crate) type LabResult<T> = Result<T, LabError>;
 
 /// An error of the command line, in words.

@@ -5,7 +5,7 @@
 //! - `remote`: origins without seeks
 //! - `replay`: the engine under traces
 //! - `policies`: replacement policies on traces
-//! - `whatif`: what a volume predicts for other settings beside what they do
+//! - `whatif`: a volume's predictions for other settings, beside replays with these settings
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 
 pub(crate) mod curve;

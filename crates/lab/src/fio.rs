@@ -17,10 +17,10 @@ use serde_json::Value;
 use crate::error::{LabResult, other};
 use crate::process::{LOOK, Stop, end};
 
-/// How long fio may take to end when it is asked to.
+/// Maximum time for fio to end when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What one job of a run has done in one direction.
+/// Result of one job of a run in one direction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Measured {
     /// The section of the job file.
@@ -93,7 +93,7 @@ fn complaint(said: &str) -> &str {
 struct Running(Child);
 
 impl Running {
-    /// Waits for its end; `said` is what it has printed until then, also about its progress.
+    /// Waits for its end; `said` is the file with its output, which includes its progress.
     fn wait(
         mut self,
         mut said: File,

@@ -3,10 +3,10 @@
 //! a machine is slow.
 //!
 //! - `bench`: the engine, its front end, its memory, its recovery, in real time
-//! - `virtual_time`: modelled devices and a clock that jumps; `experiments`: what is run there
+//! - `virtual_time`: modelled devices and a clock that jumps; `experiments`: experiments in it
 //! - `real`: fio on real devices
 //! - `report`: pages of results
-//! - `process`, `fio`: programs as children, and how they end when somebody wants that; `nbd`: a
+//! - `process`, `fio`: programs as children, which end when this one is interrupted; `nbd`: a
 //!   client
 //! - `rig`: an engine in this process, driven by the thread that measures
 //! - `pool`: jobs on several threads
@@ -92,7 +92,7 @@ enum Command {
     Policies(policies::Args),
     /// The miss-ratio curve of a trace beside its estimate from a sample
     Curve(curve::Args),
-    /// What a volume predicts for other settings, beside what they do, in virtual time
+    /// A volume's predictions for other settings beside replays with these, in virtual time
     Whatif(whatif::Args),
     /// The engine under the requests of a trace, in virtual time
     Replay(replay::Args),
@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the parser has to say: help and version as they are, errors in one line.
+/// Prints the parser's message: help and version as they are, errors in one line.
 fn unparsed(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         // Nothing can be done about a closed pipe here.

@@ -1,4 +1,4 @@
-//! What every client of NBD says and hears: the handshake, heads of requests and of replies.
+//! Messages of every NBD client: the handshake, heads of requests and of replies.
 
 use std::io::{Read, Write};
 
@@ -28,7 +28,7 @@ pub(crate) const REPLY_BYTES: usize = 16;
 /// The longest answer to an option that is taken.
 const LONGEST_ANSWER: u32 = 64 << 10;
 
-/// What a server says about an export.
+/// An export as the server describes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Export {
     /// Bytes.
@@ -138,8 +138,8 @@ pub(crate) mod tests {
         assert!(check_reply(&good[..6]).is_err());
     }
 
-    /// What a server says that has a read-only export of 1024 bytes, all 7, and answers a read with
-    /// this error.
+    /// Replies of a server that has a read-only export of 1024 bytes, all 7, and answers a read
+    /// with this error.
     pub(crate) fn script(error: u32) -> Vec<u8> {
         let mut says = Vec::new();
         says.extend(GREETING.to_be_bytes());

@@ -17,8 +17,8 @@ pub(crate) trait Row: Serialize {
     /// The columns of the table, with `|` between them: `HEADING=field:format`. Fields of fields
     /// have a dot between them. Formats, without one as it is:
     ///
-    /// - `2`: so many digits; `2-`: a dash for 0; `+2`: with its sign; `1%`: a share as percent; `~`: three
-    ///   digits or more
+    /// - `2`: so many digits; `2-`: a dash for 0; `+2`: with its sign; `1%`: a share as percent;
+    ///   `~`: three digits or more
     /// - `rate`, `bytes`, `latency`: operations per second, a size, microseconds
     /// - `>=2`, `<=2`: a [`Goal`] with so many digits
     /// - `never/each`: words for false and true
@@ -104,8 +104,7 @@ fn significant(value: f64) -> String {
     }
 }
 
-/// Prints rows and what they have in common: as JSON, or as a table in the text that `text` makes
-/// of it.
+/// Prints rows and their common fields: as JSON, or as a table, which `text` puts into its place.
 pub(crate) fn show<R: Row>(
     json: bool,
     mut common: Value,
@@ -146,7 +145,7 @@ pub(crate) fn try_file(file: &Path) -> LabResult<()> {
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
     opened.map_err(|error| unwritable(file, &error))?;
     if !there {
-        // It was made just now, and nobody wants it empty.
+        // The attempt created the file, which would stay empty.
         let _ = std::fs::remove_file(file);
     }
     Ok(())
@@ -201,9 +200,9 @@ impl Table {
 /// A goal beside a number.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
-    /// What is wanted.
+    /// The goal.
     pub(crate) goal: f64,
-    /// Whether the number is there.
+    /// Whether the number meets the goal.
     pub(crate) met: bool,
 }
 

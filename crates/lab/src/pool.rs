@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::error::{LabResult, other};
 
-/// As many threads as were asked for, or as there are CPUs; not more than jobs.
+/// Returns the wanted number of threads, by default one for each CPU, but not more than jobs.
 pub(crate) fn threads(wanted: Option<usize>, jobs: usize) -> usize {
     let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
     wanted.unwrap_or_else(cpus).clamp(1, jobs.max(1))

@@ -1,5 +1,5 @@
-//! Programs that are run, and how they end when somebody wants this one to end: what runs is told,
-//! ends, and takes what it has made with it. What is torn down is torn down nevertheless.
+//! Child programs, and their end when this program is interrupted: running commands are killed,
+//! and the steps of a tear-down are run to their end nevertheless.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,16 +16,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{LabError, LabResult, other};
 
-/// How often something is looked at that is waited for.
+/// Interval of polling.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a step of a set-up or tear-down may take. It protects against a hang and nothing else.
+/// Maximum time of a step of a set-up or tear-down. It protects against a hang and nothing else.
 pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long a server may take to end when it is asked to.
+/// Maximum time for a server to end when it is asked to.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether somebody asked this program to stop.
+/// Whether this program was asked to stop.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
@@ -39,7 +39,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Fails with `Interrupted` once somebody asked.
+    /// Fails with `Interrupted` once a stop was asked for.
     pub(crate) fn check(&self) -> LabResult<()> {
         if self.is_asked() { Err(LabError::Interrupted) } else { Ok(()) }
     }
@@ -89,7 +89,7 @@ pub(crate) fn step_command(command: &mut Command) -> LabResult<String> {
 
 fn run(command: &mut Command, limit: Duration, stop: Option<&Stop>) -> LabResult<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    // Files, and no pipes: nobody has to read while the command runs.
+    // Files need no reader while the command runs, as pipes would.
     let (mut out, mut err) = (tempfile::tempfile()?, tempfile::tempfile()?);
     let mut child = command
         .stdin(Stdio::null())
@@ -121,7 +121,7 @@ fn run(command: &mut Command, limit: Duration, stop: Option<&Stop>) -> LabResult
     Ok(out)
 }
 
-/// What was written to a file, from its start.
+/// Reads a file from its start.
 fn text(file: &mut File) -> LabResult<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -129,7 +129,7 @@ fn text(file: &mut File) -> LabResult<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Starts a server in a process group of its own; what it says goes to a file.
+/// Starts a server in a process group of its own; its output goes to a file.
 pub(crate) fn spawn(command: &mut Command, log: &Path) -> LabResult<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
     let log = File::create(log)?;
@@ -161,8 +161,7 @@ pub(crate) fn end(child: &mut Child, signal: Signal, patience: Duration) -> LabR
     }
 }
 
-/// Where a program is, as a shell would find it. Directories for root's programs are looked
-/// into as well.
+/// Finds a program as a shell would, and in the directories of root's programs as well.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_to_stop_ends_a_command_with_its_children_but_no_step() {
+    fn a_request_to_stop_kills_a_command_and_spares_a_step() {
         let stop = Stop::default();
         stop.0.store(true, Ordering::Relaxed);
         let start = Instant::now();

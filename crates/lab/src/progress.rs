@@ -17,7 +17,7 @@ impl Progress {
         Progress(bar)
     }
 
-    /// What is being done.
+    /// Sets the label, which names the work that is being done.
     pub(crate) fn label(&self, label: impl Into<String>) {
         self.0.set_message(label.into());
     }

@@ -1,6 +1,6 @@
 //! Load in real time, by fio: on other caches, on a device of the user's own, on modelled devices.
 //!
-//! - `device`: who uses a file or block device, and what is on it
+//! - `device`: users and content of a file or block device
 //! - `peers`: other caches on real devices, side by side with this one
 //! - `run`: the reports' jobs on any device
 

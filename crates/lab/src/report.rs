@@ -3,8 +3,8 @@
 //! Markdown with its figures beside it. Equal input gives equal bytes, as long as logarithms round
 //! in the same way.
 //!
-//! - `rows`: what the pages are made of; `verdict`: which published rows are beaten
-//! - `pages`: what the templates are given
+//! - `rows`: the data of the pages; `verdict`: beaten published rows
+//! - `pages`: the values for the templates
 //! - `figures`: latencies, and runs over time
 //! - `words`: numbers and escapes
 
@@ -23,7 +23,7 @@ use rows::Rows;
 /// Pages of results from a file.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What `seeds --save` or `seeds --json` wrote
+    /// Output of `seeds --save` or `seeds --json`
     #[arg(value_name = "FILE")]
     rows: PathBuf,
     /// Write the pages to this directory
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_say_when_beaten_rows_had_no_sequential_cutoff_and_only_then() {
+    fn pages_count_beaten_rows_that_had_no_sequential_cutoff() {
         let page = |text: &str| {
             let files = render(text, None).expect("renders");
             files.into_iter().find(|(name, _)| name == "README.md").map(|(_, text)| text)
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_refused() {
+    fn a_file_without_results_is_refused() {
         assert!(render("{}", None).is_err());
         assert!(render("[1, 2", None).is_err());
     }

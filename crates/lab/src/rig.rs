@@ -24,7 +24,7 @@ pub(crate) const BLOCK: u64 = 4096;
 /// Rounds of tasks between requests at most, as in a lane thread.
 const ROUNDS: usize = 16;
 
-/// How long something may take that is waited for.
+/// Longest wait.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A lane on the calling thread.
@@ -104,7 +104,7 @@ pub(crate) struct Rig {
     pub(crate) store: Rc<StoreLane>,
 }
 
-/// How a cache is made.
+/// Parameters of a cache.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) cache: Arc<dyn Device>,

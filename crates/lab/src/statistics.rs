@@ -1,5 +1,5 @@
-//! Means and deviations of repetitions; and what pairs of measurements say when the machine is not
-//! quiet: the median of their ratios, and how far it can be trusted.
+//! Means and deviations of repetitions; and estimates from pairs of measurements on a machine that
+//! is not quiet: the median of their ratios, and its bootstrap interval.
 
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The median of what `field` says of each.
+/// Returns the median of a field.
 pub(crate) fn median_of<T>(all: &[T], field: impl Fn(&T) -> f64) -> f64 {
     median(&all.iter().map(field).collect::<Vec<f64>>())
 }

@@ -1,11 +1,11 @@
-//! A world in which time is what an event loop says: the real engine on modelled devices, at full
+//! A world in which an event loop sets the time: the real engine on modelled devices, at full
 //! size. The same seed gives the same run on every machine.
 //!
-//! - `access`, `clients`, `cpu`: what clients ask for, when, and what software costs
-//! - `timing`, `device`: how long devices take, and what they hold
+//! - `access`, `clients`, `cpu`: requests of clients, their times, and the CPU time of software
+//! - `timing`, `device`: duration of operations, and content of devices
 //! - `flushed`: clients that flush after each write
-//! - `world`, `raw`: a cache, and a bare device, that clients can ask
-//! - `tally`: what is counted
+//! - `world`, `raw`: a cache, and a bare device, as targets of clients
+//! - `tally`: counts and latencies
 
 pub(crate) mod access;
 pub(crate) mod clients;

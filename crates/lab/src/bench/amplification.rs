@@ -26,10 +26,10 @@ use crate::rig::{BLOCK, LocalLane, Plan, Rig};
 /// Steps between two looks at the progress bar.
 const SOME: usize = 1 << 14;
 
-/// What is promised without flushes.
+/// Promised bytes written to the cache device per byte of the clients, without flushes.
 const GOAL: f64 = 1.02;
 
-/// What is measured.
+/// Arguments of `forebay-lab amplification`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Size of the cache device, in RAM
@@ -38,10 +38,10 @@ pub(crate) struct Args {
     /// Ranges that are written to, in percent of the cache's size
     #[arg(long, value_delimiter = ',', default_value = "25,50,80,100,400")]
     spans: Vec<u64>,
-    /// How often the size of the cache is written before counting starts
+    /// Warm-up before counting starts, as a multiple of the size of the cache
     #[arg(long, default_value_t = 3)]
     warm_up: u64,
-    /// How often the size of the cache is written while it is counted
+    /// Data written while it is counted, as a multiple of the size of the cache
     #[arg(long, default_value_t = 4)]
     rounds: u64,
     /// Writes that are each followed by a flush
@@ -139,7 +139,7 @@ fn measure(
     };
     let before = counts();
     write(&mut driver, if flush { args.flushed_writes } else { args.rounds * size })?;
-    // What is still in the log's buffers belongs to what was counted.
+    // Blocks still in the log's buffers belong to the counted writes.
     rig.commit()?;
     let after = counts();
     let [cache_bytes, device_writes, syncs, user_bytes, origin_bytes] =

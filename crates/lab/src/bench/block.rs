@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median_of};
 
-/// What is measured.
+/// Arguments of `forebay-lab block`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Block devices; the first one is compared with each of the others
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Rounds in which every device has a sample
     #[arg(long, default_value_t = 15)]
     pairs: usize,
-    /// How long one sample takes
+    /// Duration of one sample
     #[arg(long, default_value_t = 1.0)]
     seconds_per_sample: f64,
     /// Requests in flight
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Bytes from the beginning of each device that are read and written
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     span: String,
-    /// Measure writes as well, which destroy what is there
+    /// Measure writes as well, which destroy the data on the devices
     #[arg(long)]
     destroy: bool,
 }
@@ -67,7 +67,7 @@ impl Row for Compared {
         MACHINE CPU us=machine_cpu_us:2 | FIRST/THIS=ratio";
 }
 
-/// What one device did in one sample.
+/// Result of one device in one sample.
 struct Point {
     per_second: f64,
     machine_cpu_us: f64,

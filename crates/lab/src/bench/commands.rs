@@ -1,4 +1,4 @@
-//! `forebay-lab commands`: what the commands of an operator cost on a cache of terabytes.
+//! `forebay-lab commands`: cost of operator commands on a cache of terabytes.
 //!
 //! 90 % of the cache is full and 30 % of that dirty. Its blocks are not written: see [`image`].
 //! Each command runs on a lane that also serves two clients, of another volume of the same cache
@@ -24,7 +24,7 @@ use watch::{HOLD, Took};
 /// The longest request of a neighbour, in milliseconds.
 const REQUEST: f64 = 100.0;
 
-/// What is measured.
+/// Arguments of `forebay-lab commands`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Size of the cache, as 1T. A block takes nearly 20 bytes of RAM: 236 million of 4 KiB are in

@@ -121,7 +121,7 @@ impl DeviceQueue for CountingQueue {
     }
 }
 
-/// What a device holds, by pages.
+/// Content of a device, by pages.
 trait Content: Send + Sync + 'static {
     /// Reads a part of a page, from its byte `at` on.
     fn read(&self, page: usize, at: usize, into: &mut [u8]);
@@ -135,7 +135,7 @@ trait Content: Send + Sync + 'static {
     }
 }
 
-/// What a page of a [`SparseDevice`] holds.
+/// Content of a page of a [`SparseDevice`].
 #[derive(Clone)]
 enum Page {
     /// The same eight bytes again and again.
@@ -237,7 +237,7 @@ impl SparseDevice {
         Self::with((0..count).map(|_| std::hint::black_box(0)).collect(), name, size)
     }
 
-    /// As [`SparseDevice::new`], but its memory grows as it is written.
+    /// Like [`SparseDevice::new`], but its memory grows as it is written.
     pub(crate) fn untouched(name: &str, size: u64) -> Arc<Self> {
         Self::with(vec![0; (size / PAGE as u64) as usize], name, size)
     }
@@ -313,7 +313,7 @@ struct SparseQueue<C> {
     at_once: bool,
     next: Cell<u64>,
     done: RefCell<HashMap<u64, DeviceDone>>,
-    /// Operations that nobody has asked for yet.
+    /// Operations whose completion has not been polled yet.
     fresh: RefCell<HashSet<u64>>,
 }
 

@@ -16,7 +16,7 @@ use crate::error::LabResult;
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, request};
 
-/// Requests between two looks at the lane's tasks: what a client with that many in flight gives.
+/// Requests between two runs of the lane's tasks, as with a client that has so many in flight.
 pub(crate) const BATCH: usize = 32;
 
 /// Counts completions, and keeps their buffers for the next requests.
@@ -59,7 +59,7 @@ impl Sink {
 pub(crate) struct Driver {
     pub(crate) local: LocalLane,
     pub(crate) target: Rc<LaneVolume>,
-    /// What the requests go to: the volume, or the tier in front of it.
+    /// Target of the requests: the volume, or the tier in front of it.
     top: Rc<dyn BlockService>,
     sink: Rc<Sink>,
     small: Vec<u8>,
@@ -159,7 +159,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What a front end says of the requests that it has received.
+    /// Announces a request that was received and not yet executed, as a front end does.
     fn expect(&self, step: Option<&Step>, coming: Coming) {
         if let Some(step) = step {
             let op = if step.write() { Op::Write } else { Op::Read };

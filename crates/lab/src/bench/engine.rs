@@ -31,7 +31,7 @@ use crate::statistics::{Estimate, median_of};
 use cases::Case;
 use worker::{Crew, Work};
 
-/// What is measured.
+/// Arguments of `forebay-lab engine`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Pairs of samples; fewer than 15 say little on a machine that is not quiet
@@ -49,13 +49,13 @@ pub(crate) struct Args {
     /// Put a RAM tier of this size in front of the cache
     #[arg(long, value_name = "SIZE")]
     pub(crate) ram: Option<String>,
-    /// How long one sample takes
+    /// Duration of one sample
     #[arg(long, default_value_t = 0.3)]
     pub(crate) seconds_per_sample: f64,
     /// Numbers of lanes
     #[arg(long, default_value = "1,2", value_delimiter = ',')]
     pub(crate) lanes: Vec<usize>,
-    /// What to measure [default: read-hit,overwrite-dirty,write-clean,zipf, with --ram also
+    /// Cases [default: read-hit,overwrite-dirty,write-clean,zipf, with --ram also
     /// defer-dirty,defer-clean,defer-absent; with --jobs overwrite-dirty,write-default,
     /// write-through,read-hit]
     #[arg(long, value_delimiter = ',')]
@@ -84,7 +84,7 @@ pub(crate) struct Sizes {
     pub(crate) cache_bytes: u64,
     pub(crate) origin_bytes: u64,
     pub(crate) working_set_blocks: u64,
-    /// Of the RAM tier; 0: none.
+    /// Size of the RAM tier; 0 without one.
     pub(crate) ram_bytes: u64,
     /// Whether each lane has a part of the blocks to itself.
     pub(crate) disjoint: bool,
@@ -136,7 +136,7 @@ impl Args {
     }
 }
 
-/// What the cache did during the engine's samples.
+/// Activity of the cache during the engine's samples.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Background {
     /// Bytes appended to the log for each byte that clients wrote.

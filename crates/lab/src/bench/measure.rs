@@ -36,7 +36,7 @@ impl Stopwatch {
     }
 }
 
-/// What one thread did in one stretch of time.
+/// Result of one thread in one stretch of time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) operations: u64,
@@ -50,15 +50,15 @@ impl Sample {
     }
 }
 
-/// What several threads did at the same time.
+/// Result of several threads that ran at the same time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rates {
     /// Operations a second, all threads together.
     pub(crate) per_second: f64,
     /// CPU microseconds of an operation.
     pub(crate) cpu_us: f64,
-    /// Operations per second that the threads had a CPU for, all threads together: what the rate
-    /// would be if nothing else ran on the machine.
+    /// Operations per second for which the threads had a CPU, all threads together: the rate on an
+    /// otherwise idle machine.
     pub(crate) per_cpu_second: f64,
     /// Share of the time in which the threads had a CPU.
     pub(crate) on_cpu: f64,

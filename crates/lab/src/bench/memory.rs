@@ -26,13 +26,13 @@ use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 /// Bytes that are promised for a block.
 const GOAL: f64 = 8.9;
 
-/// What is measured.
+/// Arguments of `forebay-lab memory`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Blocks that are cached
     #[arg(long, default_value_t = 4_000_000)]
     blocks: u64,
-    /// How much of the cache these blocks fill, in percent
+    /// Share of the cache that these blocks fill, in percent
     #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u64).range(10..=97))]
     full: u64,
     /// States that are measured, each in a process of its own: memory that one gave back to the
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     states: Vec<State>,
 }
 
-/// What the blocks are.
+/// State of the cached blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum State {
     /// Brought in from the origin
@@ -60,12 +60,12 @@ struct Used {
     index_bytes_per_block: f64,
     /// The part of `index_bytes` that is the policy's ghosts.
     policy_ghost_bytes: u64,
-    /// What the store says that the log's buffers take, however many blocks there are.
+    /// Memory of the log's buffers according to the store, which does not depend on the blocks.
     buffer_bytes: u64,
-    /// What the process has grown by since before the cache was opened, without these buffers.
+    /// Growth of the process since before the cache was opened, without these buffers.
     grown_bytes: u64,
     grown_bytes_per_block: f64,
-    /// What the pretended devices take, which is not in the numbers above.
+    /// Memory of the pretended devices, which is not in the numbers above.
     devices_bytes: u64,
     goal: Goal,
 }

@@ -30,12 +30,12 @@ const RAM: &str = "/dev/shm";
 enum ClientKind {
     /// fio with its nbd engine, as users have it
     Fio,
-    /// One of our own that costs little: the servers are what limits it
+    /// Our own, which costs so little that the servers are the limit
     Own,
 }
 
 impl ClientKind {
-    /// How long a sample takes unless told otherwise: fio starts anew for each.
+    /// Returns the default duration of a sample: fio starts anew for each.
     fn sample_time(self) -> f64 {
         match self {
             ClientKind::Fio => 1.0,
@@ -44,16 +44,16 @@ impl ClientKind {
     }
 }
 
-/// What is measured.
+/// Arguments of `forebay-lab nbd`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Rounds in which every server has a sample
     #[arg(long, default_value_t = 15)]
     pairs: usize,
-    /// How long one sample takes [default: 1 with fio, else 0.3]
+    /// Duration of one sample [default: 1 with fio, else 0.3]
     #[arg(long)]
     seconds_per_sample: Option<f64>,
-    /// Who sends the requests
+    /// Client that sends the requests
     #[arg(long, default_value = "fio")]
     client: ClientKind,
     /// Requests in flight
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     })
 }
 
-/// What one server did in one sample.
+/// Result of one server in one sample.
 #[derive(Clone, Copy, Default)]
 struct Point {
     per_second: f64,

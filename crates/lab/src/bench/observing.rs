@@ -29,19 +29,19 @@ use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
 use crate::statistics::{Estimate, median_of};
 
-/// What all of it may add, as a factor.
+/// Promised cost of all observers together, as a factor.
 const GOAL: f64 = 1.01;
 
 /// Steps that are gone through again and again.
 const STEPS: usize = 1 << 18;
 
-/// How often the daemon brings the curve up to date, and clients like `top` and the page look.
+/// Interval at which the daemon updates the curve, and at which clients like `top` poll.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often the daemon takes what was recorded.
+/// Interval at which the daemon takes recorded requests.
 const TAKE: Duration = Duration::from_millis(10);
 
-/// What is measured.
+/// Arguments of `forebay-lab observing`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Pairs of samples
@@ -50,12 +50,12 @@ pub(crate) struct Args {
     /// Size of the cache device, in RAM; the origin is as large, and half of the blocks are used
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     cache: String,
-    /// How long one sample takes
+    /// Duration of one sample
     #[arg(long, default_value_t = 1.0)]
     seconds_per_sample: f64,
 }
 
-/// What is added to the volume in a turn.
+/// Observers and rules that are added to the volume in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Added {
     Nothing,
@@ -108,7 +108,7 @@ struct Point {
     lane: f64,
 }
 
-/// The volume, and what is done with it.
+/// The volume and its driver.
 struct Bench {
     rig: Rig,
     driver: Driver,

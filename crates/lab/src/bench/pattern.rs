@@ -1,4 +1,4 @@
-//! Which blocks are asked for, and in which order. Everything is prepared before the clock runs.
+//! Patterns of requests: blocks and their order. Everything is prepared before the clock runs.
 
 /// One request: a block, and whether it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,17 +32,17 @@ mod first;
 /// Nanoseconds that are promised for a block.
 const GOAL: f64 = 100.0;
 
-/// What is measured.
+/// Arguments of `forebay-lab recovery`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Blocks that are cached
     #[arg(long, default_value_t = 4_000_000)]
     blocks: u64,
-    /// How often each crash is recovered from
+    /// Number of recoveries from each crash
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Blocks between two commits: what a device takes in one commit interval. Payloads that were
-    /// written after the last commit that the log tells of have to be read
+    /// Blocks between two commits, as many as a device takes in one commit interval. Recovery has
+    /// to read the payloads that were written after the last commit in the log
     #[arg(long, default_value_t = 65536)]
     commit_every: u64,
     /// Measure the time to the first request instead, with a full cache of this size, as 512G,
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     lanes: Option<usize>,
 }
 
-/// What the last checkpoint before the crash has.
+/// Content of the last checkpoint before the crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Covered {
     Everything,

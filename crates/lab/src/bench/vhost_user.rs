@@ -18,16 +18,16 @@ use super::nbd::server::{cached, everything_stays, serve};
 use crate::error::{LabResult, other};
 use crate::rig::VOLUME;
 
-/// What is served.
+/// Arguments of `forebay-lab vhost-user`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the client connects: the path of a socket
+    /// Path of the socket that the client connects to
     #[arg(long, value_name = "PATH")]
     listen: PathBuf,
     /// Size of the volume; everything stays cached
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     size: String,
-    /// No cache and no origin: what is written is forgotten
+    /// No cache and no origin: written data is discarded
     #[arg(long)]
     null: bool,
 }

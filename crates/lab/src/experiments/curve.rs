@@ -15,10 +15,10 @@ use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
 use crate::trace::{self, Format, Request};
 
-/// What the estimate shall be within.
+/// Promised error of the estimate.
 const GOAL: f64 = 0.02;
 
-/// What is compared.
+/// Arguments of `forebay-lab curve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The trace; may be compressed with zstd
@@ -58,11 +58,11 @@ struct Compared {
     capacity_blocks: u64,
     /// Block miss ratio of an LRU cache.
     exact: f64,
-    /// That of the first sample.
+    /// Block miss ratio that the first sample estimates.
     estimate: f64,
     /// First sample: estimate less exact.
     difference: f64,
-    /// First sample: what it says about its own error.
+    /// First sample: its own estimate of its error.
     error: f64,
     /// The largest difference of all samples, without its sign.
     worst: f64,
@@ -149,7 +149,8 @@ impl Estimate {
         }
     }
 
-    /// One block of how many, how many those are, and what it takes in RAM.
+    /// Returns the number of blocks that one sampled block stands for, of sampled blocks, and of
+    /// bytes in RAM.
     fn size(&self) -> (u64, usize, usize) {
         match self {
             Estimate::OfTrace(one) => {

@@ -2,10 +2,11 @@
 //!
 //! Each policy drives a plain cache that is empty at first: it has room for a share of the blocks
 //! that the trace ever touches, every block of a request is one access, reads and writes alike, and
-//! what was missed enters unless the policy refuses it. Blocks that are discarded leave. `belady`
-//! knows the future and is the bound for those that admit all: one that may refuse a block can be
-//! better, as it need not make room for what is used once. The policies that the engine has can be
-//! run through the engine itself as well, where blocks lie in a log and leave with their segments.
+//! a missed block enters unless the policy refuses it. Blocks that are discarded leave. `belady`
+//! knows the future and is the bound for policies that admit every block: one that may refuse a
+//! block can be better, as it need not make room for a block that is used once. The engine's
+//! policies can also be run through the engine itself, where blocks lie in a log and leave with
+//! their segments.
 //!
 //! - `accesses`: a trace in memory, as blocks
 //! - `plain`: the cache around a policy; `belady`: the bound for those that admit all
@@ -32,7 +33,7 @@ use accesses::Accesses;
 use plain::Counts;
 use work::Found;
 
-/// What is measured.
+/// Arguments of `forebay-lab policies`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The trace; may be compressed with zstd
@@ -50,9 +51,8 @@ pub(crate) struct Args {
     /// plain: blocks have no places; log: in the engine's log, for the policies that it has
     #[arg(long, value_delimiter = ',', default_value = "plain", value_name = "LAYOUTS")]
     layout: Vec<Layout>,
-    /// Which blocks enter when they are missed: always, second-hit, ghost:1 to ghost:16. In the log
-    /// it is asked about writes only with --mode writethrough: otherwise they have to land
-    /// somewhere
+    /// Rule of admission for missed blocks: always, second-hit, ghost:1 to ghost:16. In the log it
+    /// applies to writes only with --mode writethrough: in other modes written blocks have to enter
     #[arg(long, default_value_t, value_name = "RULE")]
     admission: Admission,
     /// Mode of the log: writeback, writethrough, writearound, writeonly
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// Bytes to add to every offset, so that requests start where blocks do
     #[arg(long, default_value = "0", value_name = "BYTES")]
     align: String,
-    /// What is random
+    /// Seed of the policies' random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Threads; all processors by default
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     plot: Option<PathBuf>,
 }
 
-/// Where blocks lie.
+/// Layout of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Layout {
     Plain,
@@ -95,7 +95,7 @@ struct Job {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     Online(ReplacementKind),
-    /// Who is used again last; it knows.
+    /// Evicts the block whose next use is latest, as it knows the future.
     Belady,
 }
 
@@ -132,17 +132,17 @@ impl std::str::FromStr for Policy {
     }
 }
 
-/// What one policy did at one size.
+/// Result of one policy at one size.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     policy: &'static str,
     /// Share of the trace's blocks.
     size: f64,
-    /// The same in blocks; in a log, how many may live there.
+    /// The same in blocks; in a log, the number of blocks that may be live.
     capacity_blocks: u64,
-    /// Of accesses to blocks, reads and writes.
+    /// Share of accesses to blocks, reads and writes, that missed.
     block_miss_ratio: f64,
-    /// Of requests of which at least one block was missed.
+    /// Share of requests, reads and writes, of which at least one block was missed.
     request_miss_ratio: f64,
     /// The same, of reads; none without reads.
     read_request_miss_ratio: Option<f64>,
@@ -154,13 +154,13 @@ struct Row {
     ns_per_access: Option<f64>,
     /// `plain`: blocks have no places; `log`: they are in the engine's log.
     layout: &'static str,
-    /// Of a log: the most blocks that were in it, and the size of its segments.
+    /// In a log: the maximum number of live blocks, and the size of a segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     most_live_blocks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     segment_bytes: Option<u64>,
-    /// Of all bytes written to it: blocks that reclaim wrote once more, as they are worth keeping,
-    /// and others that were newer than the origin.
+    /// Shares of the bytes written to the log: blocks that reclaim reinserted as they are worth
+    /// keeping, and others that it reinserted because they were newer than the origin.
     #[serde(skip_serializing_if = "Option::is_none")]
     carried_kept_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -230,7 +230,7 @@ fn log_row(size: f64, misses: &Misses) -> Row {
     }
 }
 
-/// What is to be simulated: every policy with every size and layout.
+/// Returns the simulations: every policy with every size and layout.
 fn jobs(
     args: &Args,
     policies: &[Policy],
@@ -314,9 +314,9 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     Ok(())
 }
 
-/// What the rows of `belady` say, and what they do not.
-const BOUND: &str = "belady evicts what is used again last: the bound for policies that admit all. One that may\n\
-    refuse a block can be below it.";
+/// Note below the rows of `belady`.
+const BOUND: &str = "belady evicts the block whose next use is latest: the bound for policies that admit all. One\n\
+    that may refuse a block can be below it.";
 
 /// A number of a row.
 type Column = fn(&Row) -> Option<f64>;

@@ -32,7 +32,7 @@ const RANGE: u64 = 4 << 30;
 /// Writes between two flushes, where flushes are measured.
 const BETWEEN_FLUSHES: u64 = 64;
 
-/// What is measured.
+/// Arguments of `forebay-lab remote`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Origins: remote, remote-1g, or the model of a disk
@@ -51,13 +51,13 @@ pub(crate) struct Args {
     costs: CpuCosts,
 }
 
-/// What clients or an operator do.
+/// Work of clients or of an operator.
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// A drain of blocks that are dirty with this probability; with or without the others cached.
+    /// A drain; each block is dirty with this probability. The others are cached if `neighbours`.
     Drain { share: f64, neighbours: bool },
-    /// Random requests to a cache that is full of dirty blocks: writes in a hundred, and how many
-    /// under way.
+    /// Random requests to a cache that is full of dirty blocks: percentage of writes, and requests
+    /// in flight.
     Random { writes: u32, depth: usize },
     /// Flushes between writes to such a cache.
     Flush,
@@ -91,14 +91,14 @@ struct Measured {
     rotational: bool,
     /// Blocks of a drain, flushes, or requests of clients.
     per_second: f64,
-    /// Of reads, or of flushes.
+    /// Latency of reads, or of flushes.
     mean_ms: f64,
     p99_ms: f64,
-    /// Of writes.
+    /// Latency of writes.
     write_mean_ms: f64,
     write_p99_ms: f64,
     hit_ratio: Option<f64>,
-    /// Of what was dirty, or of what clients wrote.
+    /// Bytes written to the origin per byte that was dirty, or that clients wrote.
     origin_written_per_byte: f64,
     ssd_written_per_byte: f64,
     origin_operations: u64,

@@ -4,7 +4,7 @@
 //! - `load`: a trace in memory; `size`: a log for so many blocks
 //! - `player`: requests at their times; `cache`: one cache under them
 //! - `ram`: a RAM tier in front of it; `tuning`: settings of the cache that matter most
-//! - `row`: what is known of one replay; `report`: what is printed
+//! - `row`: the result of one replay; `report`: the printed table
 
 mod cache;
 mod load;
@@ -42,7 +42,7 @@ pub(crate) use row::Misses;
 /// Requests of a trace that are under way together, unless it is said otherwise.
 const DEPTH: usize = 32;
 
-/// What is replayed, and on what.
+/// Arguments of `forebay-lab replay`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The trace; may be compressed with zstd
@@ -94,7 +94,7 @@ pub(crate) struct Args {
     /// A flush after so many writes; traces have none of their own
     #[arg(long, value_name = "WRITES", value_parser = clap::value_parser!(u64).range(1..))]
     flush_every: Option<u64>,
-    /// What is random
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -233,7 +233,7 @@ fn replay(args: &Args) -> LabResult<report::Report> {
     })
 }
 
-/// What enters a log, and what it is for.
+/// Rule of admission and mode of a log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) admission: Admission,
@@ -259,8 +259,8 @@ pub(crate) fn misses(
             mode: rules.mode,
             admission: rules.admission,
             sequential_cutoff: 0,
-            // What is dirty is kept whatever the policy says; here it is to be the policy that
-            // counts.
+            // Dirty blocks stay cached whatever the policy says; low marks write them back early,
+            // so that the policy decides.
             dirty_high: 5,
             dirty_low: 1,
             cache_dirty_high: 5,
@@ -274,7 +274,7 @@ pub(crate) fn misses(
     Ok(Misses::new(&setup, &outcome))
 }
 
-/// What a cache did under a trace, and what it predicts for other settings.
+/// Results of a cache under a trace, and its predictions for other settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Ran {
     /// Blocks that may live in the log.
@@ -289,9 +289,8 @@ pub(crate) struct Ran {
 }
 
 /// Runs a cache of about so many blocks with these settings on models of a SATA SSD and a disk: at
-/// the trace's times if it has any, otherwise one request after the other. Devices without time
-/// would not do: how long a dirty block stays in the cache depends on what it takes to write it
-/// back.
+/// the trace's times if it has any, otherwise one request after the other. The devices must take
+/// time, because the time for writing back a block determines how long it stays dirty in the cache.
 pub(crate) fn ran(trace: &Loaded, settings: Settings, blocks: u64) -> LabResult<Ran> {
     let block = BlockSize::DEFAULT;
     let setup = Setup { size: LogSize::new(blocks * UNIT, block, None)?, block, settings, seed: 1 };

@@ -1,8 +1,8 @@
 //! `forebay-lab seeds`: the experiments of five published reports, in virtual time, at their full
 //! sizes, on modelled devices, with the real engine.
 //!
-//! - `report_000` to `report_004`: what was published, and how it is done again
-//! - `pages`: rows, and what is beside them, for pages of results
+//! - `report_000` to `report_004`: the published experiments, and the jobs that repeat them
+//! - `pages`: rows, and their details, for pages of results
 //! - `measure`, `published`, `row`, `table`: from runs to rows
 
 mod measure;
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     pages: pages::Options,
 }
 
-/// The reports, and what has to be run for each.
+/// Returns the reports and the jobs of each.
 fn reports() -> LabResult<Vec<(Arc<Report>, Vec<Job>)>> {
     let with_jobs = |report: Report, jobs: fn(&Arc<Report>) -> Vec<Job>| {
         let report = Arc::new(report);

@@ -1,10 +1,10 @@
-//! `forebay-lab whatif`: what a running volume says that other settings would do, beside what they
-//! do.
+//! `forebay-lab whatif`: predictions of a running volume for other settings, beside measurements
+//! with these settings.
 //!
 //! A volume with the present settings runs under a workload, in virtual time, and tells its
 //! predictions. Then each of the other settings runs under the same workload.
 //!
-//! - `workload`: traces, and workloads that are made
+//! - `workload`: traces, and generated workloads
 
 mod workload;
 
@@ -25,13 +25,13 @@ use crate::virtual_time::world::UNIT;
 
 use workload::Workload;
 
-/// What a prediction shall be within.
+/// Promised error of a prediction.
 const GOAL: f64 = 0.02;
 
-/// What is compared.
+/// Arguments of `forebay-lab whatif`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A trace, which may be compressed with zstd; without one: workloads that are made
+    /// A trace, which may be compressed with zstd; without one, workloads are generated
     #[arg(value_name = "TRACE")]
     trace: Option<PathBuf>,
     /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Bytes to add to every offset, so that requests start where blocks do
     #[arg(long, default_value = "0", value_name = "BYTES")]
     align: String,
-    /// Which of the workloads that are made: zipf, scans, loop, writes
+    /// Generated workloads: zipf, scans, loop, writes
     #[arg(long, value_delimiter = ',', conflicts_with = "trace", value_name = "NAMES")]
     workloads: Vec<Workload>,
     /// Sizes of the cache, as shares of the blocks in the workload
@@ -70,17 +70,17 @@ struct Compared {
     /// Share of the workload's blocks, and the blocks that may live in the cache.
     size: f64,
     capacity_blocks: u64,
-    /// As for `forebay set`.
+    /// Assignment as for `forebay set`.
     setting: String,
     /// Share of the blocks read that were hits, as predicted and in fact.
     predicted: f64,
     real: f64,
     difference: f64,
-    /// By what more blocks hit than with the present settings.
+    /// Difference of the share of hits to that with the present settings.
     predicted_gain: f64,
     real_gain: f64,
     gain_difference: f64,
-    /// What the prediction says about the error of the gain.
+    /// Error of the gain according to the prediction.
     error: f64,
     /// Bytes written to the cache device as a multiple of those with the present settings, without
     /// and with what reclaim writes once more.

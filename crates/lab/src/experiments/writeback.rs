@@ -1,4 +1,4 @@
-//! `forebay-lab writeback`: how fast dirty blocks reach a disk, and what clients feel of it. In
+//! `forebay-lab writeback`: the speed of writeback to a disk, and its effect on clients. In
 //! virtual time, with the real engine on the modelled 7,200 rpm disk and SATA SSD.
 //!
 //! - `deferred`: random writes to a RAM tier in front of the disk, beside a cache on an SSD
@@ -23,7 +23,7 @@ use crate::output::{Row, print_json, table};
 use crate::progress::Progress;
 use crate::virtual_time::cpu::CpuCosts;
 
-/// What is measured.
+/// Arguments of `forebay-lab writeback`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only this part: density, pressure, deferred, flushes or lazy

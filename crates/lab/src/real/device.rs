@@ -1,5 +1,5 @@
-//! Who uses a file or block device, and what is on it: what has to be known before it is written
-//! to. Nothing here changes anything.
+//! Users and content of a file or block device, to be checked before it is written to. Nothing
+//! here changes anything.
 
 use std::fs::{self, File, Metadata};
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::error::{LabError, LabResult, other};
 /// Bytes from the start in which [`recognise`] looks.
 pub(crate) const HEAD: usize = signature::HEAD_LEN;
 
-/// What the first bytes of a device show, if anything that is known.
+/// Returns the known content that the first bytes of a device show.
 pub(crate) fn recognise(head: &[u8]) -> Option<&'static str> {
     signature::identify(head)
 }
@@ -30,15 +30,14 @@ pub(crate) struct Local {
     pub(crate) size: u64,
 }
 
-/// A claim on a device: as long as it is held, nobody can mount the device, and other programs that
-/// ask are refused.
+/// A claim on a device: while it is held, the device cannot be mounted, and other programs that
+/// ask for exclusive use are refused.
 #[derive(Debug)]
 pub(crate) struct Claim(#[expect(dead_code, reason = "held, not read")] OwnedFd);
 
 impl Local {
-    /// Looks what is there.
-    /// Errors: `Usage`: nothing, or something that cannot be a device.
-    /// `option` is what it was named with.
+    /// Finds a file or block device. `option` is the argument that named it.
+    /// Errors: `Usage`: there is nothing, or something that cannot be a device.
     pub(crate) fn find(option: &str, path: &Path) -> LabResult<Self> {
         let usage = |what: String| LabError::Usage(format!("{option}: {}: {what}", path.display()));
         let metadata = fs::metadata(path).map_err(|error| usage(error.to_string()))?;
@@ -73,7 +72,7 @@ impl Local {
         fs::canonicalize(about(self.device?)).ok()
     }
 
-    /// Who uses it, in words that say the way out.
+    /// Returns the user of the device, as a sentence that says the way out.
     pub(crate) fn user(&self) -> LabResult<Option<String>> {
         let name = self.path.display();
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -145,7 +144,7 @@ impl Local {
         }
     }
 
-    /// What is on it, if anything.
+    /// Returns the content of the device, if it has any.
     pub(crate) fn content(&self) -> LabResult<Option<&'static str>> {
         let head = File::open(&self.path).and_then(signature::read_head);
         let head = head.map_err(|error| other(format!("{}: {error}", self.path.display())))?;
@@ -153,7 +152,7 @@ impl Local {
         if known.is_some() || self.device.is_some() {
             return Ok(known);
         }
-        // A file that holds anything at all may be somebody's work.
+        // A file that holds anything at all may be a user's work.
         let filled = File::open(&self.path).and_then(|file| holds_anything(&file));
         let filled = filled.map_err(|error| other(format!("{}: {error}", self.path.display())))?;
         Ok(filled.then_some("data"))
@@ -182,7 +181,7 @@ fn holds_anything(file: &File) -> std::io::Result<bool> {
     }
 }
 
-/// Where a block device is described.
+/// Directory that describes a block device.
 fn about(number: u64) -> PathBuf {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     format!("/sys/dev/block/{major}:{minor}").into()
@@ -200,8 +199,8 @@ fn device_number(path: &Path) -> Option<u64> {
     metadata.file_type().is_block_device().then(|| metadata.rdev())
 }
 
-/// Where a device is mounted, by its number or, for filesystems with numbers of their own, by the
-/// name of what is mounted.
+/// Returns the mount point of a device, by its number or, for filesystems with numbers of their
+/// own, by the name of the mounted device.
 fn mounted(mounts: &str, number: u64, number_of: &dyn Fn(&Path) -> Option<u64>) -> Option<String> {
     mounts.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -239,7 +238,7 @@ fn unescape(text: &str) -> String {
     whole
 }
 
-/// What stands on a block device: md, device-mapper, bcache.
+/// Returns the md, device-mapper or bcache device that is built on a block device.
 fn holder(number: u64) -> Option<String> {
     let entry = fs::read_dir(about(number).join("holders")).ok()?.flatten().next()?;
     Some(entry.file_name().to_string_lossy().into_owned())

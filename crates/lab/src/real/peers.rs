@@ -2,12 +2,12 @@
 //! is set up, warmed, put under the load of two of the reports, its data verified, and torn down
 //! whatever happens.
 //!
-//! - `system`: what a cache is here; `raw`, `bcache`, `mapped`, `opencas`, `forebay`, `nbdkit`:
-//!   those that are compared
-//! - `disk`: the devices, and what is checked before anything is written
-//! - `trial`: one system in one mode, from set-up to tear-down; `undo`: what is taken back
+//! - `system`: the interface of a cache; `raw`, `bcache`, `mapped`, `opencas`, `forebay`, `nbdkit`:
+//!   the compared caches
+//! - `disk`: the devices, and the checks before anything is written
+//! - `trial`: one system in one mode, from set-up to tear-down; `undo`: steps of the tear-down
 //! - `load`: fio; `verify`, `blocks`: the data
-//! - `counters`, `results`: what it took, and what came out
+//! - `counters`, `results`: cost and results
 //! - `dm`, `host`: device-mapper, and the kernel's files
 
 mod bcache;
@@ -99,7 +99,7 @@ impl Kind {
     }
 }
 
-/// What is compared, and on what.
+/// Arguments of `forebay-lab peers`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// The fast device, or a file in its place

@@ -1,7 +1,7 @@
 //! `forebay-lab run`: the reports' fio jobs on a device of the user's own, cached or not.
 //!
 //! - `book`: the job files that come with the program, and their parameters
-//! - `target`: what the jobs run on, and whether that may be written to
+//! - `target`: the device that the jobs run on, and whether that may be written to
 //! - `remote`: size and first bytes of an NBD export
 //! - `table`: repetitions become rows
 
@@ -28,7 +28,7 @@ use target::Target;
 /// Steps of the progress bar for one run of fio.
 const STEPS: f64 = 1000.0;
 
-/// What is run, and on what.
+/// Arguments of `forebay-lab run`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// mail, maxio, iozone, writeboost, iometer, or a job file of fio that takes its device from
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Seconds of each test [default: the report's]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
-    /// How often everything is run
+    /// Number of times that everything is run
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     repetitions: u64,
     /// fio's engine for files and block devices
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     })
 }
 
-/// How much of the device, and for how long.
+/// Returns the size of the range and the duration of a test.
 fn scale(args: &Args, jobs: &Jobs, target: &Target) -> LabResult<Scale> {
     let published = jobs.published();
     let size = match &args.size {

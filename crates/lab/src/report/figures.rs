@@ -59,7 +59,7 @@ fn percentiles(buckets: &[(f64, u64)]) -> Vec<(f64, f64)> {
 /// A line of a run.
 type Points = fn(&Detail) -> Vec<(f64, f64)>;
 
-/// What a chart is about: its title, the axes, and the points of a run.
+/// A chart: its title, the axes, and the points of a run.
 struct About {
     title: &'static str,
     x: (&'static str, bool),

@@ -1,5 +1,5 @@
-//! What the page shows, put together for the templates: `document.j2` says what there is,
-//! `markdown.j2` how its parts are written.
+//! The content of the page for the templates: `document.j2` has its outline, `markdown.j2` the
+//! form of its parts.
 
 use std::collections::BTreeMap;
 
@@ -81,7 +81,7 @@ impl<'a> Shown<'a> {
                 values => format!(" (published: {})", values.join(", ")),
             },
             less: group.less_is_better(),
-            // What is beside a row is in the figures.
+            // Details are in the figures only.
             rows: group.rows.iter().map(|row| Row { detail: None, ..(*row).clone() }).collect(),
         }
     }
@@ -138,7 +138,7 @@ fn limited(input: &Rows, without: &[&str]) -> Vec<String> {
     limited
 }
 
-/// What `document.j2` knows.
+/// Values for `document.j2`.
 #[derive(Serialize)]
 struct Document<'a> {
     title: &'a str,

@@ -1,5 +1,5 @@
-//! Rows: what was published, what the models do, what Forebay does, side by side. And what is
-//! beside them: how they came about, series and latencies.
+//! Rows: published values, values of the models, and values of Forebay, side by side. And their
+//! details: origin, series and latencies.
 //!
 //! `forebay-lab seeds --json --details` prints this, and `--save` keeps it. Pages are always made
 //! from such a text, also right after a run, so that they are the same whichever way they came
@@ -33,22 +33,22 @@ pub(crate) struct Rows {
     pub(crate) about: Option<About>,
 }
 
-/// How the rows came about.
+/// Origin of the rows.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct About {
-    /// What to run for the same rows.
+    /// Command that gives the same rows.
     pub(crate) command: Option<String>,
-    /// Of the sources.
+    /// Revision of the sources.
     pub(crate) revision: Option<String>,
     pub(crate) reports: Vec<ReportText>,
 }
 
-/// What is to be said about a report.
+/// Text about a report.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ReportText {
     pub(crate) number: String,
     pub(crate) title: String,
-    /// What to know before comparing.
+    /// Notes to read before comparing.
     pub(crate) cautions: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Goal {
     pub(crate) met: bool,
 }
 
-/// How a model's baseline compares with the published one.
+/// Comparison of a model's baseline with the published one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Baseline {
     #[serde(default)]
@@ -91,7 +91,7 @@ pub(crate) struct Row {
     pub(crate) sd: Option<Number>,
     pub(crate) repetitions: usize,
     pub(crate) share_of_ssd: Option<Number>,
-    /// Of the system that the config corresponds to, else the best one; to the published SSD.
+    /// Share of the published SSD: by the system that the config corresponds to, else the best one.
     pub(crate) published_share: Option<Number>,
     pub(crate) published_system: Option<String>,
     pub(crate) hit_ratio: Option<Number>,
@@ -107,7 +107,7 @@ pub(crate) struct Row {
     pub(crate) baseline: Option<Baseline>,
     pub(crate) goal: Option<Goal>,
     pub(crate) note: Option<String>,
-    /// If asked for: what is too large for the table.
+    /// Details that are too large for the table, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<Detail>,
 }
@@ -115,7 +115,7 @@ pub(crate) struct Row {
 /// Beside a row: how a run went over time, and its latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Detail {
-    /// Of the first run, or a sample for each repetition where there are some.
+    /// Samples of the first run, or one for each repetition where there are some.
     pub(crate) series: Vec<Sample>,
     /// Lower ends of buckets in microseconds, and requests.
     pub(crate) read_latencies: Vec<(f64, u64)>,

@@ -1,4 +1,4 @@
-//! Which published rows are beaten, and which are not.
+//! Verdicts: whether each published row is beaten.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ pub(super) fn is_cache(name: &str) -> bool {
     !BARE.contains(&name)
 }
 
-/// How a published row compares.
+/// Result of the comparison with a published row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Outcome {
     Beaten,
@@ -28,7 +28,7 @@ pub(super) enum Outcome {
 pub(super) struct Best {
     pub(super) system: String,
     pub(super) value: f64,
-    /// Of the published SSD.
+    /// Share of the published SSD.
     pub(super) share: Option<f64>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Best {
 pub(super) struct Verdict<'a> {
     pub(super) experiment: &'a str,
     pub(super) metric: &'a str,
-    /// Of this metric less is better.
+    /// Whether less is better, as for latencies.
     pub(super) less: bool,
     pub(super) best: Option<Best>,
     /// Our own settings.
@@ -46,7 +46,7 @@ pub(super) struct Verdict<'a> {
     /// The same with durability `strict`.
     #[serde(serialize_with = "without_detail")]
     pub(super) strict: Option<&'a Row>,
-    /// How many times as good as the best published share; above 1 is better, for latencies too.
+    /// Share as a multiple of the best published share; above 1 is better, for latencies too.
     pub(super) ratio: Option<f64>,
     pub(super) strict_ratio: Option<f64>,
     pub(super) outcome: Outcome,
@@ -165,17 +165,17 @@ pub(super) fn verdicts<'a>(input: &'a Rows, report: &'a str) -> Vec<Verdict<'a>>
     groups(input, report).iter().filter_map(verdict).collect()
 }
 
-/// What there is to count about some rows.
+/// Counts over some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Counts {
     pub(super) beaten: usize,
-    /// Of those: with `sequential_cutoff` off, and with it on.
+    /// Beaten rows with `sequential_cutoff` off, and with it on.
     pub(super) without_cutoff: usize,
     pub(super) with_cutoff: usize,
     pub(super) not_beaten: usize,
     pub(super) not_run: usize,
     pub(super) no_figure: usize,
-    /// Of those without a figure: above the modelled SSD.
+    /// Rows without a figure that are above the modelled SSD.
     pub(super) above_ssd: usize,
     pub(super) goals_met: usize,
     pub(super) goals: usize,
@@ -184,7 +184,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Of some reports together.
+    /// Counts over some reports together.
     pub(super) fn of(input: &Rows, reports: &[&str]) -> Self {
         let mut counts = Counts::default();
         for verdict in reports.iter().flat_map(|report| verdicts(input, report)) {

@@ -1,6 +1,6 @@
 //! Numbers and names as they are printed, and text that is safe in Markdown.
 
-/// Three to four digits; thousands in groups. `-` for what is no number.
+/// Formats three to four digits; thousands in groups. `-` for a value that is no number.
 pub(super) fn number(value: Option<f64>) -> String {
     let value = value.unwrap_or(f64::NAN);
     match value.abs() {
@@ -42,7 +42,7 @@ fn grouped(value: i64) -> String {
     if value < 0 { format!("-{text}") } else { text }
 }
 
-/// What a metric of the rows is called, with its unit.
+/// Returns the printed name of a metric of the rows, with its unit.
 pub(super) fn metric(name: &str) -> &str {
     match name {
         "iops" => "requests/s",
@@ -63,7 +63,7 @@ fn parts(text: &str) -> impl Iterator<Item = (bool, &str)> {
     text.splitn(pairs + 1, '`').enumerate().map(|(place, part)| (place % 2 == 1, part))
 }
 
-/// Text for Markdown, in a table too; what is between backticks stays code.
+/// Escapes text for Markdown, in a table too; text between backticks stays code.
 pub(super) fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (code, part) in parts(text) {

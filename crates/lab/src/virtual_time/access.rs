@@ -1,4 +1,4 @@
-//! Where the clients of the reports read and write: random, zipf, sequential, backwards, strided.
+//! Requests of the reports' clients: random, zipf, sequential, backwards, strided.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) enum Shape {
     Stride(u64),
 }
 
-/// What the clients of one run ask for.
+/// Requests of the clients of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
     pub(crate) shape: Shape,

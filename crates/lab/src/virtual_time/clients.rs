@@ -1,6 +1,6 @@
 //! Closed-loop clients on a virtual clock: each asks for the next thing when it has its answer.
 //!
-//! [`run`] is the event loop of a run. Between two events no time passes: what is ready is done,
+//! [`run`] is the event loop of a run. Between two events no time passes: all ready work is done,
 //! then the clock jumps to the next client, device or timer, whichever comes first. So the same
 //! seed gives the same run on every machine.
 
@@ -14,7 +14,7 @@ use super::access::{Access, Generator, Workload};
 use super::cpu::Cpu;
 use super::tally::{Found, Gauges, Sample};
 
-/// Who answers the clients: a raw device, or a volume.
+/// Target of the clients: a raw device, or a volume.
 pub(crate) trait Server {
     fn now(&self) -> Nanos;
 
@@ -33,7 +33,7 @@ pub(crate) trait Server {
     fn gauges(&self) -> Gauges;
 }
 
-/// How long a run takes.
+/// Duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     /// Not measured, before the rest.

@@ -1,4 +1,4 @@
-//! What software costs: the virtual clock would make it free.
+//! CPU time of software, which the virtual clock would make free.
 //!
 //! A request occupies the one CPU of its lane before it enters the engine. Requests queue for it
 //! in order of arrival. Devices work meanwhile.
@@ -9,11 +9,11 @@ use super::access::Access;
 
 /// CPU time of a request, in nanoseconds.
 ///
-/// The defaults are what `forebay-lab engine` measured for a read hit and for a write over dirty
-/// blocks, reclaim included (540 to 560 and 680 to 720 ns; over clean blocks it is 430), and what a
-/// front end adds: the server's 1.5 and 1.7 us for each request of `forebay-lab nbd` at depth 32,
-/// less the engine's. Each further block of a request has no front end and its neighbour's cache
-/// lines.
+/// The defaults are measurements of `forebay-lab engine` for a read hit and for a write over dirty
+/// blocks, reclaim included (540 to 560 and 680 to 720 ns; over clean blocks it is 430), and the
+/// additional time of a front end: the server's 1.5 and 1.7 us for each request of `forebay-lab
+/// nbd` at depth 32, less the engine's. Each further block of a request has no front end and its
+/// neighbour's cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, clap::Args)]
 pub(crate) struct CpuCosts {
     /// CPU time of a block that is read, in ns

@@ -50,7 +50,7 @@ enum Kept {
     Bytes(Box<[u8]>),
 }
 
-/// What a device holds.
+/// Content of a device.
 enum Content {
     /// Payload everywhere, whatever is written.
     Payload,
@@ -78,7 +78,7 @@ impl Content {
                 continue;
             }
             match kept.get(&page) {
-                // What was not kept must not be asked for.
+                // A header that was not kept cannot be read.
                 None => return false,
                 Some(Kept::Bytes(bytes)) => {
                     let rest = bytes.get(within..).unwrap_or(&[]);
@@ -244,8 +244,8 @@ impl VirtualDevice {
         Self::new("ssd", size, timing, content)
     }
 
-    /// From now on headers are not kept: for caches that are so large that nothing is reclaimed.
-    /// Whoever reads one nevertheless gets an error.
+    /// Stops keeping headers, for caches that are so large that nothing is reclaimed. Reading a
+    /// header that was not kept is an error.
     pub(crate) fn stop_keeping(&self) {
         if let Content::Cache { keep, .. } = &mut self.inner.lock().content {
             *keep = false;
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_kept_is_an_error_to_read() {
+    fn reading_a_header_that_was_not_kept_is_an_error() {
         let mut content = content();
         if let Content::Cache { keep, .. } = &mut content {
             *keep = false;

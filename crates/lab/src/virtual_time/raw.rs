@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_measured_is_counted_apart() {
+    fn requests_of_the_warm_up_are_counted_apart() {
         let spec = Affine { read: LINK, write: LINK, shared: true, sync: 0 };
         let (shape, span) = (Shape::Random, 1 << 30);
         let workload = Workload { shape, start: 0, span, len: 4096, writes: 100, depth: 2 };

@@ -1,4 +1,4 @@
-//! What a run counts: requests, bytes, latencies, and samples over time.
+//! Counts of a run: requests, bytes, latencies, and samples over time.
 
 use forebay_core::Nanos;
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,7 @@ impl Tally {
     }
 }
 
-/// What a server can say about itself at a moment; the counters only grow.
+/// State of a server at a moment; the counters only grow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gauges {
     /// Requests whose blocks were all cached; with a RAM tier, blocks that were read from RAM.
@@ -130,7 +130,7 @@ pub(crate) struct Sample {
     pub(crate) ssd_busy: f64,
 }
 
-/// What a run found.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) seconds: f64,
@@ -185,7 +185,7 @@ impl Gauges {
         }
     }
 
-    /// What has been counted since `earlier`.
+    /// Returns the counts since `earlier`.
     pub(crate) fn since(&self, earlier: &Gauges) -> Gauges {
         self.combine(earlier, u64::saturating_sub)
     }

@@ -1,4 +1,4 @@
-//! How long the devices of the reports take: the product's own models where they fit a report's
+//! Timing of the devices of the reports: the product's own models where they fit a report's
 //! baselines, and three more where they do not.
 //!
 //! - [`Timing::model`]: the disks and the remote storage of `forebay-device`
@@ -14,7 +14,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use forebay_core::Nanos;
 use forebay_device::model::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpKind};
 
-/// What one direction of an [`Affine`] device costs.
+/// Costs of one direction of an [`Affine`] device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Link {
     /// Nanoseconds of the link for each command.
@@ -39,7 +39,7 @@ pub(crate) struct Affine {
 /// A disk of other mechanics than the modelled one, with a read cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CachedDisk {
-    /// How many times as fast the arm, the platters and the interface are.
+    /// Speed of the arm, the platters and the interface as a multiple of the model's.
     pub(crate) speed: f64,
     /// Blocks of 4 KiB in the disk's own cache; least recently used leave first. Reads that it
     /// holds cost no arm; writes do.
@@ -107,7 +107,7 @@ impl Timing {
             }
             Core::Ssd(model) => {
                 let (_, at) = model.submit_known(now, op);
-                // Nobody collects from the model what is known already.
+                // The completion is known already, so it is not taken from the model.
                 model.advance(now, &mut self.scratch);
                 self.scratch.clear();
                 self.know(at.unwrap_or(now), token);
@@ -156,7 +156,7 @@ impl Timing {
         }
     }
 
-    /// Lets time pass until `now` and appends the tokens of what has completed.
+    /// Lets time pass until `now` and appends the tokens of completed operations.
     pub(crate) fn advance(&mut self, now: Nanos, into: &mut Vec<u32>) {
         while let Some(&Reverse((at, _, token))) = self.known.peek()
             && at <= now
@@ -178,7 +178,7 @@ impl Timing {
         }
     }
 
-    /// What has been done so far. The busy time of a faster disk is in its own seconds.
+    /// Returns the counters so far. The busy time of a faster disk is in its own seconds.
     pub(crate) fn counters(&self) -> ModelCounters {
         match &self.core {
             Core::Hdd { model, .. } | Core::Ssd(model) => model.counters(),
@@ -233,13 +233,13 @@ impl Affine {
             }
         }
         // As in the models of the device crate: a durable write ends as much later as a sync takes,
-        // and holds nobody up.
+        // and does not delay other commands.
         let durable = if op.kind == ModelOpKind::DurableWrite { self.sync } else { 0 };
         *free + link.latency.round() as u64 + durable
     }
 }
 
-/// Which of so many blocks of 4 KiB were used last.
+/// The least recently used replacement of so many blocks of 4 KiB.
 struct Lru {
     capacity: usize,
     stamps: HashMap<u64, u64>,

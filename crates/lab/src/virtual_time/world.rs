@@ -1,7 +1,7 @@
 //! A cache in virtual time: the engine on one lane, two virtual devices, and a clock that jumps.
 //!
 //! - `ram`: a RAM tier in front of the volume
-//! - `replayed`: what the requests of a trace need, and what is asked about them
+//! - `replayed`: requests of a trace, and queries about them
 
 mod ram;
 mod replayed;
@@ -38,7 +38,7 @@ const CIRCLES: u32 = 10_000_000;
 /// Virtual time in which something that is waited for must have ended.
 const PATIENCE: u64 = 24 * 3600 * 1_000_000_000;
 
-/// Virtual time in which devices come to rest when nobody asks for anything: writeback of all.
+/// Virtual time in which idle devices come to rest: writeback of all blocks.
 const REST: u64 = 3600 * 1_000_000_000;
 
 /// Time that only the event loop moves.
@@ -70,13 +70,13 @@ impl CompletionSink for Sink {
     }
 }
 
-/// What a world is made of.
+/// Parameters of a world.
 pub(crate) struct Plan {
     pub(crate) ssd: Arc<VirtualDevice>,
     pub(crate) disk: Arc<VirtualDevice>,
     pub(crate) settings: Settings,
     pub(crate) block: BlockSize,
-    /// What the store chooses, if none.
+    /// Size of a segment; without it the store chooses.
     pub(crate) segment_bytes: Option<u64>,
     pub(crate) seed: u64,
     /// Headers need not be kept: the log is never reclaimed.
@@ -109,7 +109,7 @@ pub(crate) struct World {
     target: Rc<LaneVolume>,
     /// The RAM tier, if the settings name one.
     tier: Option<Arc<Tier>>,
-    /// What clients ask: the volume, or the tier in front of it.
+    /// Target of the clients: the volume, or the tier in front of it.
     top: Rc<dyn BlockService>,
     sink: Rc<Sink>,
     as_sink: Rc<dyn CompletionSink>,
@@ -117,7 +117,7 @@ pub(crate) struct World {
     block: u64,
 }
 
-/// Clock, lane and devices: what moves, before there is an engine and after.
+/// Clock, lane and devices: the parts that exist before there is an engine, and after.
 struct Machine {
     clock: Arc<VirtualClock>,
     lane: Rc<Lane>,

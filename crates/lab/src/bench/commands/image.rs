@@ -16,14 +16,13 @@ use crate::bench::device::Behind;
 use crate::error::{LabResult, other};
 use crate::progress::Progress;
 
-/// Of so many blocks of the origin all but one are cached.
+/// Number of consecutive origin blocks of which exactly one is not cached.
 const ONE_ABSENT_IN: u64 = 4;
 
 /// Share of the cached blocks that is dirty, in tenths.
 const DIRTY: u64 = 3;
 
-/// How far ahead the index is told what will be put into it: each place is a miss of the CPU's
-/// cache.
+/// Distance of index prefetches, in blocks: each insertion is a miss of the CPU's cache.
 const AHEAD: u64 = 24;
 
 /// The cached blocks of a volume, in the order in which they were written.
@@ -49,7 +48,7 @@ impl Blocks {
         nth % 10 < DIRTY
     }
 
-    /// As `payload_check` of zeroes, without reading them.
+    /// Computes `payload_check` of a block of zeroes without reading it.
     fn check(&self, block: OriginBlock) -> u32 {
         let mut tail = [0; 26];
         tail[..16].copy_from_slice(self.cache.as_bytes());
@@ -72,7 +71,7 @@ impl Blocks {
     }
 }
 
-/// Where the blocks of a full segment are: records as large as possible behind an opening.
+/// Layout of a full segment: records as large as possible behind an opening.
 #[derive(Clone, Copy)]
 struct Records {
     /// Granules of a header and of a block.
@@ -94,7 +93,7 @@ impl Records {
         }
     }
 
-    /// Where each record starts, in granules, and the numbers of its blocks in the segment.
+    /// Returns each record's start, in granules, and the numbers of its blocks in the segment.
     fn all(self) -> impl Iterator<Item = (u64, std::ops::Range<u64>)> {
         let (mut at, mut first) = (self.header, 0);
         std::iter::from_fn(move || {
@@ -117,7 +116,7 @@ pub(super) struct Headers {
     blocks: Blocks,
     geometry: Geometry,
     records: Records,
-    /// Of each segment the generation, and which of the full ones it is, in the order of writing.
+    /// For each full segment its generation and its position in the order of writing.
     lives: Vec<Option<(Generation, u64)>>,
     pub(super) count: u64,
 }
@@ -208,7 +207,7 @@ impl Behind for Foreign {
     }
 }
 
-/// What the origin of a volume with so many cached blocks needs, in bytes.
+/// Returns the size of an origin whose volume has so many cached blocks, in bytes.
 pub(super) fn origin_bytes(cached: u64, size: BlockSize) -> u64 {
     (Blocks::block(cached).0 + 1).next_multiple_of(1 << 10) * size.bytes()
 }

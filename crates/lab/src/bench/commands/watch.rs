@@ -24,10 +24,10 @@ pub(super) const HOLD: f64 = 10.0;
 /// Time from one request of a client to the next.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// How long something may take that is waited for.
+/// Longest wait for a command or a request.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// What a command took.
+/// Cost of a command.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Took {
     pub(super) wall_ms: f64,
@@ -45,7 +45,7 @@ pub(super) struct Took {
     pub(super) flush_ms: f64,
     /// Requests of the clients.
     pub(super) requests: u64,
-    /// What the process took at most beyond what it had, in bytes.
+    /// Maximum growth of the process's memory during the command, in bytes.
     pub(super) grown_bytes: u64,
 }
 

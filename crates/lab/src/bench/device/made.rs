@@ -1,7 +1,6 @@
-//! A device of any size that makes up what was never written to it: a function gives the pages of
-//! metadata, and the rest is zeroes. Of what is written only pages that are not the same eight
-//! bytes again and again take memory. As with a disk, the lane gets to its other tasks before an
-//! operation ends.
+//! A device of any size: a function generates its unwritten pages of metadata, and all other
+//! unwritten pages are zeroes. Written pages take memory unless they repeat the same eight bytes.
+//! As with a disk, the lane gets to its other tasks before an operation ends.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,10 +11,10 @@ use parking_lot::RwLock;
 
 use super::{Content, PAGE, SparseQueue, repeat};
 
-/// Pages of a chunk: what is written first in a chunk takes memory for all of its places.
+/// Pages of a chunk. The first write to a chunk allocates an entry for each of its pages.
 const CHUNK: usize = 1024;
 
-/// What was never written.
+/// Generated content of unwritten pages.
 pub(crate) trait Behind: Send + Sync {
     /// Makes a page of one that is all zeroes.
     fn make(&self, page: u64, into: &mut [u8]);
@@ -29,7 +28,7 @@ enum Page {
     Kept(Arc<[u8]>),
 }
 
-/// What was written, and what is behind it; `None`: zeroes.
+/// Written pages, and the generator of all others; without a generator these are zeroes.
 #[derive(Clone)]
 struct Pages {
     chunks: Vec<Option<Box<[Page]>>>,

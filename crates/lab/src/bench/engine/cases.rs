@@ -1,4 +1,4 @@
-//! What is measured, and what is promised of it.
+//! The measured cases and their goals.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const STEPS: usize = 1 << 20;
 /// Skew of the zipf case.
 const SKEW: f64 = 1.2;
 
-/// What is wanted of a case beside the caches of the kernel.
+/// Goals of a case in comparison with the caches of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelGoals {
     /// More than this share of the bare device.
@@ -79,8 +79,8 @@ impl Case {
         }
     }
 
-    /// What is wanted beside the caches of the kernel: shares of the bare device above those of
-    /// the best of them, and a quarter of its CPU time.
+    /// Returns the goals in comparison with the caches of the kernel: a share of the bare device
+    /// above that of the best of them, and a quarter of its CPU time.
     pub(crate) fn beside_the_kernel(self) -> Option<KernelGoals> {
         match self {
             Case::ReadHit => Some(KernelGoals { share: 0.67, cpu_us: 2.2 / 4.0 }),
@@ -110,7 +110,7 @@ impl Case {
             Case::WriteAround => in_mode(Mode::Writearound, Durability::Flush),
             Case::WriteStrict => in_mode(Mode::Writeback, Durability::Strict),
             Case::WriteThroughStrict => in_mode(Mode::Writethrough, Durability::Strict),
-            // What is deferred is written down to the origin.
+            // These settings are those of the write-down to the origin.
             Case::DeferDirty | Case::DeferClean | Case::DeferAbsent => {
                 Settings { mode: Mode::Passthrough, ..no_writeback() }
             }

@@ -1,9 +1,9 @@
-//! The closed loop: every job keeps so many requests of its own in flight, all on one lane. The
+//! The closed loop: every job keeps a number of its own requests in flight, all on one lane. The
 //! same loop runs over the engine and over a bare device, so that one can be a share of the other.
 //!
-//! What completes at once (a hit, a write that the log has room for, anything on a RAM device) is
-//! in flight for no time at all: the depth then says how many requests a job makes before the next
-//! job, and in the end the lane's own work, has its turn.
+//! A request that completes at once (a hit, a write that the log has room for, any request to a RAM
+//! device) is never in flight: the depth is then the number of requests that a job makes before the
+//! next job, and in the end the lane's own work, has its turn.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,17 +23,17 @@ use crate::bench::pattern::Step;
 use crate::error::{LabResult, other};
 use crate::rig::BLOCK;
 
-/// How a request reaches the engine.
+/// Path of a request into the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
-    /// As front ends do: answered on the spot if that is possible, submitted otherwise.
+    /// First attempted synchronously, as by front ends; submitted if that fails.
     FrontEnd,
     /// Always submitted, and completed through a sink.
     Submitted,
 }
 
-/// How much is in flight, and for how long.
+/// Number of requests in flight, and duration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     /// Jobs on this lane, at least 1.
@@ -96,8 +96,8 @@ impl CompletionSink for JobSink {
     }
 }
 
-/// Keeps the engine busy until the time is over, then waits for what is in flight. `steps` gives
-/// those of each job.
+/// Keeps the engine busy until the time is over, then waits for the requests in flight. `steps`
+/// returns the steps of each job.
 pub(crate) fn engine(
     worker: &mut Worker,
     way: Way,
@@ -137,7 +137,7 @@ pub(crate) fn engine(
 }
 
 impl Job {
-    /// As many requests as are missing; says how many were answered at once.
+    /// Makes requests up to the depth; returns how many were answered at once.
     #[inline]
     fn round(&mut self, target: &Rc<LaneVolume>, way: Way, load: Load) -> LabResult<u64> {
         let mut at_once = 0;
@@ -146,7 +146,7 @@ impl Job {
             if load.once && self.stream.over {
                 break;
             }
-            // What a front end says of the requests that it has received and not yet handed over.
+            // Announce the requests that were received and not yet executed, as front ends do.
             for (ahead, coming) in [(1, Coming::Next), (2, Coming::Later)] {
                 if let Some(step) = self.stream.peek(ahead).filter(|_| slot + ahead < free) {
                     let op = if step.write() { Op::Write } else { Op::Read };

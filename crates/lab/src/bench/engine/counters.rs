@@ -1,4 +1,4 @@
-//! What the cache and the RAM tier do while samples are taken.
+//! Counters of the cache and the RAM tier during samples.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::bench::engine::worker::{Crew, Worker, gone};
 use crate::error::LabResult;
 use crate::rig::VOLUME;
 
-/// What has been counted so far, or between two moments.
+/// Counts since the start, or between two moments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     totals: CounterTotals,
@@ -34,7 +34,7 @@ impl Counters {
         self.written_down += after.written_down - before.written_down;
     }
 
-    /// As shares.
+    /// Converts the counts to shares.
     pub(crate) fn summary(&self, segment_bytes: u64) -> Background {
         let totals = &self.totals;
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
@@ -56,7 +56,7 @@ impl Counters {
 }
 
 impl Crew {
-    /// What has been counted so far.
+    /// Returns the counts since the start.
     pub(crate) fn counters(&self) -> LabResult<Counters> {
         let volume = self.cache.volume(VOLUME).ok_or_else(gone)?;
         let (mut requests, mut submitted) = (0, 0);

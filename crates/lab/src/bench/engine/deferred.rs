@@ -95,7 +95,7 @@ impl Crew {
         Ok(())
     }
 
-    /// What such a case needs before each sample.
+    /// Prepares a sample of a case that defers writes.
     pub(super) fn before_deferred_sample(&self, case: Case) -> LabResult<()> {
         if case == Case::DeferDirty {
             return Ok(());

@@ -1,6 +1,6 @@
-//! How far apart the CPUs of two lanes are: the time that a cache line takes from one to the other.
+//! Distance of the CPUs of two lanes: the time that a cache line takes from one to the other.
 //! A virtual machine's CPUs move on the host within seconds, from hyperthreads of one core to
-//! different sockets, and what lanes share costs many times as much then.
+//! different sockets, where memory shared by lanes costs many times as much.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ const ROUND_TRIPS: u64 = 128;
 const NEAR: f64 = 100.0;
 const FAR: f64 = 120.0;
 
-/// Where the CPUs of the first two lanes were.
+/// Distance of the CPUs of the first two lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Distance {
@@ -30,8 +30,7 @@ pub(super) enum Distance {
 }
 
 impl Distance {
-    /// Returns the distance that both of these times say, in nanoseconds; `None`: they differ, or
-    /// are between near and far.
+    /// Returns the distance, if both of these times in nanoseconds agree on it.
     pub(super) fn of(before: f64, after: f64) -> Option<Self> {
         match (before.min(after), before.max(after)) {
             (_, most) if most <= NEAR => Some(Distance::Near),

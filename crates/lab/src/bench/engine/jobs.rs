@@ -1,6 +1,6 @@
-//! `forebay-lab engine --jobs J --depth D`: the closed loop of J jobs of depth D on one lane, over
-//! the engine and over a bare RAM device, turn about: what the engine leaves of the device's speed,
-//! and the CPU time that a request takes, background work included.
+//! `forebay-lab engine --jobs J --depth D`: the closed loop of J jobs of depth D on one lane, in
+//! turns over the engine and over a bare RAM device: the engine's share of the device's speed, and
+//! the CPU time of a request, background work included.
 //!
 //! The goals compare with figures that were published for the caches of the Linux kernel, measured
 //! by such a loop inside the kernel; `docs/notebook/beside-the-kernel.md` says what that means.
@@ -32,7 +32,7 @@ struct Loop {
     depth: usize,
     engine_per_second: f64,
     raw_per_second: f64,
-    /// Of the bare device, by time on the wall and by CPU time.
+    /// Share of the bare device's speed, by time on the wall and by CPU time.
     share: Estimate,
     share_of_cpu: Estimate,
     share_goal: Option<Goal>,
@@ -50,7 +50,7 @@ impl Row for Loop {
         TO ORIGIN=background.origin_written_bytes:bytes";
 }
 
-/// What a sample is of.
+/// Target of a sample.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Raw,

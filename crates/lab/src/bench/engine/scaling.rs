@@ -1,4 +1,4 @@
-//! How much faster several lanes are than one, beside threads that only copy.
+//! Speed of several lanes as a multiple of one lane's, beside threads that only copy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::output::{Goal, Row};
 use crate::progress::Progress;
 use crate::statistics::{Estimate, median_of};
 
-/// What lanes gain in one case.
+/// Gain by more lanes in one case.
 #[derive(Serialize)]
 pub(super) struct Gain {
     case: String,
@@ -24,7 +24,7 @@ pub(super) struct Gain {
     all_lanes_per_second: f64,
     factor: Estimate,
     factor_by_cpu: Estimate,
-    /// What threads gain that copy the same blocks, by CPU time.
+    /// Gain by more threads that only copy the same blocks, by CPU time.
     copy_factor_by_cpu: Estimate,
     /// Time that a cache line took between the first two lanes' CPUs.
     line_ns: f64,
@@ -51,7 +51,7 @@ struct Apart {
     copy_factor_by_cpu: Estimate,
 }
 
-/// What was measured together.
+/// Results that were measured together.
 struct Pair {
     one: Rates,
     all: Rates,

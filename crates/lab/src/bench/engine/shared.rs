@@ -10,7 +10,7 @@ use crate::rig::BLOCK;
 /// Words of a block.
 const WORDS: usize = BLOCK as usize / size_of::<u64>();
 
-/// Blocks that several threads may copy at the same time. What a read returns then is a mixture.
+/// Blocks that several threads may copy at the same time; a read then returns a mixture.
 pub(super) struct SharedBlocks(Box<[AtomicU64]>);
 
 impl SharedBlocks {

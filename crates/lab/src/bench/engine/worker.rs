@@ -22,7 +22,7 @@ use crate::error::{LabError, LabResult, other};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
 
-/// What a sample is of.
+/// Kind of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Requests to the engine.
@@ -44,7 +44,7 @@ pub(crate) struct Worker {
     small: Vec<u8>,
     pub(super) steps: Arc<[Step]>,
     at: usize,
-    /// How often the steps were replaced.
+    /// Number of times that the steps were replaced.
     pub(super) round: usize,
 }
 
@@ -308,7 +308,7 @@ impl Crew {
         })?
     }
 
-    /// What a case needs before each sample of the engine.
+    /// Prepares a sample of the engine as the case requires.
     pub(crate) fn before_sample(&self, case: Case) -> LabResult<()> {
         if case.defers() {
             return self.before_deferred_sample(case);

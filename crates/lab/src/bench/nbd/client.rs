@@ -19,12 +19,12 @@ const INBOX: usize = 512 << 10;
 /// Random steps that are prepared; they are gone through again and again.
 const RANDOM_STEPS: usize = 1 << 18;
 
-/// How long a server may think about a request.
+/// Longest wait for the reply to a request.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// And about a flush, which may have all of a cache to write to a disk.
+/// Longest wait for the reply to a flush, which may have to write a whole cache to a disk.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(3600);
 
-/// What a load consists of.
+/// Kind of a load's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Operation {
@@ -61,7 +61,7 @@ impl Operation {
     }
 }
 
-/// What to do, and for how long.
+/// A load: its requests, depth and duration.
 pub(crate) struct Load<'a> {
     pub(crate) operation: Operation,
     /// See [`Operation::steps`].

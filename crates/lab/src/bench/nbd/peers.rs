@@ -14,7 +14,7 @@ use crate::error::{LabResult, other};
 use crate::output::name_of;
 use crate::process::cpu_time;
 
-/// How long a server may take to start.
+/// Maximum time for a server to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A kind of server.
@@ -30,11 +30,11 @@ pub(crate) enum Peer {
     QemuFile,
 }
 
-/// Where servers keep what they need, and what they serve.
+/// Folder of the servers' files, and the volume they serve.
 pub(crate) struct Place {
     pub(crate) folder: PathBuf,
     pub(crate) size: u64,
-    /// Ours writes through a cache, and cache and origin are files in the folder.
+    /// Whether ours writes through a cache, with cache and origin in files of the folder.
     pub(crate) through: bool,
 }
 
@@ -53,7 +53,7 @@ impl Peer {
         }
     }
 
-    /// How many times as fast we are to be.
+    /// Returns the promised speed of ours as a multiple of this server's.
     pub(crate) fn goal(self, write: bool, depth: usize) -> Option<f64> {
         match self {
             Peer::Forebay => None,

@@ -1,5 +1,5 @@
-//! `forebay-lab nbd-server`: one volume over NBD, cache and origin in RAM. What the benchmark runs
-//! as a process of its own, so that its CPU time can be told from the client's.
+//! `forebay-lab nbd-server`: one volume over NBD, cache and origin in RAM. The benchmark runs it as
+//! a process of its own, so that its CPU time can be told from the client's.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener,
 use crate::error::{LabResult, other};
 use crate::rig::{Plan, VOLUME, build, no_writeback};
 
-/// What is served.
+/// Arguments of `forebay-lab nbd-server`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where clients connect: the path of a socket with a '/', or HOST:PORT
+    /// Address: the path of a socket with a '/', or HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
     /// Size of the volume; the cache is twice as large, so that everything stays cached
@@ -67,8 +67,8 @@ fn through(folder: &Path, cache: u64, origin: u64) -> LabResult<Plan> {
     Ok(Plan { touched: true, ..plan })
 }
 
-/// Starts a lane on which `start` makes a server, which is kept until the lane ends. Returns once
-/// it serves, with what `start` says of it.
+/// Starts a lane on which `start` makes a server, which lives until the lane ends. Returns the
+/// value of `start` once the server accepts clients.
 pub(crate) fn serve<T: Send + 'static, S: 'static>(
     start: impl AsyncFnOnce(&LaneLoop) -> LabResult<(T, S)> + Send + 'static,
 ) -> LabResult<(T, LaneThread)> {

@@ -28,10 +28,10 @@ use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::statistics::Estimate;
 
-/// Until the first request is answered.
+/// Promised time until the first request is answered.
 const GOAL: Duration = Duration::from_secs(1);
 
-/// Of so many blocks of the origin all but one are cached.
+/// Number of consecutive origin blocks of which exactly one is not cached.
 const ONE_ABSENT_IN: u64 = 4;
 
 /// Share of the segments that have blocks, in percent.
@@ -51,10 +51,10 @@ struct Report {
     /// Bytes of blocks written after the checkpoint and before the crash; none: an orderly stop.
     log_bytes: Option<u64>,
     records_replayed: u64,
-    /// As of the checkpoint.
+    /// Cached blocks at the time of the checkpoint.
     blocks: u64,
     dirty: u64,
-    /// How often the cache was opened, from the same state.
+    /// Number of times that the cache was opened from the same state.
     rounds: usize,
     /// From opening the cache until the volume takes requests.
     open_ms: Estimate,
@@ -78,7 +78,7 @@ impl Row for Report {
         READ TO OPEN=bytes_read:bytes | GOAL=goal:<=0";
 }
 
-/// What is measured.
+/// Parameters of the measurement.
 pub(super) struct Run {
     pub(super) cache_bytes: u64,
     /// Written after the checkpoint and before a crash; none: the cache was closed in order.

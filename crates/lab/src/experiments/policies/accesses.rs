@@ -21,9 +21,9 @@ pub(super) struct Span<'a> {
 
 #[derive(Debug, Default)]
 pub(super) struct Accesses {
-    /// Of all requests, one after the other.
+    /// Blocks of all requests, one after the other.
     touched: Vec<u32>,
-    /// What each request does, and where its blocks end.
+    /// Operation of each request, and the end of its blocks in `touched`.
     requests: Vec<(Op, usize)>,
     keys: Vec<Key>,
     numbers: HashMap<Key, u32>,
@@ -82,7 +82,7 @@ impl Accesses {
         Ok(())
     }
 
-    /// Where the blocks of the last request end.
+    /// Returns the end of the blocks of the last request.
     fn end(&self) -> usize {
         self.requests.last().map_or(0, |(_, end)| *end)
     }
@@ -102,17 +102,17 @@ impl Accesses {
         self.keys[block as usize]
     }
 
-    /// How many different blocks are read or written.
+    /// Returns the number of different blocks.
     pub(super) fn blocks(&self) -> u32 {
         self.keys.len() as u32
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     pub(super) fn requests(&self) -> u64 {
         self.requests.len() as u64
     }
 
-    /// How often a block is read or written.
+    /// Returns the number of reads and writes of blocks.
     pub(super) fn accesses(&self) -> u64 {
         self.touched.len() as u64 - self.discarded
     }

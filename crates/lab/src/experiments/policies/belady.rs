@@ -1,5 +1,5 @@
-//! The bound: whoever is used again last, or never, leaves (Belady 1966; with blocks of one size
-//! nobody can miss less if every block enters).
+//! The bound: the block whose next use is latest, or that has none, is evicted (Belady 1966). With
+//! blocks of one size, no policy that admits every block misses less.
 
 use std::collections::BinaryHeap;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use super::plain::{Counts, Steps};
 /// There is no further use.
 const NEVER: u32 = u32::MAX;
 
-/// For each touch of a block in the trace, when it is touched next; a discard is no use, and what
-/// is discarded before it is used again need not be kept.
+/// Returns for each access to a block the place of the next one. A discard is no use: a block that
+/// is discarded before its next use need not be kept.
 fn next_uses(accesses: &Accesses) -> Vec<u32> {
     let spans: Vec<_> = accesses.iter().collect();
     let mut coming = vec![NEVER; accesses.blocks() as usize];
@@ -104,7 +104,7 @@ mod tests {
         1 + best.expect("there is a block that can leave")
     }
 
-    /// Two blocks in turn, and room for one: whoever lets every block in never hits.
+    /// Two blocks in turn and room for one: a policy that admits every block never hits.
     #[test]
     fn a_policy_that_refuses_blocks_can_miss_less() {
         let requests: Vec<_> = (0..200).map(|i| (Op::Read, i % 2 * 4096, 1)).collect();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_lets_every_block_in_misses_less() {
+    fn no_policy_that_admits_every_block_misses_less() {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..300 {
             let blocks: Vec<u64> = (0..11).map(|_| random.u64(0..5)).collect();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_is_not_kept() {
+    fn discarded_blocks_are_not_kept() {
         let trace = accesses(&[
             (Op::Read, 0, 1),
             (Op::Read, 4096, 1),

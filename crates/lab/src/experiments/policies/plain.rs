@@ -1,4 +1,4 @@
-//! A cache without devices around a policy: what is hit and what is missed.
+//! A cache without devices around a policy, which counts hits and misses.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::progress::LateProgress;
 
 use super::accesses::Accesses;
 
-/// What was counted.
+/// Counts of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     /// Blocks read or written.
@@ -23,7 +23,7 @@ pub(super) struct Counts {
     pub(super) write_hits: u64,
     /// Reads and writes.
     pub(super) requests: u64,
-    /// Those of which at least one block was missed.
+    /// Requests of which at least one block was missed.
     pub(super) missed_requests: u64,
     pub(super) read_requests: u64,
     pub(super) missed_read_requests: u64,
@@ -33,7 +33,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// A request has ended, which missed so many blocks so far.
+    /// Counts a request that has ended; `missed`: at least one of its blocks was missed.
     pub(super) fn request(&mut self, op: Op, missed: bool) {
         self.requests += 1;
         self.missed_requests += u64::from(missed);
@@ -51,11 +51,11 @@ impl Counts {
     }
 }
 
-/// What one thread reports of its way through the trace.
+/// Progress of one thread through the trace.
 #[derive(Default)]
 pub(super) struct Steps<'a> {
     progress: Option<&'a Mutex<LateProgress>>,
-    /// What it was not told yet.
+    /// Blocks not yet reported to `progress`.
     own: u64,
 }
 
@@ -187,10 +187,9 @@ mod tests {
         };
         assert_eq!(counts, expected);
     }
-    /// What is missed once does not come in, what is missed twice does, and what was evicted has to
-    /// be missed twice again.
+    /// A block enters at its second miss; after an eviction it has to be missed twice again.
     #[test]
-    fn admission_keeps_out_what_was_not_missed_before() {
+    fn admission_refuses_blocks_that_were_not_missed_before() {
         let blocks = [0, 1, 2, 0, 0, 1, 0, 0, 1, 0];
         let requests: Vec<_> = blocks.iter().map(|block| (Op::Read, block * 4096, 1)).collect();
         let trace = accesses(&requests);

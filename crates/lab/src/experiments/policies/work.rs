@@ -11,15 +11,15 @@ use super::accesses::Accesses;
 use super::plain::{Counts, Steps};
 use super::{Job, Policy, belady, plain};
 
-/// What one job found.
+/// Result of one job.
 #[derive(Clone, Debug)]
 pub(super) enum Found {
     Plain(Counts),
     Log(Misses),
 }
 
-/// Runs each policy at its size, so many at a time; what they found is in the order of the jobs.
-/// `log` is the trace for those on a log.
+/// Runs each policy at its size, `threads` at a time; the results are in the order of the jobs.
+/// `log` is the trace for policies in a log.
 pub(super) fn run(
     jobs: &[Job],
     accesses: &Accesses,

@@ -1,4 +1,4 @@
-//! One cache under a trace: the engine in virtual time, and what it did.
+//! One cache under a trace: the engine in virtual time, and its results.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::load::Loaded;
 use super::player::{Pace, Played, play};
 use super::size::LogSize;
 
-/// What time the engine has for its background work after each request, where devices take none.
+/// Time for the engine's background work after each request, where devices take no time.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A cache to try.
@@ -30,7 +30,7 @@ pub(super) struct Setup {
     pub(super) seed: u64,
 }
 
-/// What a cache did.
+/// Results of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(super) played: Played,
@@ -49,12 +49,12 @@ pub(crate) struct Outcome {
     pub(super) carried: u64,
     /// The part of that which only was newer than the origin.
     pub(super) carried_dirty: u64,
-    /// What other settings would have done, the present ones first.
+    /// Predictions for other settings, the present ones first.
     pub(super) predictions: Vec<Prediction>,
 }
 
 impl Outcome {
-    /// How often a block of 4 KiB was read or written.
+    /// Returns the number of reads and writes of blocks of 4 KiB.
     pub(super) fn accesses(&self) -> u64 {
         self.played.looked.blocks
     }
@@ -143,7 +143,7 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
 /// The disk alone.
 #[derive(Clone, Debug)]
 pub(super) struct Bare {
-    /// How long it is busy with one request after the other as they came.
+    /// Time that the disk is busy with one request after the other in the order of the trace.
     pub(super) in_order: Duration,
     /// The part of that for reads.
     pub(super) reading: Duration,
@@ -151,7 +151,7 @@ pub(super) struct Bare {
     pub(super) played: Played,
 }
 
-/// What the disk alone does with the trace.
+/// Runs the trace on the disk alone.
 pub(super) fn bare(trace: &Loaded, kind: ModelKind, pace: Pace) -> LabResult<Bare> {
     let alone = |pace| {
         let mut raw = Raw::new(Timing::model(kind, trace.bytes));

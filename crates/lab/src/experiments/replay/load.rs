@@ -38,11 +38,11 @@ pub(crate) struct Loaded {
     pub(crate) alignment: Alignment,
 }
 
-/// What requests are rounded to: reads and writes outwards, discards inwards.
+/// Unit to which requests are rounded: reads and writes outwards, discards inwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grid {
     Sectors,
-    /// Of 4 KiB.
+    /// Blocks of 4 KiB.
     Blocks,
 }
 

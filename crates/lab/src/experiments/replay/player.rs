@@ -1,7 +1,7 @@
 //! Requests of a trace on a virtual clock: at the trace's times, or each as soon as there is a
 //! place for it.
 //!
-//! Between two events no time passes: what is ready is done, then the clock jumps to the next
+//! Between two events no time passes: all ready work is done, then the clock jumps to the next
 //! request, device or timer, whichever comes first.
 
 use std::collections::VecDeque;
@@ -26,9 +26,9 @@ const NEVER: u64 = 24 * 3600 * 1_000_000_000;
 /// Requests after which the progress is shown, and the cache's content counted.
 const SOME: u64 = 256;
 
-/// Who can be asked for what a trace has.
+/// A server of the requests of a trace.
 pub(super) trait Replayed: Server {
-    /// What it has of a read or a write that is about to begin.
+    /// Counts hits and misses of a read or a write that is about to begin.
     fn look(&self, _op: Op, _offset: u64, _len: u64) -> Looked {
         Looked::default()
     }
@@ -62,7 +62,7 @@ impl Replayed for World {
 
 impl Replayed for Raw {
     fn ask(&mut self, client: u32, asked: &Asked) -> LabResult<bool> {
-        // A discard moves no data, and what the model of a disk has written is durable.
+        // A discard moves no data, and the model of a disk completes durable writes.
         if matches!(asked.op, Op::Discard | Op::Flush) {
             return Ok(true);
         }
@@ -101,12 +101,12 @@ pub(super) struct Direction {
     pub(super) longest: u64,
 }
 
-/// What a replay found.
+/// Results of a replay.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Played {
     /// Blocks of reads and writes.
     pub(super) looked: Looked,
-    /// Of reads alone.
+    /// Blocks of reads alone.
     pub(super) looked_at_reads: Looked,
     /// Reads and writes of which a block was missed.
     pub(super) missed_requests: u64,
@@ -124,7 +124,7 @@ pub(super) struct Played {
 #[derive(Clone, Copy)]
 struct UnderWay {
     asked: Asked,
-    /// From then on somebody waits for it.
+    /// Begin of its latency.
     since: Nanos,
 }
 

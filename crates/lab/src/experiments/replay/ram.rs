@@ -13,7 +13,7 @@ use super::cache::Outcome;
 use super::size::Wanted;
 use super::usage;
 
-/// What the tier is like.
+/// Arguments of the RAM tier.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "RAM tier")]
 pub(super) struct RamArgs {
@@ -80,14 +80,14 @@ pub(super) struct RamRow {
     pub(super) bytes: u64,
     block_bytes: u64,
     pub(super) policy: &'static str,
-    /// Of the accesses to blocks of 4 KiB: all that was asked for was in RAM.
+    /// Share of the accesses to blocks of 4 KiB of which every requested byte was in RAM.
     pub(super) block_hit_ratio: f64,
     /// Writes were acknowledged in RAM; 0: they were not.
     pub(super) deferred_seconds: f64,
 }
 
 impl RamRow {
-    /// `None`: these settings name no RAM.
+    /// Returns `None` if these settings name no RAM.
     pub(super) fn new(settings: &Settings, outcome: &Outcome) -> Option<Self> {
         let deferred = settings.durability == Durability::Deferred;
         let looked = outcome.played.looked;

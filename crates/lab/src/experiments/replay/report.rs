@@ -7,15 +7,15 @@ use crate::output::table;
 
 use super::row::Replayed;
 
-/// What is printed.
+/// The printed table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Report {
     pub(super) trace: String,
     pub(super) format: &'static str,
     pub(super) requests: u64,
-    /// To blocks of 4 KiB.
+    /// Accesses to blocks of 4 KiB.
     pub(super) accesses: u64,
-    /// Different ones.
+    /// Different blocks.
     pub(super) blocks: u64,
     pub(super) align: u64,
     pub(super) rows: Vec<Replayed>,

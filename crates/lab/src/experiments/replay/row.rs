@@ -1,4 +1,4 @@
-//! What a replay prints.
+//! Rows that a replay prints.
 
 use forebay_core::units::format_size;
 use serde::Serialize;
@@ -23,9 +23,9 @@ pub(crate) struct Misses {
     pub(crate) most_live_blocks: u64,
     pub(crate) segments: u32,
     pub(crate) segment_bytes: u64,
-    /// Of blocks of 4 KiB, read and written.
+    /// Share of accesses to blocks of 4 KiB, reads and writes, that missed.
     pub(crate) block_miss_ratio: f64,
-    /// Of those blocks: cached, but not the sectors that were read.
+    /// Share of accesses whose block was cached, but without all sectors that were read.
     pub(crate) uncovered_ratio: f64,
     pub(crate) request_miss_ratio: f64,
     pub(crate) read_request_miss_ratio: Option<f64>,
@@ -70,7 +70,7 @@ impl Misses {
     }
 }
 
-/// Latencies of a direction, in microseconds, from when somebody waits to the answer.
+/// Latencies of a direction in microseconds, from the time the request was due to its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Latency {
     requests: u64,
@@ -99,7 +99,7 @@ pub(super) struct Replayed {
     #[serde(flatten)]
     pub(super) misses: Misses,
     pub(super) ram: Option<RamRow>,
-    /// What may live in the log as a share of the trace's blocks.
+    /// Blocks that may live in the log, as a share of the trace's blocks.
     size: f64,
     mode: &'static str,
     durability: &'static str,
@@ -131,7 +131,7 @@ pub(super) struct Replayed {
     bare_by_drained: Option<f64>,
     pub(super) reads: Option<Latency>,
     pub(super) writes: Option<Latency>,
-    /// Of the disk alone, asked at the same pace.
+    /// Latencies of the disk alone, asked at the same pace.
     bare_reads: Option<Latency>,
     bare_writes: Option<Latency>,
 }

@@ -1,4 +1,4 @@
-//! How large a log has to be for so many blocks to live in it.
+//! Size of the smallest log in which so many blocks can live.
 
 use forebay_core::{BlockSize, parse_size};
 use forebay_engine::segments_kept_free;
@@ -13,7 +13,7 @@ const LANES: u32 = 1;
 /// The smallest unit of the modelled devices, in bytes.
 const LOGICAL: u64 = 512;
 
-/// What somebody asks for: `512M`, or `20%` of the trace's blocks.
+/// A size on the command line: `512M`, or `20%` of the trace's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Wanted {
     Bytes(u64),
@@ -96,7 +96,7 @@ impl LogSize {
             let free = segments_kept_free(u32::try_from(segments).unwrap_or(u32::MAX), LANES);
             segments.saturating_sub(free.into()) * cells
         };
-        // What is kept free is at most a fiftieth, or a few.
+        // At most a fiftieth of the segments is kept free, or a few.
         let mut segments = wanted / cells * 50 / 49 + 8;
         if segments > layout::MAX_SLOTS / (segment_bytes / block.granule()) {
             return Err(LabError::Usage("the cache is too large; choose less".into()));

@@ -47,7 +47,7 @@ fn blocks_and_requests_are_counted() {
     assert_eq!((found.block_miss_ratio, found.uncovered_ratio), (5.0 / 12.0, 0.0));
 }
 
-/// What fits is hit from the second round on. Of a loop that is too large, FIFO hits nothing.
+/// A loop that fits is hit from the second round on. FIFO never hits in one that is too large.
 #[test]
 fn loops_hit_if_they_fit() {
     for policy in ReplacementKind::ALL {
@@ -123,7 +123,7 @@ fn traces_without_times_are_asked_as_fast_as_answers_come() {
 fn settings_reach_the_volume_and_nonsense_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("trace.csv");
-    // Pauses of five seconds, in which writeback may think that nobody is there.
+    // The pauses of five seconds look idle to writeback.
     let text: String =
         (0..40).map(|at| format!("{},W,{},4096\n", at * 5_000_000, at * 8192)).collect();
     std::fs::write(&path, format!("ts_us,op,offset,size\n{text}")).expect("written");

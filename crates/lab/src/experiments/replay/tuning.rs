@@ -11,7 +11,7 @@ use crate::error::LabResult;
 
 use super::{size, usage};
 
-/// What is not given is as in a new volume.
+/// Settings on the command line; the others are as in a new volume.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Settings of the volume")]
 pub(super) struct Tuning {
@@ -21,7 +21,7 @@ pub(super) struct Tuning {
     /// Share down to which it then goes on
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     dirty_low: Option<u8>,
-    /// How long a block may be dirty; 0: for ever
+    /// Age at which a dirty block is written back; 0: never for its age
     #[arg(long, value_name = "SECONDS")]
     dirty_age: Option<u32>,
     /// After so long without a request everything is written back; 0: never
@@ -33,7 +33,7 @@ pub(super) struct Tuning {
     /// Clean blocks between dirty ones that are written along
     #[arg(long, value_name = "SIZE")]
     writeback_gap: Option<String>,
-    /// Which blocks enter when they are missed: always, second-hit, ghost:1 to ghost:16
+    /// Rule of admission for missed blocks: always, second-hit, ghost:1 to ghost:16
     #[arg(long, value_name = "RULE")]
     admission: Option<Admission>,
     /// A miss brings in its neighbours in the aligned range of this size

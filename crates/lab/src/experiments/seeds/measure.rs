@@ -1,4 +1,4 @@
-//! Jobs, and what they measure.
+//! Jobs and their measurements.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(crate) struct Measurement {
     pub(crate) detail: Option<Arc<Detail>>,
 }
 
-/// What jobs are given.
+/// Input of jobs.
 pub(crate) struct Context {
     pub(crate) costs: CpuCosts,
     pub(crate) seed: u64,
@@ -146,7 +146,7 @@ fn each_repetition(repetitions: &[Found]) -> Vec<Sample> {
 }
 
 impl Measurement {
-    /// Of a bare model.
+    /// Makes the measurement of a bare model.
     pub(crate) fn of_model(
         server: Server,
         experiment: impl Into<String>,
@@ -166,7 +166,7 @@ impl Measurement {
         }
     }
 
-    /// Of a volume.
+    /// Makes the measurement of a volume.
     pub(crate) fn of_volume(
         config: &Config,
         experiment: impl Into<String>,

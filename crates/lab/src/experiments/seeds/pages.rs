@@ -1,4 +1,4 @@
-//! Rows handed on to pages of results, and what is to be said about them.
+//! Pages of results: their rows, command and revision.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::report::rows::About;
 use super::Args;
 use super::published::Report;
 
-/// What is wanted beside the table.
+/// Options for output beside the table.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Options {
     /// Write pages with the tables and plots to this directory
@@ -20,7 +20,7 @@ pub(super) struct Options {
     /// Keep rows, series and latencies in this file, for `forebay-lab report`
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// The revision that the pages name; what git says of this directory unless said otherwise
+    /// The revision that the pages name [default: that of this directory in git]
     #[arg(long, value_name = "REVISION")]
     revision: Option<String>,
 }
@@ -30,7 +30,7 @@ impl Options {
         self.report.is_some() || self.save.is_some()
     }
 
-    /// Tries both places, before the hours that go into what is written there.
+    /// Checks that both places can be written to, before hours of measuring.
     pub(super) fn try_out(&self) -> LabResult<()> {
         self.report.as_deref().map_or(Ok(()), try_directory)?;
         self.save.as_deref().map_or(Ok(()), try_file)
@@ -61,7 +61,7 @@ fn revision() -> Option<String> {
     Some(if unchanged { revision } else { format!("{revision}, with changes") })
 }
 
-/// What gives the same rows again.
+/// Returns the command that gives the same rows again.
 fn command(args: &Args) -> String {
     let mut command = "forebay-lab seeds".to_owned();
     if !args.only.is_empty() {

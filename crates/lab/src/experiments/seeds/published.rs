@@ -1,5 +1,5 @@
-//! What was published: systems and values by experiment, the settings that are run beside them, and
-//! how each value is measured here. The reports themselves are files: `crates/lab/published`.
+//! Published results: systems and values by experiment, the settings that are run beside them, and
+//! the computation of each metric. The reports themselves are files: `crates/lab/published`.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::virtual_time::tally::Found;
 
 const MIB: f64 = 1_048_576.0;
 
-/// What a report gives for an experiment, and its unit.
+/// Quantity that a report gives for an experiment, and its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
@@ -60,7 +60,7 @@ impl Metric {
     }
 }
 
-/// Who was measured.
+/// Subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
     Hdd,
@@ -72,7 +72,7 @@ pub(crate) enum Server {
 pub(crate) const DISK: &str = "disk";
 pub(crate) const SSD: &str = "ssd";
 
-/// What was published of one system.
+/// Published value of one system.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Value {
@@ -101,7 +101,7 @@ impl Value {
 pub(crate) struct Published {
     pub(crate) experiment: String,
     pub(crate) metric: Metric,
-    /// The experiment of which the SSD model's value is what shares refer to, if not this one.
+    /// Experiment whose value of the SSD model is the base of the shares, if not this one.
     pub(crate) ssd_reference: Option<String>,
     pub(crate) note: Option<String>,
     #[serde(flatten)]
@@ -129,7 +129,7 @@ impl Published {
         }
     }
 
-    /// What a system reaches of the SSD.
+    /// Returns a system's value as a share of the SSD's.
     pub(crate) fn share_of(&self, system: &str) -> Option<f64> {
         let ssd = self.get("ssd maximum").or_else(|| self.get(SSD))?;
         Some(self.get(system)? / ssd)
@@ -145,7 +145,7 @@ impl Published {
     }
 }
 
-/// How a volume is set up, and what that is called.
+/// Settings of a volume, and their name.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Config {
     pub(crate) name: String,
@@ -167,10 +167,10 @@ fn settings<'de, D: Deserializer<'de>>(from: D) -> Result<Settings, D::Error> {
 #[derive(Clone, Debug, Deserialize)]
 struct GoalOf {
     config: String,
-    /// How the name of the experiment ends.
+    /// End of the name of the experiment.
     experiment: Option<String>,
     metric: Option<Metric>,
-    /// As good as the best published cache, if none.
+    /// Least share; without it, the share of the best published cache.
     at_least: Option<f64>,
 }
 

@@ -42,8 +42,8 @@ fn workload(test: &str) -> Workload {
     Workload { shape, start: 0, span: DISK_BYTES / len * len, len, writes, depth }
 }
 
-/// What a mix can reach at most of the bare SSD if its writes are written sequentially, in records
-/// of 126 blocks and a header, and no read is answered from RAM.
+/// Upper bound of a mix as a share of the bare SSD, if its writes are sequential, in records of 126
+/// blocks and a header, and no read is answered from RAM.
 fn mix_bound(kind: ModelKind) -> f64 {
     let Affine { read, write, .. } = mixed(kind);
     let block = |link: Link| link.overhead + 4096.0 * link.per_byte;

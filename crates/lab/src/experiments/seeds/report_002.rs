@@ -67,7 +67,7 @@ fn record_and_test(row: &Published) -> (u64, &str) {
     (record.parse().unwrap_or(0), test)
 }
 
-/// Why a baseline may be off: what was published does not lie on a line, or is noise itself.
+/// Says why a baseline may be off: the published values do not lie on a line, or vary too much.
 fn noise(report: &Report, row: &Published) -> Option<String> {
     let (record, test) = record_and_test(row);
     let mut notes = Vec::new();
@@ -106,8 +106,8 @@ fn fit(report: &Report, server: Server, test: &str) -> (f64, f64) {
     if overhead > 0.0 { (overhead, (aa * b - ab * a) / determinant) } else { (0.0, b / bb) }
 }
 
-/// A device during a test. What the test does not measure takes as long as in the plain test of
-/// that direction.
+/// A device during a test. The direction that the test does not measure takes as long as in its
+/// plain test.
 fn timing(report: &Report, server: Server, test: &str, write: bool) -> Timing {
     let link = |test: &str| {
         let (overhead, per_byte) = fit(report, server, test);

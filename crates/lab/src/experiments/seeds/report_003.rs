@@ -50,8 +50,8 @@ pub(super) fn report() -> LabResult<Report> {
     Report::parse(include_str!("../../../published/003.toml"))
 }
 
-/// What of the SSD's maximum is left if `depth` writes at a time wait for one commit: header,
-/// payload, latency and the time until it is durable follow each other.
+/// Share of the SSD's maximum if `depth` writes at a time wait for one commit: header, payload,
+/// latency and sync follow each other.
 fn one_commit_share(depth: usize) -> f64 {
     let ssd = ssd();
     let blocks = depth as f64;
@@ -64,7 +64,7 @@ fn one_commit_share(depth: usize) -> f64 {
     blocks * 4096.0 * 1e9 / time / MIB / LARGE
 }
 
-/// What is left if the SSD's link never rests, with so many blocks for each header.
+/// Share of the SSD's maximum if its link never rests, with so many blocks for each header.
 fn busy_link_share(blocks: u64) -> f64 {
     let write = ssd().write;
     let time = write.overhead + (blocks + 1) as f64 * 4096.0 * write.per_byte;

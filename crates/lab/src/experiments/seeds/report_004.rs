@@ -40,7 +40,7 @@ const SSD_BYTES: u64 = 40_000_000_000 / 4096 * 4096;
 const SMALL_RANGE: u64 = 2_000_000 * 512;
 const RAM_BYTES: u64 = 1 << 30;
 const DEPTHS: [usize; 2] = [1, 32];
-/// Of the configurations, in their order.
+/// Block sizes of the configurations, in their order.
 const BLOCKS: [u64; 2] = [4 << 10, 16 << 10];
 /// Long enough that one request more or less of 1 MiB makes no difference.
 const RAW_SECONDS: f64 = 20.0;

@@ -1,4 +1,4 @@
-//! Rows: what was published, what the models do, what Forebay does, side by side.
+//! Rows: published values, values of the models, and values of Forebay, side by side.
 
 use crate::report::rows::{Baseline, Goal, Number, Row};
 use crate::statistics::{deviation, mean};
@@ -12,7 +12,7 @@ const TOLERANCE: f64 = 0.03;
 
 /// The rows of a report, in the order of its experiments.
 ///
-/// `details`: with what is too large for a table.
+/// `details`: the rows get series and latencies, which are too large for a table.
 pub(crate) fn rows(report: &Report, measurements: &[Measurement], details: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for published in &report.rows {
@@ -38,7 +38,7 @@ fn values(measurement: &Measurement, metric: Metric) -> Vec<f64> {
     measurement.found.iter().map(|found| metric.of(found)).collect()
 }
 
-/// What all rows of an experiment have in common, and all of one that is not run.
+/// The common fields of an experiment's rows, and the whole row of an experiment that is not run.
 fn bare(report: &Report, published: &Published) -> Row {
     let numbers = |of: fn(Value) -> Option<f64>| {
         let values = published.values.iter();

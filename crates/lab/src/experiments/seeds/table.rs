@@ -25,7 +25,7 @@ fn published((name, value): (&String, &Number), row: &Row) -> Row {
     }
 }
 
-/// Prints a report's rows: what was published before each group, then ours.
+/// Prints a report's rows: before each group of ours the published values.
 pub(crate) fn print(report: &Report, rows: &[Row]) -> LabResult<()> {
     println!("\n{} {}", report.text.number, report.text.title);
     for caution in &report.text.cautions {

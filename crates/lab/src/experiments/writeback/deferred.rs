@@ -1,8 +1,8 @@
-//! What a RAM tier that defers writes is worth on a disk: random writes within a GiB, on the bare
+//! Gain of a RAM tier that defers writes on a disk: random writes within a GiB, on the bare
 //! disk, on a cache on an SSD, and with the tier in front of either.
 //!
 //! Two rates: after a warm-up, and from the start until everything is durable: on the disk, or,
-//! with a cache, on the SSD, which is what its users rely on.
+//! with a cache, on the SSD, as its users rely on that.
 
 use forebay_core::{Durability, Mode};
 use forebay_device::model::ModelKind;
@@ -29,12 +29,12 @@ const EMPTY_CACHE: u64 = 32 << 20;
 const SECONDS: f64 = 10.0;
 const DEPTHS: [usize; 2] = [1, 32];
 
-/// What is in front of the disk.
+/// Layers in front of the disk.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
     name: &'static str,
     ssd: bool,
-    /// Size of the RAM tier by that of the range, in percent.
+    /// Size of the RAM tier in percent of the range.
     ram: u64,
 }
 
@@ -146,9 +146,9 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seed: u64) -> LabResult<Deferr
 mod tests {
     use super::*;
 
-    /// The shape, not the times.
+    /// The test checks relations, not times.
     #[test]
-    fn ram_takes_writes_at_its_own_speed_and_the_disk_gets_each_block_once() {
+    fn ram_writes_take_cpu_time_only_and_the_disk_gets_a_block_once() {
         let costs = CpuCosts::default();
         let small = |job: Job| Job { range: 64 << 20, seconds: 1.0, ..job };
         let jobs = jobs().into_iter().filter(|job| job.depth == 1).map(small);

@@ -43,13 +43,13 @@ const SWEEP: f64 = 27_600.0;
 /// With neighbours: the most blocks of the range. Lower densities have fewer dirty ones then.
 const MOST_CACHED: u64 = 1 << 20;
 
-/// What is wanted of the columns.
+/// Goals of the columns.
 const SORTED_GOAL: f64 = 0.9;
 const SWEEP_GOAL: f64 = 0.8;
 /// From this density on, filling gaps is to pay.
 const SWEEP_FROM: f64 = 0.3;
 
-/// What one row is about.
+/// Parameters of one row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell {
     pub(super) share: f64,
@@ -179,7 +179,7 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Drained> {
 mod tests {
     use super::*;
 
-    /// What is dense is written so fast that the beginning counts unless there are many.
+    /// Dense blocks are written so fast that the start-up counts unless there are many.
     fn row(share: f64, neighbours: bool) -> Drained {
         let blocks = if share < SWEEP_FROM { 6000 } else { 20_000 };
         measure(&Cell { share, neighbours, blocks }, 1).expect("runs")

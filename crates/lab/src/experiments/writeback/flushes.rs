@@ -1,6 +1,6 @@
-//! What a flush after each write costs: random writes within a GiB, each followed by a flush, on a
-//! bare device, on a cache that writes back and is on such a device, and on a cache that writes
-//! through to such a device.
+//! Cost of a flush after each write: random writes within a GiB, each followed by a flush, on a
+//! bare device, on a cache in mode writeback on such a device, and on a cache in mode writethrough
+//! in front of such a device.
 
 use forebay_core::Mode;
 use forebay_device::model::ModelKind;
@@ -24,7 +24,7 @@ const SSD: u64 = 4 << 30;
 pub(super) const SECONDS: f64 = 40.0;
 const DEPTHS: [usize; 2] = [1, 32];
 
-/// A device, and what is in front of it: nothing, or a cache in one of these modes.
+/// Devices, and the modes of a cache that are measured on each; none is the bare device.
 const SERVED: [(ModelKind, &[Option<Mode>]); 3] = [
     (ModelKind::SataSsd, &[None, Some(Mode::Writeback), Some(Mode::Writethrough)]),
     (ModelKind::PcieSsd, &[None, Some(Mode::Writeback), Some(Mode::Writethrough)]),
@@ -51,18 +51,18 @@ pub(super) fn jobs() -> Vec<Job> {
 #[derive(Serialize)]
 pub(super) struct Flushing {
     device: &'static str,
-    /// Of the cache; none: the bare device.
+    /// Mode of the cache; none for the bare device.
     mode: Option<&'static str>,
     depth: usize,
     /// Writes with their flushes.
     per_second: f64,
     /// By that of the bare device.
     of_bare: f64,
-    /// Of the flushes alone.
+    /// Latency of the flushes alone.
     flush_mean_us: f64,
     flush_p99_us: f64,
     flush_of_bare: f64,
-    /// Of a write with its flush.
+    /// Latency of a write with its flush.
     mean_us: f64,
     p99_us: f64,
     ssd_bytes_per_byte: f64,
@@ -142,9 +142,9 @@ fn row<S: Flush>(
 mod tests {
     use super::*;
 
-    /// The shape, not the times.
+    /// The test checks relations, not times.
     #[test]
-    fn flushes_of_many_clients_share_a_commit_and_that_of_one_client_has_a_header_of_its_own() {
+    fn flushes_of_many_clients_share_a_commit_and_its_header() {
         let rows =
             jobs().into_iter().map(|job| measure(&job, CpuCosts::default(), 0.2, 1).expect("runs"));
         let mut rows: Vec<Flushing> = rows.collect();

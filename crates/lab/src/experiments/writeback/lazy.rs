@@ -1,4 +1,4 @@
-//! How long the disk of a small office's server sleeps, with eager and with lazy writeback.
+//! Time that the disk of a small office's server sleeps, with eager and with lazy writeback.
 //!
 //! The server appends to a log every few minutes, day and night. On workdays from 9 to 18 h its
 //! clients read and write some files every few minutes. The first week warms the cache; the second
@@ -101,7 +101,7 @@ impl Sleeper {
     }
 }
 
-/// The world, and what is observed of it.
+/// The world and its observers.
 struct Office {
     world: World,
     sleeper: Sleeper,

@@ -1,10 +1,10 @@
-//! What clients feel when a cache is full of dirty blocks and they write faster than the disk can
-//! take.
+//! Latencies of clients when a cache is full of dirty blocks and they write faster than the disk
+//! can take.
 //!
 //! Clients write random blocks in a closed loop until the cache is full, and for a while longer, so
-//! that all is as it will stay; then latencies are measured. The disk alone decides how many writes
-//! there are in a second, so each client waits; what matters is that all wait about equally long,
-//! and nobody for a whole segment to be emptied.
+//! that a steady state is reached; then latencies are measured. The disk alone decides how many
+//! writes there are in a second, so each client waits; all should wait about equally long, and none
+//! until a whole segment is empty.
 
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
@@ -32,7 +32,7 @@ const WARM_UP: f64 = 300.0;
 /// p99 by median, where all writes are alike.
 const GOAL: f64 = 3.0;
 
-/// What one row is about.
+/// Parameters of one row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) depth: usize,
@@ -69,7 +69,7 @@ pub(super) struct Pressed {
     max_ms: f64,
     ratio: f64,
     max_ratio: f64,
-    /// Where all writes are alike: of popular blocks most are dirty already, and overwritten at
+    /// Set if all writes are alike: most popular blocks are dirty already and are overwritten at
     /// once.
     pub(super) goal: Option<Goal>,
     reads_per_second: f64,
@@ -131,8 +131,8 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> La
 mod tests {
     use super::*;
 
-    /// The shape, not the times: nobody waits for a whole segment, and what is dirty stays below
-    /// what the cache can hold.
+    /// The test checks relations, not times: no client waits for a whole segment, and the cache has
+    /// room for all dirty blocks.
     #[test]
     fn a_full_dirty_cache_makes_all_wait_alike() {
         let costs = CpuCosts::default();

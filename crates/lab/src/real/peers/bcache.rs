@@ -1,5 +1,5 @@
 //! bcache, by its files in sysfs. Its bypass of sequential and of slow requests is switched off,
-//! as in the published comparison: what is compared is the cache.
+//! as in the published comparison, which compares caches.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn folder(disk: &Disk) -> LabResult<PathBuf> {
     Ok(about.join("bcache"))
 }
 
-/// Registers a device, unless somebody was faster: udev does it too.
+/// Registers a device, unless udev was faster.
 fn register(disk: &Disk, undo: &mut Undo) -> LabResult<PathBuf> {
     let folder = folder(disk)?;
     let (about, disk_again) = (folder.clone(), disk.clone());
@@ -61,7 +61,7 @@ fn stop(folder: &Path, disk: &Disk) -> LabResult<()> {
             put(handle, "1")?;
         }
     }
-    // Nobody may interrupt this. The directory goes before the device is let go.
+    // This must not be interrupted. The directory goes before the device is released.
     Stop::default()
         .wait("stopping bcache", STEP_LIMIT, || Ok(!folder.exists() && disk.claim().is_ok()))
 }

@@ -1,4 +1,4 @@
-//! Reading and writing through a front, one request at a time: what the check of the data uses.
+//! Reads and writes through a front, one request at a time, for the check of the data.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -27,8 +27,8 @@ pub(crate) fn open(front: &Front) -> LabResult<Box<dyn Blocks>> {
             let failed = |error| other(format!("{}: {error}", path.display()));
             let mut options = OpenOptions::new();
             options.read(true).write(true);
-            // Past the page cache: what is compared comes from the device. Some filesystems cannot
-            // do that for the files that stand in for a device in a test.
+            // Direct I/O reads the device, not the page cache. Some filesystems lack it for the
+            // files that stand in for a device in a test.
             if std::fs::metadata(path).map_err(failed)?.file_type().is_block_device() {
                 options.custom_flags(OFlags::DIRECT.bits().cast_signed());
             }

@@ -1,4 +1,4 @@
-//! What the whole machine spent, and what the fast device was written, between two moments.
+//! CPU time of the whole machine, and bytes written to the fast device, between two moments.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Counters {
         Ok(Counters { busy: machine_cpu()?, ssd: ssd.bytes_written() })
     }
 
-    /// What was spent since.
+    /// Returns the difference to an earlier moment.
     pub(crate) fn since(self, before: Counters) -> Spent {
         Spent {
             cpu_seconds: self.busy.saturating_sub(before.busy).as_secs_f64(),
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_counted_stays_unknown() {
+    fn bytes_that_are_not_counted_stay_unknown() {
         let busy = Duration::from_secs;
         let before = Counters { busy: busy(1), ssd: Some(1000) };
         let spent = Counters { busy: busy(3), ssd: Some(5096) }.since(before);

@@ -1,5 +1,5 @@
-//! One of the two devices: what it is, what is checked before anything is written to it, and what
-//! the kernel counts on it.
+//! One of the two devices: its identity, the checks before anything is written to it, and its
+//! counters in the kernel.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ use crate::real::device::Local;
 /// The smallest device that a comparison makes sense on.
 pub(crate) const SMALLEST: u64 = 64 << 20;
 
-/// What is zeroed of a device before and after a system had it: more than any superblock needs.
+/// Bytes that are zeroed before and after a system had a device: more than any superblock needs.
 const HEAD: u64 = 1 << 20;
 
 /// A device that may be used, or an ordinary file in its place.
@@ -26,7 +26,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Looks at a device that nobody else uses; writes nothing. `option` is what it was named with.
+    /// Looks at a device without other users; writes nothing. `option` is the argument that named
+    /// it.
     pub(crate) fn look(option: &str, path: &Path) -> LabResult<Self> {
         let what = |why: String| format!("{option}: {}: {why}", path.display());
         let local = Local::find(option, path)?;
@@ -48,7 +49,7 @@ impl Disk {
         Ok(Disk { signature, ..disk })
     }
 
-    /// Opens it for reading and writing; a block device only if nobody else has it.
+    /// Opens it for reading and writing; a block device only if it has no other user.
     pub(crate) fn claim(&self) -> std::io::Result<File> {
         let flags = if self.is_block() { OFlags::EXCL } else { OFlags::empty() };
         OpenOptions::new()
@@ -81,7 +82,7 @@ impl Disk {
         self.local.is_block()
     }
 
-    /// What is on it already, as far as that is known.
+    /// Returns the known content that was found on the device.
     pub(crate) fn signature(&self) -> Option<&'static str> {
         self.signature
     }
@@ -113,8 +114,8 @@ impl Disk {
     }
 }
 
-/// Refuses two names for the same bytes: claiming both at once is what the kernel allows only for
-/// devices that have nothing in common.
+/// Refuses two names for the same bytes: the kernel allows two claims at once only for devices
+/// that have nothing in common.
 pub(crate) fn check_separate(ssd: &Disk, hdd: &Disk) -> LabResult<()> {
     let same = || usage(format!("{} and {} are not two devices", ssd.name(), hdd.name()));
     if ssd.path() == hdd.path() {
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_device_is_refused_by_the_name_of_the_option() {
+    fn a_path_that_is_no_device_is_refused_with_its_option() {
         let folder = tempfile::tempdir().expect("a directory");
         let small = file(folder.path(), "small", SMALLEST - 1);
         let cases = [Path::new("/dev/null"), Path::new("/nonexistent"), folder.path(), &small];

@@ -1,5 +1,5 @@
-//! Device-mapper devices: made of a table, asked for their status, removed. They carry a prefix, so
-//! that what is ours can be told from what is not.
+//! Device-mapper devices: made of a table, asked for their status, removed. A prefix tells ours
+//! from others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn dmsetup<const N: usize>(words: [&str; N]) -> LabResult<String> {
     let mut command = Command::new("dmsetup");
     command.args(words);
     if !Path::new("/run/udev/control").exists() {
-        // Nobody else makes the nodes then.
+        // Without udev, dmsetup has to make the nodes.
         command.env("DM_DISABLE_UDEV", "1");
     }
     step_command(&mut command)
@@ -56,7 +56,7 @@ pub(crate) fn create(name: &str, table: &str, undo: &mut Undo) -> LabResult<Path
     dmsetup(["create", &name, "--table", &format!("0 {table}")])?;
     let path = PathBuf::from("/dev/mapper").join(&name);
     undo.push(format!("removing {name}"), move || {
-        // Whoever looks at new devices may still have it open for a moment.
+        // A program that looks at new devices, such as udev, may have it open for a moment.
         dmsetup(["remove", "--retry", &name]).map(drop)
     });
     if !path.exists() {

@@ -13,7 +13,7 @@ use super::undo::Undo;
 use crate::error::{LabResult, other};
 use crate::process::{self, PATIENCE, STEP_LIMIT, find_program, step};
 
-/// What the volume is called.
+/// Name of the volume.
 const VOLUME: &str = "peer";
 /// Connections of the kernel's client: as many as the widest load has jobs.
 const CONNECTIONS: &str = "4";
@@ -38,7 +38,7 @@ impl Forebay {
     }
 }
 
-/// A device of the kernel's NBD client that nobody uses.
+/// Returns a free device of the kernel's NBD client.
 fn free_nbd() -> Option<PathBuf> {
     load_module("nbd");
     find_program("nbd-client")?;
@@ -99,7 +99,7 @@ impl System for Forebay {
             let log = fs::read_to_string(&log).unwrap_or_default();
             other(format!("{error} {}", log.lines().last().unwrap_or_default()))
         })?;
-        // As with the others: what is compared is the cache, and not what goes round it.
+        // As with the others: the comparison is about the cache, so sequential requests use it.
         ground.stop.run(&mut self.verb(&["set", VOLUME, "sequential_cutoff=0"]), STEP_LIMIT)?;
         let root = rustix::process::geteuid().is_root();
         let Some(device) = Some(()).filter(|()| self.block && root).and_then(|()| free_nbd())

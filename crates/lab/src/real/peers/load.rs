@@ -77,11 +77,11 @@ pub(crate) fn warm_up(file: u64) -> Job {
     Job { pattern: Pattern::ReadOnce, jobs: 1, depth: 8, size, seconds: 0 }
 }
 
-/// How much longer than its time a job may take before it counts as hung: what is in flight on a
-/// slow disk has to end.
+/// Time beyond its own after which a job counts as hung: requests in flight on a slow disk have to
+/// end.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// What is asked for.
+/// Kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pattern {
     /// Sequential reads of 4 KiB, once.
@@ -106,11 +106,11 @@ pub(crate) struct Job {
     /// Requests in flight of each job.
     pub(crate) depth: u32,
     pub(crate) size: u64,
-    /// How long; what is read once ends by itself.
+    /// Duration; a single pass of reads ends by itself.
     pub(crate) seconds: u64,
 }
 
-/// One direction of what a job did.
+/// Result of a job in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Side {
     pub(crate) operations: u64,
@@ -122,7 +122,7 @@ pub(crate) struct Side {
     pub(crate) p99_us: f64,
 }
 
-/// What a job read and wrote, unless nothing happened in that direction.
+/// Result of a job in reads and writes, unless there was nothing in that direction.
 pub(crate) type Measured = (Option<Side>, Option<Side>);
 
 impl Job {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_or_says_nothing_is_no_result() {
+    fn a_failed_or_empty_report_is_no_result() {
         for bad in [report(5), String::new(), "{}".into(), r#"{"jobs":[{"error":0}]}"#.into()] {
             assert!(parse(&bad).is_err(), "{bad}");
         }

@@ -95,7 +95,7 @@ impl System for DmWritecache {
     }
 
     fn drain(&mut self, ground: &Ground) -> LabResult<()> {
-        // Everything is written back, and what has been leaves the cache.
+        // All dirty blocks are written back, and leave the cache.
         message("cache", "cleaner")?;
         message("cache", "flush")?;
         ground.stop.wait("dm-writecache's writeback", STEP_LIMIT * 10, || {
@@ -133,7 +133,7 @@ impl System for DmWriteboost {
     }
 
     fn drain(&mut self, ground: &Ground) -> LabResult<()> {
-        // What is in its buffer in RAM goes to the SSD first.
+        // Its buffer in RAM goes to the SSD first.
         let device = format!("/dev/mapper/{}cache", PREFIX);
         File::open(&device)?.sync_all()?;
         // This message returns when nothing is dirty.

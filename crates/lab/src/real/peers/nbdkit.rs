@@ -14,7 +14,7 @@ use super::undo::Undo;
 use crate::error::{LabResult, other};
 use crate::process::{self, PATIENCE, STEP_LIMIT, find_program, step};
 
-/// Of the fast device, the share in percent that the cache may take; a filesystem needs some.
+/// Share of the fast device that the cache may take, in percent; a filesystem needs the rest.
 const SHARE: u64 = 90;
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Nbdkit {
     front: Option<Front>,
 }
 
-/// Where the cache's file goes.
+/// Returns the directory of the cache's file.
 fn cache_folder(ground: &Ground, undo: &mut Undo) -> LabResult<PathBuf> {
     if !ground.ssd.is_block() {
         let parent = ground.ssd.path().parent();
@@ -90,7 +90,7 @@ impl System for Nbdkit {
     }
 
     fn drain(&mut self, _: &Ground) -> LabResult<()> {
-        // A flush of a client is what makes it write back.
+        // It writes back when a client flushes.
         match &self.front {
             Some(front) => blocks::open(front)?.flush(),
             None => Ok(()),

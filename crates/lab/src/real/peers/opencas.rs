@@ -12,7 +12,7 @@ use super::undo::Undo;
 use crate::error::{LabResult, other};
 use crate::process::{STEP_LIMIT, find_program, step};
 
-/// The number of the cache; nobody who has others begins with this one.
+/// The number of the cache, which is unlikely to be taken.
 const CACHE: &str = "4096";
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! What came out: for programs as JSON, for people as one table.
+//! Results: for programs as JSON, for people as one table.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use super::system::Mode;
 use crate::error::LabResult;
 use crate::output::{Row, table};
 
-/// What one experiment showed on one system.
+/// Result of one experiment on one system.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) report: &'static str,
@@ -17,11 +17,11 @@ pub(crate) struct Measured {
     pub(crate) read: Option<Side>,
     pub(crate) write: Option<Side>,
     /// Microseconds of all processors of the machine, idle time left out, divided by the requests
-    /// that were answered: the load generator's and everybody else's work are in it.
+    /// that were answered: this includes the load generator and all other processes.
     pub(crate) machine_cpu_us_per_io: f64,
     /// `None` where the kernel does not count them.
     pub(crate) ssd_bytes_written: Option<u64>,
-    /// Of the bytes that the client wrote.
+    /// Bytes written to the fast device per byte that the client wrote.
     pub(crate) ssd_bytes_per_user_byte: Option<f64>,
     /// Requests per second against those of the raw fast device.
     pub(crate) share_of_ssd: Option<f64>,
@@ -51,7 +51,7 @@ impl Row for Line<'_> {
         CPU us/IO=machine_cpu_us_per_io:1 | SSD/USER=ssd_bytes_per_user_byte:2";
 }
 
-/// What was compared with what should be there.
+/// Bytes that were compared with the expected ones.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Verified {
     /// Bytes that the load did not touch, after the load.
@@ -69,7 +69,7 @@ impl Verified {
     }
 }
 
-/// How a trial ended.
+/// End of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Outcome {
@@ -89,7 +89,7 @@ pub(crate) struct Trial {
     pub(crate) outcome: Outcome,
     /// Why it was skipped or has failed.
     pub(crate) reason: Option<String>,
-    /// Where the load was put: `block` or `nbd`.
+    /// Kind of device under load: `block` or `nbd`.
     pub(crate) front: Option<&'static str>,
     pub(crate) verified: Option<Verified>,
     /// Whether nothing of it is left on the host.
@@ -164,7 +164,7 @@ impl Report {
         }
     }
 
-    /// The table, grouped by experiment, and what was not run.
+    /// Returns the table, grouped by experiment, and the trials that were not run.
     pub(crate) fn render(&self) -> LabResult<String> {
         let mut seen: Vec<(&str, &str)> = Vec::new();
         let rows =

@@ -1,5 +1,5 @@
-//! What a system under comparison is: something that can be set up on two devices, gives a front
-//! that load can be put on, and can be told to bring the origin up to date.
+//! A system under comparison: it can be set up on two devices, offers a front that load can be put
+//! on, and brings the origin up to date on request.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::undo::Undo;
 use crate::error::LabResult;
 use crate::process::Stop;
 
-/// What a cache does with writes.
+/// Mode of a cache for writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -47,7 +47,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// What every system finds: the devices, and where it may leave small files.
+/// Environment of every system: the devices, and a folder for small files.
 pub(crate) struct Ground {
     /// The fast device.
     pub(crate) ssd: Disk,
@@ -60,7 +60,7 @@ pub(crate) struct Ground {
     pub(crate) stop: Stop,
 }
 
-/// Where load is put.
+/// Target of the load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Front {
     /// A block device.
@@ -94,13 +94,13 @@ pub(crate) trait System {
 
     /// Sets it up on empty devices. Every step leaves in `undo` how it is taken back; that is its
     /// whole tear-down.
-    /// Errors: A step fails; what was done until then is in `undo`.
+    /// Errors: A step fails; `undo` has the steps before it.
     fn set_up(&mut self, mode: Mode, ground: &Ground, undo: &mut Undo) -> LabResult<Front>;
 
     /// Waits until the origin has everything that was written, and the front is not used any more.
     fn drain(&mut self, ground: &Ground) -> LabResult<()>;
 
-    /// Where on the origin the first byte of the front is; `None` if it is not on the origin.
+    /// Returns the position of the front's first byte on the origin; `None` if it is not there.
     fn origin_offset(&self) -> Option<u64> {
         Some(0)
     }

@@ -11,7 +11,7 @@ use super::verify::{Stamps, device};
 use crate::error::{LabError, LabResult, other};
 use crate::progress::Progress;
 
-/// What every trial does.
+/// Parameters of every trial.
 pub(crate) struct Plan {
     pub(crate) experiments: Vec<Experiment>,
     /// Bytes from the start of the front that carry stamps.
@@ -27,7 +27,7 @@ pub(crate) const OTHER_STEPS: usize = 4;
 const MIB: u64 = 1 << 20;
 
 impl Plan {
-    /// Bytes that the load is on; what follows is left alone by it.
+    /// Bytes under load; those behind them stay as they are.
     fn file(&self) -> u64 {
         let beside = (self.range / 16 / MIB * MIB).max(MIB);
         self.range.saturating_sub(beside)
@@ -37,8 +37,8 @@ impl Plan {
         self.experiments.len() + OTHER_STEPS
     }
 
-    /// Goes through a whole trial. What fails is in the trial; the devices are free and without
-    /// marks afterwards, or the trial says why not.
+    /// Runs a whole trial. The trial has the errors; the devices are free and without marks
+    /// afterwards, or the trial says why not.
     pub(crate) fn run(
         &self,
         system: &mut dyn System,
@@ -162,7 +162,7 @@ impl Plan {
     }
 }
 
-/// Takes all marks off both devices. That they can be claimed for it shows that nobody has them.
+/// Removes all marks from both devices. Claiming them for this shows that they have no user.
 fn wipe(ground: &Ground) -> LabResult<()> {
     ground.ssd.wipe()?;
     ground.hdd.wipe()

@@ -1,11 +1,11 @@
-//! What has to be taken back: every step of a set-up leaves here how it is undone, and all of it
-//! is undone in reverse order whatever happens.
+//! Tear-down: every step of a set-up adds its reversal, and all reversals run in reverse order
+//! whatever happens.
 
 use crate::error::LabResult;
 
 type Step = Box<dyn FnMut() -> LabResult<()>>;
 
-/// Steps to take back. What was not taken back when this is dropped is taken back then.
+/// Reversals of steps. Dropping it runs those that did not run yet.
 #[derive(Default)]
 pub(crate) struct Undo {
     steps: Vec<(String, Step)>,
@@ -21,8 +21,8 @@ impl Undo {
         self.steps.push((what.into(), Box::new(step)));
     }
 
-    /// Takes everything back, the last step first. A step that fails does not keep the others
-    /// from being taken back; what failed is returned in words.
+    /// Runs all reversals, that of the last step first. A failure does not stop the others; the
+    /// failures are returned in words.
     pub(crate) fn run(&mut self) -> Vec<String> {
         let mut failed = Vec::new();
         while let Some((what, mut step)) = self.steps.pop() {
@@ -51,7 +51,7 @@ mod tests {
     use crate::error::other;
 
     #[test]
-    fn steps_are_taken_back_in_reverse_order_and_failures_stop_nothing() {
+    fn a_failed_reversal_does_not_stop_those_of_earlier_steps() {
         let done = Rc::new(RefCell::new(Vec::new()));
         let step = |number: i32| {
             let done = done.clone();

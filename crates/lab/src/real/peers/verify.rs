@@ -30,10 +30,10 @@ const OVERWRITES: u64 = 4096;
 /// One of so many blocks is where an overwrite begins.
 const SPARSE: u64 = 8;
 
-/// What a range should hold.
+/// Expected content of a range.
 pub(crate) struct Stamps {
     seed: u64,
-    /// How often each block was stamped.
+    /// Number of stamps that each block has had.
     generations: Vec<u32>,
 }
 
@@ -125,7 +125,7 @@ impl Stamps {
         Ok(())
     }
 
-    /// What a block that should have another stamp shows instead.
+    /// Describes the content of a block that should have another stamp.
     fn describe(&self, found: &[u8]) -> String {
         let word = |index: usize| {
             let bytes = found.get(index * 8..)?.first_chunk()?;
@@ -144,7 +144,8 @@ impl Stamps {
     }
 }
 
-/// Writes a stamp over a whole block: what it is of, and then bytes that depend on all of that.
+/// Writes a stamp over a whole block: seed, block and generation, and then bytes that depend on
+/// them.
 fn stamp(block: &mut [u8], seed: u64, number: u64, generation: u32) {
     let mut mixed =
         seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (u64::from(generation) << 40);

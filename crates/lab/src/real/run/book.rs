@@ -12,7 +12,7 @@ const GIB: u64 = 1 << 30;
 /// 2,000,000 sectors, as in the report on FancyCache.
 const SMALL_RANGE: u64 = 2_000_000 * 512;
 
-/// What the report used.
+/// Size and duration in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Published {
     /// Bytes of the device; `None`: all of it, or not stated.
@@ -21,7 +21,7 @@ pub(crate) struct Published {
     pub(crate) seconds: u64,
 }
 
-/// What is used here.
+/// Size and duration here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scale {
     pub(crate) size: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Scale {
 /// One run of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
-    /// What sets it apart from the other runs of the same file; empty if there is one only.
+    /// Distinction from the other runs of the same file; empty if there is one only.
     pub(crate) label: String,
     pub(crate) variables: Vec<(&'static str, String)>,
 }
@@ -88,7 +88,7 @@ impl Jobs {
         &self.text
     }
 
-    /// What the report used; for a file, a minute on the whole device.
+    /// Returns the size and duration of the report; for a file, a minute on the whole device.
     pub(crate) fn published(&self) -> Published {
         let (size, seconds) = match self.known {
             Some(Known::Mail) => (Some(20 * GIB), 300),
@@ -112,7 +112,7 @@ impl Jobs {
         )
     }
 
-    /// Whether anything in it may write. What is not surely reading counts as writing.
+    /// Whether any job may write. An option that is not surely a read counts as writing.
     pub(crate) fn writes(&self) -> bool {
         let reads = |value: &str| {
             let kind = value.split(':').next().unwrap_or("");
@@ -149,8 +149,8 @@ impl Jobs {
         )))
     }
 
-    /// A variable that nobody sets is nothing to fio, and the option is lost with it: this is how
-    /// the published scripts lost their warm-up.
+    /// Refuses variables that are not set: fio replaces them by nothing and loses the option, as
+    /// happened to the warm-up of the published scripts.
     /// Errors: `Usage`, which names the variable.
     pub(crate) fn check_variables(&self, given: &[(&'static str, String)]) -> LabResult<()> {
         for (option, value) in self.options() {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_surely_reading_counts_as_writing() {
+    fn jobs_that_do_not_surely_read_count_as_writing() {
         for (text, writes) in [
             ("[a]\nrw=read\n", false),
             ("[a]\nrw = randread:8\n[b]\nreadwrite=read\n", false),

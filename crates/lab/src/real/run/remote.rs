@@ -12,7 +12,7 @@ use crate::nbd::{self, DISCONNECT, READ, REPLY_BYTES, REQUEST_BYTES, check_reply
 const PORT: u16 = 10809;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where an export is.
+/// Address of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Unix(PathBuf),
@@ -26,7 +26,7 @@ pub(crate) struct Export {
     name: String,
 }
 
-/// What an export is like.
+/// Properties of an export.
 #[derive(Clone, Debug)]
 pub(crate) struct Looks {
     /// Bytes.

@@ -14,7 +14,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of any number of values; the deviation of a single one is 0.
+    /// Summarises any number of values; the deviation of a single one is 0.
     pub(crate) fn of(values: &[f64]) -> Self {
         Spread { mean: mean(values), sd: deviation(values).unwrap_or(0.0) }
     }
@@ -23,7 +23,7 @@ impl Spread {
 /// One job in one direction, all repetitions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Job {
-    /// Which run of the job file: `4 MB`, say; empty if there is one only.
+    /// Run of the job file: `4 MB`, say; empty if there is one only.
     pub(crate) variant: String,
     pub(crate) job: String,
     pub(crate) direction: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct Job {
     pub(crate) mean_us: Spread,
     pub(crate) p50_us: Spread,
     pub(crate) p99_us: Spread,
-    /// Of all repetitions.
+    /// Bytes of all repetitions.
     pub(crate) total_bytes: u64,
     pub(crate) total_ios: u64,
 }
@@ -45,7 +45,7 @@ impl Row for Job {
         TOTAL=total_bytes:bytes";
 }
 
-/// What was measured so far.
+/// Measurements so far.
 #[derive(Default)]
 pub(crate) struct Rows(Vec<(String, Vec<Measured>)>);
 

@@ -1,4 +1,4 @@
-//! What the jobs run on, and whether that may be written to.
+//! The device that the jobs run on, and whether it may be written to.
 
 use std::path::Path;
 

@@ -13,7 +13,7 @@ impl World {
         self.ram_counts().map_or(0, |counts| counts.deferred_bytes)
     }
 
-    /// What the RAM tier has counted, if there is one.
+    /// Returns the counts of the RAM tier, if there is one.
     pub(crate) fn ram_counts(&self) -> Option<TierCounts> {
         self.tier.as_ref().map(|tier| tier.counts())
     }

@@ -1,5 +1,5 @@
-//! A world under the requests of a trace: discards too, what the cache knew before a request, and
-//! what the log holds.
+//! A world under the requests of a trace: discards too, the cached blocks before a request, and
+//! the content of the log.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use super::super::access::Access;
 use super::super::clients::Server;
 use super::World;
 
-/// What is counted as a block, whatever the cache's own blocks are.
+/// Unit of counting, whatever the cache's own blocks are.
 pub(crate) const UNIT: u64 = 4096;
 
 /// Blocks of a request.
@@ -22,7 +22,7 @@ pub(crate) struct Looked {
     pub(crate) blocks: u64,
     /// Not in the cache, or not with all sectors that are to be read.
     pub(crate) missed: u64,
-    /// Of those: in the cache, but with other sectors.
+    /// Missed blocks that are in the cache, but with other sectors.
     pub(crate) uncovered: u64,
     /// In RAM, with all sectors.
     pub(crate) in_ram: u64,
@@ -38,14 +38,14 @@ impl Looked {
     }
 }
 
-/// What was written to the log, in bytes of payload.
+/// Payload written to the log, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogCounts {
     /// For clients' writes and for fills.
     pub(crate) appended: u64,
-    /// All of it; what is more was reinserted by reclaim.
+    /// In total: `appended`, and blocks that reclaim reinserted.
     pub(crate) payload: u64,
-    /// The part of that which was reinserted for nothing but being newer than the origin.
+    /// The part of the reinserted payload that was only newer than the origin.
     pub(crate) carried_dirty: u64,
 }
 
@@ -59,8 +59,8 @@ impl World {
         Ok(false)
     }
 
-    /// What the cache has of a read or a write that is about to begin. Nothing becomes younger by
-    /// it.
+    /// Counts hits and misses of a read or a write that is about to begin. The blocks do not count
+    /// as used.
     pub(crate) fn look(&self, op: Op, offset: u64, len: u64) -> Looked {
         let mut looked = Looked::default();
         let store = &self.engine.cache.store;
@@ -100,7 +100,7 @@ impl World {
         self.plain(Op::Flush, 0, 0)
     }
 
-    /// What is in the log. What was appended is complete after a [`World::bring_home`].
+    /// Returns the payload written to the log, complete after a [`World::bring_home`].
     pub(crate) fn log_counts(&self) -> LogCounts {
         let totals = self.target.volume().stats.totals();
         let store = &self.engine.cache.store;
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// What other settings would have done so far, the present ones first.
+    /// Returns predictions for other settings so far, the present ones first.
     pub(crate) fn predictions(&self) -> Vec<Prediction> {
         match &self.tier {
             Some(tier) => tier.what_if().0,

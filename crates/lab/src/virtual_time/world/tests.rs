@@ -49,7 +49,7 @@ fn writes_are_as_fast_as_the_log_can_be_written() {
 }
 
 #[test]
-fn what_is_prefetched_is_read_at_the_speed_of_the_ssd() {
+fn prefetched_blocks_are_read_at_the_speed_of_the_ssd() {
     let mut world = world(Settings::default());
     world.warm(0..256 << 20).expect("prefetched");
     let found = mix(&mut world, 4096, 0, 1);

@@ -34,7 +34,7 @@ pub(super) fn cells() -> Vec<Cell> {
     all
 }
 
-/// Fills the tier with what the cell reads first.
+/// Fills the tier with the beginning of the cell's range.
 fn fill(world: &mut World, cell: &Cell) -> LabResult<()> {
     let span = cell.workload().span.min(RAM_BYTES) / FILL * FILL;
     let shape = Shape::Sequential;

@@ -1,4 +1,4 @@
-//! Throughput of the RAM tier as a share of the bare SSD's: one table, and what it amounts to.
+//! Throughput of the RAM tier as a share of the bare SSD's: one table and its summary.
 
 use crate::output::Table;
 use crate::report::rows::Row;
@@ -90,7 +90,7 @@ fn table(all: &[Shares]) {
     print!("{}", table.render());
 }
 
-/// How many cells reach the SSD, which is the worst, and the sequential ones that the report
+/// Prints how many cells reach the SSD, the worst cell, and the sequential cells that the report
 /// praises.
 fn sum_up(what: &str, shares: &[Option<f64>]) {
     let cells = Cell::all();
