@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_have_the_same_name_in_json_and_on_the_command_line_and_it_is_kebab_case() {
+    fn event_kinds_have_one_kebab_case_name_in_json_and_as_argument() {
         for kind in EventKind::ALL {
             let json = serde_json::to_value(kind).expect("plain data");
             assert_eq!(json.as_str(), Some(kind.name()));

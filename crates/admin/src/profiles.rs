@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_for_a_volume_that_is_there_gives_the_same_settings() {
+    fn the_set_command_of_a_profile_gives_its_settings() {
         for profile in PROFILES {
             let commands = profile.commands();
             let set = commands

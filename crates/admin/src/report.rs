@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_has_its_name_in_json_and_a_report_without_reasons_is_read() {
+    fn reasons_have_names_in_json_and_may_be_absent_or_unknown() {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         report.why.miss.not_admitted = 3;

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_reads_back_and_unknown_or_doubled_fields_are_refused() {
+    fn create_requests_with_unknown_or_doubled_fields_are_refused() {
         let text = r#"{"name":"v","cache":"ram:1G","origin":"/o","profile":"bcache","settings":{"mode":"wt"}}"#;
         let request: CreateRequest = serde_json::from_str(text).expect("good");
         let json = serde_json::to_string(&request).expect("plain data");

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_ready_daemon_hands_over_and_only_to_a_program_that_can_take_over() {
+    fn a_hand_over_needs_a_ready_daemon_and_a_capable_program() {
         let api = Api::new();
         let ask = |program: &str| {
             let body = json!({ "program": program }).to_string();

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_there_until_it_is_forgotten_and_for_its_volume_only() {
+    fn a_block_list_belongs_to_one_volume_until_it_is_forgotten() {
         let dir = TempDir::new("lists");
         let (lists, own) = (BlockLists::open(dir.path(), "pins").expect("writable"), volume(1));
         assert_eq!(ranges(&lists, &own), None);

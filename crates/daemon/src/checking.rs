@@ -51,7 +51,7 @@ mod tests {
     use forebay_testkit::TempDir;
 
     #[test]
-    fn a_state_directory_is_checked_while_a_daemon_uses_it_and_not_changed() {
+    fn a_state_directory_in_use_is_checked_and_not_changed() {
         let dir = TempDir::new("checking");
         let path = dir.path().join("state");
         check_state(&path).expect("a start would make it");

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn data_between_the_edges_is_found_by_samples_and_by_the_runs_of_a_sparse_file() {
+    fn samples_and_runs_of_a_sparse_file_find_data_in_the_middle() {
         let mut bytes = vec![0; 66 << 20];
         bytes[1 << 20..65 << 20].fill(9);
         assert!(!look(&bytes, &[]).blank, "all of the middle");

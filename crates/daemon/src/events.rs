@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_there_after_a_restart_with_growing_numbers_and_are_counted() {
+    fn events_survive_a_restart_with_growing_numbers() {
         let dir = TempDir::new("events");
         for round in 0..3 {
             let events = Events::open(dir.path());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_directory_that_cannot_be_written_costs_only_the_events_on_it() {
+    fn events_stay_in_memory_until_the_directory_can_be_written() {
         let dir = TempDir::new("events-nowhere");
         let events = Events::open(&dir.path().join("absent"));
         events.record(pinned(1));

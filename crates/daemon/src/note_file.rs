@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn millions_of_ranges_take_a_bit_or_a_few_bytes_each_and_come_back_exactly() {
+    fn a_note_of_millions_of_ranges_is_small_and_reads_back() {
         const BLOCK: u64 = 4096;
         // Every other block, with short blocks at both ends of the volume.
         let count = 1 << 21;

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_short_when_tasks_stall_for_a_tenth_of_a_second_in_one() {
+    fn memory_is_short_when_tasks_stall_for_100_ms_of_a_second() {
         for file in [
             "proc/pressure/memory",
             "cgroup/a.slice/b/memory.pressure",
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sixteenth_of_a_small_memory_and_a_gibibyte_of_a_large_one_is_too_little() {
+    fn memory_is_short_below_a_sixteenth_but_at_most_a_gibibyte() {
         let mut system = Machine::new("");
         assert_eq!(system.see(1000), Advice::Stay);
         assert_eq!(system.see(999), Advice::Shrink(1001 * MIB));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_around_the_own_one_count_with_what_the_kernel_can_take_back() {
+    fn outer_cgroups_count_and_reclaimable_memory_is_available() {
         let mut system = Machine::new("0::/a.slice/b\n");
         system.write("cgroup/a.slice/b/memory.max", "max\n");
         system.write("cgroup/a.slice/memory.max", "max\n");

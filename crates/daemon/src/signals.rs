@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stop_takes_the_place_of_a_hand_over_and_nothing_that_of_a_stop() {
+    fn a_stop_replaces_a_hand_over_and_is_not_replaced() {
         let stop = StopRequest::default();
         let next = || End::HandOver("/usr/bin/forebay".into());
         assert_eq!(stop.wait_for(Duration::ZERO), None);

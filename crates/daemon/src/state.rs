@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_may_not_survive_a_power_cut_is_in_force_and_is_said_so() {
+    fn a_change_that_could_not_be_synced_is_in_force_and_reported() {
         let dir = TempDir::new("state-doubt");
         let state = State::open(dir.path()).expect("empty");
         let (name, work): (VolumeName, _) = ("a".parse().expect("valid"), Work::default());
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_in_use_is_refused_and_a_half_written_file_is_ignored() {
+    fn a_state_directory_has_one_daemon_and_ignores_a_torn_file() {
         let dir = TempDir::new("state-lock");
         let state = State::open(dir.path()).expect("empty");
         state.put(entry("a", true)).expect("writable");

@@ -131,7 +131,7 @@ fn served_volumes_come_back_with_their_settings() {
 }
 
 #[test]
-fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
+fn a_volume_that_fails_to_start_does_not_stop_the_others() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");
@@ -162,7 +162,7 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
 }
 
 #[test]
-fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() {
+fn a_volume_with_a_hanging_device_delays_no_other_volume() {
     let daemon = Daemon::new();
     for (name, origin) in [("a", "origin"), ("b", "other"), ("c", "third")] {
         std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");
@@ -187,7 +187,7 @@ fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() 
 }
 
 #[test]
-fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
+fn a_stop_or_delete_supersedes_a_start_that_waits() {
     for end in ["stop", "delete", "shut down"] {
         let daemon = Daemon::new();
         daemon.create("a", "origin").expect("good");
@@ -245,7 +245,7 @@ fn a_create_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing() {
+fn commands_change_nothing_if_the_state_cannot_be_written() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");
@@ -273,7 +273,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
 }
 
 #[test]
-fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_completes() {
+fn a_command_cut_off_by_a_crash_is_completed_by_repeating_it() {
     // The content of the state file during the host's request.
     let killed = |prepare: &dyn Fn(&Daemon), at: &str, run: &dyn Fn(&Daemon)| -> Daemon {
         let daemon = Daemon::new();
@@ -343,7 +343,7 @@ fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_co
 }
 
 #[test]
-fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
+fn giving_up_a_volume_succeeds_even_if_its_devices_fail() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.fail("delete a discard");
@@ -360,7 +360,7 @@ fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
 }
 
 #[test]
-fn an_interrupted_deletion_of_a_stopped_volume_is_settled_by_the_next_daemon() {
+fn the_next_daemon_settles_a_deletion_of_a_stopped_volume() {
     for (struck, fails) in [(false, false), (true, false), (false, true)] {
         let daemon = Daemon::new();
         daemon.create("a", "origin").expect("good");
@@ -442,7 +442,7 @@ fn settings_are_changed_whole_and_also_while_stopped() {
 }
 
 #[test]
-fn a_change_that_fails_leaves_what_another_volume_was_given_meanwhile() {
+fn a_failed_change_keeps_a_concurrent_one_of_another_volume() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.create("b", "other").expect("good");
@@ -464,7 +464,7 @@ fn a_change_that_fails_leaves_what_another_volume_was_given_meanwhile() {
 }
 
 #[test]
-fn a_new_volume_takes_the_policy_of_its_cache_and_does_not_change_it() {
+fn a_new_volume_takes_the_policy_of_its_cache_or_is_refused() {
     let daemon = Daemon::new();
     let create = |name: &str, origin: &str, settings: &[&str]| {
         std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_need_nothing_from_elsewhere_and_bring_no_html_of_their_own() {
+    fn web_files_load_nothing_foreign_and_insert_no_html() {
         for (path, _, text) in FILES {
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for foreign in ["http:", "https:", "url(", "@import"] {

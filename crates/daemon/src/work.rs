@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_work_does_not_begin_its_effects_but_ends_those_that_it_began() {
+    fn cancelled_work_begins_no_effects_but_completes_begun_ones() {
         let work = Work::default();
         work.cancel();
         assert!(work.commit().is_err());

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_waits_for_its_turn_is_withdrawn_when_it_is_cancelled() {
+    fn cancelling_withdraws_a_command_that_waits_for_its_turn() {
         let (writer, end) = taken();
         let work = Arc::new(Work::default());
         let cancels = work.clone();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_takes_long_is_told_to_a_cancelled_command_and_ends() {
+    fn a_slow_write_marks_a_cancelled_command_late_until_it_ends() {
         let writer = Writer::new("/state".into());
         let work = Arc::new(Work::default());
         work.cancel();

@@ -92,7 +92,7 @@ mod tests {
     use forebay_testkit::TempDir;
 
     #[test]
-    fn sparse_files_count_together_for_their_filesystem_and_each_once() {
+    fn sparse_files_count_together_and_each_once() {
         let dir = TempDir::new("sparse");
         let (one, other) = (dir.path().join("one"), dir.path().join("other"));
         let file = File::create(&one).expect("writable");

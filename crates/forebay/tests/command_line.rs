@@ -1,4 +1,4 @@
-//! The command line by itself: what is wrong with it is said in one line, and help is as published.
+//! The command line by itself: an error is reported in one line, and help is as published.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn words(line: &str) -> Vec<String> {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table of cases")]
-fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
+fn bad_command_lines_exit_with_2_and_a_line_naming_the_field() {
     let long = format!("--socket /{} list", "x".repeat(107));
     let make = "--socket /nonexistent/s create v -s ram:64M -p /origin";
     let create = |rest: &str| format!("{make} {rest}");

@@ -1,4 +1,5 @@
-//! Cache devices that claim to be large: what only looks at them takes no memory by what they say.
+//! Cache devices that claim to be large: commands that only read them allocate no memory for the
+//! claim.
 
 #![allow(clippy::disallowed_methods, reason = "this is about a process, outside the data path")]
 

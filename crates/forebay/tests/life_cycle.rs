@@ -168,7 +168,7 @@ fn leaving_writeback_drains_and_a_smaller_change_does_not() {
 }
 
 #[test]
-fn devices_in_use_are_refused_and_a_cache_with_volumes_is_spared() {
+fn a_device_in_use_and_a_foreign_cache_are_not_overwritten() {
     let devices = Devices::new("refused");
     let daemon = Daemon::start(&devices.dir);
     devices.create(&daemon, &[]);
@@ -223,7 +223,7 @@ fn check_and_dump_show_what_is_there_and_what_is_wrong() {
     assert!(records >= 16, "{dump}");
     assert!(std::fs::read(&devices.cache).expect("readable") == before, "nothing is written");
 
-    // What is durable beyond doubt: of the last record before a crash nobody can tell.
+    // An orderly end makes the record surely durable: the last record before a crash may be torn.
     assert_eq!(Daemon::start(&devices.dir).signal("-TERM").code(), Some(0));
     let before = std::fs::read(&devices.cache).expect("readable");
     let place = before.windows(4096).step_by(4096).position(|page| page == [0x5a; 4096]);
@@ -239,7 +239,7 @@ fn check_and_dump_show_what_is_there_and_what_is_wrong() {
 }
 
 #[test]
-fn a_volume_made_with_a_size_starts_on_an_origin_that_has_grown_and_makes_nothing_anew() {
+fn starting_accepts_a_grown_origin_and_creates_no_missing_file() {
     let devices = Devices::new("grown");
     let made = text(&devices.dir.at("made"));
     let daemon = Daemon::start(&devices.dir);

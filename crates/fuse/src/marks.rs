@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_a_volumes_only_with_the_sequence_number_of_this_boot() {
+    fn a_device_is_recognised_only_by_its_sequence_of_this_boot() {
         let dir = tempfile::tempdir().expect("a directory");
         let at = |name: &str| dir.path().join(name);
         let marks = |dir: &str| Marks::new(&at("notes"), &at("names"), Path::new(dir));

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_takes_the_clients_in_its_reach_and_is_listed_to_no_others() {
+    fn an_export_is_open_and_listed_only_to_clients_in_its_reach() {
         let local = |pid| Peer::from(Client::Local { pid: NonZeroU32::new(pid) });
         let own = local(std::process::id());
         let peers = [Peer::from(Client::Remote { address: None }), local(0), local(1), own];
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_not_narrowed_over_clients_outside_and_not_widened() {
+    fn an_export_is_not_narrowed_while_it_has_clients_outside() {
         let sessions = Sessions::closed();
         let (client, socket) = connection();
         sessions.open("a", NbdReach::All);

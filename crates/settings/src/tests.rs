@@ -65,7 +65,7 @@ fn json_reads_back_and_keeps_types() {
 }
 
 #[test]
-fn every_rule_of_admission_and_every_size_of_a_neighbourhood_reads_back() {
+fn admission_and_promote_values_read_back() {
     for rule in ["always", "second-hit", "ghost:2", "ghost:16"] {
         let settings = set(&format!("admission={rule}")).expect(rule);
         assert_eq!(Setting::find("admission").expect("it is there").text(&settings), rule);
@@ -240,7 +240,7 @@ fn help_and_markdown_have_a_line_for_every_knob() {
 }
 
 #[test]
-fn a_paused_volume_passes_through_and_a_frozen_one_defers_nothing() {
+fn paused_is_passthrough_and_frozen_defers_no_writes() {
     use forebay_core::Mode;
 
     let deferred = "ram=1M durability=deferred ordered=on";

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_of_a_device_that_it_knows_whether_it_flushes_it() {
+    fn write_cache_in_sysfs_says_whether_the_kernel_flushes() {
         let dir = std::env::temp_dir().join(format!("forebay-ublk-{}", std::process::id()));
         let cache = dir.join("queue/write_cache");
         assert!(flushes(&dir), "it does not know it yet");

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_outside_the_device_and_writes_to_a_read_only_one_are_refused() {
+    fn ranges_outside_and_writes_to_a_read_only_device_are_refused() {
         let read_only = DeviceFacts { read_only: true, ..FACTS };
         for code in [op::WRITE, op::DISCARD, op::WRITE_ZEROES] {
             assert_eq!(request(code, 0, 8, read_only), Err(Errno::ROFS));

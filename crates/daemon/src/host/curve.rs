@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_names_its_change_and_compares_with_the_present_settings() {
+    fn each_prediction_names_its_setting_and_its_gain() {
         let (policy, ram_policy) = (ReplacementKind::S3Fifo, ReplacementKind::Lru);
         let now = Rules { policy, admission: Admission::Always, ram: 0, ram_policy };
         let all = [

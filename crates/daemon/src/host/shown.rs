@@ -44,7 +44,7 @@ mod tests {
     use crate::host_api::Definition;
 
     #[test]
-    fn clients_find_a_volume_from_its_showing_to_its_end_and_a_failed_start_leaves_nothing() {
+    fn clients_find_a_volume_only_between_show_and_remove() {
         let shown = Arc::<Shown>::default();
         let served = Served::new(Arc::default(), shown.clone());
         let name: VolumeName = "v".parse().expect("valid");

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn users_of_a_volume_that_did_not_end_in_order_are_cut_off_and_no_others() {
+    fn only_clients_of_volumes_that_failed_to_close_are_cut_off() {
         let devices = FakeDevices::new(FrontEndKind::Fuse);
         for volume in ["a", "b"] {
             devices.publish(volume, &Settings::default()).expect("free");

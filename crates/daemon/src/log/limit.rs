@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn few_messages_are_all_logged_and_of_many_the_rest_is_counted_once() {
+    fn messages_beyond_the_limit_are_counted_once() {
         let (limit, begin) = (Limit::default(), Instant::now());
         assert_eq!(feed(&limit, begin, [10]), (10, vec![]));
         assert_eq!(feed(&limit, begin + WINDOW, [10]), (10, vec![]));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_differ_by_place_volume_and_device_and_the_sample_is_the_message() {
+    fn messages_are_limited_for_each_place_and_volume() {
         let limit = Arc::<Limit>::default();
         let subscriber = tracing_subscriber::registry().with(LimitLayer(limit.clone()));
         tracing::subscriber::with_default(subscriber, || {

@@ -217,7 +217,7 @@ mod tests {
     const KEPT: u64 = (MAX_BYTES / 1024) as u64;
 
     #[test]
-    fn a_reader_that_takes_nothing_holds_up_nothing_and_learns_what_is_missing() {
+    fn a_stuck_reader_blocks_no_writer_and_learns_of_missing_lines() {
         let (outlet, read) = outlet();
         outlet.push(line(0));
         while !outlet.queue().writing {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_cannot_be_written_are_counted_and_said_when_they_can() {
+    fn lines_lost_on_a_full_disk_are_reported_once_there_is_space() {
         /// Takes ten bytes of the first line, then nothing until the disk has space again.
         struct Full(Arc<AtomicU64>, std::sync::mpsc::SyncSender<Vec<u8>>);
         impl Write for Full {

@@ -224,7 +224,7 @@ fn promtool(words: &[&str], input: &str) -> Option<(bool, String)> {
 }
 
 #[test]
-fn the_classic_text_has_only_its_own_kinds_and_open_metrics_its_end() {
+fn the_classic_format_has_no_kinds_of_open_metrics() {
     let classic = text(Format::for_client(""));
     assert_eq!(classic, text(Format::Prometheus));
     for line in classic.lines().filter(|line| line.starts_with('#')) {

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_in_progress_is_never_cut_and_a_slow_reader_goes_last() {
+    fn idle_connections_make_room_before_answered_and_busy_never() {
         let places = Places::new(3);
         let kept: Vec<_> = (0..3).map(|_| places.take(OTHER).expect("free")).collect();
         kept[0].enter(Phase::Answered);

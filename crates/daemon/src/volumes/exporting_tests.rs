@@ -205,7 +205,7 @@ fn clients_that_a_change_would_exclude_keep_the_volume_as_it_is() {
 }
 
 #[test]
-fn a_volume_of_a_version_without_the_setting_keeps_all_its_clients() {
+fn a_volume_stored_without_the_nbd_setting_stays_open_to_all() {
     let daemon = Daemon::new();
     daemon.create("fuse").expect("good");
     let Daemon { dir, volumes, .. } = daemon;
@@ -245,7 +245,7 @@ fn a_failed_export_leaves_no_new_volume_and_no_change() {
 }
 
 #[test]
-fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
+fn a_volume_whose_export_fails_at_start_is_served_with_a_reason() {
     let daemon = Daemon::new();
     daemon.create("fuse").expect("good");
     let Daemon { dir, volumes, .. } = daemon;
@@ -265,7 +265,7 @@ fn a_volume_that_cannot_be_exported_after_a_restart_is_served_and_says_why() {
 }
 
 #[test]
-fn auto_takes_the_best_device_of_the_host_and_keeps_the_one_it_has() {
+fn export_auto_takes_the_best_device_and_keeps_it() {
     let daemon = Daemon::new();
     let kinds = || (daemon.ublk.has("v"), daemon.devices.has("v"));
     daemon.create("auto").expect("good");

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_degrades_once_and_recovers_once_it_is_in_good_order_for_a_while() {
+    fn a_volume_recovers_only_after_a_while_in_good_order() {
         let fails = Some(Trouble::OriginFailed);
         assert_eq!(kinds(&[None, fails, fails, fails]), ["origin-failed"]);
         let flutters: Vec<_> = [fails, None, None].into_iter().cycle().take(60).collect();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_between_two_looks_are_told_and_those_of_before_are_not() {
+    fn only_new_errors_degrade_a_volume() {
         let (begin, mut noticed) = (Instant::now(), Noticed::default());
         let mut look = |second: u64, failed_cache_reads, failed_origin_reads| {
             let now = begin + Duration::from_secs(second);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told_at_once_and_then_as_they_grow_but_not_all_the_time() {
+    fn losses_are_reported_at_once_and_then_once_a_minute() {
         let (begin, mut noticed) = (Instant::now(), Noticed::default());
         let mut told = Vec::new();
         for second in 0..150 {

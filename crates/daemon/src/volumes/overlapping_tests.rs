@@ -62,7 +62,7 @@ fn a_command_that_panics_has_failed_and_leaves_nothing_stored() {
 }
 
 #[test]
-fn a_late_command_is_not_reported_as_failed_and_keeps_others_out() {
+fn a_late_command_still_runs_and_excludes_others() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.fail("late stop a");
@@ -281,7 +281,7 @@ fn shared_settings_take_effect_although_the_volume_is_stopped() {
 }
 
 #[test]
-fn a_new_volume_takes_over_what_others_have_changed_while_it_was_created() {
+fn a_new_volume_takes_shared_settings_changed_meanwhile() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     let volumes = daemon.volumes.clone();

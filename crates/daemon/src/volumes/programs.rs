@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_during_a_hand_over_leaves_nothing_to_hand_over_and_says_how_it_went() {
+    fn a_stop_during_a_hand_over_hands_nothing_over() {
         for fails in [false, true] {
             let (dir, host) = (TempDir::new("programs"), Arc::new(FakeHost::default()));
             let (volumes, program) = ready(&dir, &host);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_clean_follows_from_the_rate_and_standstill_has_none() {
+    fn the_time_to_clean_follows_from_the_rate_if_there_is_one() {
         let begin = Instant::now();
         let dirty = 100 << 20;
         let mut seen = Seen::new(begin, condition(0));

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_any_thread_restores_the_terminal_and_ends_the_process() {
+    fn a_panic_restores_the_terminal_and_ends_the_process() {
         let program = std::env::current_exe().expect("it runs");
         let test = "output::screen::tests::panic_on_a_screen";
         let line = format!(

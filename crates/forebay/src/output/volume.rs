@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_have_a_line_each_if_they_were_counted_and_add_up_to_their_group() {
+    fn each_counted_reason_has_a_line_with_its_share() {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         report.why.miss.cold = 3000;

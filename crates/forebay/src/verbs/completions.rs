@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_places_of_volumes_and_settings_are_found_in_the_script_for_zsh() {
+    fn the_zsh_script_completes_volumes_and_settings() {
         let mut command = crate::cli::command();
         let script = script(Shell::Zsh, &mut command).expect("text");
         let count = |text: &str| script.matches(text).count();

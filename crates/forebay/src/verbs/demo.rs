@@ -141,7 +141,7 @@ fn cache_device(workspace: &Workspace) -> String {
     format!("sata-ssd:{},size={}M", workspace.at("cache.img").display(), SSD / MIB)
 }
 
-/// Name of a check, and what it found or what is wrong.
+/// Name of a check, and its finding or its error.
 type Check = (&'static str, Result<String, String>);
 
 /// Kills the daemon under load and checks what survived.
@@ -153,8 +153,8 @@ fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Che
     let cache = cache_device(workspace);
     let device = format!("hdd7200:{}", origin.display());
     daemon.cli(&["create", "files", "-s", &cache, "-p", &device])?;
-    // Nothing is written back by itself: what the disk lacks is only on the SSD when the daemon
-    // dies.
+    // Nothing is written back by itself, so the withheld blocks are only on the SSD when the daemon
+    // is killed.
     daemon.cli(&["set", "files", "sequential_cutoff=0", "idle=off", "dirty_high=100"])?;
     image.write_withheld(workspace, &daemon.nbd(), "files", WITHHELD)?;
 

@@ -1,4 +1,4 @@
-//! What the tests of the binary share: running it, and daemons that end with the test.
+//! Shared parts of the tests of the binary: running it, and daemons that end with the test.
 #![allow(dead_code, unreachable_pub, reason = "no test uses all of it")]
 #![allow(
     clippy::disallowed_methods,
@@ -77,7 +77,7 @@ pub fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
     forebay().args(args).output().expect("it runs")
 }
 
-/// The exit code and what was said on stderr.
+/// Returns the exit code and the text on stderr.
 pub fn outcome(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
@@ -127,7 +127,7 @@ impl Daemon {
         }
     }
 
-    /// Where it answers.
+    /// Path of its admin socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

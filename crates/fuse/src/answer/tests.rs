@@ -189,7 +189,7 @@ fn a_file_is_opened_for_the_accesses_that_it_allows() {
 }
 
 #[test]
-fn other_nodes_and_unknown_requests_are_refused_and_notices_are_not_answered() {
+fn requests_for_other_nodes_are_refused_and_notices_ignored() {
     assert_eq!(refused(of(Request::Unknown, &FILE)), Some(Errno::NOSYS));
     assert_eq!(refused(of(Request::Lookup, &FILE)), Some(Errno::NOTDIR));
     assert!(matches!(of(Request::Notice, &FILE), Action::Ignore));

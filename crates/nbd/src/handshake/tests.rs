@@ -180,7 +180,7 @@ fn facts_are_those_of_the_volume() {
 }
 
 #[test]
-fn a_device_that_outlives_its_connection_flushes_if_it_has_a_write_cache() {
+fn flush_is_offered_to_an_outliving_device_with_a_write_cache() {
     use transmission_flag::{READ_ONLY, SEND_FLUSH, SEND_FUA, SEND_TRIM};
     let go = option(option::GO, &go(b"first", &[]));
     let outliving = |data: &[u8]| outcome(&[option(option::OUTLIVING, data), go.clone()]);

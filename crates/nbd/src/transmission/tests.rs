@@ -82,7 +82,7 @@ fn every_command_with_every_flag_is_decided() {
 }
 
 #[test]
-fn every_write_of_a_device_survives_the_daemon_before_it_is_answered() {
+fn an_answered_write_of_an_outliving_device_survives_the_daemon() {
     let outliving = |flushes| Some(OutlivingDevice { mark: 7, flushes });
     let devices = [
         (None, Survives::Nothing),

@@ -61,7 +61,7 @@ fn every_size_is_written_and_read_on_every_path() {
 }
 
 #[test]
-fn a_device_that_outlives_the_server_gets_no_error_because_the_volume_ends() {
+fn an_outliving_device_gets_no_error_when_the_volume_ends() {
     let server = TestServer::start();
     for outlives in [false, true] {
         server.on_lane(|state| state.later.hold());
@@ -245,7 +245,7 @@ fn only_the_clients_of_one_export_are_dismissed() {
 }
 
 #[test]
-fn a_client_is_dismissed_between_the_last_word_of_its_handshake_and_its_session() {
+fn a_client_is_closed_if_its_export_vanishes_in_the_handshake() {
     let server = TestServer::start();
     let mut client = server.connect();
     let name = [&9u32.to_be_bytes(), &b"vanishing"[..], &[0, 0]].concat();

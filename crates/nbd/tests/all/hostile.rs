@@ -62,11 +62,11 @@ fn impossible_requests_are_refused_and_the_stream_goes_on() {
 }
 
 #[test]
-fn requests_that_take_more_memory_than_there_is_are_refused_at_once() {
+fn requests_beyond_the_memory_limit_are_refused_at_once() {
     let server = TestServer::start();
     let mut neighbour = server.open("later", Headers::Structured);
     for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
-        // Its volume says so of everything but reads.
+        // Its volume claims to need more memory than there is for all requests but reads.
         let mut client = server.open("holes", headers);
         assert_eq!(client.ask(command::TRIM, 0, 0, DISK, &[]), Err(28));
         assert_eq!(client.ask(command::WRITE_ZEROES, 0, 0, DISK, &[]), Err(28));
@@ -328,7 +328,7 @@ fn clients_that_never_end_their_writes_leave_memory_to_others() {
 }
 
 #[test]
-fn requests_of_clients_that_left_have_their_memory_until_they_end() {
+fn requests_keep_their_memory_after_their_client_has_left() {
     let (server, memory) = small_server();
     server.on_lane(|state| state.later.hold());
     let mut client = server.open("later", Headers::Structured);

@@ -117,7 +117,7 @@ fn answers<S: Read + Write>(client: &mut Client<S>, export: &str) -> Vec<Vec<(u3
 }
 
 #[test]
-fn an_export_that_does_not_take_a_client_looks_as_if_it_did_not_exist() {
+fn an_export_out_of_reach_looks_like_an_unknown_one() {
     let daemon = Daemon::start(Vec::new());
     daemon.publish("a", NbdReach::Local);
     daemon.publish("b", NbdReach::Off);
@@ -148,7 +148,7 @@ fn an_export_that_does_not_take_a_client_looks_as_if_it_did_not_exist() {
 }
 
 #[test]
-fn a_client_that_is_handed_over_goes_on_if_its_export_takes_it_still() {
+fn a_handed_over_client_goes_on_if_it_is_in_reach() {
     let mut clients = Vec::new();
     let ends = ["a", "b", "c"].map(|export| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

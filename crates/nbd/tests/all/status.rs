@@ -12,7 +12,7 @@ fn status(client: &mut Client, flags: u16, offset: u64, len: u64) -> Vec<(u64, u
 }
 
 #[test]
-fn holes_are_told_unless_something_is_above_them_or_the_origin_hangs() {
+fn holes_are_reported_unless_cached_or_the_origin_hangs() {
     const MIB: u64 = 1 << 20;
     let server = TestServer::start();
     let mut client = server.open("holes", Headers::Extended);

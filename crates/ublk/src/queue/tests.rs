@@ -164,7 +164,7 @@ fn surviving_writes_are_submitted_with_their_data() {
 }
 
 #[test]
-fn a_queue_that_fails_answers_at_once_and_ignores_late_completions() {
+fn a_failed_queue_answers_at_once_and_ignores_completions() {
     let bench = Bench::new(false);
     bench.execute(0, Op::Read, 4096, Survives::Nothing);
     bench.execute(1, Op::Write, 4096, Survives::Daemon);

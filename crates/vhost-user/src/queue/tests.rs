@@ -343,7 +343,7 @@ fn counter(event: &OwnedFd) -> u64 {
 }
 
 #[test]
-fn an_eventfd_that_blocks_holds_up_neither_the_next_one_nor_the_end() {
+fn a_blocked_eventfd_delays_neither_the_next_one_nor_the_end() {
     let bench = Bench::new(false);
     let event = || Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
     let (full, other) = (event(), event());
@@ -373,7 +373,7 @@ fn an_eventfd_that_blocks_holds_up_neither_the_next_one_nor_the_end() {
 }
 
 #[test]
-fn a_client_that_notifies_for_nothing_is_slowed_until_it_has_a_request() {
+fn notifications_without_requests_are_slowed_down() {
     const MANY: u64 = 1 << 40;
     let mut bench = Bench::new(false);
     rustix::io::write(&bench.queue.kick, &MANY.to_ne_bytes()).expect("it is empty");

@@ -23,13 +23,13 @@ pub(super) struct Workload {
 /// fio's result.
 pub(super) struct Row {
     name: &'static str,
-    /// What a crash loses of the writes that were not flushed.
+    /// Loss of writes that were not flushed, in a crash.
     loses: &'static str,
     bytes_per_second: f64,
     iops: f64,
     mean_us: f64,
     p99_us: f64,
-    /// Who served the reads meanwhile; `None` without a cache.
+    /// Bytes read by layer during the run; `None` without a cache.
     reads: Option<ServedBy>,
 }
 
@@ -37,7 +37,7 @@ fn uri(daemon: &Daemon<'_>, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", daemon.nbd().display())
 }
 
-/// Returns who served the reads between two reports.
+/// Returns the bytes that each layer read between two reports.
 fn between(before: &ServedBy, after: &ServedBy) -> ServedBy {
     ServedBy {
         total: after.total.saturating_sub(before.total),

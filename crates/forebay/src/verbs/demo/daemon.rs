@@ -8,7 +8,7 @@ use forebay_admin::{ApiError, VolumeReport, VolumeState, api};
 use super::workspace::{Running, Workspace, this_program};
 use crate::client::Client;
 
-/// How long the daemon may take to answer or to recover.
+/// Maximum time for the daemon to answer or to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const STEP: Duration = Duration::from_millis(50);

@@ -158,7 +158,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Compares a file with what it has to be; writes it with `UPDATE_TOP`.
+/// Compares a file with its expected content; writes it with `UPDATE_TOP`.
 fn check(path: &Path, expected: &str) {
     if std::env::var_os("UPDATE_TOP").is_some() {
         std::fs::create_dir_all(path.parent().expect("a directory")).expect("writable");
@@ -247,7 +247,7 @@ fn volumes_come_and_go_and_a_selected_one_is_waited_for() {
     assert!(text(&drawn(&mut model, now, SMALL)).contains("measuring"));
     let (mut model, now) = seen(false, [ReportList::default(), ReportList::default()]);
     assert!(text(&drawn(&mut model, now, SMALL)).contains("No volumes."));
-    // What a new volume has counted, it has counted since the last look.
+    // All counts of a new volume are from the time since the last look.
     let next = now + Duration::from_secs(2);
     model.news(Look { at: next, time: 4.0, answer: Ok(all[0].clone()) });
     let reads = all[0].volumes[0].served.reads.total as f64;
