@@ -1,10 +1,11 @@
 //! Hazard slots: each lane publishes the segment that it is reading from.
 //!
-//! A segment must not be reused while it is being read. A pin is a count in the segment, so lanes
-//! that read from the same segments contend for its cache line. A read that ends before its lane
-//! does anything else needs no count: a lane has at most one such read, so it publishes the segment
-//! in a slot that no other lane writes, and the code that frees segments checks all slots (hazard
-//! pointers, Michael 2004). A slot also counts the bytes that its owner has read.
+//! A segment must not be reused while it is being read. A pin protects it by a count in the
+//! segment, so lanes that read the same segment contend for the cache line of the count. A
+//! synchronous read, which ends before its lane runs other work, needs no count: a lane has at most
+//! one such read, publishes its segment in a slot of its own, and the code that frees segments
+//! checks all slots (hazard pointers, Michael 2004). A slot also counts the bytes that its owner
+//! has read.
 
 use forebay_core::SegmentId;
 use forebay_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -23,7 +24,7 @@ struct HazardSlot {
 /// The slots of all lanes.
 pub(crate) struct HazardSlots(Box<[HazardSlot]>);
 
-/// A claimed slot. A reader that got none, because all are claimed, uses pins.
+/// A claimed slot. A reader without a slot, because all are claimed, uses pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HazardId(usize);
 
@@ -52,17 +53,20 @@ impl HazardSlots {
         }
     }
 
-    /// Publishes that a segment is being read to which an entry of the index points. The caller
-    /// either holds the lock of the entry's shard, so that a thread which finds no entry left has
-    /// taken that lock later and sees this slot; or it verifies afterwards that the shard has not
-    /// changed: see [`HazardSlots::is_read`]. Returns `false` if the reader needs a pin.
+    /// Publishes that the segment of an index entry is being read. Returns `false` if the reader
+    /// needs a pin instead.
+    ///
+    /// A segment is freed only when no entry points to it, so the entry must exist after the
+    /// segment was published. Either the caller holds the lock of the entry's shard: the thread
+    /// that removes the entry takes the lock later, and sees the slot. Or the caller verifies
+    /// afterwards that the shard has not changed: see [`HazardSlots::is_read`].
     #[inline]
     pub(crate) fn begin(&self, id: Option<HazardId>, segment: SegmentId) -> bool {
         match self.get(id) {
             // Only the owner writes the slot.
             Some(slot) if slot.segment.load(Ordering::Relaxed) == 0 => {
-                // Release: seeing this hazard implies that the previous read has finished. SeqCst:
-                // orders it before the reader's second look at the shard's version.
+                // Release: a thread that sees this hazard also sees that the previous read has
+                // ended. SeqCst: the slot is written before the shard's version is read again.
                 slot.segment.swap(segment.0.wrapping_add(1), Ordering::SeqCst);
                 fence_between_seq_cst();
                 true
@@ -79,11 +83,12 @@ impl HazardSlots {
         }
     }
 
-    /// Whether a segment is being read. Once no index entry points to it, `false` is final: a
-    /// look-up may still name the segment for a moment, but finds the entry gone before it reads.
+    /// Returns whether a segment is being read. If no index entry points to the segment, `false` is
+    /// final: a look-up may still publish the segment, but then finds the entry removed and does
+    /// not read.
     pub(crate) fn is_read(&self, segment: SegmentId) -> bool {
-        // Against the exchange of a look-up without a lock: either that one sees the shard's new
-        // version, or this sees its slot.
+        // Pairs with the exchange in `begin`: either a look-up without the lock sees the shard's
+        // new version, or this thread sees its slot.
         fence(Ordering::SeqCst);
         let wanted = segment.0.wrapping_add(1);
         self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)
@@ -94,7 +99,7 @@ impl HazardSlots {
     #[inline]
     pub(crate) fn count_read(&self, id: Option<HazardId>, bytes: u64) -> bool {
         let Some(slot) = self.get(id) else { return false };
-        // Only the owner writes it, so no locked instruction is needed.
+        // Only the owner writes the count, so no atomic read-modify-write is needed.
         let before = slot.read_bytes.load(Ordering::Relaxed);
         slot.read_bytes.store(before.wrapping_add(bytes), Ordering::Relaxed);
         true

@@ -1,7 +1,7 @@
 //! Opening a store: restores the index to its exact durable state, clean and dirty.
 //!
 //! 1. superblock and volume table;
-//! 2. the checkpoint's segment table; the first header of every segment shows which were opened
+//! 2. the checkpoint's segment table; the first header of every segment shows whether it was opened
 //!    since;
 //! 3. the checkpoint's entries, except those in segments that were opened again: the versions
 //!    that superseded them are in the log;
@@ -9,19 +9,20 @@
 //! 5. a new checkpoint, before anything else is written. So a crash at any write of recovery
 //!    leaves the previous state (invariant 7).
 //!
-//! Where possible, step 3 is left to the [loader](crate::loader), which applies the changes of step
-//! 4 shard by shard. Then step 5 writes a superblock instead of the checkpoint, with this
-//! recovery's decisions about the records of step 4: a later recovery must decide alike.
+//! If possible, the [loader](crate::loader) does step 3 while requests are served, and applies the
+//! changes of step 4 shard by shard. Then step 5 writes a superblock instead of the checkpoint. It
+//! contains the decision which records of step 4 were accepted, because a recovery after another
+//! crash must accept the same ones.
 //!
-//! The payloads of records that were not yet durable when the last header was written are verified:
-//! a block whose payload did not reach the device is dropped whole, and a record whose header did
-//! not reach it is dropped with all of its blocks (invariant 4). No durable record may be missing:
-//! record numbers are dense. If one is missing, volumes are damaged, see [`damage`](crate::damage).
+//! Records that were not yet durable when the last header was written may be torn, so their
+//! payloads are verified: a block whose payload is missing is dropped as a whole, and a record
+//! whose header is missing is dropped with all of its blocks (invariant 4). Record numbers are
+//! dense, so a gap among durable records means that records were lost; the volumes concerned are
+//! then damaged, see [`damage`](crate::damage).
 //!
-//! Recovery does not see every record that reached the device: a record may lie behind a page that
-//! did not reach it. Such a record must not take effect after the next crash either. So the
-//! checkpoint bounds the generations that can follow it, and no number, sequence or generation is
-//! assigned twice.
+//! A record may have reached the device and still be hidden behind a page that did not. A later
+//! recovery must not accept such a record either. So the checkpoint bounds the generations that can
+//! follow it, and no record number, sequence or generation is assigned twice.
 
 use std::rc::Rc;
 use std::sync::Arc;

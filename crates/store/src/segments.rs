@@ -320,8 +320,8 @@ impl Segments {
         self.state.lock().lives[segment.0 as usize].state = SegmentState::Closed;
     }
 
-    /// Returns the generation of the segment's current life. A caller that has found an entry in
-    /// the segment, or holds a pin, gets the generation of that entry's life.
+    /// Returns the segment's current generation. It cannot change while an index entry points into
+    /// the segment or a pin is held, because both keep the segment from being opened again.
     pub fn generation(&self, segment: SegmentId) -> Generation {
         Generation(self.generations[segment.0 as usize].load(Ordering::Acquire))
     }

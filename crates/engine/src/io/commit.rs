@@ -1,11 +1,11 @@
 //! Commits of the log, and continued service when the cache device has failed or hangs.
 //!
-//! A failed or hung log can no longer record that a clean copy was forgotten because the origin has
-//! newer data, or that a dirty one was written back. If the device returned after a restart, an
-//! older copy would be served, or written over the origin. So before the origin gets ahead of the
-//! log, a note in the [`Ledger`](crate::state::ledger::Ledger) records that only the blocks that
-//! are dirty now still count on the device. The next attach of the volume drops the rest
-//! (invariants 5, 6, 9 and 15).
+//! A failed or hung log can no longer record that a cached block was removed because the origin got
+//! newer data, or that a dirty block was written back. If the device worked again after a restart,
+//! its old copy would be served, or written back over the newer data. So before the origin gets
+//! data that the log does not know of, a note in the [`Ledger`](crate::state::ledger::Ledger) lists
+//! the blocks that are dirty now. The next attach of the volume keeps only these blocks of the
+//! device and drops all others (invariants 5, 6, 9 and 15).
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -26,14 +26,14 @@ use crate::state::cache::hang::Work;
 /// Longest wait of a flush for the origin to make writes durable that went through a failed cache.
 const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The changes that have to be durable before the origin gets ahead of the log.
+/// Changes of the log that must be durable before the origin gets newer data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forgotten {
-    /// Removed blocks: they must not return.
+    /// Removals of blocks: a removed block must not return after a crash.
     Removals,
-    /// Also blocks that were written back: they must not become dirty again.
+    /// Also marks of blocks that were written back: such a block must not become dirty again.
     Marks,
-    /// Also everything appended: newer versions replace blocks that must not return.
+    /// Also all appended records: their versions replace older ones, which must not return.
     WithRecords,
 }
 
@@ -56,9 +56,9 @@ impl Commits<'_> {
                 {
                     return Err(self.failed(&error));
                 }
-                // Counted by region: a block's arrival and departure change one counter, and it is
-                // counted before another lane can clean it, so the total never misses a dirty
-                // block. The counts by lane may.
+                // This total is kept by region. A block is added to and subtracted from the same
+                // counter, and it is added before another lane can write it back, so the total
+                // never misses a dirty block. The totals by lane may.
                 None if self.0.volume.dirty.total() > 0 => {
                     let changed = self.0.cache.health.changed.listen();
                     let timer = self.0.lane().sleep(Duration::from_millis(100));
@@ -68,17 +68,18 @@ impl Commits<'_> {
                     if end.is_none() {
                         self.0.lane().spawn(async move { drop(commit.await) });
                     }
-                    // Barrier for invariant 1: everything is durable on the origin, and nothing on
-                    // the cache device may overwrite it later.
+                    // Barrier for invariant 1: everything is durable on the origin. Marks make sure
+                    // that no block of the cache device is written back over it later.
                     return self.sync_forgotten(&(0..self.0.volume.size()), Forgotten::Marks).await;
                 }
             }
         }
     }
 
-    /// Waits until everything dirty that was written through the cache is durable on the origin;
-    /// returns whether that succeeded. Writes under way that were not acknowledged may also be
-    /// dirty: they end soon, and none start once the cache device has failed.
+    /// Waits, in a mode that keeps no dirty blocks, until the origin has all writes durably and no
+    /// block is dirty; returns whether that succeeded. Blocks of unacknowledged writes in flight
+    /// are dirty too: these writes end soon, and no new ones start once the cache device has
+    /// failed.
     async fn is_all_through(self) -> bool {
         let (volume, began) = (&self.0.volume, self.0.now());
         while !keeps_dirty(volume.mode()) && OriginIo(self.0).sync(WakeReason::Flush).await.is_ok()
@@ -96,8 +97,8 @@ impl Commits<'_> {
         false
     }
 
-    /// Waits until no block of a range that was removed from the log can return, because the origin
-    /// may get newer data.
+    /// Makes the forgetting of a range durable, so that after a crash none of its removed blocks
+    /// returns and replaces the newer data that the origin may get.
     ///
     /// # Errors
     /// If neither the log nor the ledger could record it.

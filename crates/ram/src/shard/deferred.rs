@@ -1,9 +1,10 @@
 //! Deferred writes of a shard: data that only RAM has, until it is written down.
 //!
 //! Data is written down by region. [`Shard::take`] copies the dirty sectors of a region and marks
-//! them as being written; they may be overwritten meanwhile, which makes them dirty again. At most
-//! one write-down of a region is in flight, and none of a sector that another request is replacing
-//! in the lower tier, so that data reaches the lower tier in the order of its acknowledgement.
+//! them as being written. A client may overwrite them meanwhile, which makes them dirty again. At
+//! most one write-down of a region is in flight, and a sector that another request is replacing in
+//! the lower tier is not written down at the same time. So data reaches the lower tier in the order
+//! in which its writes were acknowledged.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
@@ -20,18 +21,20 @@ use crate::contents::Sectors;
 use crate::counts::TierCounts;
 use crate::index::Frame;
 
-/// A region with pinned blocks.
+/// A region with pinned blocks. A block is pinned while RAM has data of it that the lower tier
+/// lacks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pinned {
     /// Blocks with dirty or writing sectors.
     blocks: u32,
     /// Blocks with dirty sectors.
     dirty: u32,
-    /// When the oldest of its dirty data was acknowledged.
+    /// Time at which its oldest dirty data was acknowledged.
     since: Nanos,
-    /// Requests that replace blocks of its data in the lower tier: one for each block.
+    /// Requests in flight that write newer data to the lower tier in place of deferred data,
+    /// counted once for each block.
     superseding: u32,
-    /// When the oldest of the data that they replace was acknowledged.
+    /// Time at which the oldest data that they replace was acknowledged.
     superseded: Nanos,
     /// A write-down is in flight.
     busy: bool,
@@ -57,11 +60,11 @@ pub(super) struct Deferred {
     begun: u64,
     /// Regions with a write-down in flight.
     busy: u32,
-    /// The last write-downs of whole regions: the region, and the number of its write-down.
+    /// The last write-downs that covered a whole region: the region, and the write-down's number.
     whole: VecDeque<(Region, u64)>,
     /// Writes that wait for space.
     turns: Turns,
-    /// The last write-down took no block out of the way.
+    /// Whether the last write-down failed for all of its blocks.
     failing: bool,
 }
 
@@ -71,10 +74,10 @@ const REMEMBERED: usize = 64;
 /// Whether a write was deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defer {
-    /// The write was deferred. `wakes`: nothing else in its shard was dirty, or space begins to run
-    /// short.
+    /// The write was deferred.
     Done {
-        /// See above.
+        /// Whether to wake the write-down: nothing else in the shard was dirty, or half of the
+        /// space has just been used up.
         wakes: bool,
     },
     /// The write must go to the lower tier at once.
@@ -86,7 +89,7 @@ pub(crate) enum Defer {
 /// A task that asks for a region's deferred data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taker {
-    /// The write-downs that had begun when it asked first.
+    /// Number of write-downs that had begun when it first asked.
     since: u64,
     /// Whether the task has waited for another write-down of the region.
     waited: bool,
@@ -94,30 +97,30 @@ pub(crate) struct Taker {
 
 /// The answer to a request for a region's deferred data.
 pub(crate) enum Take {
-    /// There is none, or all that there was when the taker asked first has been written down.
+    /// There is none, or the data that existed when the taker first asked has been written down.
     None,
-    /// Some of it is on its way to the lower tier already.
+    /// Another request is writing some of it to the lower tier: wait, and ask again.
     Busy,
-    /// The data is to be written down now.
+    /// The caller has to write this data down.
     Taken(Taken),
 }
 
-/// A region's deferred data on its way to the lower tier.
+/// Deferred data of a region that is being written down.
 pub(crate) struct Taken {
     pub(crate) region: Region,
     blocks: Vec<(RamBlockNumber, u128)>,
-    /// Data in the order of its place: the offset in bytes, and the bytes.
+    /// Data in ascending order: offset in bytes, and content.
     pub(crate) runs: Vec<(u64, IoBuf)>,
     /// The number of runs.
     pub(crate) requests: u64,
     pub(crate) bytes: u64,
-    /// When the oldest of it was acknowledged.
+    /// Time at which its oldest data was acknowledged.
     pub(crate) since: Nanos,
-    /// Other dirty data of the region has to wait for requests in flight.
+    /// Whether blocks of the region were left out because requests are writing them.
     pub(crate) partly: bool,
     /// Number of this write-down in its shard.
     number: u64,
-    /// Whether it covers the whole region, for other waiters too.
+    /// Whether it was taken for the whole region, so that it also serves other waiters.
     whole: bool,
 }
 
@@ -130,30 +133,31 @@ pub(crate) struct Load {
     pub(crate) writing: u64,
     /// Pinned blocks.
     pub(crate) pinned: u64,
-    /// The largest share of the blocks that may be pinned which is, in any shard.
+    /// Pinned blocks as a share of their maximum; of a tier, the highest share of its shards.
     pub(crate) fill: f64,
 }
 
 impl Shard {
-    /// Defers writes from now on, with at most `share` percent of the blocks pinned; 0: no longer.
+    /// Starts to defer writes, with at most `share` percent of the blocks pinned; 0 ends deferring.
     pub(crate) fn set_deferring(&mut self, share: u8) {
-        // With all frames pinned, reads are served from below and not cached. If some were left to
-        // them, a range as large as the tier would not fit, and every round over it would wait.
+        // All frames may be pinned; reads are then served from the lower tier and not cached. If
+        // some frames were reserved for reads, a client that overwrites a range as large as the
+        // tier again and again would have to wait in each round.
         self.deferred.share = share;
         self.deferred.most = (u64::from(self.room) * u64::from(share) / 100) as u32;
         self.deferred.on = share > 0 && self.keeps.1;
     }
 
-    /// Returns how much is deferred.
+    /// Returns the amount of deferred data.
     pub(crate) fn load(&self) -> Load {
         let Deferred { on, most, pinned, dirty, writing, .. } = self.deferred;
-        // Remaining data after deferring was switched off blocks no write.
+        // Once deferring is off, remaining data makes no write wait.
         let fill = if on { f64::from(pinned) / f64::from(most.max(1)) } else { 0.0 };
         let (bytes, writing) = (dirty * SECTOR_SIZE, writing * SECTOR_SIZE);
         Load { bytes, writing, pinned: pinned.into(), fill }
     }
 
-    /// Returns when the oldest data that is not on its way was acknowledged.
+    /// Returns the time at which the oldest dirty data was acknowledged.
     pub(crate) fn oldest(&self) -> Option<Nanos> {
         let dirty = self.deferred.regions.values().filter(|pinned| pinned.dirty > 0);
         dirty.map(|pinned| pinned.since).min()
@@ -164,8 +168,8 @@ impl Shard {
         self.deferred.regions.range(regions).next().map(|(region, _)| *region)
     }
 
-    /// Returns the regions with deferred data, and since when they have some; `None`: all of a
-    /// region's is on its way to the lower tier.
+    /// Returns the regions with deferred data, and the time at which their oldest dirty data was
+    /// acknowledged; `None` if all of it is being written down.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (Region, Option<Nanos>)> {
         let since = |pinned: &Pinned| (pinned.dirty > 0).then_some(pinned.since);
         self.deferred.regions.iter().map(move |(region, pinned)| (*region, since(pinned)))
@@ -178,7 +182,8 @@ impl Shard {
     }
 
     /// Passes on the sectors of a block that RAM has and the lower tier lacks: their numbers from
-    /// the start of the range, and the bytes. Returns `false` if some of them are being replaced.
+    /// the start of the range, and the bytes. Returns `false` if a request is replacing some of
+    /// them in the lower tier.
     pub(crate) fn copy_deferred(
         &self,
         block: RamBlockNumber,
@@ -213,8 +218,8 @@ impl Shard {
         sum.superseded_bytes += counts.superseded * SECTOR_SIZE;
     }
 
-    /// Returns the sectors of a frame for which a write to the lower tier has to wait: those whose
-    /// data is on its way there, and, unless it `replaces` them for certain, deferred ones.
+    /// Returns the sectors of a frame that make a write to the lower tier wait: those that are
+    /// being written there, and, unless the write certainly `replaces` them, dirty ones.
     pub(super) fn in_the_way(&self, frame: Frame, replaces: bool) -> u128 {
         let own = self.contents.sectors(frame);
         let writing = if planted::has(PlantedBug::WriteDownOvertaken) { 0 } else { own.writing };
@@ -254,9 +259,9 @@ impl Shard {
         self.deferred.turns.leave(turn);
     }
 
-    /// Returns the next region at or behind `near`, and round again, whose write-down makes space
-    /// for writes that wait, among those that are not `left_out`. `None`: none wait, or as many
-    /// regions as writes are on their way.
+    /// Returns a region whose write-down makes space for waiting writes: the next one from `near`
+    /// on, cyclically, that is not `left_out`. Returns `None` if no write waits, or if at least as
+    /// many write-downs are in flight as writes wait.
     pub(crate) fn awaited(
         &self,
         near: Region,
@@ -273,14 +278,13 @@ impl Shard {
         in_order.find(awaited).map(|(region, _)| *region)
     }
 
-    /// Returns whether the last write-down made no space: the lower tier did not take all of any
-    /// block.
+    /// Returns whether the last write-down made no space, because it failed for all of its blocks.
     pub(crate) fn is_failing(&self) -> bool {
         self.deferred.failing
     }
 
-    /// Writes sectors of a block to RAM, to be written down later. `turn`: that of a write that has
-    /// waited.
+    /// Writes sectors of a block to RAM, to be written down later. `turn` is the turn of a write
+    /// that has waited for space.
     pub(crate) fn defer(
         &mut self,
         block: RamBlockNumber,
@@ -288,14 +292,15 @@ impl Shard {
         data: &[u8],
         turn: Option<Turn>,
     ) -> Defer {
-        // While another write is in flight below, the order of the two would not be known.
+        // Another write of this block is in flight to the lower tier. If this one were deferred,
+        // the order of the two would be undefined.
         if !self.deferred.on || self.is_written(block) {
             return Defer::Through;
         }
         let before = self.deferred.pinned;
         let is_next = self.deferred.turns.is_next(turn);
         let Some(frame) = self.pin(block, is_next) else {
-            // Without pinned blocks there never will be space.
+            // Without pinned blocks, no write-down can make space: waiting would not end.
             return if before == 0 && is_next { Defer::Through } else { Defer::NoSpace };
         };
         let Deferred { pinned, most, .. } = self.deferred;
@@ -317,8 +322,8 @@ impl Shard {
         Defer::Done { wakes }
     }
 
-    /// Returns the frame of a block, pinned; `None`: there is no room, or it is another write's
-    /// turn.
+    /// Pins a block and returns its frame. Returns `None` if there is no room, or if it is another
+    /// write's turn.
     fn pin(&mut self, block: RamBlockNumber, is_next: bool) -> Option<Frame> {
         let found = self.find(block);
         if let Some(frame) = found.filter(|frame| self.contents.sectors(*frame).pinned()) {
@@ -346,7 +351,7 @@ impl Shard {
         Some(frame)
     }
 
-    /// Gives a block that is no longer pinned to the policy.
+    /// Returns a block that is no longer pinned to the replacement policy.
     fn unpin(&mut self, block: RamBlockNumber, frame: Frame) {
         self.deferred.pinned -= 1;
         let number = self.block.region_of(block);
@@ -364,7 +369,7 @@ impl Shard {
         }
     }
 
-    /// Makes sectors of a pinned block dirty. Returns whether nothing else in its region was.
+    /// Makes sectors of a pinned block dirty. Returns whether the region had no dirty block before.
     fn make_dirty(&mut self, block: RamBlockNumber, own: &mut Sectors, sectors: u128) -> bool {
         let mut first = false;
         if own.dirty == 0
@@ -413,16 +418,16 @@ impl Shard {
         self.begin_writing(block, own, sectors);
     }
 
-    /// Returns a taker that asks for deferred data now.
+    /// Returns a taker that first asks now.
     pub(crate) fn taker(&self) -> Taker {
         Taker { since: self.deferred.begun, waited: false }
     }
 
     /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
     ///
-    /// A taker that must wait takes the whole region next, on behalf of all waiters, which are then
-    /// done together. One after the other, each would wait for all before it, and for ever if new
-    /// ones kept arriving.
+    /// A taker that had to wait takes the whole region, and so serves all other waiters as well. If
+    /// each took only its own range, a waiter would have to wait for all others in turn, and for
+    /// ever if new ones kept arriving.
     pub(crate) fn take(&mut self, region: Region, within: &Range<u64>, taker: &mut Taker) -> Take {
         let Some(pinned) = self.deferred.regions.get_mut(&region) else { return Take::None };
         let mut done = self.deferred.whole.iter().filter(|(number, _)| *number == region);
@@ -495,8 +500,8 @@ impl Shard {
         (pieces.first().map_or(0, |piece| piece.0), data)
     }
 
-    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch
-    /// `failed`, which is dirty again.
+    /// Ends a write-down. The lower tier has the data of all blocks except those that touch
+    /// `failed`, whose data becomes dirty again.
     pub(crate) fn settle(&mut self, taken: &Taken, failed: &[Range<u64>]) {
         let done = failed.is_empty();
         if let Some(region) = self.deferred.regions.get_mut(&taken.region) {
@@ -519,14 +524,14 @@ impl Shard {
         }
     }
 
-    /// Ends the writing of some sectors of a block. `done`: the lower tier has them, or the data
-    /// that replaced them.
+    /// Ends the writing of some sectors of a block. `done`: the lower tier has them or newer data;
+    /// otherwise they become dirty again.
     fn end_writing(&mut self, block: RamBlockNumber, sectors: u128, done: bool) {
         // The tier may have been closed meanwhile.
         let Some(frame) = self.find(block) else { return };
         let mut own = self.contents.sectors(frame);
         if !own.pinned() {
-            // Another request has ended the writing of these sectors: the policy has the block.
+            // Another request has ended the writing of these sectors, and has unpinned the block.
             return;
         }
         if !done {
@@ -544,8 +549,8 @@ impl Shard {
         }
     }
 
-    /// Ends a request that replaced deferred data of a block in the lower tier, if there was any,
-    /// and returns that. `done`: it did; otherwise the data is dirty again.
+    /// Ends a request that replaced deferred data of a block in the lower tier; returns whether
+    /// there was such data. Unless `done`, the request failed and the data becomes dirty again.
     pub(super) fn end_superseding(
         &mut self,
         block: RamBlockNumber,
@@ -565,7 +570,7 @@ impl Shard {
         if let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block)) {
             region.superseding = region.superseding.saturating_sub(1);
             if !done {
-                // The old data's age counts again, whatever was written to the region meanwhile.
+                // The region is again as old as the data that was not replaced.
                 region.since = region.since.min(region.superseded);
             }
         }

@@ -1,18 +1,19 @@
-//! Regions of the address space that may hold cached blocks, so that requests for long ranges need
-//! not look every block up.
+//! A coarse map of the address space that shows where no block is cached, so that a request for a
+//! long range need not look up every block.
 //!
-//! A region is a power of two of addresses. A region is vacant until the first insertion, and
-//! becomes vacant again when a walk has found each of its blocks absent. Eviction and removal alone
-//! do not make it vacant.
+//! A region is a range of addresses whose length is a power of two. It is vacant until the first
+//! insertion, and becomes vacant again when a walk over all of its blocks finds each of them
+//! absent. Evictions and removals alone do not make it vacant.
 //!
-//! An insertion tests one byte, and changes it only if the region is vacant or is being walked. It
-//! does so under the lock of the block's shard, under which the walk looks the block up too: either
-//! the walk finds the block, or the insertion finds the walk and spoils it.
+//! An insertion tests the region's byte, and changes it only if the region is vacant or under a
+//! walk. It does this under the lock of the block's shard, and the walk looks each block up under
+//! the same lock. So a block that is inserted during a walk is either found by the walk, or the
+//! insertion marks the region as occupied, and the walk then cannot make it vacant.
 //!
-//! When the index is widened, regions of new addresses share the states of others: such a state is
-//! vacant only if all of its regions are, and no walk makes it vacant again. A walk checks the
-//! number of addresses after it has begun: either it learns that the index was widened, or an
-//! insertion at a new address finds the walk.
+//! When the index is widened, a byte stands for several regions, old and new ones. From then on it
+//! can no longer become vacant: a walk covers only one of them. A walk that begins while the index
+//! is widened reads the number of addresses after it has marked the byte, so it either sees the new
+//! number and gives up, or an insertion at a new address sees the mark.
 
 use std::ops::Range;
 
@@ -21,10 +22,10 @@ use forebay_core::sync::atomic::{AtomicU8, Ordering};
 use super::Address;
 use crate::table::Geometry;
 
-/// Set: the region may hold blocks. In a region that is being walked: a block was inserted since
-/// the walk began.
+/// The region may hold blocks. If [`WALKED`] is set as well, a block was inserted during the walk.
 const OCCUPIED: u8 = 1;
-/// A walk is under way that may end with the region vacant. The region may hold blocks.
+/// A walk is under way; the region may hold blocks. If it ends without [`OCCUPIED`], the region may
+/// become vacant.
 const WALKED: u8 = 2;
 
 /// Fewest addresses of a region, as a power of two.
@@ -42,7 +43,7 @@ pub(super) struct Regions {
 
 /// A walk over all blocks of a region. If it is dropped, the region counts as occupied.
 pub struct Walk<'a> {
-    /// `None`: it cannot end with the region vacant.
+    /// `None`: the walk cannot make the region vacant.
     state: Option<&'a AtomicU8>,
 }
 
@@ -96,7 +97,7 @@ impl Regions {
         let (first, end) = (region << self.shift, (region + 1) << self.shift);
         let whole = range.start == first && end <= range.end;
         let state = self.state(range.start);
-        // Another walk under way keeps its chance, and this one has none.
+        // If another walk of the region is under way, only that one can make it vacant.
         let begun = whole
             && state.compare_exchange(OCCUPIED, WALKED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         let mut walk = Walk { state: begun.then_some(state) };
@@ -108,8 +109,9 @@ impl Regions {
 }
 
 impl Walk<'_> {
-    /// Ends a walk that has found every block of the region absent, and has overtaken all fills of
-    /// them, at some time since it began.
+    /// Ends a walk that has found every block of the region absent and has cancelled its fill, each
+    /// at some time since the walk began. The region becomes vacant unless a block was inserted
+    /// during the walk.
     pub fn found_nothing(mut self) {
         if let Some(state) = self.state.take()
             && state.compare_exchange(WALKED, 0, Ordering::SeqCst, Ordering::SeqCst).is_err()

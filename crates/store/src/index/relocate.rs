@@ -16,8 +16,8 @@ pub(crate) enum Relocated {
 }
 
 impl Index {
-    /// Moves a block's entry to another address, at which nothing is. At every moment it is at one
-    /// of the two.
+    /// Moves a block's entry to another address, which must be free. The entry is inserted there
+    /// before it is removed here, under both locks.
     pub(crate) fn relocate(&self, from: Address, to: Address) -> Relocated {
         let (old, new) = (self.geometry.place(from.0), self.geometry.place(to.0));
         let lock = |shard: u32| self.shards[shard as usize].lock();
@@ -26,7 +26,7 @@ impl Index {
             self.regions.occupy(to);
             return relocate(&mut shard, None, (old.key, from), (new.key, to));
         }
-        // In the order of their numbers: this is the only place where a thread holds two.
+        // Locks are taken in ascending order. No other code holds two of them.
         let mut first = lock(old.shard.min(new.shard));
         let mut second = lock(old.shard.max(new.shard));
         self.regions.occupy(to);
@@ -52,8 +52,8 @@ fn relocate(
     let inserted = match target {
         None => insert(source, new, to, entry, mask),
         Some(target) => {
-            // The block's next version is assigned there, and must be newer than all before
-            // (invariant 5).
+            // The target shard assigns the sequence of the block's next version, which must be
+            // higher than those of all earlier versions (invariant 5).
             target.sequence = target.sequence.max(sequence);
             insert(target, new, to, entry, mask)
         }
@@ -77,7 +77,7 @@ fn insert(
         return false;
     }
     if let Some(mask) = mask {
-        // As many masks leave the other shard: there is memory for it.
+        // The source shard gives up a mask, so the memory of both together suffices.
         shard.masks.insert(address.0, mask);
     }
     true

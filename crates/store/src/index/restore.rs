@@ -9,11 +9,11 @@ use crate::table::Entry;
 /// Everything in a shard that is loaded as a whole.
 #[derive(Default)]
 pub(crate) struct ShardContent {
-    /// The entries of the checkpoint that count.
+    /// The checkpoint's entries that are still valid.
     pub(crate) entries: Vec<(Address, Entry)>,
-    /// The versions in the log that count, of other blocks.
+    /// The newest versions of blocks in the log. None of these blocks is in `entries`.
     pub(crate) versions: Vec<(Address, NewVersion)>,
-    /// The blocks of partial entries of the checkpoint that do not count.
+    /// Blocks whose partial entry in the checkpoint is no longer valid; their masks are removed.
     pub(crate) superseded: Vec<Address>,
 }
 
@@ -64,7 +64,7 @@ impl Index {
         }
     }
 
-    /// Declares that no shard is loaded: see [`Index::load_shard`].
+    /// Marks all shards as not loaded: see [`Index::load_shard`].
     pub(crate) fn unload(&self) {
         self.shards.iter().for_each(|shard| shard.lock().set_loaded(false));
     }
@@ -78,7 +78,7 @@ impl Index {
         shard.lock().masks.restore(address.0, mask).map_err(Unfit::Masks)
     }
 
-    /// Loads a shard. Masks of all partial blocks in it were loaded before.
+    /// Loads a shard. The masks of all of its partial blocks must have been loaded before.
     ///
     /// # Errors
     /// The entries do not fit, or belong to another shard.

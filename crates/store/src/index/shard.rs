@@ -1,10 +1,10 @@
-//! One shard: a table and its masks and fills behind a lock, and a version by which whole blocks
-//! are found without the lock.
+//! One shard of the index: a table with its masks and fills behind a lock, and a sequence lock that
+//! lets hits on whole blocks read the table without that lock.
 //!
-//! The version is a sequence lock: odd while the table changes, and another even number after each
-//! change. A look-up without the lock reads the version, the words, and the version again; the
-//! result counts only if both versions are the same even number, otherwise the reader takes the
-//! lock. So a hit writes nothing that another lane's hits read.
+//! The version of the sequence lock is odd while the table changes, and a higher even number after
+//! each change. A look-up reads the version, the table, and the version again. If both versions are
+//! the same even number, the result is consistent; otherwise the reader takes the lock. So a hit
+//! writes to no cache line that the hits of other lanes read.
 
 use std::ops::{Deref, DerefMut};
 
@@ -19,9 +19,10 @@ use crate::table::{Buckets, Entry, Geometry, LocalKey, Table};
 /// A shard on its own cache lines.
 #[repr(C, align(128))]
 pub(super) struct Shard {
-    /// Sequence lock. In the cache line of the lock, as are `buckets`: see [`Shard::expect`].
+    /// Version of the sequence lock. It shares a cache line with `buckets` and the lock, which
+    /// [`Shard::expect`] prefetches.
     version: AtomicU64,
-    /// Bits of check in the words; changes together with the words.
+    /// Number of check bits in each word of the table; changes together with the words.
     check_bits: AtomicU32,
     buckets: Buckets,
     content: Mutex<Content>,
@@ -33,11 +34,11 @@ pub(super) struct Content {
     table: Table,
     /// The last sequence assigned in this shard.
     pub(super) sequence: u64,
-    /// Fills in flight that have not been overtaken.
+    /// Fills in flight whose block has not changed since they began.
     pub(super) fills: Vec<Filling>,
     pub(super) masks: Masks,
-    /// Whether the shard's entries were loaded. Until then nothing may be looked up or changed in
-    /// it, and the version is odd.
+    /// Whether the shard's entries are loaded. Until then no entry may be looked up or changed, and
+    /// the version stays odd, so that readers take the lock.
     loaded: bool,
 }
 
@@ -51,7 +52,7 @@ impl Shard {
         Shard { version: AtomicU64::new(0), check_bits, buckets, content: Mutex::new(content) }
     }
 
-    /// Makes room in the shard's words for larger keys: see [`Table::widen`].
+    /// Makes room for larger keys in the words of the table: see [`Table::widen`].
     pub(super) fn widen(&self, check_bits: u32) {
         let mut shard = self.lock();
         let mut table = shard.table_mut();
@@ -70,11 +71,13 @@ impl Shard {
         Locked { version: &self.version, content: self.content.lock() }
     }
 
-    /// Finds the entry of a block that is valid as a whole, without the lock. `seen` is called with
-    /// a candidate for the entry, and returns whether to continue. If `seen` ends with a
-    /// sequentially consistent exchange and this returns an entry, a thread that changes the table
-    /// later and then executes a sequentially consistent fence sees the exchange. `None` does not
-    /// prove that there is no entry.
+    /// Looks up a block without the lock; returns its entry only if the whole block is valid.
+    /// `seen` gets the candidate before it is verified, and returns whether to continue. `None`
+    /// does not prove that the block is absent.
+    ///
+    /// `seen` publishes a hazard with a sequentially consistent exchange. If an entry is returned,
+    /// any thread that changes the table afterwards and then executes a sequentially consistent
+    /// fence sees that hazard.
     #[inline]
     pub(super) fn find_unlocked(
         &self,
@@ -82,7 +85,7 @@ impl Shard {
         key: LocalKey,
         seen: impl FnOnce(&Entry) -> bool,
     ) -> Option<Entry> {
-        // Acquire: the words are at least as new as the version.
+        // Acquire: the words that are read next are at least as new as this version.
         let before = self.version.load(Ordering::Acquire);
         if before % 2 == 1 {
             return None;
@@ -92,15 +95,17 @@ impl Shard {
         if !seen(&entry) {
             return None;
         }
-        // The words were read before the version is read again.
+        // Acquire fence: all words are read before the version is read again.
         fence(Ordering::Acquire);
-        // Sequentially consistent, as is the exchange in `seen`. A thread that frees a segment
-        // changes the table, executes a fence, and then reads the exchanged value: either that
-        // thread sees the exchange, or this one sees the changed version (invariant 8).
+        // Invariant 8: a segment is not reused while it is read. A thread that frees a segment
+        // changes the table, executes a fence, and then reads the hazards. This thread publishes
+        // its hazard in `seen`, and then reads the version. Sequential consistency excludes that
+        // both miss the other's write: that thread sees the hazard, or this one the changed
+        // version.
         (self.version.load(Ordering::SeqCst) == before).then_some(entry)
     }
 
-    /// A hint that the key will be looked up soon, and that the shard may be changed.
+    /// Prefetches the shard and the key's bucket for a look-up, or, if `to_change`, for a change.
     #[inline]
     pub(super) fn expect(&self, geometry: &Geometry, key: LocalKey, to_change: bool) {
         match to_change {
@@ -122,13 +127,13 @@ impl Locked<'_> {
         &self.content.table
     }
 
-    /// Returns the table for a change. Look-ups without the lock that see any part of the change
-    /// find nothing until the returned guard is dropped.
+    /// Returns the table for a change. Until the returned guard is dropped, look-ups without the
+    /// lock find nothing.
     #[inline]
     pub(super) fn table_mut(&mut self) -> Changing<'_> {
         let before = self.version.load(Ordering::Relaxed);
         self.version.store(before | 1, Ordering::Relaxed);
-        // A reader that sees a word changed from here on also sees the odd version.
+        // Release fence: a reader that sees a word of this change also sees the odd version.
         fence(Ordering::Release);
         let after = if self.content.loaded { (before | 1) + 1 } else { before | 1 };
         Changing { version: self.version, after, table: &mut self.content.table }
@@ -138,10 +143,10 @@ impl Locked<'_> {
         self.content.loaded
     }
 
-    /// Declares that the entries are loaded, or that they are not.
+    /// Sets whether the entries are loaded.
     pub(super) fn set_loaded(&mut self, loaded: bool) {
         self.content.loaded = loaded;
-        // Dropping the guard publishes the change through the version.
+        // An empty change: dropping the guard makes the version even or odd, as `loaded` requires.
         drop(self.table_mut());
     }
 }
@@ -162,7 +167,7 @@ impl DerefMut for Locked<'_> {
     }
 }
 
-/// The table of a shard while it changes.
+/// Guard of a change of the table: the version is odd until it is dropped.
 pub(super) struct Changing<'a> {
     version: &'a AtomicU64,
     after: u64,
@@ -188,7 +193,7 @@ impl DerefMut for Changing<'_> {
 impl Drop for Changing<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: a reader that sees this version sees all changes.
+        // Release: a reader that sees this version sees the whole change.
         self.version.store(self.after, Ordering::Release);
     }
 }

@@ -80,8 +80,8 @@ impl Opening<'_> {
         }
         let loading = match image.later {
             Some(later) => {
-                // A crash before the next checkpoint requires replaying everything appended until
-                // then.
+                // After a crash before the next checkpoint, everything appended until then has to
+                // be replayed; this bounds it.
                 let most = self.options.checkpoint_due(geometry) / geometry.segment_bytes;
                 segments.withhold_beyond(most as u32);
                 // Segments with records after the base have to wait for another checkpoint.
@@ -155,8 +155,8 @@ impl Opening<'_> {
         let this = StoreLane::new(store, lane, queue);
         this.mend_roots(&mend).await?;
         if distrusted {
-            // Barrier for invariant 12: the next checkpoint clears the bit that distrusts samples
-            // of origins, so the samples are removed before it.
+            // Barrier for invariant 12: the samples of origins are removed before the next
+            // checkpoint clears the bit that marks them as distrusted.
             this.change_volumes(|volumes, _| {
                 volumes.iter_mut().for_each(|volume| volume.samples = None);
                 Ok(())
@@ -165,7 +165,8 @@ impl Opening<'_> {
         }
         if let Some(damage) = report.damage {
             tracing::error!(volumes = ?concerned, "{damage}");
-            // Barrier for invariant 9: the next checkpoint hides the gap in the log.
+            // Barrier for invariant 9: the damage is recorded before the next checkpoint, after
+            // which no recovery would see the gap in the log.
             this.note_damage(damage, concerned).await?;
         }
         if report.clean && !mended {
@@ -175,8 +176,8 @@ impl Opening<'_> {
             this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
         } else if let Some(accepted) = parts.accepted {
             // Barrier for invariants 4 and 9: before the first write, the superblock records which
-            // log records count. A later recovery finds these records proven durable by later
-            // writes.
+            // log records were accepted. Later writes would make the others look durable to the
+            // next recovery.
             let accepted = (!planted::has(PlantedBug::AcceptedNotNoted)).then_some(accepted);
             this.write_superblock(|superblock| superblock.accept(accepted)).await?;
         } else {

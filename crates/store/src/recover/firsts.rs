@@ -18,8 +18,9 @@ use crate::team::{Shared, Team, still_running};
 
 /// The generations of a segment that are possible in addition to the one in the checkpoint.
 pub(super) struct Bounds {
-    /// Every segment opened since the checkpoint has this generation or a higher one. Lower ones
-    /// are from an earlier crash; they did not take effect then, and never will.
+    /// Every segment opened since the checkpoint has this generation or a higher one. Headers with
+    /// lower ones were left by an earlier crash; its recovery did not accept them, nor may this
+    /// one.
     pub(super) lowest: Generation,
     /// The checkpoint's segment table.
     pub(super) lines: Arc<Vec<SegmentLine>>,
@@ -55,9 +56,10 @@ struct Search {
 struct Firsts {
     reopened: Vec<(SegmentId, Generation)>,
     bytes_read: u64,
-    /// Whether the first pages could be read.
+    /// Whether the first pages of all segments could be read.
     readable: bool,
-    /// Segments that may have been opened, as far as their readable pages tell.
+    /// Segments that may have been opened: their start is unreadable, and no header behind it is
+    /// new.
     hidden: u64,
     failure: Option<StoreError>,
 }
@@ -136,9 +138,9 @@ impl Search {
         Rc::try_unwrap(firsts).map(RefCell::into_inner).map_err(|_| still_running())
     }
 
-    /// Returns the generation with which a segment was opened since the checkpoint. The opening and
-    /// the first header both have it; one of them may be damaged, or not yet overwritten. If
-    /// neither is readable, the headers behind them are searched.
+    /// Returns the generation with which a segment was opened since the checkpoint, if it was. The
+    /// opening and the first header both contain it; one of them may be damaged, or may not have
+    /// been overwritten before the crash. If neither is readable, later headers are searched.
     async fn reopening(
         &self,
         queue: &Queue,
@@ -151,8 +153,8 @@ impl Search {
             let len = if is_used { PAGE + self.part } else { 2 * PAGE };
             let mut pages = self.read(queue, into, segment, len).await?;
             let mut opening = self.opening(&pages.bytes, segment);
-            // Most headers behind an opening are as old as the opening, and then none of them is
-            // needed.
+            // In most segments the first header is no newer than the opening; then its page need
+            // not be read as a whole and verified.
             if opening.is_some()
                 && self.claimed(&pages.bytes, segment) <= opening
                 && pages.all_readable()

@@ -48,8 +48,7 @@ pub(super) struct Source<'a> {
 }
 
 /// Loads the checkpoint's blocks into the index, except those in segments that were opened again:
-/// the versions that superseded them are in the log. `clean`: nothing was written after the
-/// checkpoint.
+/// their newer versions are in the log. `clean`: nothing was written after the checkpoint.
 ///
 /// # Errors
 /// It is damaged and cannot be rebuilt from parity, or there is no memory for it; the content of
@@ -215,8 +214,8 @@ pub(super) async fn load_later(
     })
 }
 
-/// Like [`load`] without a checkpoint: the whole log is replayed. Superseded versions come back
-/// where the record that superseded them is gone.
+/// Like [`load`], but without a checkpoint: the whole log is replayed. An old version of a block
+/// returns if the segment with the record that superseded it was reused.
 ///
 /// # Errors
 /// The device fails.

@@ -32,8 +32,8 @@ use crate::spaces::VolumeSpace;
 use crate::table::{Entry, Geometry as TableGeometry};
 use crate::team::Team;
 
-/// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
-/// assigned, but fewer than this: their records were in memory.
+/// Record numbers and sequences that are skipped after a crash. Those of records that did not reach
+/// the device must not be assigned again; there are fewer than this, as the records were in memory.
 const LEFT_OUT: u64 = 1 << 28;
 
 /// Segments that crashes may have left almost empty, in addition to the number that makes a
