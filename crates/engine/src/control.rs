@@ -333,7 +333,7 @@ impl EngineLane {
                 let read = async |place, buf| view.origin.read(place, buf, WakeReason::Other).await;
                 Some(SampledOrigin::read(volume.size(), evidence, read).await)
             };
-            if result.is_ok() && !volume.leaves_no_print.load(Ordering::Relaxed) {
+            if result.is_ok() && !volume.access.leaves_no_print.load(Ordering::Relaxed) {
                 match self.patiently(&volume, look).await {
                     Ok(Some(look)) => {
                         (print, samples) = (look.fingerprint().ok(), Some(look.samples()));
@@ -395,7 +395,7 @@ impl EngineLane {
         loop {
             // Wakes writes that wait for free space, so that they end.
             self.cache.store.space.notify_all();
-            let changed = volume.progress.listen();
+            let changed = volume.writeback.progress.listen();
             if volume.stats.in_flight() == 0 {
                 return;
             }

@@ -229,7 +229,7 @@ impl Dispatch<'_> {
         let in_flight = &self.0.stats().in_flight;
         in_flight.store(in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
         if self.0.volume.state() != VolumeState::Running {
-            self.0.volume.progress.notify_all();
+            self.0.volume.writeback.progress.notify_all();
         }
     }
 

@@ -271,10 +271,10 @@ impl Ordered {
     async fn step(&self, progress: &mut Progress) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
-        let wanted = volume.writeback_wanted.listen();
+        let wanted = volume.writeback.wanted.listen();
         let settings = volume.settings();
         progress.pacer.set_settings(settings.clone());
-        let asked = volume.drains.any();
+        let asked = volume.writeback.drains.any();
         let entering = !store.is_in_order(volume.id) && settings.writeback_running;
         let again = volume.bad_to_try();
         if let Err(error) = self.group(&again).await {
@@ -417,7 +417,7 @@ impl Ordered {
         {
             progress.sweep = None;
             self.0.volume.swept(started);
-            self.0.volume.progress.notify_all();
+            self.0.volume.writeback.progress.notify_all();
         }
     }
 }

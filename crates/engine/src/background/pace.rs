@@ -83,11 +83,12 @@ pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
 /// Like [`pause_for`], and only until the volume's settings make it `over`.
 pub(crate) async fn pause_unless(view: &LaneVolume, time: Duration, over: impl Fn() -> bool) {
     let (until, healed, drains) =
-        (view.now() + time, view.volume.healed(), view.volume.drains.begun());
+        (view.now() + time, view.volume.healed(), view.volume.writeback.drains.begun());
     loop {
-        let changed = view.volume.writeback_wanted.listen();
+        let changed = view.volume.writeback.wanted.listen();
         let gone = view.cache.is_stopping() || view.volume.state() == VolumeState::Removed;
-        let mended = view.volume.healed() != healed || view.volume.drains.begun() != drains;
+        let mended =
+            view.volume.healed() != healed || view.volume.writeback.drains.begun() != drains;
         if gone || mended || over() || view.now() >= until {
             return;
         }

@@ -261,7 +261,7 @@ impl EngineLane {
             How::Ranks(_) => segment.live.kept,
             How::Lists(lists) => lists.kept_in(segment.id),
         };
-        let slowest = self.cache.volumes().iter().map(|volume| volume.write_cost.mean()).max();
+        let slowest = self.cache.volumes().iter().map(|volume| volume.writeback.cost.mean()).max();
         let waits = self.cache.throttle.is_engaged();
         let most = most_reinserted(slowest.unwrap_or_default(), waits).max(REINSERT_LIVE);
         let capacity = store.cells_per_segment() as u32;

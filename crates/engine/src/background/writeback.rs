@@ -124,7 +124,7 @@ impl Writeback {
         if volume.is_read_only() {
             // The dirty blocks were written before the volume became read-only, and stay until it
             // may write.
-            let wanted = volume.writeback_wanted.listen();
+            let wanted = volume.writeback.wanted.listen();
             either(wanted, view.lane().sleep(LONGEST_WAIT)).await;
             return;
         }
@@ -140,14 +140,14 @@ impl Writeback {
             }
             return;
         }
-        let wanted = volume.writeback_wanted.listen();
+        let wanted = volume.writeback.wanted.listen();
         let settings = volume.settings();
         let wants_order = settings.wants_order();
         if wants_order && view.now() >= self.order_at {
             volume.set_ordered(true);
             return;
         }
-        let asked = volume.drains.any();
+        let asked = volume.writeback.drains.any();
         // A device that takes no writes may soon take no reads either. And writes that bypass a
         // full log must not meet dirty copies.
         let failed = view.cache.store.health.failed() || view.cache.is_starved();
@@ -238,7 +238,7 @@ impl Writeback {
             Next::Nothing => view.lane().sleep(Duration::from_millis(1)).await,
             Next::Clean => {
                 let timer = view.lane().sleep(FIRST_RETRY);
-                either(view.volume.writeback_wanted.listen(), timer).await;
+                either(view.volume.writeback.wanted.listen(), timer).await;
             }
         }
     }
@@ -259,7 +259,7 @@ impl Writeback {
             Err(error) => {
                 (self.sweep_failed, self.failed_in_sweep) = (true, true);
                 volume.set_writeback_error(Some(error));
-                let most = if volume.drains.any() { DRAIN_RETRY } else { LONGEST_RETRY };
+                let most = if volume.writeback.drains.any() { DRAIN_RETRY } else { LONGEST_RETRY };
                 pause_for(&self.view, self.retry.min(most)).await;
                 volume.refused.count_anew();
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);

@@ -151,13 +151,13 @@ impl EngineLane {
         mut enough: u64,
         progress: impl Fn(u64) -> Result<(), Cancelled>,
     ) -> Result<(), EngineError> {
-        let _draining = Draining::begin(&volume.drains);
+        let _draining = Draining::begin(&volume.writeback.drains);
         self.pass_those_answered_at_once(volume).await;
         volume.try_bad_again();
-        volume.writeback_wanted.notify_all();
+        volume.writeback.wanted.notify_all();
         let (name, mut least, mut attempts) = (&volume.name, u64::MAX, Attempts::new(volume));
         loop {
-            let changed = volume.progress.listen();
+            let changed = volume.writeback.progress.listen();
             // See the same fence in `path::write`.
             fence(Ordering::SeqCst);
             let left = volume.dirty_blocks();

@@ -84,7 +84,7 @@ impl Commits<'_> {
         let (volume, began) = (&self.0.volume, self.0.now());
         while !keeps_dirty(volume.mode()) && OriginIo(self.0).sync(WakeReason::Flush).await.is_ok()
         {
-            let progress = volume.progress.listen();
+            let progress = volume.writeback.progress.listen();
             if volume.dirty.total() == 0 {
                 return true;
             }

@@ -42,7 +42,7 @@ impl Volume {
     /// Returns the noted dirty byte ranges of the volume if its cache device has failed or hangs
     /// and the note has been written; some of them may have been written back since.
     pub fn noted_ranges(&self) -> Option<Vec<Range<u64>>> {
-        let noted = self.noted.lock().clone()?;
+        let noted = self.note.dirty.lock().clone()?;
         Some(self.ranges_of(&noted))
     }
 
@@ -82,11 +82,13 @@ impl Notes<'_> {
         if planted::has(PlantedBug::NotesForgotten) {
             return;
         }
-        if !intent.is_wanted() || self.0.volume.is_noted.load(Ordering::Relaxed) || intent.is_late()
+        if !intent.is_wanted()
+            || self.0.volume.note.distrusts.load(Ordering::Relaxed)
+            || intent.is_late()
         {
             return;
         }
-        let turn = ledger::in_time(self.0.lane(), self.0.volume.note_gate.enter()).await;
+        let turn = ledger::in_time(self.0.lane(), self.0.volume.note.writing.enter()).await;
         let Some(_turn) = turn.filter(|_| !intent.is_late()) else { return };
         let wanted: Vec<u64> =
             intent.wanted.iter().map(|word| word.swap(0, Ordering::SeqCst)).collect();
@@ -129,7 +131,7 @@ impl Notes<'_> {
     /// contain them.
     async fn file(self, regions: &[u64]) -> bool {
         let Some(ledger) = self.0.cache.ledger() else { return false };
-        if self.0.volume.is_noted.load(Ordering::Relaxed) {
+        if self.0.volume.note.distrusts.load(Ordering::Relaxed) {
             // The note has begun to distrust the cache device since the caller looked, and has to
             // go on saying so (invariants 5, 6 and 9).
             return false;
@@ -160,7 +162,7 @@ impl Notes<'_> {
         let dirty = dirty_regions(&self.0.volume.dirty);
         let (filed, begun) = intent.filed.lock().clone();
         if begun {
-            let _turn = self.0.volume.note_gate.enter().await;
+            let _turn = self.0.volume.note.writing.enter().await;
             let mut regions = dirty;
             for (at, word) in regions.iter_mut().enumerate() {
                 *word |= intent.noted[at].fetch_or(*word, Ordering::SeqCst);
@@ -197,8 +199,8 @@ impl Notes<'_> {
             // The note that all regions may be dirty stays.
             return;
         }
-        let turn = volume.note_gate.enter().await;
-        if volume.is_noted.load(Ordering::Relaxed) {
+        let turn = volume.note.writing.enter().await;
+        if volume.note.distrusts.load(Ordering::Relaxed) {
             drop(turn);
             self.write_down_now().await;
             return;
@@ -233,9 +235,9 @@ impl Notes<'_> {
             // Dirty blocks that the note would not list would count as outdated.
             return Err(LedgerError::NotLoaded);
         }
-        let _turn = volume.note_gate.enter().await;
-        volume.note_uses.fetch_add(1, Ordering::SeqCst);
-        let noted = volume.noted.lock().clone();
+        let _turn = volume.note.writing.enter().await;
+        volume.note.uses.fetch_add(1, Ordering::SeqCst);
+        let noted = volume.note.dirty.lock().clone();
         let free = volume.blocks(free.clone());
         let blocks = match noted {
             Some(noted) if noted.within(&free).all(|block| self.is_dirty(block)) => return Ok(()),
@@ -248,8 +250,8 @@ impl Notes<'_> {
         // Barrier for invariants 5, 6 and 9: the note is durable before the origin has anything
         // newer.
         ledger::write(&*ledger, &volume.name, note).await?;
-        *volume.noted.lock() = Some(Arc::new(blocks));
-        volume.is_noted.store(true, Ordering::SeqCst);
+        *volume.note.dirty.lock() = Some(Arc::new(blocks));
+        volume.note.distrusts.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -306,16 +308,16 @@ impl Notes<'_> {
     /// # Errors
     /// The device has failed, or the note cannot be replaced.
     pub(crate) async fn trust_again(self) -> Result<(), CommitError> {
-        if !self.0.volume.is_noted.load(Ordering::Relaxed) {
+        if !self.0.volume.note.distrusts.load(Ordering::Relaxed) {
             return Ok(());
         }
         let _turn = loop {
-            let uses = self.0.volume.note_uses.load(Ordering::SeqCst);
+            let uses = self.0.volume.note.uses.load(Ordering::SeqCst);
             self.0.store.commit().await?;
             self.0.store.sync_marks().await?;
             self.give_up_samples().await?;
-            let turn = self.0.volume.note_gate.enter().await;
-            if self.0.volume.note_uses.load(Ordering::SeqCst) == uses {
+            let turn = self.0.volume.note.writing.enter().await;
+            if self.0.volume.note.uses.load(Ordering::SeqCst) == uses {
                 break turn;
             }
             // Another task has relied on the note meanwhile, for changes that the device has not
@@ -326,8 +328,8 @@ impl Notes<'_> {
             let written = ledger::write(&*ledger, &self.0.volume.name, note).await;
             written?;
         }
-        *self.0.volume.noted.lock() = None;
-        self.0.volume.is_noted.store(false, Ordering::SeqCst);
+        *self.0.volume.note.dirty.lock() = None;
+        self.0.volume.note.distrusts.store(false, Ordering::SeqCst);
         Ok(())
     }
 
@@ -340,10 +342,10 @@ impl Notes<'_> {
             return;
         }
         // If an earlier call still runs, the next period tries again.
-        let Some(_turn) = volume.write_down.try_enter() else { return };
-        let noted = volume.is_noted.load(Ordering::Relaxed);
+        let Some(_turn) = volume.note.update.try_enter() else { return };
+        let noted = volume.note.distrusts.load(Ordering::Relaxed);
         if self.0.cache.store.health.failed() {
-            let more = || volume.noted.lock().as_ref().map_or(0, |noted| noted.len());
+            let more = || volume.note.dirty.lock().as_ref().map_or(0, |noted| noted.len());
             if !noted || volume.dirty.total() < more() {
                 self.write_down_now().await;
             }

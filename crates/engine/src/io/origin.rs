@@ -73,7 +73,7 @@ impl OriginIo<'_> {
         let volume = &self.0.volume;
         let (start, whole) =
             self.merge_logical(offset, data, WakeReason::Write).await.map_err(|error| {
-                volume.read_error.set(&error);
+                volume.reads.error.set(&error);
                 tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
                 IoError::Io
             })?;
@@ -108,7 +108,7 @@ impl OriginIo<'_> {
         FirstWrite(self.0).before_origin_write(start..end).await;
         let write = DeviceOp::Write { offset: start, data: IoData::Owned(data) };
         let write = self.0.origin.run(write, why.into());
-        let done = volume.write_cost.of(&**self.0.lane().clock(), write).await;
+        let done = volume.writeback.cost.of(&**self.0.lane().clock(), write).await;
         bump(&self.0.stats().counters.origin_written_bytes, end - start);
         let refused = || done.result.as_ref().is_err_and(|it| it.kind == DeviceErrorKind::ReadOnly);
         if planted::has(PlantedBug::FailedWritebackCleans)
@@ -163,7 +163,7 @@ impl OriginIo<'_> {
         if volume.origin_sync_failed() {
             // No later sync proves that these are durable; writeback writes them again.
             volume.through.clear();
-            volume.writeback_wanted.notify_all();
+            volume.writeback.wanted.notify_all();
             return Err(IoError::Io);
         }
         let last = volume.syncs.last_unsynced();
@@ -194,7 +194,7 @@ impl OriginIo<'_> {
         if let Err(error) = self.sync_in_turn(&turn, cause).await {
             tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
             drop(under_way);
-            volume.writeback_wanted.notify_all();
+            volume.writeback.wanted.notify_all();
             return Err(IoError::Io);
         }
         // A removed volume's dirty blocks are counted by its next attachment; mark none here.

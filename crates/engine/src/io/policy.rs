@@ -116,7 +116,8 @@ impl Policy<'_> {
     /// copy saves no reads, however often it was overwritten while dirty, so it becomes evictable.
     pub(crate) fn cleaned(self, block: OriginBlock, version: &VersionId) {
         let (volume, store) = (&self.0.volume, self.0.store.store());
-        if self.0.cache.ranks() && volume.read_share.is_only_written() && !self.0.is_pinned(block) {
+        if self.0.cache.ranks() && volume.reads.share.is_only_written() && !self.0.is_pinned(block)
+        {
             store.rerank(&volume.space, block, version.slot(), |_| Rank::EVICTABLE.bits());
         }
     }

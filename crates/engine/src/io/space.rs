@@ -37,7 +37,7 @@ impl Space<'_> {
         store.space_wanted.notify_all();
         if self.is_starved() {
             // Copies become clean without a notification of `space`: poll.
-            self.0.volume.writeback_wanted.notify_all();
+            self.0.volume.writeback.wanted.notify_all();
             either(listening, self.0.lane().sleep(Duration::from_millis(20))).await;
         } else {
             listening.await;
@@ -52,7 +52,7 @@ impl Space<'_> {
         let (volume, store) = (&self.0.volume, &self.0.cache.store);
         let room = !volume.is_ordered() || store.has_room_in_order(volume.id);
         if !room {
-            self.0.cache.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
+            self.0.cache.volumes().iter().for_each(|volume| volume.writeback.wanted.notify_all());
         }
         room
     }

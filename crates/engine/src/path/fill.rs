@@ -114,13 +114,13 @@ impl<'a> Filler<'a> {
         why: Widened,
     ) -> Option<Result<(), Retry>> {
         let volume = &self.0.volume;
-        if volume.bad_reads.may_fail(why, span, self.0.now()) {
+        if volume.reads.bad.may_fail(why, span, self.0.now()) {
             return None;
         }
         match self.read_span(range, span, into, gate).await {
             Ok(()) => Some(Ok(())),
             Err(Failed::Origin(error)) if error.is_local() => {
-                volume.bad_reads.note(why, span.clone(), self.0.now());
+                volume.reads.bad.note(why, span.clone(), self.0.now());
                 None
             }
             Err(Failed::Other(Retry::Fail(_))) => None,
@@ -136,15 +136,15 @@ impl<'a> Filler<'a> {
     async fn cannot_read(self, span: &Range<u64>, error: DeviceError) {
         let volume = &self.0.volume;
         let now = self.0.now();
-        let before = Nanos(volume.read_located.load(Ordering::Relaxed));
+        let before = Nanos(volume.reads.located.load(Ordering::Relaxed));
         let error = match error.is_local() && now.since(before) >= LOCATED_EVERY {
             true => {
-                volume.read_located.store(now.0, Ordering::Relaxed);
+                volume.reads.located.store(now.0, Ordering::Relaxed);
                 self.locate(span.clone(), error).await
             }
             false => error,
         };
-        volume.read_error.set(&error);
+        volume.reads.error.set(&error);
         tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
     }
 
@@ -263,7 +263,7 @@ impl<'a> Filler<'a> {
         match (done.result, done.buf) {
             (Ok(()), Some(mut data)) => {
                 bump(&self.0.stats().counters.origin_read_bytes, data.len() as u64);
-                volume.read_error.clear();
+                volume.reads.error.clear();
                 let mut result = Ok(());
                 for filling in &blocks {
                     if let Err(retry) = self.merge(filling, range, span, &mut data, gate).await {

@@ -31,7 +31,7 @@ impl Flusher<'_> {
         // A flush of an ordered volume ends a group. A cache device that has failed may have lost
         // its data, and one that is distrusted may be trusted again.
         let needed = volume.is_ordered()
-            || volume.is_noted.load(Ordering::Relaxed)
+            || volume.note.distrusts.load(Ordering::Relaxed)
             || self.0.is_unavailable_to(true);
         if covered.is_none() && !needed {
             return Ok(());

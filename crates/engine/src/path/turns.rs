@@ -95,7 +95,7 @@ impl Turns<'_> {
         if self.0.cache.makes_wait(&self.0.volume) {
             // Wake writeback: it should now run as fast as it can.
             for volume in self.0.cache.volumes() {
-                volume.writeback_wanted.notify_all();
+                volume.writeback.wanted.notify_all();
             }
         }
     }

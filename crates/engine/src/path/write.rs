@@ -323,7 +323,7 @@ impl Writer<'_> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         while needed() {
-            let changed = volume.progress.listen();
+            let changed = volume.writeback.progress.listen();
             let is_dirty = |block: &OriginBlock| {
                 store.peek(&volume.space, *block).is_some_and(|found| found.entry.dirty)
             };
@@ -337,7 +337,7 @@ impl Writer<'_> {
             if bad || volume.is_ordered() || volume.writeback_fails() {
                 return Err(IoError::Io);
             }
-            volume.writeback_wanted.notify_all();
+            volume.writeback.wanted.notify_all();
             either(changed, self.0.lane().sleep(Duration::from_millis(20))).await;
         }
         Ok(())
@@ -397,7 +397,7 @@ impl Writer<'_> {
                         other => other,
                     };
                 let result = self.end_in_log(result, offset, &data, survives, &progress).await;
-                volume.writeback_wanted.notify_all();
+                volume.writeback.wanted.notify_all();
                 return (WriteEnd::Done(result), data);
             }
             Err(error) => {
@@ -431,7 +431,7 @@ impl Writer<'_> {
         if result.is_err() {
             self.left_in_log(blocks);
         } else if self.promised(survives) != Survives::PowerLoss || written.len() < blocks {
-            volume.writeback_wanted.notify_all();
+            volume.writeback.wanted.notify_all();
         }
         (WriteEnd::Done(self.end_on_origin(survives, &bytes, result).await), data)
     }
@@ -440,7 +440,7 @@ impl Writer<'_> {
     /// and they may be read.
     fn left_in_log(self, blocks: usize) {
         bump(&self.0.stats().logged, blocks as u64);
-        self.0.volume.writeback_wanted.notify_all();
+        self.0.volume.writeback.wanted.notify_all();
     }
 
     /// Writes the blocks of a write that are in the log to the origin: used when the log was full
@@ -529,7 +529,8 @@ impl Writer<'_> {
             Survives::Daemon => (),
             Survives::PowerLoss => OriginIo(self.0).sync(WakeReason::Flush).await?,
         }
-        if !self.0.is_unavailable_to(true) && !self.0.volume.is_noted.load(Ordering::Relaxed) {
+        if !self.0.is_unavailable_to(true) && !self.0.volume.note.distrusts.load(Ordering::Relaxed)
+        {
             return Ok(());
         }
         // Barrier for invariants 2 and 31: the log may not have recorded the change before the

@@ -71,7 +71,7 @@ impl LimitedVolume {
     /// Records a request that was answered, or is about to be submitted.
     #[inline]
     fn record(&self, op: Op, offset: u64, len: u64) {
-        if self.volume.volume.is_recorded.load(Ordering::Relaxed) {
+        if self.volume.volume.recorder.is_on.load(Ordering::Relaxed) {
             let op = match op {
                 Op::Read | Op::Write | Op::Discard => op,
                 Op::WriteZeroes if len <= WRITTEN_ZEROES => Op::Write,

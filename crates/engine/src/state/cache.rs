@@ -349,7 +349,7 @@ impl Cache {
     /// Sets whether only ordered writeback can free space; wakes writeback if so.
     pub(crate) fn press(&self, pressed: bool) {
         if self.pressed.swap(pressed, Ordering::SeqCst) != pressed && pressed {
-            self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
+            self.volumes().iter().for_each(|volume| volume.writeback.wanted.notify_all());
         }
     }
 
@@ -365,7 +365,7 @@ impl Cache {
             tracing::warn!(
                 "the cache has no free space, and none can be made: every segment has blocks that must stay"
             );
-            self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
+            self.volumes().iter().for_each(|volume| volume.writeback.wanted.notify_all());
             self.store.space.notify_all();
         }
     }

@@ -4,7 +4,7 @@
 //! requests that find the ring full are counted and left out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{Nanos, Op};
 use parking_lot::RwLock;
@@ -126,14 +126,18 @@ impl Rings {
 
 /// A volume's recording, if there is one.
 #[derive(Default)]
-pub(crate) struct Recorder(pub(crate) RwLock<Option<Arc<Rings>>>);
+pub(crate) struct Recorder {
+    /// Whether requests are recorded. Read for each request.
+    pub(crate) is_on: AtomicBool,
+    pub(crate) rings: RwLock<Option<Arc<Rings>>>,
+}
 
 impl Recorder {
     /// Records a request; must be called on this lane.
     #[cold]
     pub(crate) fn record(&self, lane: usize, request: Recorded) {
         // Held exclusively only for a moment, when a recording begins or ends.
-        let Some(rings) = self.0.try_read() else { return };
+        let Some(rings) = self.rings.try_read() else { return };
         if let Some(ring) = rings.as_ref().and_then(|rings| rings.0.get(lane)) {
             ring.put(request);
         }

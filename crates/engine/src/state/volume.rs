@@ -2,20 +2,21 @@
 
 mod bad;
 pub(crate) mod layout;
+mod note;
 mod origin;
 pub(crate) mod recording;
 mod refused;
+mod settings;
+mod writeback;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_core::{
-    BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, Sectors, VolumeId,
-};
+use forebay_core::{BlockSize, Clock, IoError, Nanos, OriginBlock, Sectors, VolumeId};
 use forebay_device::{Device, Meter};
 use forebay_format::VolumeRecord;
-use forebay_lane::{Gate, Lane, MemoryBudget, Notify};
+use forebay_lane::{Lane, MemoryBudget};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_policy::whatif::{Prediction, Setup};
@@ -23,27 +24,22 @@ use forebay_settings::Settings;
 use forebay_store::{Entry, SpaceUse, Store, VolumeSpace};
 use parking_lot::Mutex;
 
-use crate::error::WritebackError;
 use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
-use crate::state::bad_reads::BadReads;
 use crate::state::committed::Committed;
 use crate::state::curve::{Sizes, Watched, simulated};
 use crate::state::dirty::DirtyCount;
-use crate::state::dirty_set::DirtySet;
 use crate::state::discarding::Discarding;
-use crate::state::drains::Drains;
 use crate::state::health::LastError;
 use crate::state::intent::Intent;
 use crate::state::limits::Limits;
 use crate::state::origin::Waits;
 use crate::state::origin_check::OriginCheck;
-use crate::state::origin_latency::{OriginLatency, WriteCost};
+use crate::state::origin_latency::OriginLatency;
 use crate::state::pins::{BlockSet, Pins};
 use crate::state::ranges::Ranges;
-use crate::state::read_share::ReadShare;
 use crate::state::recording::Recorder;
 use crate::state::refused::Refused;
 use crate::state::replacement::room;
@@ -52,6 +48,10 @@ use crate::state::streams::Streams;
 use crate::state::syncs::Syncs;
 use crate::state::through::Through;
 use crate::state::untouched::Untouched;
+use crate::state::volume::note::VolumeNote;
+use crate::state::volume::origin::{OriginAccess, OriginReads};
+use crate::state::volume::settings::InForce;
+use crate::state::volume::writeback::WritebackState;
 use crate::stats::Stats;
 
 /// The number of regions of the origin for which dirty blocks are counted.
@@ -88,17 +88,13 @@ pub struct Volume {
     sizes: Sizes,
     memory: Arc<MemoryBudget>,
     settings: Mutex<Settings>,
-    mode: AtomicU8,
-    frozen: AtomicBool,
-    rotational: AtomicBool,
-    durability: AtomicU8,
+    in_force: InForce,
     /// Sequential streams.
     pub(crate) streams: Streams,
     pub(crate) admission: AdmissionRules,
     pub(crate) limits: Limits,
     pub(crate) pins: Pins,
     pub(crate) share: Share,
-    dirty_limit: AtomicU8,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
     pub(crate) untouched: Untouched,
@@ -111,21 +107,7 @@ pub struct Volume {
     pub(crate) origin_latency: OriginLatency,
     /// Durations of the operations in flight on the origin.
     pub(crate) waits: Arc<Waits>,
-    /// Whether reclaim has waited long enough for the origin, until the writeback it requested
-    /// ends.
-    overdue: AtomicBool,
-    /// The cost of writeback's writes to the origin.
-    pub(crate) write_cost: WriteCost,
-    pub(crate) read_share: ReadShare,
-    sweeps: AtomicU64,
-    failed_sweeps: AtomicU64,
-    /// Wakes writeback: something that it depends on has changed.
-    pub(crate) writeback_wanted: Notify,
-    /// Dirty blocks have become fewer, or writeback has failed.
-    pub(crate) progress: Notify,
-    pub(crate) drains: Drains,
-    /// Whether only ordered writeback may write to the origin.
-    ordered: AtomicBool,
+    pub(crate) writeback: WritebackState,
     /// Blocks that are being written through.
     pub(crate) through: Through,
     /// Syncs of the origin, and the changes that each makes durable.
@@ -135,42 +117,15 @@ pub struct Volume {
     pub(crate) discarding: Discarding,
     pub(crate) bad: BadBlocks,
     pub(crate) refused: Refused,
-    pub(crate) bad_reads: BadReads,
-    /// When it was last found out which part of a read of the origin failed, in nanoseconds.
-    pub(crate) read_located: AtomicU64,
-    /// The error of the last read of the origin, if it failed.
-    pub(crate) read_error: LastError,
+    /// Reads of the origin.
+    pub(crate) reads: OriginReads,
     /// The error of the last write to the origin for a client, if it failed.
     pub(crate) write_error: LastError,
     /// The sizes in which clients see the volume.
     sectors: Sectors,
-    /// Whether clients may not write while the volume is started.
-    read_only: bool,
-    /// Why the origin takes no writes at the moment, although clients may write.
-    protection: LastError,
-    /// Whether the device itself says so, and not just a write that it has refused.
-    is_protected: AtomicBool,
-    /// Number of times that the origin became writable again.
-    healed: AtomicU64,
-    pub(crate) shrunk_told: AtomicBool,
-    pub(crate) leaves_no_print: AtomicBool,
-    /// Whether the origin was taken over by another machine.
-    is_fenced: AtomicBool,
-    /// Whether clients' requests are recorded. Read for each request, like the state.
-    pub(crate) is_recorded: AtomicBool,
+    pub(crate) access: OriginAccess,
     pub(crate) recorder: Recorder,
-    /// Dirty blocks of the distrusting note, if any: nothing else on the cache device counts.
-    pub(crate) noted: Mutex<Option<Arc<DirtySet>>>,
-    /// Whether there is a distrusting note.
-    pub(crate) is_noted: AtomicBool,
-    /// Held by the periodic update of the note.
-    pub(crate) write_down: Gate,
-    /// Held while a note is written.
-    pub(crate) note_gate: Gate,
-    /// Number of times that a task relied on the note for a change missing on the cache device.
-    pub(crate) note_uses: AtomicU64,
-    writeback_error: Mutex<Option<WritebackError>>,
-    writeback_fails: AtomicBool,
+    pub(crate) note: VolumeNote,
     /// The miss-ratio curve. On the heap, because few requests touch it.
     pub(crate) watched: Box<Watched>,
     /// Findings about the origin at the start; empty for a new volume.
@@ -182,7 +137,6 @@ pub struct Volume {
 }
 
 impl Volume {
-    #[expect(clippy::too_many_lines, reason = "a line for each field")]
     pub(crate) fn new(
         record: &VolumeRecord,
         (origin, sectors): (Arc<dyn Device>, Sectors),
@@ -205,16 +159,12 @@ impl Volume {
             alignment: u64::from(record.alignment),
             sizes: Sizes { capacity: room(store), cells: store.capacity_blocks() },
             memory: store.options().memory.clone(),
-            mode: AtomicU8::new(0),
-            frozen: AtomicBool::new(false),
-            rotational: AtomicBool::new(true),
-            durability: AtomicU8::new(0),
+            in_force: InForce::default(),
             streams: Streams::default(),
             admission: AdmissionRules::default(),
             limits: Limits::default(),
             pins: Pins::default(),
             share: Share::default(),
-            dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(Settings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
@@ -225,42 +175,19 @@ impl Volume {
             dirty_count: DirtyCount::new(lanes),
             origin_latency: OriginLatency::default(),
             waits: Arc::new(Waits::new(clock.clone(), lanes)),
-            overdue: AtomicBool::new(false),
-            write_cost: WriteCost::default(),
-            read_share: ReadShare::default(),
-            sweeps: AtomicU64::new(0),
-            failed_sweeps: AtomicU64::new(0),
-            writeback_wanted: Notify::default(),
-            progress: Notify::default(),
-            drains: Drains::default(),
-            ordered: AtomicBool::new(false),
+            writeback: WritebackState::default(),
             through: Through::default(),
             syncs: Syncs::default(),
             discards: AtomicU8::new(0),
             discarding: Discarding::default(),
             bad: BadBlocks::default(),
             refused: Refused::default(),
-            bad_reads: BadReads::default(),
-            read_located: AtomicU64::new(0),
-            read_error: LastError::default(),
+            reads: OriginReads::default(),
             write_error: LastError::default(),
-            read_only,
             sectors,
-            protection: LastError::default(),
-            is_protected: AtomicBool::new(false),
-            healed: AtomicU64::new(0),
-            shrunk_told: AtomicBool::new(false),
-            leaves_no_print: AtomicBool::new(false),
-            is_fenced: AtomicBool::new(false),
-            is_recorded: AtomicBool::new(false),
+            access: OriginAccess::new(read_only),
             recorder: Recorder::default(),
-            noted: Mutex::default(),
-            is_noted: AtomicBool::new(false),
-            write_down: Gate::default(),
-            note_gate: Gate::default(),
-            note_uses: AtomicU64::new(0),
-            writeback_error: Mutex::default(),
-            writeback_fails: AtomicBool::new(false),
+            note: VolumeNote::default(),
             watched: Box::default(),
             checked: OnceLock::new(),
             meter: Meter::new(lanes),
@@ -286,73 +213,9 @@ impl Volume {
         self.alignment
     }
 
-    /// Returns the settings.
-    pub fn settings(&self) -> Settings {
-        self.settings.lock().clone()
-    }
-
-    pub(crate) fn set_settings(&self, settings: Settings) {
-        self.frozen.store(settings.is_frozen(), Ordering::SeqCst);
-        let rotational = settings.rotational.of(self.origin.rotational());
-        self.rotational.store(rotational, Ordering::SeqCst);
-        self.mode.store(settings.effective_mode() as u8, Ordering::SeqCst);
-        self.durability.store(settings.durability as u8, Ordering::SeqCst);
-        self.streams.set(&settings);
-        self.admission.set(&settings);
-        self.limits.set(settings.limit_iops, settings.limit_bandwidth);
-        self.share.set(settings.share_min, settings.share_max);
-        if settings.wants_order() {
-            self.ordered.store(true, Ordering::SeqCst);
-        }
-        let limit = settings.cache_watermarks().1;
-        self.dirty_limit.store(limit, Ordering::SeqCst);
-        // A RAM tier sees all that clients ask for, and simulates by itself.
-        let setup = simulated(&settings, self.sizes, self.block.bytes());
-        let setup = setup.filter(|setup| setup.now.ram == 0);
-        self.watched.simulate(setup, self.stats.blocks(), &self.memory);
-        *self.settings.lock() = settings;
-        self.writeback_wanted.notify_all();
-    }
-
     /// Returns the pinned blocks.
     pub fn pinned(&self) -> Arc<BlockSet> {
         self.pins.blocks()
-    }
-
-    /// Returns the mode in force.
-    #[inline]
-    pub fn mode(&self) -> Mode {
-        let number = self.mode.load(Ordering::Relaxed) as usize;
-        Mode::ALL.get(number).copied().unwrap_or_default()
-    }
-
-    /// Returns whether no block may enter the cache.
-    #[inline]
-    pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Relaxed)
-    }
-
-    /// Returns the durability in force.
-    #[inline]
-    pub fn durability(&self) -> Durability {
-        let number = self.durability.load(Ordering::Relaxed) as usize;
-        Durability::ALL.get(number).copied().unwrap_or_default()
-    }
-
-    /// Returns whether only ordered writeback may write to the origin: while set, and until done.
-    #[inline]
-    pub(crate) fn is_ordered(&self) -> bool {
-        self.ordered.load(Ordering::SeqCst)
-    }
-
-    /// See [`Volume::is_ordered`].
-    pub(crate) fn set_ordered(&self, ordered: bool) {
-        self.ordered.store(ordered, Ordering::SeqCst);
-    }
-
-    /// Returns the dirty share of the cache, in percent, above which this volume writes back.
-    pub(crate) fn dirty_limit(&self) -> u8 {
-        self.dirty_limit.load(Ordering::Relaxed)
     }
 
     /// Returns the miss-ratio curve of the requests since the volume was started.
@@ -405,7 +268,7 @@ impl Volume {
 
     pub(crate) fn set_state(&self, state: VolumeState) {
         self.state.store(state as u8, Ordering::SeqCst);
-        self.writeback_wanted.notify_all();
+        self.writeback.wanted.notify_all();
         self.limits.changed.notify_all();
     }
 
@@ -424,7 +287,7 @@ impl Volume {
                 // A block that is written through is not for writeback, unless that fails.
                 let first = self.dirty_count.add(lane.id(), || lane.now());
                 if first && (keeps_dirty(self.mode()) || self.is_ordered()) {
-                    self.writeback_wanted.notify_all();
+                    self.writeback.wanted.notify_all();
                 }
             }
             (true, false) => self.cleaned(lane, block),
@@ -438,34 +301,7 @@ impl Volume {
         self.dirty_count.sub(lane.id());
         self.remove_bad(block);
         self.remove_refused(block);
-        self.progress.notify_all();
-    }
-
-    /// Counts a sweep: everything that was dirty at `since` has been written back.
-    pub(crate) fn swept(&self, since: Nanos) {
-        self.sweeps.fetch_add(1, Ordering::SeqCst);
-        self.dirty_count.swept(since);
-    }
-
-    /// Like [`Volume::swept`], but does not count as a sweep.
-    pub(crate) fn clean_since(&self, since: Nanos) {
-        self.dirty_count.swept(since);
-    }
-
-    /// Returns the number of sweeps over the whole origin in which every write succeeded.
-    pub(crate) fn sweeps(&self) -> u64 {
-        self.sweeps.load(Ordering::SeqCst)
-    }
-
-    /// Counts a sweep in which a write failed.
-    pub(crate) fn sweep_failed(&self) {
-        self.failed_sweeps.fetch_add(1, Ordering::SeqCst);
-        self.progress.notify_all();
-    }
-
-    /// Returns the number of sweeps over the whole origin in which a write failed.
-    pub(crate) fn failed_sweeps(&self) -> u64 {
-        self.failed_sweeps.load(Ordering::SeqCst)
+        self.writeback.progress.notify_all();
     }
 
     /// Returns the clean blocks that reclaim cannot evict, nearly: pinned ones, and those that the
@@ -526,74 +362,5 @@ impl Volume {
 
     pub(crate) fn set_discards(&self, can: bool) {
         self.discards.store(if can { 1 } else { 2 }, Ordering::Relaxed);
-    }
-
-    /// Records how the last writeback ended. Errors of a volume that is being removed are not
-    /// failures: its dirty blocks stay in the cache.
-    pub(crate) fn set_writeback_error(&self, error: Option<WritebackError>) {
-        let error = error.filter(|_| self.state() != VolumeState::Removed);
-        let mut slot = self.writeback_error.lock();
-        if let (Some(error), None) = (&error, slot.as_ref()) {
-            tracing::error!(
-                volume = self.name,
-                %error,
-                "writing back to the origin fails; the data stays dirty and is tried again"
-            );
-        }
-        match &error {
-            None => self.write_error.clear(),
-            Some(error) if error.is_write_protection() => self.protected(error),
-            Some(_) => {}
-        }
-        self.writeback_fails.store(error.is_some(), Ordering::SeqCst);
-        *slot = error;
-        drop(slot);
-        self.progress.notify_all();
-    }
-
-    /// Records that the origin takes writes again. The last error stays until nothing is dirty, or
-    /// a sweep has written everything: the blocks that it is about are perhaps still dirty
-    /// (invariant 18).
-    pub(crate) fn writeback_works(&self) {
-        self.writeback_fails.store(false, Ordering::SeqCst);
-        self.progress.notify_all();
-    }
-
-    /// Returns whether the last attempt to write back failed.
-    pub(crate) fn writeback_fails(&self) -> bool {
-        self.writeback_fails.load(Ordering::SeqCst)
-    }
-
-    /// Returns whether the volume is bound: its dirty blocks cannot be written back at the moment,
-    /// because its origin does not answer or may not be written, or writeback fails.
-    pub(crate) fn is_bound(&self) -> bool {
-        self.writeback_fails() || self.waits.is_hung() || self.is_read_only()
-    }
-
-    /// Returns whether the volume's writers must not take the last free space in the cache: the
-    /// volume is bound, or may turn out to be.
-    pub(crate) fn may_be_bound(&self) -> bool {
-        self.is_bound() || self.waits.is_late()
-    }
-
-    /// Returns whether reclaim may wait for the origin to take dirty blocks.
-    pub(crate) fn can_be_emptied(&self) -> bool {
-        !self.is_bound() && !self.overdue.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn set_overdue(&self, overdue: bool) {
-        self.overdue.store(overdue, Ordering::SeqCst);
-    }
-
-    /// Returns why dirty blocks cannot be written back at the moment: all, or those that the origin
-    /// refuses.
-    pub fn writeback_error(&self) -> Option<WritebackError> {
-        let error = self.writeback_error.lock().clone();
-        error.or_else(|| self.refusal())
-    }
-
-    /// Returns whether an error of writeback as a whole is shown.
-    pub(crate) fn shows_writeback_error(&self) -> bool {
-        self.writeback_error.lock().is_some()
     }
 }

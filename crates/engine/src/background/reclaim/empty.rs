@@ -127,7 +127,7 @@ impl EngineLane {
             replacement.kept.found(!keep);
         }
         for (owner, blocks) in live {
-            let write = owner.view.as_ref().map(|view| view.volume.write_cost.mean());
+            let write = owner.view.as_ref().map(|view| view.volume.writeback.cost.mean());
             let most_dirty = most_reinserted(write.unwrap_or_default(), waits);
             let few = all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty;
             // Beside pinned blocks, moving the dirty ones as well has to gain something.

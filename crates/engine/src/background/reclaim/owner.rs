@@ -59,7 +59,7 @@ impl<'a> Owner<'a> {
     pub(super) fn reads_pay(&self) -> bool {
         let Some(view) = &self.view else { return false };
         let (volume, store) = (&view.volume, &self.engine.cache.store);
-        let reads = volume.read_share.of(volume.stats.blocks(), store.capacity_blocks());
+        let reads = volume.reads.share.of(volume.stats.blocks(), store.capacity_blocks());
         volume.origin_latency.cost().mul_f64(reads) > REINSERTION_TIME
     }
 

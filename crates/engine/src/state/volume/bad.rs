@@ -56,7 +56,7 @@ impl Volume {
             bad.round += 1;
             bad.tried = 0;
             drop(bad);
-            self.writeback_wanted.notify_all();
+            self.writeback.wanted.notify_all();
         }
     }
 
@@ -86,7 +86,7 @@ impl Volume {
         };
         if was_bad {
             tracing::info!(volume = self.name, block = block.0, "a dirty block can be read again");
-            self.writeback_wanted.notify_all();
+            self.writeback.wanted.notify_all();
         }
     }
 

@@ -2,12 +2,51 @@
 //! takes no writes, and whether another machine has it.
 
 use std::fmt::Display;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::state::bad_reads::BadReads;
+use crate::state::health::LastError;
+use crate::state::read_share::ReadShare;
 use crate::state::volume::Volume;
+
+/// Whether the origin may be read and written.
+#[derive(Default)]
+pub(crate) struct OriginAccess {
+    /// Whether clients may not write while the volume is started.
+    read_only: bool,
+    /// Why the origin takes no writes at the moment, although clients may write.
+    protection: LastError,
+    /// Whether the device itself says so, and not just a write that it has refused.
+    is_protected: AtomicBool,
+    /// Number of times that the origin became writable again.
+    healed: AtomicU64,
+    /// Whether it was logged that the origin has shrunk.
+    shrunk_told: AtomicBool,
+    /// Whether a stop must not record by which content the origin is recognised.
+    pub(crate) leaves_no_print: AtomicBool,
+    /// Whether the origin was taken over by another machine.
+    is_fenced: AtomicBool,
+}
+
+impl OriginAccess {
+    pub(super) fn new(read_only: bool) -> Self {
+        OriginAccess { read_only, ..OriginAccess::default() }
+    }
+}
+
+/// The results of reads of the origin.
+#[derive(Default)]
+pub(crate) struct OriginReads {
+    pub(crate) bad: BadReads,
+    /// When it was last found out which part of a read failed, in nanoseconds.
+    pub(crate) located: AtomicU64,
+    /// The error of the last read, if it failed.
+    pub(crate) error: LastError,
+    pub(crate) share: ReadShare,
+}
 
 impl Volume {
     /// Returns for how long the origin has not answered, if an operator should see that.
@@ -24,12 +63,12 @@ impl Volume {
 
     /// Returns whether distance costs time on the origin, by its own account or the setting's.
     pub fn is_rotational(&self) -> bool {
-        self.rotational.load(Ordering::Relaxed)
+        self.in_force.rotational.load(Ordering::Relaxed)
     }
 
     /// Returns the error of the last read of the origin, if it failed.
     pub fn origin_read_error(&self) -> Option<String> {
-        self.read_error.get()
+        self.reads.error.get()
     }
 
     /// Returns the error of the last write to the origin for a client, if it failed.
@@ -48,7 +87,7 @@ impl Volume {
     /// Prevents a stop from recording anything by which another device with the same content would
     /// be taken for the origin: the path of the origin leads to another device.
     pub fn leave_no_print(&self) {
-        self.leaves_no_print.store(true, Ordering::Relaxed);
+        self.access.leaves_no_print.store(true, Ordering::Relaxed);
     }
 
     /// Returns a message if the origin was taken over by another machine. Clients are refused from
@@ -56,7 +95,7 @@ impl Volume {
     pub fn origin_fenced(&self) -> Option<String> {
         let cause = self.origin.fenced()?;
         let fenced = format!("the origin {} is lost: {cause}", self.origin_name);
-        if !self.is_fenced.swap(true, Ordering::Relaxed) {
+        if !self.access.is_fenced.swap(true, Ordering::Relaxed) {
             tracing::error!(volume = self.name, "every request fails from now on: {fenced}");
         }
         Some(fenced)
@@ -65,30 +104,31 @@ impl Volume {
     /// Returns whether clients are refused because of that.
     #[inline]
     pub(crate) fn is_fenced(&self) -> bool {
-        self.is_fenced.load(Ordering::Relaxed)
+        self.access.is_fenced.load(Ordering::Relaxed)
     }
 
     /// Returns whether clients may not write as long as the volume is started.
     #[inline]
     pub fn is_read_only(&self) -> bool {
-        self.read_only
+        self.access.read_only
     }
 
     /// Returns whether clients' writes are refused, because the volume is read-only or its origin
     /// takes none: acknowledged data must have a way to the origin (invariant 36).
     #[inline]
     pub(crate) fn refuses_writes(&self) -> bool {
-        (self.read_only || self.protection.is_set()) && !planted::has(PlantedBug::ProtectionIgnored)
+        (self.access.read_only || self.access.protection.is_set())
+            && !planted::has(PlantedBug::ProtectionIgnored)
     }
 
     /// Returns a message if dirty blocks have no way to the origin, because it takes no writes; and
     /// if clients are refused for that reason.
     pub fn origin_protected(&self) -> Option<String> {
-        if let Some(cause) = self.protection.get() {
+        if let Some(cause) = self.access.protection.get() {
             return Some(format!("the origin {} cannot be written: {cause}", self.origin_name));
         }
         let dirty = self.dirty_blocks();
-        (self.read_only && dirty > 0).then(|| {
+        (self.access.read_only && dirty > 0).then(|| {
             format!(
                 "the volume is read-only, so {dirty} dirty blocks stay in the cache; 'forebay set {0} read_only=off', and a stop and a start, have them written to the origin",
                 self.name
@@ -100,46 +140,46 @@ impl Volume {
     /// pointless.
     pub(crate) fn kept_from_origin(&self) -> Option<String> {
         self.look_at_protection();
-        let hopeless = self.read_only || self.is_protected.load(Ordering::Relaxed);
+        let hopeless = self.access.read_only || self.access.is_protected.load(Ordering::Relaxed);
         self.origin_protected().filter(|_| hopeless && self.dirty_blocks() > 0)
     }
 
     /// Records that the origin takes no writes.
     pub(crate) fn protected(&self, cause: &impl Display) {
-        if self.read_only {
+        if self.access.read_only {
             return;
         }
-        if !self.protection.is_set() {
+        if !self.access.protection.is_set() {
             tracing::error!(
                 volume = self.name,
                 "writes are refused from now on, because the origin takes none: {cause}"
             );
         }
-        self.protection.set(cause);
+        self.access.protection.set(cause);
     }
 
     /// Returns how often the origin has become writable again, so that waiting for that can end.
     pub(crate) fn healed(&self) -> u64 {
-        self.healed.load(Ordering::SeqCst)
+        self.access.healed.load(Ordering::SeqCst)
     }
 
     /// Checks whether the origin takes writes. If only a write shows that it takes none, a write
     /// has to show that it takes them again.
     fn look_at_protection(&self) {
         if let Some(cause) = self.origin.write_protected() {
-            self.is_protected.store(true, Ordering::Relaxed);
+            self.access.is_protected.store(true, Ordering::Relaxed);
             return self.protected(&cause);
         }
-        let was_protected = self.is_protected.swap(false, Ordering::Relaxed);
+        let was_protected = self.access.is_protected.swap(false, Ordering::Relaxed);
         let refused = self.writeback_fails()
             && self.writeback_error().is_some_and(|error| error.is_write_protection());
-        if self.protection.is_set() && (was_protected || !refused) {
+        if self.access.protection.is_set() && (was_protected || !refused) {
             tracing::info!(volume = self.name, "the origin takes writes again");
-            self.protection.clear();
-            self.healed.fetch_add(1, Ordering::SeqCst);
+            self.access.protection.clear();
+            self.access.healed.fetch_add(1, Ordering::SeqCst);
             self.writeback_works();
             self.write_error.clear();
-            self.writeback_wanted.notify_all();
+            self.writeback.wanted.notify_all();
         }
     }
 
@@ -150,7 +190,7 @@ impl Volume {
         self.origin_fenced();
         self.look_at_protection();
         if let Some(shrunk) = self.origin_shrunk()
-            && !self.shrunk_told.swap(true, Ordering::Relaxed)
+            && !self.access.shrunk_told.swap(true, Ordering::Relaxed)
         {
             tracing::error!(volume = self.name, "{shrunk}");
         }

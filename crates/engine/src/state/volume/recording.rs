@@ -16,13 +16,13 @@ pub struct Recording {
 impl Recording {
     /// Begins to record. `None`: the volume is being recorded already.
     pub fn begin(volume: &Arc<Volume>) -> Option<Self> {
-        let mut place = volume.recorder.0.write();
+        let mut place = volume.recorder.rings.write();
         if place.is_some() {
             return None;
         }
         let rings = Arc::new(Rings::new(volume.stats.lanes()));
         *place = Some(rings.clone());
-        volume.is_recorded.store(true, Ordering::Relaxed);
+        volume.recorder.is_on.store(true, Ordering::Relaxed);
         drop(place);
         Some(Recording { volume: Arc::downgrade(volume), rings })
     }
@@ -56,8 +56,8 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if let Some(volume) = self.volume.upgrade() {
-            let mut place = volume.recorder.0.write();
-            volume.is_recorded.store(false, Ordering::Relaxed);
+            let mut place = volume.recorder.rings.write();
+            volume.recorder.is_on.store(false, Ordering::Relaxed);
             *place = None;
         }
     }

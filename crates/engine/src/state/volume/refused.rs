@@ -41,7 +41,7 @@ impl Volume {
             );
         }
         if listed.is_some() {
-            self.progress.notify_all();
+            self.writeback.progress.notify_all();
         }
         listed.is_some()
     }
@@ -95,7 +95,7 @@ impl Volume {
     pub(crate) fn try_refused_again(&self) {
         if self.has_refused() {
             self.refused.with(|list| list.begin_round());
-            self.writeback_wanted.notify_all();
+            self.writeback.wanted.notify_all();
         }
     }
 
