@@ -33,7 +33,8 @@ def certificate(box):
 
 def shakes_hands(address, cert, done, ended):
     """Begins its part of the handshakes, whether or not they end in time."""
-    os.nice(19)
+    # Clients are on other machines: these take no time from the lanes.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     context = ssl.create_default_context(cafile=cert)
     pause, at = PROCESSES / HANDSHAKES, time.monotonic()
     while not ended.is_set():

@@ -10,6 +10,8 @@ use crate::signals::{End, StopRequest};
 use crate::testing::{FakeFrontEnd, FakeHost, deleting};
 use forebay_testkit::TempDir;
 
+#[path = "volumes/deleting_tests.rs"]
+mod deletions;
 #[path = "volumes/overlapping_tests.rs"]
 mod overlapping;
 #[path = "volumes/simulated_tests.rs"]
@@ -343,41 +345,17 @@ fn a_command_cut_off_by_a_crash_is_completed_by_repeating_it() {
 }
 
 #[test]
-fn giving_up_a_volume_succeeds_even_if_its_devices_fail() {
-    let daemon = Daemon::new();
-    daemon.create("a", "origin").expect("good");
-    daemon.fail("delete a discard");
-    daemon.end(daemon.volumes.delete(&name("a"), deleting(true))).expect("it is forgotten");
-    assert!(daemon.volumes.list(Count::Fresh).is_empty());
-    let daemon = daemon.restart();
-    assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
-    // Without discarding, a failure is an error, and the volume stays.
-    daemon.create("a", "origin").expect("the name is free");
-    daemon.fail("delete a");
-    assert!(daemon.end(daemon.volumes.delete(&name("a"), deleting(false))).is_err());
-    let entry = daemon.volumes.state.volume(&name("a")).expect("there");
-    assert!(entry.started && !entry.deleting);
-}
-
-#[test]
-fn the_next_daemon_settles_a_deletion_of_a_stopped_volume() {
-    for (struck, fails) in [(false, false), (true, false), (false, true)] {
+fn a_forced_creation_that_fails_says_that_it_has_overwritten() {
+    for force in [false, true] {
         let daemon = Daemon::new();
-        daemon.create("a", "origin").expect("good");
-        daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
-        let work = Arc::default();
-        daemon.volumes.state.edit(&name("a"), &work, |entry| entry.deleting = true).expect("good");
-        let daemon = daemon.restart();
-        if struck {
-            daemon.fail("struck a");
-        }
-        if fails {
-            daemon.fail("holds a");
-        }
-        daemon.volumes.restore(&StopRequest::default(), Duration::ZERO);
-        assert!(daemon.volumes.operations().wait_all(Duration::from_secs(60)));
-        let deleting = daemon.volumes.state.volume(&name("a")).ok().map(|entry| entry.deleting);
-        assert_eq!(deleting, (!struck).then_some(fails));
+        let dir = daemon.dir.path().join("state");
+        daemon.on(if force { "create a force" } else { "create a" }, move || {
+            crate::faults::set(&dir, Some(crate::faults::Fault::Full));
+        });
+        let request = CreateRequest { force, ..daemon.request("a", "origin") };
+        let failed = daemon.end(daemon.volumes.create(&request)).expect_err("not stored").message;
+        assert_eq!(failed.contains("cache is overwritten: cannot write"), force, "{failed}");
+        crate::faults::set(&daemon.dir.path().join("state"), None);
     }
 }
 
@@ -490,18 +468,6 @@ fn a_new_volume_takes_the_policy_of_its_cache_or_is_refused() {
     assert_eq!(policies()[1], "random");
     let remembered = daemon.volumes.state.volumes();
     assert!(remembered.iter().all(|entry| entry.volume.settings.policy.name() == "random"));
-}
-
-#[test]
-fn deleting_forgets_only_what_is_gone() {
-    let daemon = Daemon::new();
-    daemon.create("a", "origin").expect("good");
-    daemon.fail("delete a");
-    assert!(daemon.end(daemon.volumes.delete(&name("a"), deleting(false))).is_err());
-    assert_eq!(daemon.volumes.list(Count::Fresh).len(), 1);
-    daemon.end(daemon.volumes.delete(&name("a"), deleting(true))).expect("good");
-    assert!(daemon.volumes.list(Count::Fresh).is_empty());
-    assert!(daemon.restart().volumes.list(Count::Fresh).is_empty());
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) 
     match issued.command.verb {
         Verb::Create { cache, force: true } => {
             if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
-                media.end_consent(issued.report.took_effect());
+                media.end_consent(issued.report.has_overwritten());
             }
         }
         Verb::Delete { discard: true } => model.lock().discard(issued.command.volume, false),

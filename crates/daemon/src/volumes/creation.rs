@@ -51,8 +51,9 @@ impl Volumes {
             // device.
             if work.committed().is_none() {
                 self.forget_deleted(uuid, work);
+                return Err(error);
             }
-            return Err(error);
+            return Err(overwritten(&volume, existing, "may be", error));
         }
         let kept = || {
             let sharing = self.sharing(&volume);
@@ -72,7 +73,7 @@ impl Volumes {
         };
         if let Err(error) = attempt(kept) {
             self.delete_unfinished(&volume, uuid, work);
-            return Err(error);
+            return Err(overwritten(&volume, existing, "is", error));
         }
         self.tell_created(&volume, false);
         self.state.settle(work)
@@ -216,4 +217,16 @@ impl Volumes {
         self.catch_up(&volume.name, work);
         self.publish(&volume)
     }
+}
+
+/// Adds to the error of a creation that failed after its commit that the content of the cache
+/// device `is` or `may be` gone.
+fn overwritten(volume: &Definition, existing: Existing, is: &str, mut error: ApiError) -> ApiError {
+    if existing == Existing::Overwrite {
+        error.message = format!(
+            "'{}' was not created, but the former content of {} {is} overwritten: {}",
+            volume.name, volume.cache, error.message
+        );
+    }
+    error
 }

@@ -49,15 +49,20 @@ impl Volumes {
     fn delete_drained(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         let name = &volume.name;
         // Tells a restarted daemon why the cache no longer contains the volume.
-        self.state.edit(name, work, |entry| entry.deleting = true)?;
+        let mut was_deleting = false;
+        let begin = |entry: &mut Remembered| {
+            was_deleting = std::mem::replace(&mut entry.deleting, true);
+        };
+        self.state.edit(name, work, begin)?;
         let remains = attempt(|| self.host.delete(volume, false, work)).inspect_err(|_| {
             if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
                 // The volume may have been struck from its cache device. A start that finds it
                 // there takes this back.
                 return;
             }
+            // An earlier deletion that was interrupted may have struck the volume.
             self.undo(work, |volumes| {
-                entry_of(volumes, name)?.deleting = false;
+                entry_of(volumes, name)?.deleting = was_deleting;
                 Ok(())
             });
         })?;
