@@ -5,6 +5,7 @@ use std::io;
 use forebay_core::IoError;
 use forebay_device::DeviceError;
 use forebay_engine::EngineError;
+use forebay_nbd::wire::handshake::HandshakeError;
 use forebay_store::StoreError;
 use forebay_trace::TraceError;
 
@@ -22,6 +23,9 @@ pub(crate) enum LabError {
     /// The system said no.
     #[error(transparent)]
     System(#[from] io::Error),
+    /// An NBD server refused an export, or was none.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
     /// A request failed.
     #[error("a request failed: {0:?}")]
     Request(IoError),

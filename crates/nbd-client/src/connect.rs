@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_device::{NbdServer, NbdUri};
-use forebay_nbd_wire::{REQUEST_MAGIC, RequestHeader, command};
+use forebay_nbd_wire::handshake::greet;
+use forebay_nbd_wire::keys::warn_of_readable_key;
+use forebay_nbd_wire::{RequestHeader, command};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustls::crypto::ring;
@@ -19,12 +21,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use zerocopy::IntoBytes;
-use zerocopy::big_endian::{U16, U32, U64};
-
-use forebay_nbd_wire::keys::warn_of_readable_key;
-
-use crate::handshake::{ConnectError, Export, choose, greet, start_tls};
+use crate::handshake::{Agreement, ConnectError, choose, start_tls};
 
 /// Time limit of a handshake, unless requests wait for less.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -36,25 +33,18 @@ const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 pub(crate) struct Connection {
     pub(crate) fd: OwnedFd,
     pub(crate) tls: Option<ClientConnection>,
-    pub(crate) export: Export,
+    pub(crate) agreed: Agreement,
 }
 
 impl Connection {
     /// Tells the server that no request follows, if that is possible without waiting, and
     /// disconnects.
     pub(crate) fn leave(self) {
-        let header = RequestHeader {
-            magic: U32::new(REQUEST_MAGIC),
-            flags: U16::new(0),
-            command: U16::new(command::DISC),
-            cookie: U64::new(0),
-            offset: U64::new(0),
-            len: U32::new(0),
-        };
         if self.tls.is_none() {
+            let header = RequestHeader::new(command::DISC, 0, 0, 0).to_bytes();
             // A server that has gone knows already.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = rustix::net::send(&self.fd, header.as_bytes(), flags);
+            let _ = rustix::net::send(&self.fd, &header, flags);
         }
     }
 }
@@ -122,11 +112,11 @@ pub(crate) fn connect(uri: &NbdUri) -> Result<Connection, ConnectError> {
     };
     let mut stream = Timed { socket, until };
     greet(&mut stream)?;
-    let (tls, export) = if uri.tls {
+    let (tls, agreed) = if uri.tls {
         start_tls(&mut stream)?;
         let mut tls = tls_client(uri)?;
-        let export = choose(&mut rustls::Stream::new(&mut tls, &mut stream), &uri.export)?;
-        (Some(tls), export)
+        let agreed = choose(&mut rustls::Stream::new(&mut tls, &mut stream), &uri.export)?;
+        (Some(tls), agreed)
     } else {
         (None, choose(&mut stream, &uri.export)?)
     };
@@ -137,7 +127,7 @@ pub(crate) fn connect(uri: &NbdUri) -> Result<Connection, ConnectError> {
     for which in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&fd, which, None).map_err(io::Error::from)?;
     }
-    Ok(Connection { fd, tls, export })
+    Ok(Connection { fd, tls, agreed })
 }
 
 fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {

@@ -46,7 +46,7 @@ impl NbdDevice {
             ConnectError::Io(cause) => failed(OpenErrorKind::Io, cause.to_string()),
             ConnectError::Refused(cause) => failed(OpenErrorKind::WrongType, cause),
         })?;
-        let export = connection.export;
+        let export = connection.agreed.export;
         let writable = access == Access::Exclusive;
         if let Some(why) = unfit(&export).filter(|_| writable) {
             let kind = match export.has(transmission_flag::READ_ONLY) {
@@ -110,7 +110,7 @@ impl Device for NbdDevice {
     /// that is known.
     fn sectors(&self) -> Sectors {
         let logical = self.remote.logical_block as u32;
-        let preferred = self.remote.export.preferred;
+        let preferred = self.remote.agreed.export.preferred;
         let physical = preferred.clamp(logical, logical.max(PAGE));
         Sectors::told(logical, physical, preferred, 0)
     }
@@ -129,11 +129,11 @@ impl Device for NbdDevice {
 
     /// As the server says: the protocol has no way to say that it does not know.
     fn rotational(&self) -> Option<bool> {
-        Some(self.remote.export.has(transmission_flag::ROTATIONAL))
+        Some(self.remote.agreed.export.has(transmission_flag::ROTATIONAL))
     }
 
     fn knows_holes(&self) -> bool {
-        self.remote.export.allocation.is_some()
+        self.remote.agreed.allocation.is_some()
     }
 
     fn extent_at(&self, offset: u64) -> Option<DeviceExtent> {

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay_device::{DeviceError, DeviceErrorKind, NbdUri};
+use forebay_nbd_wire::handshake::Export;
 use forebay_nbd_wire::transmission_flag;
 use parking_lot::Mutex;
 
 use crate::connect::Connection;
-use crate::handshake::{ConnectError, Export, unfit};
+use crate::handshake::{Agreement, ConnectError, unfit};
 use crate::port::{Mail, Port};
 use crate::requests::Abilities;
 use crate::samples::Samples;
@@ -28,7 +29,7 @@ pub(crate) struct Remote {
     pub(crate) size: u64,
     pub(crate) logical_block: u64,
     pub(crate) writable: bool,
-    pub(crate) export: Export,
+    pub(crate) agreed: Agreement,
     pub(crate) abilities: Abilities,
     pub(crate) samples: Samples,
     pub(crate) ports: Mutex<Ports>,
@@ -51,7 +52,8 @@ impl Remote {
         logical_block: u64,
         writable: bool,
     ) -> Self {
-        let export = connection.export;
+        let agreed = connection.agreed;
+        let export = agreed.export;
         let size = export.size - export.size % logical_block;
         Remote {
             name: uri.to_string().into(),
@@ -59,7 +61,7 @@ impl Remote {
             size,
             logical_block,
             writable,
-            export,
+            agreed,
             abilities: Abilities::of(&export, logical_block),
             samples: Samples::plan(size),
             ports: Mutex::default(),
@@ -73,7 +75,7 @@ impl Remote {
 
     /// Returns whether several connections see the same data, and each lane may have its own.
     pub(crate) fn is_parallel(&self) -> bool {
-        self.export.has(transmission_flag::CAN_MULTI_CONN)
+        self.agreed.export.has(transmission_flag::CAN_MULTI_CONN)
     }
 
     pub(crate) fn take_spare(&self) -> Option<Connection> {
@@ -98,24 +100,24 @@ impl Remote {
     }
 
     /// Checks that a new connection leads to the export that was opened.
-    pub(crate) fn check(&self, export: &Export) -> Result<(), ConnectError> {
+    pub(crate) fn check(&self, now: &Agreement) -> Result<(), ConnectError> {
         let gone = |cause: String| {
             let cause = self.gone.get_or_init(|| cause.into());
             Err(ConnectError::Refused(cause.to_string()))
         };
-        if export.size != self.export.size {
-            self.size_now.get_or_init(|| export.size);
+        let (size, opened) = (now.export.size, self.agreed.export.size);
+        if size != opened {
+            self.size_now.get_or_init(|| size);
             return gone(format!(
-                "the server came back with another size, {} bytes instead of {}; stop the volume and start it again if that is intended",
-                export.size, self.export.size
+                "the server came back with another size, {size} bytes instead of {opened}; stop the volume and start it again if that is intended"
             ));
         }
-        if let Some(why) = unfit(export).filter(|_| self.writable) {
+        if let Some(why) = unfit(&now.export).filter(|_| self.writable) {
             return Err(ConnectError::Refused(why.to_owned()));
         }
-        let compared = |export: &Export| Export { allocation: None, preferred: 0, ..*export };
-        let same = compared(export) == compared(&self.export);
-        if !same {
+        let preferred = self.agreed.export.preferred;
+        let export = Export { preferred, ..now.export };
+        if (export, now.chunks) != (self.agreed.export, self.agreed.chunks) {
             return gone(
                 "the server came back with other abilities; stop the volume and start it again"
                     .to_owned(),

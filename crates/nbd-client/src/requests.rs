@@ -11,10 +11,9 @@ use forebay_core::Nanos;
 use forebay_device::{
     DeviceErrorKind, DeviceExtent, DeviceOp, IoBuf, IoData, LogBuffer, OpId, OpTable,
 };
-use forebay_nbd_wire::{REQUEST_MAGIC, RequestHeader, command, command_flag, transmission_flag};
-use zerocopy::big_endian::{U16, U32, U64};
+use forebay_nbd_wire::handshake::Export;
+use forebay_nbd_wire::{RequestHeader, command, command_flag, transmission_flag};
 
-use crate::handshake::Export;
 use crate::reply::To;
 
 /// Longest range of a request that has no payload, in bytes.
@@ -323,19 +322,14 @@ impl Requests {
                 continue;
             }
             (part.sent, part.got, part.covers) = (Some(now), 0, acknowledged);
-            let header = RequestHeader {
-                magic: U32::new(REQUEST_MAGIC),
-                flags: U16::new(part.flags),
-                command: U16::new(part.command),
-                cookie: U64::new(id.0),
-                offset: U64::new(if part.command == command::FLUSH { 0 } else { part.offset }),
-                len: U32::new(part.len),
-            };
+            let offset = if part.command == command::FLUSH { 0 } else { part.offset };
+            let mut header = RequestHeader::new(part.command, id.0, offset, part.len);
+            header.flags.set(part.flags);
             let carries = part.command == command::WRITE;
             self.in_flight += 1;
             let end = at + RequestHeader::SIZE;
             if let Some(place) = into.get_mut(at..end) {
-                place.copy_from_slice(zerocopy::IntoBytes::as_bytes(&header));
+                place.copy_from_slice(&header.to_bytes());
             }
             at = end;
             if carries {

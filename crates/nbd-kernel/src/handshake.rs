@@ -5,19 +5,9 @@ use std::io::{self, Read, Write};
 
 use forebay_core::SECTOR_SIZE;
 use forebay_nbd::OutlivingDevice;
-use forebay_nbd::wire::{
-    GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader,
-    handshake_flag, info, option, option_reply, transmission_flag,
-};
-use zerocopy::big_endian::{U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
+use forebay_nbd::wire::handshake::{HandshakeError, ask, go, greet};
+use forebay_nbd::wire::{option, option_reply, transmission_flag};
 
-/// Longest reply to an option that is read, in bytes.
-const REPLY_MAX: usize = 64 << 10;
-/// Maximum number of replies to one option: the server sends few.
-const REPLIES_MAX: usize = 64;
-/// Bytes of the greeting.
-const GREETING: usize = 18;
 /// The flags that the kernel has a use for.
 const KNOWN: u16 = transmission_flag::HAS_FLAGS
     | transmission_flag::READ_ONLY
@@ -37,20 +27,6 @@ pub struct Export {
     pub sector: u32,
 }
 
-fn unexpected(what: &str) -> io::Error {
-    io::Error::other(format!("the daemon's NBD server answers with {what}"))
-}
-
-/// Reads a part of the handshake.
-fn receive(stream: &mut impl Read, into: &mut [u8]) -> io::Result<()> {
-    stream.read_exact(into).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => {
-            io::Error::new(error.kind(), "the daemon's NBD server has closed the connection")
-        }
-        _ => error,
-    })
-}
-
 /// Agrees on a volume. A `device` outlives the connection, see [`option::OUTLIVING`]. Reads nothing
 /// beyond the last reply.
 ///
@@ -61,78 +37,28 @@ pub fn agree(
     volume: &str,
     device: Option<OutlivingDevice>,
 ) -> io::Result<Export> {
-    let mut greeting = [0; GREETING];
-    receive(stream, &mut greeting)?;
-    let magic = [GREETING_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
-    if !greeting.starts_with(&magic) {
-        return Err(unexpected("another greeting"));
-    }
-    let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
-    stream.write_all(&u32::from(flags).to_be_bytes())?;
-    if let Some(device) = device {
-        ask(stream, option::OUTLIVING, &device.to_bytes())?;
-    }
-    let len = u32::try_from(volume.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let go = [&len.to_be_bytes(), volume.as_bytes(), &0u16.to_be_bytes()].concat();
-    let export = ask(stream, option::GO, &go)?;
-    export.ok_or_else(|| unexpected("no size of the volume"))
-}
-
-/// Sends an option, and reads its replies up to the last one.
-fn ask(stream: &mut (impl Read + Write), option: u32, data: &[u8]) -> io::Result<Option<Export>> {
-    let header = OptionHeader {
-        magic: U64::new(OPTION_MAGIC),
-        option: U32::new(option),
-        len: U32::new(u32::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?),
+    let mut agree = || {
+        greet(stream)?;
+        if let Some(device) = device
+            && let Some(refusal) =
+                ask(stream, option::OUTLIVING, &device.to_bytes(), |_, _| Ok(()))?
+        {
+            return Err(HandshakeError::Refused(refusal));
+        }
+        go(stream, volume, &[])
     };
-    stream.write_all(&[header.as_bytes(), data].concat())?;
-    let mut export = None;
-    for _ in 0..REPLIES_MAX {
-        let mut header = [0; size_of::<OptionReplyHeader>()];
-        receive(stream, &mut header)?;
-        let header = OptionReplyHeader::read_from_bytes(&header);
-        let header = header.map_err(|_| unexpected("a part of a reply"))?;
-        let len = header.len.get() as usize;
-        let ours = (header.magic.get(), header.option.get()) == (OPTION_REPLY_MAGIC, option);
-        if !ours || len > REPLY_MAX {
-            return Err(unexpected("another reply"));
+    match agree() {
+        Ok(export) => Ok(Export {
+            size: export.size,
+            flags: export.flags & KNOWN,
+            sector: export.least.max(SECTOR_SIZE as u32),
+        }),
+        Err(HandshakeError::Io(error)) => Err(error),
+        Err(HandshakeError::Refused(refusal)) if refusal.kind == option_reply::ERR_UNKNOWN => {
+            Err(io::ErrorKind::NotFound.into())
         }
-        let mut content = vec![0; len];
-        receive(stream, &mut content)?;
-        match header.kind.get() {
-            option_reply::ACK => return Ok(export),
-            option_reply::INFO => {
-                export = read_export(&content).or(export);
-                if let (Some(export), Some(sector)) = (&mut export, read_sector(&content)) {
-                    export.sector = sector;
-                }
-            }
-            option_reply::ERR_UNKNOWN => return Err(io::ErrorKind::NotFound.into()),
-            _ => {
-                let text = String::from_utf8_lossy(&content);
-                return Err(unexpected(&format!("a refusal: {}", text.escape_debug())));
-            }
-        }
+        Err(error) => Err(io::Error::other(error)),
     }
-    Err(unexpected("too many replies"))
-}
-
-/// Reads the information [`info::EXPORT`]; `None`: it is another one.
-fn read_export(content: &[u8]) -> Option<Export> {
-    let (kind, rest) = content.split_first_chunk()?;
-    let (size, rest) = rest.split_first_chunk()?;
-    let (flags, rest) = rest.split_first_chunk()?;
-    let whole = u16::from_be_bytes(*kind) == info::EXPORT && rest.is_empty();
-    let flags = u16::from_be_bytes(*flags) & KNOWN;
-    let sector = SECTOR_SIZE as u32;
-    whole.then_some(Export { size: u64::from_be_bytes(*size), flags, sector })
-}
-
-/// Reads the smallest size of the information [`info::BLOCK_SIZE`]; `None`: it is another one.
-fn read_sector(content: &[u8]) -> Option<u32> {
-    let (kind, rest) = content.split_first_chunk()?;
-    let (least, _) = rest.split_first_chunk()?;
-    (u16::from_be_bytes(*kind) == info::BLOCK_SIZE).then_some(u32::from_be_bytes(*least))
 }
 
 #[cfg(test)]

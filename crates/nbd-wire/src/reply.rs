@@ -159,6 +159,13 @@ impl SimpleReply {
             cookie: U64::new(cookie),
         }
     }
+
+    /// Returns the error of the reply at the start of `input`, 0 for success; `None`: there is no
+    /// whole simple reply.
+    pub fn error_in(input: &[u8]) -> Option<u32> {
+        let (reply, _) = Self::read_from_prefix(input).ok()?;
+        (reply.magic.get() == SIMPLE_REPLY_MAGIC).then(|| reply.error.get())
+    }
 }
 
 /// Header of a chunk.

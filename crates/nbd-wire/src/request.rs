@@ -26,6 +26,23 @@ pub struct RequestHeader {
 impl RequestHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
+
+    /// Makes the header of a request without flags.
+    pub fn new(command: u16, cookie: u64, offset: u64, len: u32) -> Self {
+        RequestHeader {
+            magic: U32::new(REQUEST_MAGIC),
+            flags: U16::new(0),
+            command: U16::new(command),
+            cookie: U64::new(cookie),
+            offset: U64::new(offset),
+            len: U32::new(len),
+        }
+    }
+
+    /// Returns the bytes on the wire.
+    pub fn to_bytes(self) -> [u8; Self::SIZE] {
+        zerocopy::transmute!(self)
+    }
 }
 
 /// Header of an extended request; a payload follows if [`command_flag::PAYLOAD_LEN`] is set.

@@ -60,8 +60,8 @@ pub(crate) const ALLOWED: &[(&str, &[&str])] = &[
     (
         "forebay",
         &[
-            "core", "settings", "format", "device", "policy", "rbd", "admin", "trace", "daemon",
-            "offline", "testkit",
+            "core", "settings", "format", "device", "policy", "nbd-wire", "rbd", "admin", "trace",
+            "daemon", "offline", "testkit",
         ],
     ),
     ("sim-control", &["core", "threads", "device", "lane", "engine", "admin", "daemon"]),

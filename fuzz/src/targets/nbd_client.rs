@@ -3,7 +3,8 @@
 use std::io::{self, Read, Write};
 
 use crate::memory;
-use forebay_nbd_client::handshake::{choose, greet};
+use forebay_nbd_client::handshake::{ConnectError, choose};
+use forebay_nbd_wire::handshake::greet;
 use forebay_nbd_wire::{OPTION_REPLY_MAGIC, option_reply as kind};
 
 /// A server that answers each option with replies from the input. Their magic numbers are right
@@ -76,11 +77,14 @@ pub(crate) fn run(data: &[u8]) {
         server.ready = b"NBDMAGICIHAVEOPT".to_vec();
         let flags = server.next(2);
         server.ready.extend(flags);
-        let agreed = greet(&mut server).and_then(|()| choose(&mut server, "export"));
+        let agreed = greet(&mut server)
+            .map_err(ConnectError::from)
+            .and_then(|()| choose(&mut server, "export"));
         match agreed {
-            Ok(export) => {
+            Ok(agreed) => {
+                let export = agreed.export;
                 assert!(export.least.is_power_of_two() && export.least <= export.most);
-                assert!(export.chunks || export.allocation.is_none());
+                assert!(agreed.chunks || agreed.allocation.is_none());
             }
             Err(error) => assert!(!error.to_string().contains(char::is_control), "{error}"),
         }

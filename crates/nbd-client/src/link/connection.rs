@@ -13,7 +13,6 @@ use forebay_nbd_wire::socket::Socket;
 
 use super::{Link, Why};
 use crate::connect::{Connection, connect};
-use crate::handshake::Export;
 use crate::reply::{Answer, To};
 use crate::requests::Failure;
 use crate::samples::PAGE;
@@ -61,7 +60,7 @@ impl Link {
             let made = off_lane::run("nbd-connect", move || connect(&uri)).await;
             let failure = match made {
                 None => "no thread can be started".to_owned(),
-                Some(Ok(connection)) => match self.remote.check(&connection.export) {
+                Some(Ok(connection)) => match self.remote.check(&connection.agreed) {
                     Ok(()) => return Some(connection),
                     Err(error) => error.to_string(),
                 },
@@ -99,7 +98,7 @@ impl Link {
     /// Uses a connection until it is lost. `true`: the link has ended, and the connection was
     /// handed on.
     async fn serve(&self, connection: Connection) -> bool {
-        let Connection { fd, tls, export } = connection;
+        let Connection { fd, tls, agreed } = connection;
         let socket = match tls {
             None => Socket::new(fd, self.ring.clone()),
             Some(tls) => match Records::new(tls.into(), &[]) {
@@ -110,11 +109,11 @@ impl Link {
         };
         self.closing.set(false);
         self.begin_comparing();
-        let ended = self.exchange(&socket, &export).await;
+        let ended = self.exchange(&socket, agreed.chunks).await;
         let Some(ended) = ended else {
             match socket.duplicate() {
                 Ok(fd) if !socket.is_encrypted() => {
-                    let connection = Connection { fd, tls: None, export };
+                    let connection = Connection { fd, tls: None, agreed };
                     match self.remote.is_closed() {
                         true => connection.leave(),
                         false => self.remote.put_spare(connection),
@@ -135,9 +134,9 @@ impl Link {
 
     /// Sends and receives until the connection ends, and returns why; `None`: it is not needed any
     /// more.
-    async fn exchange(&self, socket: &Socket, export: &Export) -> Option<Why> {
+    async fn exchange(&self, socket: &Socket, chunks: bool) -> Option<Why> {
         let mut send = pin!(self.send(socket));
-        let mut receive = pin!(self.receive(socket, export.chunks));
+        let mut receive = pin!(self.receive(socket, chunks));
         let mut watch = pin!(self.watch());
         let mut why = None;
         poll_fn(|context| {

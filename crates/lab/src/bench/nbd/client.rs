@@ -6,12 +6,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use forebay_nbd::wire::command::{FLUSH, READ, WRITE};
+use forebay_nbd::wire::handshake::{go, greet};
 use serde::Serialize;
 
 use crate::bench::measure::{Sample, Stopwatch};
 use crate::bench::pattern::{Step, permutation, uniform};
 use crate::error::{LabResult, other};
-use crate::nbd::{self, FLUSH, READ, REPLY_BYTES, REQUEST_BYTES, WRITE, check_reply, header};
+use crate::nbd::{REPLY_BYTES, REQUEST_BYTES, check_reply, header};
 use crate::rig::BLOCK;
 
 const INBOX: usize = 512 << 10;
@@ -84,8 +86,8 @@ impl Client {
         // A server that stalls is an error and no reason to wait for ever.
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        nbd::handshake(&mut stream, export)
-            .map_err(|error| other(format!("{}: {error}", path.display())))?;
+        let agreed = greet(&mut stream).and_then(|()| go(&mut stream, export, &[]));
+        agreed.map_err(|error| other(format!("{}: '{export}': {error}", path.display())))?;
         Ok(Client { stream, inbox: vec![0; INBOX], at: 0 })
     }
 

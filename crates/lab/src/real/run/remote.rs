@@ -6,8 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_nbd::wire::handshake::{go, greet};
+use forebay_nbd::wire::{command, transmission_flag};
+
 use crate::error::{LabError, LabResult, other};
-use crate::nbd::{self, DISCONNECT, READ, REPLY_BYTES, REQUEST_BYTES, check_reply, header};
+use crate::nbd::{REPLY_BYTES, REQUEST_BYTES, check_reply, header};
 
 const PORT: u16 = 10809;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -114,11 +117,13 @@ impl Export {
 }
 
 fn look(mut stream: impl Read + Write, name: &str, head: usize) -> LabResult<Looks> {
-    let nbd::Export { size, read_only } = nbd::handshake(&mut stream, name)?;
+    greet(&mut stream)?;
+    let export = go(&mut stream, name, &[])?;
+    let (size, read_only) = (export.size, export.has(transmission_flag::READ_ONLY));
     let mut read = vec![0; size.min(head as u64) as usize];
     let mut request = [0; REQUEST_BYTES];
     if !read.is_empty() {
-        header(&mut request, READ, 0, read.len() as u32);
+        header(&mut request, command::READ, 0, read.len() as u32);
         stream.write_all(&request)?;
         let mut reply = [0; REPLY_BYTES];
         stream.read_exact(&mut reply)?;
@@ -126,7 +131,7 @@ fn look(mut stream: impl Read + Write, name: &str, head: usize) -> LabResult<Loo
             .map_err(|_| other("the NBD server cannot read the beginning of the export"))?;
         stream.read_exact(&mut read)?;
     }
-    header(&mut request, DISCONNECT, 0, 0);
+    header(&mut request, command::DISC, 0, 0);
     stream.write_all(&request)?;
     Ok(Looks { size, read_only, head: read })
 }
