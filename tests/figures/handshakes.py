@@ -1,6 +1,7 @@
 """Hits while clients connect and say nothing, and while others shake hands by TLS; how long a client of the unix socket waits.
 
-Needs openssl and fio. FOREBAY_SILENT and FOREBAY_HANDSHAKES: silent connections, and handshakes a second.
+Needs openssl and fio. FOREBAY_SILENT and FOREBAY_HANDSHAKES: silent connections, and handshakes a second; FOREBAY_KEY: the
+daemon's key, as openssl's -newkey has it: rsa:4096 costs it most, and p256 is common.
 """
 
 import multiprocessing
@@ -14,6 +15,7 @@ from harness.wire import *
 
 SILENT = int(os.environ.get("FOREBAY_SILENT", "10000"))
 HANDSHAKES = int(os.environ.get("FOREBAY_HANDSHAKES", "200"))
+KEY = os.environ.get("FOREBAY_KEY", "rsa:4096")
 # Each figure is of so many seconds.
 SECONDS = float(os.environ.get("FOREBAY_SECONDS", "10"))
 SIZE = 64 * MIB
@@ -21,11 +23,12 @@ PROCESSES = 4
 
 
 def certificate(box):
-    """A certificate with the key that costs a server most."""
+    """A certificate and its key."""
     need("openssl")
     key, cert = box.path("key.pem"), box.path("cert.pem")
+    kind = ["ec", "-pkeyopt", "ec_paramgen_curve:P-256"] if KEY == "p256" else [KEY]
     box.run(
-        "openssl", "req", "-x509", "-newkey", "rsa:4096", "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost",
+        "openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost",
         "-days", "2", "-addext", "subjectAltName=DNS:localhost",
     )  # fmt: skip
     return key, cert
