@@ -107,13 +107,14 @@ impl Model {
     }
 
     /// Compares the model with the report of an idle daemon, and drops the possibilities that did
-    /// not come true.
-    pub(crate) fn check(&mut self, list: &Value, shelf: &Shelf) -> Vec<String> {
+    /// not come true. `settled`: all disks were there from the start of the daemon, so that it has
+    /// completed the deletions that were interrupted.
+    pub(crate) fn check(&mut self, list: &Value, shelf: &Shelf, settled: bool) -> Vec<String> {
         let mut wrong = Vec::new();
         let listed = list["volumes"].as_array().cloned().unwrap_or_default();
         for (index, (name, _)) in VOLUMES.iter().enumerate() {
-            let found = listed.iter().find(|volume| volume["name"] == *name);
-            let found = found.map(|volume| Volume {
+            let listed_as = listed.iter().find(|volume| volume["name"] == *name);
+            let found = listed_as.map(|volume| Volume {
                 started: volume["state"] != "stopped",
                 dirty_high: volume["settings"]["dirty_high"].as_u64().unwrap_or(0),
                 through: volume["settings"]["mode"] == "writethrough",
@@ -127,7 +128,14 @@ impl Model {
                 wrong
                     .push(format!("volume {name} is {found:?}, and should be one of {possible:?}"));
             }
+            let is_served = |it: &Value| it["state"] != "stopped" && it["state"] != "failed";
+            let may_vanish = !settled
+                && self.volumes[index].contains(&None)
+                && !listed_as.is_some_and(is_served);
             self.volumes[index] = BTreeSet::from([found]);
+            if may_vanish {
+                self.volumes[index].insert(None);
+            }
         }
         let has = |cache| {
             let mut caches = self.volumes.iter().flatten().flatten().map(|volume| volume.cache);

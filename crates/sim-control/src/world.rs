@@ -259,7 +259,7 @@ impl World {
     }
 
     /// Waits until all is at rest, and compares the daemon with the model.
-    fn rest(&self, running: &mut Running) {
+    fn rest(&self, running: &mut Running, settled: bool) {
         let begun = Instant::now();
         // Operators come to their ends by themselves, or devices that hang answer again at last.
         while running.operators.iter().any(|it| !it.is_finished()) && begun.elapsed() < ENDING {
@@ -280,7 +280,7 @@ impl World {
         }
         self.learn(running);
         let list = running.daemon.ask("GET", "/v1/reports", &Value::Null).body;
-        let wrong = self.model.lock().check(&list, &self.shelf);
+        let wrong = self.model.lock().check(&list, &self.shelf, settled);
         self.notes.lock().wrong.extend(wrong);
         self.check_claims(&list);
         self.complaints();
@@ -357,7 +357,7 @@ impl World {
     fn end(&mut self, mut running: Running, life: &Life) -> Option<std::os::fd::OwnedFd> {
         match life.end {
             End::Rest => {
-                self.rest(&mut running);
+                self.rest(&mut running, false);
                 self.stop(running);
             }
             End::Stop(after) => {
@@ -366,7 +366,7 @@ impl World {
                 self.stop(running);
             }
             End::HandOver => {
-                self.rest(&mut running);
+                self.rest(&mut running, false);
                 return self.hand_over(running);
             }
             End::Kill(after) => {
@@ -448,7 +448,7 @@ impl World {
         self.heal();
         self.name_disks(false);
         let Some(mut running) = self.begin(lock) else { return };
-        self.rest(&mut running);
+        self.rest(&mut running, true);
         for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
             let known = self.model.lock().volumes[volume].clone();
             if !matches!(known.first(), Some(Some(_))) {
@@ -464,7 +464,7 @@ impl World {
             }
             self.look_at_origin(volume);
         }
-        self.rest(&mut running);
+        self.rest(&mut running, true);
         self.create_again(&running);
         self.stop(running);
     }
