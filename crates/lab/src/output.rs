@@ -130,8 +130,8 @@ pub(crate) fn print_json(result: &impl Serialize) -> LabResult<()> {
     Ok(())
 }
 
-/// Tries whether a result can be written there when it is ready, hours from now. Leaves things as
-/// they were, but for directories that it has made.
+/// Checks, before hours of measuring, that a result can be written to a directory. Creates missing
+/// directories, and changes nothing else.
 pub(crate) fn try_directory(directory: &Path) -> LabResult<()> {
     std::fs::create_dir_all(directory)
         .and_then(|()| tempfile::tempfile_in(directory))
@@ -139,7 +139,7 @@ pub(crate) fn try_directory(directory: &Path) -> LabResult<()> {
         .map_err(|error| unwritable(directory, &error))
 }
 
-/// The same for a file.
+/// Checks, before hours of measuring, that a result can be written to a file. Changes nothing.
 pub(crate) fn try_file(file: &Path) -> LabResult<()> {
     let there = file.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);

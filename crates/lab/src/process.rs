@@ -30,7 +30,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on SIGINT, SIGTERM and SIGHUP ask, and do not end the program.
+    /// Makes SIGINT, SIGTERM and SIGHUP ask for a stop instead of ending the program.
     pub(crate) fn on_signals() -> LabResult<Self> {
         let stop = Stop::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -82,7 +82,7 @@ pub(crate) fn step<S: AsRef<OsStr>>(
     step_command(Command::new(program).args(arguments))
 }
 
-/// The same for a command that was put together already.
+/// Like [`step`], for a complete command.
 pub(crate) fn step_command(command: &mut Command) -> LabResult<String> {
     run(command, STEP_LIMIT, None)
 }

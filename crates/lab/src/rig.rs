@@ -54,7 +54,7 @@ impl LocalLane {
         true
     }
 
-    /// Lets tasks run until `done` gives something.
+    /// Lets tasks run until `done` returns a value.
     pub(crate) fn run_until<T>(
         &self,
         what: &'static str,
@@ -230,8 +230,8 @@ impl Drop for Rig {
     }
 }
 
-/// Writes all of a device as it is, so that its memory is there before the clock runs: the system
-/// takes longer to find a page than the engine to fill it.
+/// Rewrites all of a device unchanged, so that its memory is allocated before the clock runs:
+/// allocating a page takes longer than filling it.
 pub(crate) async fn touch(context: &LaneContext, device: &Arc<dyn Device>) -> LabResult<()> {
     const CHUNK: u64 = 1 << 20;
     let queue = context.open(device)?;

@@ -62,7 +62,7 @@ impl Estimate {
         Estimate { median: median(values), low: at(0.025), high: at(0.975) }
     }
 
-    /// The same for ratios of paired values.
+    /// The median of ratios of paired values, and its bootstrap interval.
     pub(crate) fn of_ratios(pairs: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let ratios: Vec<f64> = pairs
             .into_iter()

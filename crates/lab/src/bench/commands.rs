@@ -1,9 +1,9 @@
 //! `forebay-lab commands`: cost of operator commands on a cache of terabytes.
 //!
-//! 90 % of the cache is full and 30 % of that dirty. Its blocks are not written: see [`image`].
-//! Each command runs on a lane that also serves two clients, of another volume of the same cache
-//! and of a volume on a cache of its own. Measured are the time, how long the lane is held at most,
-//! the clients' longest requests, and memory.
+//! 90 % of the cache is full and 30 % of that is dirty. Its blocks are not written: see [`image`].
+//! Each command runs on a lane that also serves two clients, one of another volume of the same
+//! cache and one of a volume on a cache of its own. The results are the command's time, the longest
+//! time that it holds the lane, the clients' longest requests, and memory.
 
 mod image;
 mod stage;
@@ -21,7 +21,7 @@ use crate::output::{Goal, Row, show, table};
 use stage::Image;
 use watch::{HOLD, Took};
 
-/// The longest request of a neighbour, in milliseconds.
+/// Promised maximum of a neighbour's requests, in milliseconds.
 const REQUEST: f64 = 100.0;
 
 /// Arguments of `forebay-lab commands`.

@@ -138,13 +138,13 @@ trait Content: Send + Sync + 'static {
 /// Content of a page of a [`SparseDevice`].
 #[derive(Clone)]
 enum Page {
-    /// The same eight bytes again and again.
+    /// Eight bytes that are repeated.
     Repeated(u64),
-    /// Anything else.
+    /// Other content.
     Kept(Box<[u8]>),
 }
 
-/// Everything that a [`SparseDevice`] has been given.
+/// All pages of a [`SparseDevice`].
 #[derive(Clone, Default)]
 struct Pages {
     /// A value of `patterns`, or of `kept` from [`FIRST_KEPT`] on.
@@ -155,7 +155,7 @@ struct Pages {
     free: Vec<u32>,
 }
 
-/// Numbers from here on are pages that are kept.
+/// Numbers below this are patterns, the others kept pages.
 const FIRST_KEPT: u32 = 1 << 20;
 
 impl Pages {

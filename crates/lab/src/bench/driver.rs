@@ -91,8 +91,7 @@ impl Driver {
         self
     }
 
-    /// From now on every block that is written holds the same byte again and again, for devices
-    /// that keep little of such blocks.
+    /// Makes all written blocks repeat one byte, for devices that store such blocks compactly.
     pub(crate) fn repeat_payload(&mut self) {
         self.small.fill(0x5a);
         self.stamped = false;

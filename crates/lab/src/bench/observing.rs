@@ -90,7 +90,7 @@ struct Cost {
     cpu_us: f64,
     /// CPU time of all threads as a multiple of that with nothing added.
     factor: Estimate,
-    /// The same of the lane's thread alone.
+    /// CPU time of the lane's thread as a multiple of that with nothing added.
     lane_factor: Estimate,
     goal: Option<Goal>,
 }

@@ -272,7 +272,7 @@ mod tests {
             len: 4096,
             device: 0,
         };
-        // Twice around: only a cache for all of it hits.
+        // Two rounds over a range: only a cache with room for all blocks hits.
         let requests: Vec<Request> = (0..2000).map(|at| request(at % 1000)).collect();
         let (exact_estimate, _) = Estimate::of_trace(&requests, 1, 0).expect("reads");
         let samples = [Estimate::of_trace(&requests, 10, 0).expect("reads")];
@@ -284,7 +284,7 @@ mod tests {
         let (exact, estimate, difference, _) = ratios(1.0);
         assert_eq!(exact, 0.5);
         assert!((estimate - 0.5).abs() < 0.01 && (estimate - exact - difference).abs() < 1e-9);
-        // A volume looks at one block of 64: of a thousand that would be too few.
+        // A volume samples one block in 64, which would be too few of a thousand.
         let requests: Vec<Request> = (0..100_000).map(|at| request(at % 50_000)).collect();
         let (exact_estimate, _) = Estimate::of_trace(&requests, 1, 0).expect("reads");
         let live = [Estimate::of_volume(&requests, 0).expect("reads")];

@@ -86,12 +86,12 @@ struct Job {
     /// Share of the trace's blocks, and the same in blocks.
     size: f64,
     capacity: u32,
-    /// In the engine's log, under its policy of that name.
+    /// The engine's policy, for a run in its log.
     on_log: Option<ReplacementKind>,
     rules: Rules,
 }
 
-/// Something that decides who leaves.
+/// A replacement policy, or the bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     Online(ReplacementKind),
@@ -144,7 +144,7 @@ struct Row {
     block_miss_ratio: f64,
     /// Share of requests, reads and writes, of which at least one block was missed.
     request_miss_ratio: f64,
-    /// The same, of reads; none without reads.
+    /// Share of read requests of which at least one block was missed; none without reads.
     read_request_miss_ratio: Option<f64>,
     /// Blocks that entered and blocks that were overwritten, for each that was accessed.
     ssd_bytes_per_byte: f64,

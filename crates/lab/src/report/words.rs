@@ -15,7 +15,7 @@ pub(super) fn number(value: Option<f64>) -> String {
     }
 }
 
-/// The same, or nothing.
+/// Formats like [`number`]; without a value the text is empty.
 pub(super) fn blank(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| number(Some(value)))
 }
@@ -57,7 +57,7 @@ pub(super) fn metric(name: &str) -> &str {
     }
 }
 
-/// The parts of a text that stand between pairs of backticks, and the others.
+/// Splits a text at pairs of backticks; `true`: the part is between two of them.
 fn parts(text: &str) -> impl Iterator<Item = (bool, &str)> {
     let pairs = text.matches('`').count() / 2 * 2;
     text.splitn(pairs + 1, '`').enumerate().map(|(place, part)| (place % 2 == 1, part))

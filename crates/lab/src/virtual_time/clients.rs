@@ -24,10 +24,10 @@ pub(crate) trait Server {
     /// Does all that can be done at this moment, and appends the clients whose requests have ended.
     fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()>;
 
-    /// When something will happen by itself.
+    /// Returns the time of the next event of devices and timers.
     fn next_event(&self) -> Option<Nanos>;
 
-    /// Moves the clock, and lets devices notice.
+    /// Moves the clock, and ends the operations of devices that are complete by then.
     fn advance(&mut self, to: Nanos);
 
     fn gauges(&self) -> Gauges;
@@ -36,9 +36,9 @@ pub(crate) trait Server {
 /// Duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    /// Not measured, before the rest.
+    /// Seconds before the measurement.
     pub(crate) warm_up: f64,
-    /// Seconds at most.
+    /// Maximum number of measured seconds.
     pub(crate) seconds: f64,
     /// Measured requests at most.
     pub(crate) requests: Option<u64>,
@@ -47,12 +47,12 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// So many seconds, a sample each.
+    /// A run of this duration, with up to 150 samples over time.
     pub(crate) fn seconds(seconds: f64) -> Self {
         Span { warm_up: 0.0, seconds, requests: None, sample: (seconds / 150.0).max(0.05) }
     }
 
-    /// So many requests, however long they take.
+    /// A run of this number of requests, without a limit of time.
     pub(crate) fn requests(requests: u64) -> Self {
         Span { warm_up: 0.0, seconds: 1e6, requests: Some(requests), sample: 0.0 }
     }
@@ -113,9 +113,9 @@ impl<S: Server> Loop<'_, S> {
 /// Takes samples in equal steps of time.
 struct Sampler {
     start: Nanos,
-    /// In nanoseconds; 0: never.
+    /// Interval in nanoseconds; 0: no samples.
     every: u64,
-    /// When the last one was taken, with the gauges and the answers then.
+    /// Time of the last sample, and the gauges and answers at that time.
     last: (Nanos, Gauges, u64),
 }
 

@@ -252,8 +252,8 @@ impl VirtualDevice {
         }
     }
 
-    /// Takes as long as `timing` says from now on. Nothing must be under way; counters begin anew.
-    /// `false`: something is.
+    /// Changes the timing and resets the counters. Returns `false`, and changes nothing, if
+    /// operations are in flight.
     pub(crate) fn replace_timing(&self, timing: Timing) -> bool {
         let mut inner = self.inner.lock();
         let idle = inner.timing.next_event().is_none();
@@ -274,7 +274,7 @@ impl VirtualDevice {
         std::mem::replace(&mut inner.most_in_flight, now)
     }
 
-    /// When [`VirtualDevice::drive`] will have something to do.
+    /// Returns the time of the next completion for [`VirtualDevice::drive`].
     pub(crate) fn next_event(&self) -> Option<Nanos> {
         self.inner.lock().timing.next_event()
     }

@@ -25,7 +25,7 @@ pub(crate) struct Flushed<'a, S> {
 }
 
 impl<'a, S: Flush> Flushed<'a, S> {
-    /// In front of `server`, for so many clients.
+    /// Puts flushes in front of `server`, for this number of clients.
     pub(crate) fn new(server: &'a mut S, clients: usize) -> Self {
         let began = vec![None; clients];
         Flushed { server, began, flushes: Tally::default(), scratch: Vec::new() }

@@ -60,7 +60,7 @@ impl Histogram {
         0.0
     }
 
-    /// Buckets that hold something: lower end in microseconds, and how many.
+    /// Returns the filled buckets: lower end in microseconds, and count.
     pub(crate) fn buckets(&self) -> Vec<(f64, u64)> {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         filled.map(|(index, count)| (lower(index) as f64 / 1000.0, *count)).collect()
@@ -112,7 +112,7 @@ pub(crate) struct Gauges {
     /// The part of that for reads.
     pub(crate) disk_read_busy: Nanos,
     pub(crate) ssd_busy: Nanos,
-    /// At present.
+    /// Present number of dirty bytes.
     pub(crate) dirty_bytes: u64,
 }
 

@@ -32,10 +32,10 @@ use super::timing::Timing;
 
 pub(crate) use replayed::{Looked, UNIT};
 
-/// Rounds of tasks at one moment after which the engine runs in circles.
+/// Rounds of tasks at one moment after which the engine is taken to loop for ever.
 const CIRCLES: u32 = 10_000_000;
 
-/// Virtual time in which something that is waited for must have ended.
+/// Longest virtual time to wait for a request or a command.
 const PATIENCE: u64 = 24 * 3600 * 1_000_000_000;
 
 /// Virtual time in which idle devices come to rest: writeback of all blocks.
@@ -84,7 +84,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// A cache device and a disk of so many bytes, with blocks and segments as by default.
+    /// A cache device and a disk of these sizes in bytes, with default blocks and segments.
     pub(crate) fn new(
         (ssd_bytes, ssd): (u64, Timing),
         (disk_bytes, disk): (u64, Timing),
@@ -279,22 +279,22 @@ impl World {
         }
     }
 
-    /// From now on the cache device takes as long as `timing` says.
+    /// Changes the timing of the cache device, once it is idle.
     pub(crate) fn replace_ssd(&mut self, timing: Timing) -> LabResult<()> {
         self.rest()?;
         if self.machine.ssd.replace_timing(timing) {
             return Ok(());
         }
-        Err(other("the cache device is busy although nobody asks for anything"))
+        Err(other("the cache device is busy although there are no requests"))
     }
 
-    /// From now on both devices take as long as these say.
+    /// Changes the timing of both devices, once they are idle.
     pub(crate) fn replace_devices(&mut self, ssd: Timing, disk: Timing) -> LabResult<()> {
         self.replace_ssd(ssd)?;
         if self.machine.disk.replace_timing(disk) {
             return Ok(());
         }
-        Err(other("the disk is busy although nobody asks for anything"))
+        Err(other("the disk is busy although there are no requests"))
     }
 
     /// A write to its end.

@@ -20,7 +20,7 @@ use crate::rig::{LocalLane, Plan, VOLUME, build, no_writeback};
 /// The volume with nearly all blocks.
 pub(super) const LARGE: &str = "large";
 
-/// Its neighbour on the same cache.
+/// The neighbour of that volume on the same cache.
 pub(super) const BESIDE: &str = "beside";
 
 /// Share of the segments that have blocks, in percent.
@@ -124,7 +124,7 @@ impl Stage {
         })
     }
 
-    /// The same devices as a crash leaves them, on another lane.
+    /// Makes a stage on another lane with the devices as a crash leaves them.
     pub(super) fn crashed(self, image: &Image) -> LabResult<Self> {
         let mut next = Stage::new(image)?;
         (next.cache, next.origin, next.beside) =

@@ -157,7 +157,7 @@ fn in_mode(mode: Mode, durability: Durability) -> Settings {
     Settings { mode, durability, ..Settings::default() }
 }
 
-/// The same steps, so many blocks further on.
+/// Shifts steps by `first` blocks.
 fn shifted(first: u64, steps: Vec<Step>) -> Arc<[Step]> {
     steps.into_iter().map(|step| Step::new((first + step.block()) as u32, step.write())).collect()
 }

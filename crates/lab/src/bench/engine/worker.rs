@@ -29,7 +29,7 @@ pub(crate) enum Work {
     Engine,
     /// Copies of the same blocks, by each lane in memory of its own.
     Copy,
-    /// The same in memory that all lanes share.
+    /// Copies of the same blocks, in memory that all lanes share.
     CopyShared,
 }
 
@@ -332,8 +332,7 @@ impl Crew {
             .collect()
     }
 
-    /// The same on each of the first `count` lanes, all at the same time; it is told which lane
-    /// it is on.
+    /// Runs `job` on each of the first `count` lanes at the same time, with the lane's number.
     pub(crate) fn together<T: Send + 'static>(
         &self,
         count: usize,

@@ -64,7 +64,7 @@ impl<'a> Steps<'a> {
         Steps { progress: Some(progress), own: 0 }
     }
 
-    /// So many blocks are done.
+    /// Counts processed blocks.
     pub(super) fn advance(&mut self, blocks: usize) {
         self.own += blocks as u64;
         if self.own >= 1 << 16 {

@@ -33,7 +33,7 @@ const REPETITIONS: u64 = 10;
 const PART: u64 = FILE / 32;
 const RECORDS: [u64; 4] = [1, 4, 8, 16];
 
-/// In the order in which IOzone runs them; writes to be measured as such, and how.
+/// Tests in the order in which IOzone runs them; `true`: the test writes.
 const TESTS: [(&str, bool); 12] = [
     ("write", true),
     ("rewrite", true),

@@ -20,14 +20,14 @@ pub(super) fn trace(path: &Path, format: Option<Format>, align: u64) -> LabResul
     Ok((name, Loaded::read(requests, Grid::Blocks)?))
 }
 
-/// A workload that is made.
+/// A generated workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Workload {
     /// Reads and writes, 70 to 30, by popularity.
     Zipf,
     /// Reads by popularity, and scans of blocks that are never read again.
     Scans,
-    /// The same blocks again and again, in order, beside some that are read at random.
+    /// Reads of a range in a loop, and of other blocks at random.
     Loop,
     /// Writes by popularity, a tenth of the requests reads.
     Writes,

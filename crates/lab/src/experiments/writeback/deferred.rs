@@ -65,9 +65,9 @@ pub(super) struct Deferred {
     stack: &'static str,
     depth: usize,
     writes_per_second: f64,
-    /// By the bare disk's.
+    /// Rate as a multiple of the bare disk's.
     times_disk: f64,
-    /// From the start until everything is durable.
+    /// Rate from the start until everything is durable.
     durable_per_second: f64,
     durable_times_disk: f64,
     mean_us: f64,

@@ -40,13 +40,13 @@ const SORTED: [(f64, f64); 7] = [
 /// Blocks per second of a disk that writes everything.
 const SWEEP: f64 = 27_600.0;
 
-/// With neighbours: the most blocks of the range. Lower densities have fewer dirty ones then.
+/// Maximum number of cached blocks with neighbours. Low densities then have fewer dirty blocks.
 const MOST_CACHED: u64 = 1 << 20;
 
 /// Goals of the columns.
 const SORTED_GOAL: f64 = 0.9;
 const SWEEP_GOAL: f64 = 0.8;
-/// From this density on, filling gaps is to pay.
+/// Density from which on filling gaps should pay.
 const SWEEP_FROM: f64 = 0.3;
 
 /// Parameters of one row.
@@ -97,7 +97,7 @@ impl Row for Drained {
         SYNCS=disk_syncs";
 }
 
-/// A volume that writes nothing back by itself.
+/// Settings of a volume without background writeback.
 fn settings() -> Settings {
     let mut settings = Settings { sequential_cutoff: 0, ..Settings::default() };
     settings.writeback_running = false;

@@ -56,7 +56,7 @@ pub(super) struct Flushing {
     depth: usize,
     /// Writes with their flushes.
     per_second: f64,
-    /// By that of the bare device.
+    /// Rate as a multiple of the bare device's.
     of_bare: f64,
     /// Latency of the flushes alone.
     flush_mean_us: f64,
@@ -89,7 +89,7 @@ impl Flushing {
     }
 }
 
-/// One row, of so many seconds.
+/// Measures one row.
 pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Flushing> {
     let of = |size, kind| (size, Timing::model(kind, size));
     let Some(mode) = job.mode else {

@@ -16,8 +16,8 @@ const REGISTER: &str = "/sys/fs/bcache/register";
 /// Bytes before the data on the origin.
 const HEADER: u64 = 8192;
 
-/// Bytes of a bucket on a cache device of so many: 512 KiB, or less where that would leave fewer
-/// than the thousand buckets that the kernel wants.
+/// Returns the bytes of a bucket on a cache device of this size: 512 KiB, or less if there would be
+/// fewer than the thousand buckets that the kernel requires.
 fn bucket(size: u64) -> u64 {
     let most = (size / 1024).max(1);
     (1 << most.ilog2()).clamp(16 << 10, 512 << 10)

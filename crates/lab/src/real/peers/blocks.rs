@@ -12,11 +12,11 @@ use crate::error::{LabResult, other};
 /// Bytes of one NBD request.
 const NBD_PIECE: usize = 256 << 10;
 
-/// Something with bytes. Offsets and lengths are multiples of 4096, buffers are aligned.
+/// A front. Offsets and lengths are multiples of 4096, buffers are aligned.
 pub(crate) trait Blocks {
     fn read_at(&mut self, bytes: &mut [u8], offset: u64) -> LabResult<()>;
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> LabResult<()>;
-    /// Everything that was written is durable.
+    /// Makes all earlier writes durable.
     fn flush(&mut self) -> LabResult<()>;
 }
 

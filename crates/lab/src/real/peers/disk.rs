@@ -98,12 +98,12 @@ impl Disk {
         sectors_written(&text)?.checked_mul(512)
     }
 
-    /// Takes every mark of a system off its first bytes.
+    /// Zeroes the first bytes, where systems put their superblocks.
     pub(crate) fn wipe(&self) -> LabResult<()> {
         self.wipe_first(HEAD)
     }
 
-    /// The same for so many bytes from the start.
+    /// Zeroes `bytes` from the start.
     pub(crate) fn wipe_first(&self, bytes: u64) -> LabResult<()> {
         let zeroes = vec![0; bytes.min(self.size()) as usize];
         let wiped = self.claim().and_then(|file| {

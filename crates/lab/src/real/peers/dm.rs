@@ -83,7 +83,7 @@ pub(crate) fn message(name: &str, text: &str) -> LabResult<()> {
 }
 
 /// Gives a device another table.
-/// Errors: The kernel refuses it; the device then goes on with the old one.
+/// Errors: The kernel refuses it; the device then keeps the old one.
 pub(crate) fn reload(name: &str, table: &str) -> LabResult<()> {
     let name = format!("{PREFIX}{name}");
     dmsetup(["suspend", &name])?;
@@ -92,7 +92,7 @@ pub(crate) fn reload(name: &str, table: &str) -> LabResult<()> {
     loaded.map(drop)
 }
 
-/// Devices of ours that are there, as the kernel lists them.
+/// Returns our device-mapper devices that exist.
 pub(crate) fn left_over() -> Vec<String> {
     let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
     let names = devices.flatten().filter_map(|device| get(device.path().join("dm/name")).ok());

@@ -75,7 +75,7 @@ impl System for Forebay {
         let gone = folder.clone();
         undo.push("ending the daemon", move || {
             process::end(&mut child, Signal::TERM, PATIENCE)?;
-            // The next volume is none of this one's.
+            // The next trial must not find this volume in the state.
             Ok(fs::remove_dir_all(&gone)?)
         });
         let admin = self.admin.clone();

@@ -18,13 +18,13 @@ const CACHE: &str = "4096";
 #[derive(Default)]
 pub(crate) struct OpenCas;
 
-/// The lasting name of a device, which `casadm` insists on.
+/// Returns the persistent name of a device, which `casadm` requires.
 fn by_id(disk: &Disk) -> Option<PathBuf> {
     let links = fs::read_dir("/dev/disk/by-id").ok()?.flatten().map(|entry| entry.path());
     links.into_iter().find(|link| fs::canonicalize(link).is_ok_and(|path| path == disk.path()))
 }
 
-/// The same, or why not.
+/// Returns the persistent name, or the reason why the system cannot run.
 fn name(disk: &Disk) -> Result<String, WhyNot> {
     match by_id(disk) {
         Some(path) => Ok(path.display().to_string()),

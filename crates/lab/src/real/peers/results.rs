@@ -58,7 +58,7 @@ pub(crate) struct Verified {
     pub(crate) beside_the_load: u64,
     /// Bytes that were overwritten after the load, through the cache.
     pub(crate) through_the_front: u64,
-    /// The same on the origin, with the cache gone; absent if the front was no origin's.
+    /// The overwritten bytes on the origin without the cache; absent if there was no origin.
     pub(crate) on_the_origin: Option<u64>,
 }
 
@@ -135,7 +135,7 @@ impl Trial {
     }
 }
 
-/// Everything.
+/// Results of all trials.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) ssd: String,

@@ -1,9 +1,9 @@
-//! Whether the data is right: every block of a range carries a stamp that says which block it is
-//! and how often it was written, and is compared byte for byte.
+//! Verification of data: every block of a range carries a stamp with its number and the number of
+//! times that it was written, and is compared byte for byte.
 //!
-//! The load itself writes what fio makes up; so the range is stamped before the load, a part that
-//! the load leaves alone is compared after it, and the whole range is stamped and overwritten
-//! again, compared through the front, and compared on the origin when the cache is gone.
+//! The load writes data of fio. So the range is stamped before the load, and a part without load is
+//! compared after it. Then the whole range is stamped again and overwritten, compared through the
+//! front, and compared on the origin without the cache.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ const LARGEST: u64 = 16;
 /// The most random overwrites of one check: enough to leave dirty blocks everywhere, and few enough
 /// that a disk without a cache is done in a minute.
 const OVERWRITES: u64 = 4096;
-/// One of so many blocks is where an overwrite begins.
+/// Blocks of the range for each overwrite.
 const SPARSE: u64 = 8;
 
 /// Expected content of a range.

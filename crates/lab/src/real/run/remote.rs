@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// A server that says what it is told to say.
+    /// A server with prepared replies.
     struct Script {
         says: std::io::Cursor<Vec<u8>>,
         heard: Vec<u8>,

@@ -61,14 +61,14 @@ impl Target {
         vec![("ENGINE", self.engine.clone()), ("DEVICE", device), ("TARGET", target)]
     }
 
-    /// Whether it may be written to. Nothing has been touched when this fails.
+    /// Checks that the device may be written to, and changes nothing.
     /// Errors: `AtRisk`: it is in use or holds something, and `destroy` was not asked for; `InUse`:
     /// it is in use, and then `destroy` does not help; `Usage`: it cannot be written to.
     pub(crate) fn check(&self, destroy: bool) -> LabResult<()> {
         let content = match &self.place {
             Place::Local(local, claim) => {
                 if let Some(why) = local.user()? {
-                    // Overwriting a device under a mounted filesystem is nobody's wanted.
+                    // A device under a mounted filesystem is never overwritten.
                     return Err(if destroy { LabError::InUse(why) } else { LabError::AtRisk(why) });
                 }
                 if claim.is_none() {

@@ -20,11 +20,11 @@ pub(crate) const UNIT: u64 = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Looked {
     pub(crate) blocks: u64,
-    /// Not in the cache, or not with all sectors that are to be read.
+    /// Blocks that are not in the cache, or lack sectors that are to be read.
     pub(crate) missed: u64,
     /// Missed blocks that are in the cache, but with other sectors.
     pub(crate) uncovered: u64,
-    /// In RAM, with all sectors.
+    /// Blocks in RAM with all requested sectors.
     pub(crate) in_ram: u64,
 }
 
