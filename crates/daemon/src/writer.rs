@@ -50,7 +50,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Writer {
-    /// Begins with nobody's turn. `dir`: the directory, for messages.
+    /// Makes a writer that is free. `dir`: the directory, for messages.
     pub(crate) fn new(dir: PathBuf) -> Self {
         Writer { dir, taken: Mutex::new(false), free: Condvar::new() }
     }

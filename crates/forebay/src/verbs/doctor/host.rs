@@ -72,7 +72,7 @@ impl Device {
 
 fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Programs for root are not in everybody's path.
+    // The PATH of other users lacks the directories of root's programs.
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     dirs.into_iter().any(|dir| dir.join(name).is_file())
 }

@@ -167,7 +167,7 @@ mod tests {
             (Op::Write, 4096, 4096),   // 1 hit
             (Op::Read, 8192, 4096),    // 2 enters, 0 leaves
             (Op::Discard, 4096, 4096), // 1 leaves
-            (Op::Read, 0, 1),          // 0 enters, nobody leaves
+            (Op::Read, 0, 1),          // 0 enters, no block leaves
             (Op::Read, 8192, 1),       // 2 hit
         ]);
         let mut counts =
