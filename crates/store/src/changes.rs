@@ -264,7 +264,8 @@ impl Changes {
         let own = |it: &&Version| self.table.place(it.address().0).shard == shard;
         let list = self.versions.of_list(self.versions.list_of(shard));
         let mut versions: Vec<Version> = list.filter(own).copied().collect();
-        // Two versions with the same sequence are copies of each other; the later record counts.
+        // Two versions with the same sequence are copies of each other; that of the later record is
+        // used.
         versions.sort_unstable_by_key(|it| {
             let any = planted::has(PlantedBug::ReplayAnyOrder);
             (it.address(), if any { 0 } else { it.sequence() }, it.record(), it.slot())
@@ -288,7 +289,7 @@ impl Changes {
         if is_gone && !planted::has(PlantedBug::GoneNotReplayed) {
             return None;
         }
-        // Gone without effect is that bug, and no more.
+        // With the planted bug, a mark for a removed block must not have the effect of a clean one.
         let clean = !is_gone && marks.clean[word] & bit != 0;
         Some(Entry { dirty: entry.dirty && !clean, ..*entry })
     }

@@ -96,7 +96,7 @@ planted_bugs! {
     // Reuse of segments.
     /// A segment is reused before a checkpoint contains its records.
     FreedBeforeCheckpoint = "freed-before-checkpoint",
-    /// A segment that is opened again gets the generation of its last life.
+    /// Generations do not advance: a segment that is opened again has the same one as before.
     GenerationStays = "generation-stays",
     /// After 31 bits generations begin again at 0.
     GenerationsWrap = "generations-wrap",

@@ -30,10 +30,10 @@ pub(crate) struct Basis {
     /// Versions up to this sequence are contained in the checkpoint, even if their records are
     /// later than the base.
     sequence: u64,
-    /// The current generation of each segment in use, up to the last that is known.
+    /// The current generation of each segment in use. Segments beyond the end are not known yet.
     generations: Vec<Option<Generation>>,
-    /// Segments that were free after this generation had become the next one; see
-    /// [`Replay::trust_free`].
+    /// Openings with this generation or a higher one name free segments: see
+    /// [`Replay::trust_free`]. `None`: no opening is trusted.
     free_from: Option<Generation>,
     /// The part of the log that earlier recoveries accepted.
     accepted: AcceptedLog,
@@ -59,17 +59,17 @@ impl Part {
 pub(crate) struct Replay {
     pub(crate) basis: Arc<Basis>,
     walks: Vec<(SegmentId, Generation)>,
-    /// The segments with records that count.
+    /// The last accepted record of each segment that has any.
     ends: HashMap<SegmentId, End>,
-    /// Whether each segment was free, by number.
+    /// Whether an opening names the segment as free, by number.
     free: Vec<bool>,
     /// All data and marks records after the base, by number.
     found: BTreeMap<u64, Place>,
-    /// The changes that these records make. Holds the memory for both.
+    /// The changes that these records make. They also hold the memory of `found`.
     changes: Changes,
     /// The shards and addresses of the blocks in a record, while it is added.
     blocks: Vec<Option<(u32, Address)>>,
-    /// Volumes of replayed versions that do not exist any more.
+    /// Deleted volumes of which there are still versions in the log.
     pub(crate) deleted: HashSet<VolumeId>,
     durable: u64,
     /// Number of possible header positions that cannot be read.
@@ -127,7 +127,7 @@ impl Basis {
 }
 
 impl Replay {
-    /// Makes one for an index of this shape, with its number of shards.
+    /// Makes a replay for an index of this shape and number of shards.
     pub(crate) fn new(
         geometry: Geometry,
         cache: Uuid,
@@ -151,7 +151,7 @@ impl Replay {
         }))
     }
 
-    /// Makes one that has found nothing yet.
+    /// Makes a replay without findings.
     fn on(basis: Arc<Basis>) -> Self {
         let accepted = &basis.accepted;
         Replay {
@@ -189,7 +189,7 @@ impl Replay {
         *self = Self::on(self.basis.clone());
     }
 
-    /// Collects the segments that openings with this generation or a higher one call free.
+    /// Collects the segments that openings with this generation or a higher one name as free.
     pub(crate) fn trust_free(&mut self, from: Generation) {
         Arc::make_mut(&mut self.basis).free_from = Some(from);
     }
@@ -199,7 +199,7 @@ impl Replay {
         Arc::make_mut(&mut self.basis).part = part;
     }
 
-    /// Returns a replay of the same segments that has found nothing yet.
+    /// Returns a replay of the same segments without findings.
     pub(crate) fn again(&self) -> Self {
         Replay { walks: self.walks.clone(), ..Self::on(self.basis.clone()) }
     }
@@ -222,7 +222,7 @@ impl Replay {
         self.ends.get(&segment).copied()
     }
 
-    /// Returns whether a segment was free and has no record that counts.
+    /// Returns whether an opening names a segment as free, and the segment has no accepted record.
     pub(crate) fn is_free(&self, segment: SegmentId) -> bool {
         self.free[segment.0 as usize] && !self.ends.contains_key(&segment)
     }
@@ -266,8 +266,8 @@ impl Replay {
 
     /// Adds the findings of a lane in other segments.
     fn absorb(&mut self, mut part: Self) {
-        // As in `add`: only programs that have not bounded generations can have left two records
-        // with a number.
+        // Two records have the same number only if an earlier program, which did not bound
+        // generations, has written them. As in `add`, the first one is accepted.
         let twice = part.found.keys().filter(|number| self.found.contains_key(number));
         for number in twice.copied().collect::<Vec<_>>() {
             part.found.remove(&number);
@@ -328,8 +328,8 @@ impl Replay {
         Ok(())
     }
 
-    /// Returns the durable records that are missing, and those that unreadable places may have
-    /// held.
+    /// Returns the durable records that are missing, and the records that may have been in
+    /// unreadable pages.
     pub(crate) fn lost(&self) -> Option<Damage> {
         if planted::has(PlantedBug::GapsNotSeen) {
             return None;
@@ -346,7 +346,7 @@ impl Replay {
             expected = expected.max(number + 1);
         }
         if self.unreadable > 0 {
-            // These may have been the last records of all, which no later record proves durable.
+            // The pages may have had the last records of all, which no later record proves durable.
             first = first.or(Some(self.durable + 1));
             end = self.highest_number.0.max(self.durable) + 1 + self.unreadable;
         }
@@ -373,11 +373,12 @@ impl Replay {
         Ok(())
     }
 
-    /// Finds the blocks of a record that count. Returns their number.
+    /// Finds the blocks of a record that are newer than the checkpoint and belong to a volume.
+    /// Returns their number.
     fn find_blocks(&mut self, entries: &[DataEntry]) -> usize {
         let mut blocks = std::mem::take(&mut self.blocks);
         blocks.clear();
-        // Look all of them up first: adding mostly waits for memory.
+        // All look-ups are done first, so that the memory for adding is prefetched.
         blocks.extend(entries.iter().map(|entry| self.block_of(entry)));
         self.blocks = blocks;
         self.blocks.iter().flatten().count()
@@ -407,12 +408,13 @@ impl Replay {
         self.blocks = blocks;
     }
 
-    /// Returns shard and address of an entry's block, if the entry counts.
+    /// Returns shard and address of an entry's block, if the entry is newer than the checkpoint and
+    /// belongs to a volume and to this part of the index.
     fn block_of(&mut self, entry: &DataEntry) -> Option<(u32, Address)> {
         if entry.void {
             return None;
         }
-        // Torn blocks count here too: the header stays in the log, so their sequences must not be
+        // Also for torn blocks: their header stays in the log, so their sequences must not be
         // assigned again.
         self.highest_sequence = self.highest_sequence.max(entry.sequence);
         if entry.sequence <= self.basis.sequence {
@@ -429,8 +431,8 @@ impl Replay {
     }
 }
 
-/// Returns the bytes of memory for the place of a record and for the changes in it. `blocks`: how
-/// many of its blocks count.
+/// Returns the bytes of memory for the place of a record and for its changes. `blocks`: the result
+/// of [`Replay::find_blocks`].
 fn memory_of(header: &RecordHeader, blocks: usize) -> u64 {
     const IN_TREE: usize = 2 * size_of::<(u64, Place)>();
     let content = match &header.body {

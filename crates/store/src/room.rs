@@ -72,7 +72,8 @@ impl StoreLane {
     pub async fn remove_space(self: &Rc<Self>, space: &VolumeSpace) {
         let store = self.store();
         store.end_ordered(space.id);
-        // No task inserts blocks of it any more, except a request that could not be waited for.
+        // Only a request that did not end in time may still insert blocks of the volume. Then the
+        // range is in use, and is purged again before it is reused.
         let purged = !store.spaces.lock().is_used(space.id);
         self.purge(space).await;
         store.spaces.lock().leave(space.id, purged);

@@ -42,7 +42,7 @@ pub enum SegmentState {
     Draining,
 }
 
-/// Lives that are looked at before other lanes get the lock.
+/// Number of segments that are visited under one lock.
 const LIVES_AT_ONCE: usize = 1024;
 
 /// The state of one segment that is read without a lock.
@@ -58,6 +58,7 @@ struct Counters {
     held: AtomicU32,
 }
 
+/// The life of a segment: from one opening to the next. Each has a generation of its own.
 #[derive(Clone, Copy, Debug)]
 struct Life {
     state: SegmentState,
@@ -66,7 +67,7 @@ struct Life {
     opened: u64,
     /// See [`SegmentUse::on_probation`].
     on_probation: bool,
-    /// The highest number of a record in this life.
+    /// Number of the last record of this life.
     last_record: RecordNumber,
     /// Granules used, for the checkpoint.
     position: u32,
@@ -243,7 +244,7 @@ impl Segments {
         on_probation: bool,
     ) -> Option<(SegmentId, Generation)> {
         let mut state = self.state.lock();
-        // Background work gets all of them: marks must not wait.
+        // Background work, with no reserve, may open withheld segments: marks must not wait.
         let withheld = if reserve > 0 { self.withheld.load(Ordering::Relaxed) } else { 0 };
         if state.free.len() as u64 <= u64::from(reserve) + u64::from(withheld) {
             return None;
@@ -401,7 +402,7 @@ impl Segments {
         let mut state = self.state.lock();
         let life = &mut state.lives[segment.0 as usize];
         let closed = life.state == SegmentState::Closed;
-        // Else something could still be added to it after it was found empty.
+        // With a RAM image, an entry could still be added after the segment was found empty.
         debug_assert!(
             !closed || self.counters[segment.0 as usize].buffered.load(Ordering::Acquire) == 0
         );
@@ -411,10 +412,9 @@ impl Segments {
         closed
     }
 
-    /// Ends a reclaim; returns whether the segment is empty. If it is, it starts draining: it
-    /// becomes free once the commit round from `wait_for` has succeeded, the number of marks from
-    /// `wait_for` is durable, and the other conditions hold. `wait_for` is called after the segment
-    /// was seen empty. Otherwise the segment stays closed.
+    /// Ends a reclaim; returns whether the segment is empty. If so, it starts draining: it becomes
+    /// free when the commit round of `wait_for` has succeeded, its number of marks is durable, and
+    /// the other conditions hold. If not, it stays closed. `wait_for` is called after the check.
     pub fn end_reclaim(&self, segment: SegmentId, wait_for: impl FnOnce() -> (u64, u64)) -> bool {
         let empty = self.live(segment) == 0;
         let (round, marks) = wait_for();

@@ -28,8 +28,8 @@ pub(super) struct Cell {
 }
 
 impl Replay {
-    /// Returns the blocks of a record from its header or, if that is unreadable, as they were
-    /// added.
+    /// Returns the blocks of a record: from its header or, if that is unreadable now, from the
+    /// changes that the walk has added.
     pub(super) fn cells_of(
         &self,
         number: RecordNumber,
@@ -119,7 +119,7 @@ async fn verify(
     let Place { segment, position, .. } = place;
     let header =
         header_in(&pages.bytes, &replay.basis.geometry, &replay.basis.cache, segment, position);
-    // Even if it has become unreadable since the walk, its blocks count.
+    // The header may have become unreadable since the walk; the blocks are verified nevertheless.
     let header = header.filter(|header| header.number.0 == number);
     let mut bad = replay.cells_of(RecordNumber(number), header.as_ref());
     bad.retain(|cell| {
