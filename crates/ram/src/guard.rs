@@ -1,12 +1,12 @@
-//! Guards: which copies of the lower tier's data are certain to be current.
+//! Guards: they tell whether a copy of the lower tier's data is certain to be current.
 //!
-//! While a write to the lower tier is in flight, a read of it may return old or new data, and the
-//! order in which two writes take effect there is not known. A copy made then could be older than
-//! the lower tier's data, so it is not kept.
+//! While a write to the lower tier is in flight, a read may return old or new data, and the order
+//! in which two concurrent writes take effect is unknown. A copy made during that time could be
+//! older than the lower tier's data, so it is not kept.
 
 use crate::block::RamBlockNumber;
 
-/// Guards of a shard. A collision only cancels a fill.
+/// Number of guards of a shard. A collision of two blocks only prevents a copy from being kept.
 const GUARDS: usize = 64;
 
 /// State of a block's guard at the start of a request, until the lower tier has answered.
@@ -29,7 +29,7 @@ struct Guard {
 #[derive(Clone, Copy)]
 pub(crate) struct Guards {
     own: [Guard; GUARDS],
-    /// The guard of all blocks: writes of zeroes to whole regions.
+    /// The guard of all blocks, for writes of zeroes to whole regions.
     all: Guard,
 }
 
@@ -44,8 +44,8 @@ impl Guards {
         &mut self.own[Self::number(block)]
     }
 
-    /// Returns the token for the start of a request. Both epochs only advance, so their sum stays
-    /// the same only if both do.
+    /// Returns the token for the start of a request. Both epochs only advance, so their sum is
+    /// unchanged only if both are.
     fn token(&self, block: RamBlockNumber) -> Token {
         let (own, all) = (self.own[Self::number(block)], self.all);
         let epoch = own.epoch.wrapping_add(all.epoch);
@@ -75,7 +75,7 @@ impl Guards {
         Token { undisturbed, ..self.token(block) }
     }
 
-    /// Ends a write. `true`: the lower tier has its data now, and not that of another write.
+    /// Ends a write. `true`: no other write was in flight, so the lower tier has this one's data.
     pub(crate) fn end_write(&mut self, block: RamBlockNumber, token: Token) -> bool {
         let alone = token.undisturbed && self.token(block).epoch == token.epoch;
         let guard = self.of(block);
@@ -107,13 +107,13 @@ impl Guards {
         self.all.writers > 0 || self.own[Self::number(block)].writers > 0
     }
 
-    /// Notes a write that only RAM has for now: reads of the lower tier do not return current data.
+    /// Notes a deferred write: reads of the lower tier in flight do not return current data.
     pub(crate) fn deferred(&mut self, block: RamBlockNumber) {
         let guard = self.of(block);
         guard.epoch = guard.epoch.wrapping_add(1);
     }
 
-    /// Disturbs everything in flight.
+    /// Prevents the data of all requests in flight from being kept.
     pub(crate) fn disturb_all(&mut self) {
         self.own.iter_mut().for_each(|guard| guard.epoch = guard.epoch.wrapping_add(1));
     }

@@ -1,5 +1,5 @@
-//! Blocks that RAM gives up although they were read there more than once: the lower tier is offered
-//! their data, so that it need not be read from below again.
+//! Offers: when RAM evicts a block that was read there more than once, the lower tier gets its
+//! data, so that the block need not be read from the origin again.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! When deferred data is written down. Pure: the write-down task does as it is told here.
+//! Schedule of write-downs: pure functions that decide the next step of the write-down task.
 
 use std::time::Duration;
 
@@ -103,8 +103,8 @@ pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
         }
         WriteDown::Average if due <= it.now => ALL,
         WriteDown::Average => {
-            // Data that arrives right behind this sweep is reached by the next one, in time, and
-            // there is enough time left to write it.
+            // The next sweep reaches data that arrives right behind this one before it is due, and
+            // has enough time to write it.
             let spread = (how.within.saturating_sub(lead) / 2).min(due.since(it.now));
             Next::Write { depth: 1, spread, urgent: false, idle: false }
         }

@@ -128,9 +128,9 @@ impl Shard {
         })
     }
 
-    /// Becomes `other`, an empty shard, but keeps the state that requests in flight rely on,
-    /// whether it is frozen, and the counts. Returns the previous shard: dropping it takes a while,
-    /// and needs no lock.
+    /// Replaces this shard by `other`, an empty one, and keeps the state that requests in flight
+    /// rely on, whether it is frozen, and the counts. Returns the previous shard, to be dropped
+    /// without the lock, as that takes a while.
     #[must_use]
     pub(crate) fn replace(&mut self, other: Shard) -> Shard {
         let (guards, frozen, counts) = (self.guards, self.frozen, self.counts);
@@ -138,7 +138,7 @@ impl Shard {
         std::mem::replace(self, Shard { guards, written, frozen, counts, ..other })
     }
 
-    /// Lets no other block enter, or lets them enter again.
+    /// Freezes the shard, so that no block enters, or ends that.
     pub(crate) fn freeze(&mut self, frozen: bool) {
         self.frozen = frozen;
     }
@@ -309,7 +309,7 @@ impl Shard {
         self.forget_blocks_written(&self.block.span_of(region));
         self.guards.end_write_of_many();
         let mut replaced = false;
-        // Something may have been deferred since.
+        // Writes may have been deferred since.
         if self.may_have(region) {
             for piece in pieces {
                 replaced |= self.end_superseding(piece.block, &piece.sectors, done);
@@ -504,7 +504,7 @@ impl Shard {
         }
     }
 
-    /// Frees a frame that the policy does not know any more.
+    /// Frees a frame that the policy no longer has.
     fn release(&mut self, frame: Frame) {
         let contents = &self.contents;
         self.index.remove(frame, |frame| contents.block(frame).hash());

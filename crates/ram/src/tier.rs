@@ -130,7 +130,7 @@ impl Tier {
     /// Forgets all blocks for good, deferred data as well: from now on every request goes to the
     /// lower tier.
     pub fn close(&self) {
-        // First: a task that finds the data gone then learns that it was not written down.
+        // Closed first, so that a task that finds the data gone knows that it was not written down.
         self.deferring.close();
         let mut own = self.options.lock();
         let options = TierOptions { bytes: 0, ..*own };
@@ -142,7 +142,7 @@ impl Tier {
         self.note_change_everywhere();
     }
 
-    /// Lets no other block enter, but keeps cached blocks up to date; or lets blocks enter again.
+    /// Freezes the tier, or ends that. A frozen tier admits no block, and updates cached ones.
     /// Deferred writes still enter: switch deferring off for a frozen tier.
     pub fn freeze(&self, frozen: bool) {
         self.shards.iter().for_each(|shard| shard.0.lock().freeze(frozen));
@@ -307,7 +307,7 @@ impl Tier {
     /// overwritten in part.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Option<Hit> {
         let len = into.len() as u64;
-        // A long request that misses must not pass for a use of the blocks that are cached.
+        // A long request that misses must not count as a use of its cached blocks.
         if len > self.block.bytes() && !self.has(offset, len) {
             return None;
         }
@@ -357,7 +357,7 @@ impl Tier {
         mut note: impl FnMut(Token),
     ) -> bool {
         let pieces = |range: &Range<u64>| self.pieces(range.start, range.end - range.start);
-        // Seen in time, nothing has to be undone, which would wake all others that wait.
+        // This check avoids a begin that has to be undone, which would wake all waiting requests.
         let mut regions = in_regions(offset..offset + len);
         if self.deferring.ever()
             && regions.any(|(region, range)| {

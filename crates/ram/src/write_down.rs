@@ -126,7 +126,7 @@ pub async fn flush(lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
     ask(lower, request(Op::Flush, 0, 0, None)).await.result
 }
 
-/// A region's data in flight. If it is dropped early, as by a panic, the data is deferred again.
+/// A write-down in flight. If it is dropped early, as by a panic, its data is deferred again.
 struct InFlight<'a> {
     tier: &'a Tier,
     taken: Taken,
@@ -141,12 +141,11 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Calls `work` for each item, for at most `depth` at a time, until there is no other, or the lower
-/// tier takes no requests any more. Other tasks of the lane have their turn even if no item waits
-/// for anything.
+/// Calls `work` for each item, for at most `depth` at a time, until all are done or the lower tier
+/// takes no requests any more. Yields to other tasks of the lane after each item that did not wait.
 ///
 /// # Errors
-/// The first failure. The others had their turn, so that data which can be written is.
+/// The first failure. It does not stop the other items, so all data that can be written is written.
 pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     depth: usize,
     items: impl Iterator<Item = T>,
@@ -240,7 +239,7 @@ pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoErro
     each(depth, regions.into_iter(), one).await
 }
 
-/// The end of a task of its own.
+/// The result of a pass, which runs in a task of its own.
 #[derive(Default)]
 struct End {
     result: Cell<Option<Result<(), IoError>>>,
@@ -278,10 +277,10 @@ pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) 
     Rc::new(task).run().await;
 }
 
-/// One round over the deferred data.
+/// One pass over the deferred data.
 #[derive(Clone, Copy)]
 struct Pass {
-    /// Only the newest round begins write-downs.
+    /// Number of the pass. Only the newest pass begins write-downs.
     number: u64,
     /// The parameters of deferring at its start.
     how: Deferral,
@@ -295,13 +294,15 @@ struct WriteDownTask {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
-    /// No deferred data is older, unless some became dirty again since; `None`: unknown.
+    /// Lower bound of the time at which the oldest dirty data was acknowledged; `None`: unknown.
     oldest: Cell<Option<Nanos>>,
-    /// The number of times that data had become dirty again at that moment.
+    /// Value of `Deferring::restored` for which `oldest` is true: older data may have become
+    /// dirty again since.
     restored: Cell<u64>,
-    /// Bytes per second that were last written down.
+    /// Bytes per second of the last pass.
     rate: Cell<f64>,
-    /// Regions that a pass is writing down: which pass, and when it began or had the last answer.
+    /// Regions being written down: the number of the pass, and the time of the begin or of the last
+    /// answer.
     under_way: RefCell<BTreeMap<Region, (u64, Nanos)>>,
     /// Passes that have begun.
     passes: Cell<u64>,
@@ -313,7 +314,7 @@ impl WriteDownTask {
         while !own.is_closed() {
             let work = own.work.listen();
             own.expect_first();
-            // The rest after deferring was switched off is written down at once.
+            // After deferring was switched off, remaining data is written down at once.
             let how = self.tier.deferral().unwrap_or(LEFT);
             let mut next = schedule::next(&how, &self.situation(false));
             if matches!(next, Next::Write { urgent: false, .. }) {
@@ -321,7 +322,7 @@ impl WriteDownTask {
             }
             let result = match next {
                 Next::Wait if !self.under_way.borrow().is_empty() => {
-                    // While a stalled region has data waiting, further data notifies no one.
+                    // While a stalled region has dirty data, new deferred data does not notify.
                     either(self.lane.sleep(RETRY), work).await;
                     Ok(())
                 }
@@ -340,7 +341,8 @@ impl WriteDownTask {
                 }
             };
             if result.is_err() {
-                // A flush or stop of the volume tries at once, and gets the error.
+                // A flush or stop of the volume does not wait for this: it retries at once, and
+                // gets the error.
                 either(self.lane.sleep(RETRY), self.closed()).await;
             }
         }
@@ -356,8 +358,8 @@ impl WriteDownTask {
         }
     }
 
-    /// Returns the situation. Unless it is to be `exact`, the oldest data may be younger than it
-    /// says, so that not all regions have to be looked at each time.
+    /// Returns the situation. Unless it has to be `exact`, `oldest` may be a lower bound, so that
+    /// not all regions have to be visited each time.
     fn situation(&self, exact: bool) -> Situation {
         let (own, load) = (&self.tier.deferring, self.tier.load());
         let restored = own.restored();
@@ -368,7 +370,7 @@ impl WriteDownTask {
         } else if !known || self.oldest.get().is_none() {
             self.oldest.set(self.tier.oldest());
         }
-        // Data that must wait for a stalled region is no reason for a pass.
+        // Dirty data of a stalled region cannot be written down yet, so it is no reason for a pass.
         let apart = || self.regions(0.0).into_iter().filter_map(|(_, since)| since).min();
         Situation {
             now: self.lane.now(),
@@ -381,14 +383,15 @@ impl WriteDownTask {
         }
     }
 
-    /// Runs a pass in a task of its own, and waits until it has ended, or all regions that it is
-    /// writing down have stalled. It goes on then: write-downs of the same data must not overlap.
+    /// Runs a pass in a task of its own, and waits until the pass has ended, or all regions that it
+    /// is writing down have stalled. In the latter case its task continues, because write-downs of
+    /// the same data must not overlap.
     async fn begin(self: &Rc<Self>, pass: Pass) -> Result<(), IoError> {
         let end = Rc::new(End::default());
         let (own, task) = (end.clone(), self.clone());
         self.lane.spawn(async move {
             own.tell(task.write(pass).await);
-            // Newer data of a region that had stalled may be due.
+            // A stalled region may have dirty data that is due by now.
             task.tier.deferring.work.notify_all();
         });
         loop {
@@ -406,7 +409,7 @@ impl WriteDownTask {
     fn has_stalled(&self, pass: &Pass) -> bool {
         let (under_way, now) = (self.under_way.borrow(), self.lane.now());
         let mut own = under_way.values().filter(|(of, _)| *of == pass.number).peekable();
-        // Where the device is merely slow, more and more would be under way.
+        // The limit keeps passes from accumulating on a device that is merely slow.
         under_way.len() <= MOST_STALLED
             && own.peek().is_some()
             && own.all(|(_, since)| *since + STALLED <= now)
@@ -420,26 +423,27 @@ impl WriteDownTask {
         regions
     }
 
-    /// Writes down the present deferred data, in the order of its place.
+    /// Writes down the present deferred data, in the order of addresses.
     async fn write(&self, pass: Pass) -> Result<(), IoError> {
         let Pass { depth, spread, urgent, .. } = pass;
         let load = self.tier.load();
         let fill = if urgent { load.fill - 0.1 } else { 0.0 };
         let regions = self.regions(fill);
         if regions.is_empty() && !self.under_way.borrow().is_empty() {
-            // All that it is for has stalled; later there may be more.
+            // All regions of this pass have stalled: try again later.
             return Err(IoError::Io);
         }
         let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let so_far = || (self.lane.now(), self.tier.deferring.written_down());
         let (started, before) = so_far();
-        // When each region has its turn, however long those before it take.
+        // The times at which regions begin are fixed, however long the regions before take.
         let turns = Cell::new(0u32);
         let turn = || {
             turns.set(turns.get().saturating_add(1));
             started + spread.saturating_mul(turns.get()).checked_div(count).unwrap_or_default()
         };
-        // The time of all pauses, and the bytes that others, as a flush, wrote down in them.
+        // The time of all pauses, and the bytes that other tasks, such as a flush, wrote down
+        // during them.
         let paused = Cell::new((Duration::ZERO, 0));
         let mut numbers = regions.into_iter().map(|(number, _)| number);
         // Regions whose blocks all fail wait for the next pass: otherwise writes that wait for
@@ -450,7 +454,7 @@ impl WriteDownTask {
             if !self.goes_on(&pass) {
                 return None;
             }
-            // A full shard stops its writers, and sooner or later all of them: they come first.
+            // Regions of a full shard come first: it stops its writers, and soon all clients.
             let left_out = |number: Region| {
                 self.under_way.borrow().contains_key(&number) || stuck.borrow().contains(&number)
             };
@@ -482,10 +486,10 @@ impl WriteDownTask {
         };
         let result = each(depth, wanted, one).await;
         if urgent {
-            // Waiting writes may need only their turn.
+            // Lets waiting writes take the space that was made.
             yield_now().await;
         }
-        // Pauses are those of one worker: a pass with pauses has no other.
+        // A pass with pauses has one worker, so the pauses do not overlap.
         let ((ended, after), (time, bytes)) = (so_far(), paused.get());
         let written = after - before - bytes;
         let took = ended.since(started).saturating_sub(time).as_secs_f64();
@@ -495,11 +499,11 @@ impl WriteDownTask {
         result
     }
 
-    /// Waits until then, unless there is something more urgent to do.
+    /// Waits until the given time, or until the pass is no longer wanted.
     async fn pause(&self, until: Nanos, pass: &Pass) {
         let own = &self.tier.deferring;
         loop {
-            // Before the decision, so that no change is missed.
+            // Listens before it decides, so that no change is missed.
             let work = own.work.listen();
             own.expect_first();
             if self.lane.now() >= until || !self.goes_on(pass) {
@@ -509,8 +513,8 @@ impl WriteDownTask {
         }
     }
 
-    /// Returns whether a pass is still wanted. An urgent one gives way to a much deeper one, and
-    /// any to another way to defer writes, which may have a much shorter age limit.
+    /// Returns whether a pass is still wanted. An urgent pass ends if a much deeper one is needed.
+    /// Any pass ends if the parameters of deferring change, as the age limit may be much shorter.
     fn goes_on(&self, pass: &Pass) -> bool {
         let own = &self.tier.deferring;
         if self.passes.get() != pass.number

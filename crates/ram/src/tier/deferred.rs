@@ -85,7 +85,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// The right to have the data of one region on its way.
+/// The right to write one region down.
 pub(crate) struct Permit<'a>(&'a Deferring);
 
 impl Drop for Permit<'_> {
@@ -96,8 +96,8 @@ impl Drop for Permit<'_> {
 }
 
 impl Deferring {
-    /// Waits until the data of another region may be on its way: it takes memory, however many
-    /// clients flush at the same time.
+    /// Waits until another region may be written down. The number is limited because each takes
+    /// memory, however many clients flush at the same time.
     pub(crate) async fn permit(&self) -> Permit<'_> {
         loop {
             let arrived = self.arrived.listen();
@@ -195,8 +195,8 @@ impl Tier {
         self.note_change_everywhere();
     }
 
-    /// Returns the event that data of a shard was written down, or that a request which replaced
-    /// deferred data of it has ended: that of the region's shard.
+    /// Returns the event of a region's shard: data was written down, or a request that replaced
+    /// deferred data has ended.
     pub(crate) fn changed_in(&self, region: Region) -> &Notify {
         &self.own(region).1
     }
@@ -253,8 +253,8 @@ impl Tier {
         sum
     }
 
-    /// Returns the regions with deferred data in the order of their places, and the time since
-    /// which each has some; `None`: all data of the region is on its way to the lower tier.
+    /// Returns the regions with deferred data in the order of addresses, and the time at which
+    /// their oldest dirty data was acknowledged; `None` if all of it is being written down.
     /// Includes only shards with at least `fill` of their space used.
     pub(crate) fn regions(&self, fill: f64) -> Vec<(Region, Option<Nanos>)> {
         let mut regions = Vec::new();
@@ -268,8 +268,7 @@ impl Tier {
         regions
     }
 
-    /// Returns when the oldest data that is not on its way to the lower tier was acknowledged.
-    /// Looks at all regions.
+    /// Returns the time at which the oldest dirty data was acknowledged. Visits all regions.
     pub(crate) fn oldest(&self) -> Option<Nanos> {
         self.shards.iter().filter_map(|shard| shard.0.lock().oldest()).min()
     }
@@ -289,9 +288,9 @@ impl Tier {
         self.shard_of(region).is_failing()
     }
 
-    /// Returns the next region at or behind `near`, and round again, whose write-down makes space
-    /// for writes that wait, among those that are not `left_out`; `None`: none wait, or enough is
-    /// on its way.
+    /// Returns a region whose write-down makes space for waiting writes: the next one from `near`
+    /// on, cyclically, that is not `left_out`. Returns `None` if no write waits, or if enough
+    /// write-downs are in flight.
     pub(crate) fn awaited(
         &self,
         near: Region,
@@ -305,8 +304,8 @@ impl Tier {
         regions.min_by_key(|region| region.0.wrapping_sub(near.0))
     }
 
-    /// Writes a part of a request to RAM, to be written down later. `waiter`: it has waited for
-    /// that.
+    /// Writes a part of a request to RAM, to be written down later. `waiter`: the write's place, if
+    /// it has waited for space.
     pub(crate) fn defer(&self, piece: &Piece, data: &[u8], waiter: Option<&Waiter<'_>>) -> Defer {
         let turn = waiter.map(|waiter| waiter.turn);
         let deferred = self.shard(piece.block).defer(piece.block, &piece.sectors, data, turn);
@@ -316,7 +315,7 @@ impl Tier {
         deferred
     }
 
-    /// Writes a request to RAM, to be written down later. `false`: nothing has happened.
+    /// Writes a request to RAM, to be written down later. `false`: it was not, and nothing changed.
     pub(crate) fn defer_whole(&self, offset: u64, data: &[u8]) -> bool {
         let end = offset + data.len() as u64;
         let region = Region(offset / REGION_BYTES);
@@ -347,7 +346,8 @@ impl Tier {
         }
     }
 
-    /// Notes that data is dirty again that was on its way, or that a request was to replace.
+    /// Notes that data became dirty again because a write-down, or a request that should replace
+    /// it, has failed.
     pub(super) fn note_restored(&self) {
         self.deferring.restored.fetch_add(1, Ordering::SeqCst);
         self.wake_task();
@@ -411,7 +411,7 @@ impl Tier {
         None
     }
 
-    /// Returns a taker that asks for deferred data of a region now.
+    /// Returns a taker for deferred data of a region, which first asks now.
     pub(crate) fn taker(&self, region: Region) -> Taker {
         self.shard_of(region).taker()
     }
@@ -421,7 +421,7 @@ impl Tier {
         self.shard_of(region).take(region, within, taker)
     }
 
-    /// Ends a write-down. The lower tier has all of the data but that of blocks that touch
+    /// Ends a write-down. The lower tier has the data of all blocks except those that touch
     /// `failed`.
     pub(crate) fn settle(&self, taken: &Taken, failed: &[Range<u64>], urgent: bool) {
         self.shard_of(taken.region).settle(taken, failed);

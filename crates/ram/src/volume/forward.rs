@@ -21,7 +21,7 @@ use crate::write_down::{self, Answer};
 /// and each block of those in RAM.
 pub(super) const MOST_AT_ONCE: u64 = 256 << 20;
 
-/// The step after the lower tier's answer.
+/// Change of the cached copies after the lower tier's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Then {
     /// No step.
@@ -70,7 +70,7 @@ impl Promise {
 }
 
 impl Promise {
-    /// Leaves the answer to another task.
+    /// Passes the duty to answer to another task.
     fn leave(mut self) {
         self.1 = None;
     }
@@ -109,8 +109,8 @@ impl Forward {
         Rc::new(Forward { tier, lower, lane, watcher, in_flight, free, spare })
     }
 
-    /// Registers a request and returns its tag for the lower tier; `None`: it has to wait until
-    /// data of its range is written down.
+    /// Registers a request and returns its tag for the lower tier. Returns `None` if the request
+    /// has to wait until data of its range is written down.
     fn register(
         &self,
         request: &Request,
@@ -305,7 +305,7 @@ impl Forward {
         }
     }
 
-    /// Repeats the read of the parts that RAM did not have: they could not be read below.
+    /// Reads only the parts that RAM does not have, after the read of the whole range has failed.
     fn read_again(&self, own: InFlight, mut data: IoBuf) {
         let InFlight { request, sink, newer, .. } = own;
         let (lower, promise) = (self.lower.clone(), Promise(request.tag, Some(sink)));
@@ -426,14 +426,15 @@ impl Forward {
                     self.watcher.ram_write(request.len);
                     return (Ok(()), Some(data));
                 }
-                // There will be no space, and the client has to learn why.
+                // No space will become free, so the write goes to the lower tier, whose error
+                // reaches the client.
                 Defer::NoSpace if self.tier.is_failing(region_at(at)) => break,
                 Defer::NoSpace => {
                     let offset = request.offset + at as u64;
                     if !waiter.as_ref().is_some_and(|waiter| waiter.waits_at(offset)) {
                         waiter = Some(self.tier.wait_at(offset));
                     }
-                    // It may be the space of another region by now that it waits for.
+                    // The next byte may be in another region, and need space of another shard.
                     if region_at(at) == region {
                         changed.await;
                     }
@@ -505,7 +506,7 @@ impl CompletionSink for Forward {
         completion.tag = own.request.tag;
         let (op, offset, len) = (own.request.op, own.request.offset, own.request.len);
         if op == Op::Prefetch && self.tier.is_pinned(offset, len) {
-            // Parts that could not be read below may be newer here.
+            // RAM may have newer data for parts that the lower tier could not read.
             completion.result = Ok(());
         }
         match completion.data.take() {
