@@ -113,7 +113,7 @@ impl EngineHost {
             return Err(refused(format!("volume '{name}' has no cache device")));
         }
         let both = !ram && !ssd;
-        // First, as a read from there enters RAM.
+        // The cache device comes first, because a read from it would fill RAM again.
         if (ssd || both) && volume.cache != NO_CACHE {
             let (number, own) = (running.place.number, name.to_string());
             let _wait = self.served.wait_for(name, &volume.cache);

@@ -167,7 +167,7 @@ impl EngineHost {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             let access = access_of(&volume.settings);
             let origin = self.devices.claim_for(access, "origin", &origin_spec)?;
-            // Before anything is written for this volume.
+            // Awaited before anything is written for this volume.
             self.await_answer(&origin)?;
             self.check_not_exchanged(volume, seen.as_ref(), &cache_spec, &origin)?;
             origin

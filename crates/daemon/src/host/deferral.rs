@@ -152,10 +152,10 @@ impl EngineHost {
         ram.change(wanted)
     }
 
-    /// Ignores flushes no longer, and makes up for those that were ignored.
+    /// Ends the ignoring of flushes, and makes the data of ignored ones durable.
     fn heed_flushes(&self, name: &VolumeName, tier: &Tier, work: &Work) -> Result<(), ApiError> {
         let Some(how) = tier.deferral().filter(|how| how.ignore_flush) else { return Ok(()) };
-        // First, so that no flush is ignored after this one.
+        // This comes first, so that no flush is ignored after the write-down.
         tier.defer_writes(Some(Deferral { ignore_flush: false, ..how }));
         self.write_down(name, work)?;
         let own = name.clone();

@@ -516,7 +516,7 @@ mod tests {
         let (begun, begins) = channel();
         lanes.begin(1, move |_| async move {
             let _ = begun.send(());
-            // As an operation of a ring that is closed while a disk hangs.
+            // Stands for closing a ring with an operation of a hung disk.
             let _ = wait.recv();
         });
         begins.recv().expect("it begins");

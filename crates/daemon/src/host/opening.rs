@@ -317,7 +317,8 @@ impl EngineHost {
             })??;
             let asking = self.keep_asking(&device, &volume.cache);
             let begun = Instant::now();
-            // Until it is renamed, nothing may be noted of it: that would be about the original.
+            // Until the volume is renamed, a note about the copy would be taken for one about the
+            // original.
             place.is_copy.store(volume.stored_as.is_some(), Ordering::SeqCst);
             let opened = caches::open(&self.lanes, place, device, 0, grown)?;
             drop(asking);

@@ -254,8 +254,8 @@ impl EngineHost {
 
     /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
     fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
-        // First: clients with requests that are not answered are waited for, and a shutdown
-        // meanwhile has to know that the volume is still there.
+        // This comes first: dismissing waits for clients with unanswered requests, and a shutdown
+        // during that time has to know that the volume is still there.
         place.note_left(volume);
         self.served.ram.remove(&volume.name);
         let (number, id) = (place.number, volume.id);

@@ -145,8 +145,8 @@ impl Volumes {
             return self.publish(&volume);
         }
         if self.state.known().is_behind(volume.uuid) && !how.force {
-            // Before anything waits for a device. The data path asks again when it looks at the
-            // cache device.
+            // Refused before the start waits for a device. The host checks again when it has read
+            // the cache device.
             return Err(preflight::behind(&volume));
         }
         self.check_own_devices(&volume)?;
@@ -247,7 +247,7 @@ pub(super) fn accept(
     volume.uuid.map(|uuid| known.behind.remove(&uuid));
     let Copied::Older(cache) = copied else { return };
     known.caches.remove(&cache);
-    // Not those of a copy on another device, which has the same UUID.
+    // Volumes of a copy on another device are left out, although its cache has the same UUID.
     let concerned = volumes.iter().map(|entry| &entry.volume).filter(|other| {
         other.cache_uuid == Some(cache) && !preflight::elsewhere(&volume.cache, &other.cache)
     });

@@ -164,7 +164,7 @@ impl FaultyQueue {
                 let Some(bytes) = log.get(range.clone()) else {
                     return Ok(done(Err(unpublished(&self.shared.shape, offset)), None));
                 };
-                // Before the drain starts, so that the drain includes it.
+                // The write is held before the drain starts, so that the drain includes it.
                 held.put(offset, bytes);
                 match held.drain(offset..offset + bytes.len() as u64) {
                     Some(drain) => self.drain(drain),

@@ -50,7 +50,8 @@ pub(super) fn lock(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     for permission in unshared {
         lock_range(fd, byte(UNSHARED, *permission), false)?;
     }
-    // Only now: of two programs that begin at the same time, one at least sees the other.
+    // Conflicts are checked after locking, so that of two programs that open the image at the same
+    // time, at least one sees the other's locks.
     let conflicting = used.iter().map(|it| byte(UNSHARED, *it));
     for range in conflicting.chain(unshared.iter().map(|it| byte(USED, *it))) {
         if is_locked(fd, range)? {

@@ -119,7 +119,7 @@ impl System {
 
     /// Whether a path without links is on this filesystem.
     fn has(&self, path: &Path) -> bool {
-        // As `mountinfo` has them.
+        // `mountinfo` escapes paths in this way.
         let mut escaped = path.to_string_lossy().replace('\\', "\\134");
         for (plain, code) in [(' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")] {
             escaped = escaped.replace(plain, code);

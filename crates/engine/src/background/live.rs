@@ -51,7 +51,8 @@ impl EngineLane {
         let store = &self.cache.store;
         let granule = store.geometry().granule();
         let end = u64::from(store.segments.position(segment)) * granule;
-        // From several places at once: otherwise each header waits for the one before.
+        // Parts of the segment are read concurrently, because within a part each header is found by
+        // the one before.
         let starts = store.segments.record_starts(segment).into_iter();
         let mut starts: Vec<u64> = starts.map(|start| u64::from(start) * granule).collect();
         if starts.first() != Some(&0) {

@@ -75,7 +75,7 @@ pub(crate) async fn origin_syncs(view: Rc<LaneVolume>) {
         let settings = volume.settings();
         let interval = match settings.writeback {
             Laziness::Eager => settings.commit_interval,
-            // As long as the disk is awake.
+            // The sync should come while the disk is still awake.
             Laziness::Lazy => settings.commit_interval.min(AWAKE_FOR),
         };
         let stop = view.cache.background_changed.listen();

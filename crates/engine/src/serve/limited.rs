@@ -185,7 +185,7 @@ impl BlockService for LimitedVolume {
         let limits = &self.volume.volume.limits;
         let bytes = match request.op {
             Op::Read | Op::Prefetch | Op::Write => Some(request.len),
-            // They move no data.
+            // These requests move no data.
             Op::WriteZeroes | Op::Discard => Some(0),
             Op::Flush => None,
         };

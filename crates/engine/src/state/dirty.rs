@@ -84,8 +84,8 @@ impl DirtyCount {
     pub(crate) fn swept(&self, since: Nanos) {
         let before = self.since.load(Ordering::SeqCst);
         if before != 0 && self.total() > 0 {
-            // Not if another lane has cleaned the last dirty block meanwhile: the next one starts
-            // the clock.
+            // The exchange fails if another lane has cleaned the last dirty block meanwhile: then
+            // the next dirty block starts the clock.
             let exchanged = Ordering::SeqCst;
             _ = self.since.compare_exchange(before, since.0.max(1), exchanged, Ordering::Relaxed);
         }
@@ -104,7 +104,7 @@ mod tests {
         assert!(count.add(LaneId(0), || Nanos(7)));
         assert!(!count.add(LaneId(1), || panic!("nobody looks at it")));
         assert_eq!((count.total(), count.since()), (2, Some(Nanos(7))));
-        // Not the lane that added it.
+        // Another lane than the one that added a block may subtract it.
         count.sub(LaneId(1));
         count.sub(LaneId(1));
         assert_eq!((count.total(), count.since()), (0, None));

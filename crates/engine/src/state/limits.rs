@@ -237,13 +237,13 @@ mod tests {
         };
         limits.set(1 << 20, 0);
         assert!(limits.admit(&lane, 4096, || Nanos(1000 * MS)));
-        // As many as have room in 50 ms, and one more; none of the bytes that were not limited
-        // before.
+        // The requests of 50 ms and one more are admitted; bytes from before the limit do not
+        // count.
         limits.set(1 << 20, 4096 * 100);
         assert_eq!(at_once(&limits), 6);
         limits.set(100, 0);
         assert_eq!(at_once(&limits), 6);
-        // Without a limit in between, and the same one again.
+        // The same limit is set again, with no limit in between.
         limits.set(0, 0);
         limits.set(100, 0);
         assert_eq!(at_once(&limits), 6);

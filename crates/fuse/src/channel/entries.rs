@@ -198,7 +198,7 @@ impl Channel {
     ) -> Result<(), Errno> {
         let (target, held) = self.admit(&request).await.map_err(errno)?;
         let data = if request.op == Op::Write {
-            // As long as the request says: the parser has compared them.
+            // The data has the length of the request: the parser has compared them.
             let data = entry.data();
             if request.survives == Survives::Nothing
                 && let Some(result) = target.write_now(request.offset, data)

@@ -122,7 +122,8 @@ impl Rounds {
                 return round;
             }
         }
-        // Not under the lock of the rounds, which is taken under others.
+        // Called without the lock of the rounds: `ample` may take a lock under which that one is
+        // taken.
         let ample = ample();
         let mut state = self.state.lock();
         if let Some(round) = state.known(*wanted, bit) {
@@ -154,7 +155,7 @@ impl Rounds {
         if !state.has_room(self.most, without_sync, ample) {
             return Round::Wait;
         }
-        // They wait for the end of its round otherwise.
+        // The waiters of `gathering` now wait for the end of this round, so it is not dropped.
         state.gathering &= !bit_of(gathering.lane);
         std::mem::forget(gathering);
         state.running += 1;

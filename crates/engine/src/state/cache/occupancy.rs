@@ -20,7 +20,7 @@ impl Cache {
         {
             return known.clone();
         }
-        // Not with the lock held: those that want to know the last count do not wait.
+        // Counts without the lock, so that readers of the last count do not wait.
         let all = self.occupancy();
         *self.counted.lock() = Some((now, all.clone()));
         all

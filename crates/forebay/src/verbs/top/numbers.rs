@@ -46,7 +46,7 @@ pub(super) fn percent(share: Option<f64>) -> String {
 fn short(mut number: f64, base: f64, units: &[&str]) -> String {
     let mut rest = units.iter();
     let mut unit = rest.next().copied().unwrap_or_default();
-    // As it will be rounded.
+    // Numbers that would be rounded up to `base` get the next unit.
     while number >= base - 0.5 {
         let Some(next) = rest.next() else { break };
         (number, unit) = (number / base, next);
