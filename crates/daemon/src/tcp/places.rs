@@ -51,7 +51,7 @@ impl Places {
 
     /// Takes a place for a client. If all are taken, the task of another connection is aborted: of
     /// the address with the most connections the one with the least use, and of those the oldest.
-    /// Without such a connection there is no place.
+    /// Returns `None` if no connection can make room.
     pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
         let mut guard = self.taken();
         let (next, taken) = &mut *guard;

@@ -34,7 +34,7 @@ pub(super) fn lock_range(fd: &OwnedFd, range: Range, exclusive: bool) -> Result<
 /// Returns whether another open file description or process has a lock of a range.
 ///
 /// # Errors
-/// That of the system.
+/// The system call fails.
 pub(super) fn is_locked(fd: &OwnedFd, range: Range) -> Result<bool, Errno> {
     command(fd, libc::F_OFD_GETLK, libc::F_WRLCK, range)
         .map(|kind| i32::from(kind) != libc::F_UNLCK)

@@ -13,8 +13,9 @@ use rustix::io::Errno;
 
 use super::description::{Range, is_locked, lock_range};
 
-/// First byte of those for permissions in use, and of those for permissions that are not shared.
+/// First byte of the lock range for permissions in use.
 const USED: i64 = 100;
+/// First byte of the lock range for permissions that are not shared.
 const UNSHARED: i64 = 200;
 
 /// Numbers of QEMU's permissions (`BLK_PERM_...`).

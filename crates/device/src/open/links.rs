@@ -28,10 +28,10 @@ pub(super) enum Way {
     Elsewhere,
 }
 
-/// Judges the way that led to an opened file with these attributes.
+/// Judges the path that led to an opened file with these attributes.
 ///
 /// # Errors
-/// That of the system.
+/// A system call fails.
 pub(super) fn way(path: &Path, file: &Stat) -> Result<Way, Errno> {
     let trusted = [0, rustix::process::geteuid().as_raw(), file.st_uid];
     let (mut at, mut links) = (directory(".")?, 0);

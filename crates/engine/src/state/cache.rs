@@ -74,7 +74,7 @@ pub struct Cache {
     starved: AtomicBool,
     /// Throttles writes when nearly all of the cache is dirty.
     pub(crate) throttle: Throttle,
-    /// The counts of the volumes' shares are too low: they are to be counted again.
+    /// Whether the counts of the volumes' shares may be too low and have to be taken again.
     pub(crate) shares_doubtful: AtomicBool,
     /// Held by the change of settings in progress: each change stores the settings of all volumes.
     pub(crate) settings_gate: Gate,

@@ -140,7 +140,7 @@ struct Work<'a> {
     client: &'a Client,
     args: &'a ApplyArgs,
     wanted: &'a [Wanted],
-    /// Until when missing devices are waited for.
+    /// End of the wait for missing devices.
     until: Instant,
 }
 

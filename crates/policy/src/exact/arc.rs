@@ -14,9 +14,9 @@ use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
 
-/// Seen once: `T1`, and `B1` for its ghosts.
+/// Queue of blocks that were used once: `T1`, and `B1` for its ghosts.
 const ONCE: usize = 0;
-/// Seen more often: `T2` and `B2`.
+/// Queue of blocks that were used more often: `T2`, and `B2` for its ghosts.
 const OFTEN: usize = 1;
 
 /// See the module.

@@ -63,10 +63,10 @@ pub struct StreamRoute {
     trial: bool,
     /// Bytes per second around the cache.
     pace_around: u64,
-    /// The other route is not tried before.
+    /// Earliest time of the next trial of the other route.
     retry_at: Nanos,
     retry: Duration,
-    /// Since the last change: writes around the cache that ended, and the most that were under way.
+    /// Writes around the cache that have ended since the last change, and their maximum in flight.
     ended: u32,
     most: u32,
     /// Writes around the cache that are under way, and since when there have been any.

@@ -52,13 +52,13 @@ pub(crate) struct Deferring {
     waits: AtomicU64,
 }
 
-/// Blocks of a region with deferred data, in bytes of the volume.
+/// Blocks of a region with deferred data, as byte offsets of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PinnedRange {
     pub(crate) start: u64,
-    /// Behind the first blocks without another between them.
+    /// End of the first run of adjacent blocks.
     pub(crate) end: u64,
-    /// Behind the last blocks of the region.
+    /// End of the last block in the region.
     pub(crate) hull_end: u64,
 }
 

@@ -7,7 +7,7 @@ use forebay_core::LatencyCounts;
 
 use forebay_admin::activity::{Activity, Interval};
 
-/// So many intervals are kept: more than a wide terminal has columns.
+/// Number of intervals that are kept: more than a wide terminal has columns.
 const KEPT: usize = 400;
 
 /// One interval of a volume.
