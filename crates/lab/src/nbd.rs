@@ -19,7 +19,7 @@ pub(crate) fn check_reply(reply: &[u8]) -> LabResult<()> {
     match SimpleReply::error_in(reply) {
         Some(0) => Ok(()),
         Some(error) => Err(other(format!("the server answers with error {error}"))),
-        None => Err(other("the server answers with something else than a reply")),
+        None => Err(other("the server's answer is not a reply")),
     }
 }
 

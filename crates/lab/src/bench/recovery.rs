@@ -192,7 +192,9 @@ fn measure(
         // When nearly all is dirty some of it is written back, whatever the settings.
         let is_dirty = report.dirty >= args.blocks / 10 * 9;
         if report.clean || report.blocks != args.blocks || is_dirty != dirty {
-            return Err(other(format!("this is not what was there before the crash: {report:?}")));
+            return Err(other(format!(
+                "the content is not that from before the crash: {report:?}"
+            )));
         }
         wall.push(sample.wall.as_nanos() as f64 / report.blocks as f64);
         cpu.push(sample.cpu.as_nanos() as f64 / report.blocks as f64);

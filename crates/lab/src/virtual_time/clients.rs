@@ -200,7 +200,7 @@ pub(crate) fn run<S: Server>(
         let next = match (entering, event) {
             (Some(one), Some(other)) => one.min(other),
             (Some(one), None) | (None, Some(one)) => one,
-            (None, None) => return Err(crate::error::other("nothing is under way any more")),
+            (None, None) => return Err(crate::error::other("no request is in flight any more")),
         };
         let next = next.max(now);
         if next >= measure_from && this.measuring.is_none() {

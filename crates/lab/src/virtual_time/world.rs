@@ -158,7 +158,7 @@ impl Machine {
             }
             let next = self.next_event().filter(|next| next.0 - started.0 < PATIENCE);
             let Some(next) = next else {
-                return Err(other(format!("{what}: nothing more happens")));
+                return Err(other(format!("{what}: there is no progress any more")));
             };
             self.advance(next.max(self.clock.now()));
         }
@@ -387,7 +387,7 @@ impl Server for World {
         while self.machine.lane.run_ready() {
             rounds += 1;
             if rounds > CIRCLES {
-                return Err(other("the engine runs in circles and time does not pass"));
+                return Err(other("the engine loops without end while no time passes"));
             }
         }
         ended.append(&mut self.sink.ended.borrow_mut());

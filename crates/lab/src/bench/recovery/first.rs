@@ -281,7 +281,7 @@ fn measure(
     let sample = watch.sample(blocks);
     let as_left = opened.clean == run.log_bytes.is_none() && opened.blocks == blocks;
     if !as_left || !whole || store.index.len() < blocks {
-        return Err(other(format!("this is not what was there before: {opened:?}")));
+        return Err(other(format!("the content is not that from before: {opened:?}")));
     }
     let [open_ms, first_ms, first_cpu_ms] = times.map(|all| Estimate::of(&all));
     Ok(Report {

@@ -99,7 +99,10 @@ impl Loaded {
         let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
         for request in all.iter().filter(|request| request.op != Op::Discard) {
             if request.len > LARGEST {
-                return Err(other(format!("a request of {} bytes is a mistake", request.len)));
+                return Err(other(format!(
+                    "the trace has a request of {} bytes, which is too large",
+                    request.len
+                )));
             }
             let end = ends.entry(request.device).or_default();
             *end = (*end).max(request.offset + request.len);

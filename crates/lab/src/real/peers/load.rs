@@ -175,9 +175,9 @@ impl Job {
 
 /// Reads fio's report.
 fn parse(text: &str) -> LabResult<Measured> {
-    let jobs = fio::jobs(text).ok_or_else(|| other(format!("fio said no result: {text}")))?;
+    let jobs = fio::jobs(text).ok_or_else(|| other(format!("fio printed no result: {text}")))?;
     let [job] = jobs.as_slice() else {
-        return Err(other("fio's result has not one group of jobs"));
+        return Err(other("fio's result does not have exactly one group of jobs"));
     };
     match job.get("error").and_then(Value::as_i64) {
         Some(0) => (),
@@ -190,7 +190,7 @@ fn parse(text: &str) -> LabResult<Measured> {
             let some = |side: Side| (side.operations > 0).then_some(side);
             Ok((some(read), some(write)))
         }
-        _ => Err(other("fio's result has not the numbers that are expected")),
+        _ => Err(other("fio's result lacks expected numbers")),
     }
 }
 
