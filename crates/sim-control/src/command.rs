@@ -101,15 +101,6 @@ impl Report {
         matches!(self, Report::Failed(_, why) if why.starts_with("an abandoned operation on"))
     }
 
-    /// Whether the operator of a creation was told that it has overwritten the cache device.
-    pub(crate) fn has_overwritten(&self) -> bool {
-        match self {
-            Report::Done => true,
-            Report::Failed(_, why) => why.contains(" overwritten: "),
-            Report::UnderWay | Report::Unknown => false,
-        }
-    }
-
     /// Whether the operator was told that the command has taken effect.
     pub(crate) fn took_effect(&self) -> bool {
         match self {
@@ -117,6 +108,12 @@ impl Report {
             Report::Failed(_, why) => IN_EFFECT.iter().any(|prefix| why.starts_with(prefix)),
             Report::UnderWay | Report::Unknown => false,
         }
+    }
+
+    /// Whether the operator of a creation was told that it has overwritten the cache device.
+    pub(crate) fn has_overwritten(&self) -> bool {
+        let said = |why: &str| why.contains(" overwritten: ");
+        self.took_effect() || matches!(self, Report::Failed(_, why) if said(why))
     }
 }
 

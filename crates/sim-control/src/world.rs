@@ -160,7 +160,8 @@ impl World {
 
     /// Starts operators, clients and trouble.
     fn disturb(&self, mut running: Running, life: &Life) -> Running {
-        running.hangs = life.hangs();
+        let hangs = |media: &Arc<Media>| media.health() == Health::Hangs;
+        running.hangs = life.hangs() || self.shelf.all().iter().any(hangs);
         for commands in &life.operators {
             let (daemon, shelf, model) =
                 (running.daemon.clone(), self.shelf.clone(), self.model.clone());
@@ -279,11 +280,27 @@ impl World {
             sleep(Duration::from_millis(100));
         }
         self.learn(running);
-        let list = running.daemon.ask("GET", "/v1/reports", &Value::Null).body;
+        let list = self.settled(running);
         let wrong = self.model.lock().check(&list, &self.shelf, settled);
         self.notes.lock().wrong.extend(wrong);
         self.check_claims(&list);
         self.complaints();
+    }
+
+    /// Returns the volumes when operations that were given up have ended too, a moment after their
+    /// devices have answered.
+    fn settled(&self, running: &Running) -> Value {
+        let begun = Instant::now();
+        let ends = ["recovering", "waiting", "stopping"];
+        loop {
+            let list = running.daemon.ask("GET", "/v1/reports", &Value::Null).body;
+            let volumes = list["volumes"].as_array().into_iter().flatten();
+            let mut states = volumes.filter_map(|volume| volume["state"].as_str());
+            if begun.elapsed() > CLOSING || !states.any(|state| ends.contains(&state)) {
+                return list;
+            }
+            sleep(Duration::from_millis(50));
+        }
     }
 
     fn in_progress(&self, running: &Running) -> Option<String> {
