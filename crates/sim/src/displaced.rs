@@ -187,7 +187,8 @@ impl World<'_> {
         if result.is_err() || self.disk(number).displaced().is_none() {
             return Ok(());
         }
-        let all_the_time = self.displacements.times[number].0 <= self.admin_since;
+        // At the same instant, the action has begun first.
+        let all_the_time = self.displacements.times[number].0 < self.admin_since;
         let reports = match action {
             // These look at the path last of all.
             Admin::Drain(_) | Admin::Stop(_) => true,
