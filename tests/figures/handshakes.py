@@ -22,18 +22,6 @@ SIZE = 64 * MIB
 PROCESSES = 4
 
 
-def certificate(box):
-    """A certificate and its key."""
-    need("openssl")
-    key, cert = box.path("key.pem"), box.path("cert.pem")
-    kind = ["ec", "-pkeyopt", "ec_paramgen_curve:P-256"] if KEY == "p256" else [KEY]
-    box.run(
-        "openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost",
-        "-days", "2", "-addext", "subjectAltName=DNS:localhost",
-    )  # fmt: skip
-    return key, cert
-
-
 def shakes_hands(address, cert, done, ended):
     """Begins its part of the handshakes, whether or not they end in time."""
     # Clients are on other machines: these take no time from the lanes.
@@ -76,7 +64,7 @@ def hits_while_others_connect(box):
     need("fio")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    key, cert = certificate(box)
+    key, cert = box.self_signed() if KEY == "p256" else box.self_signed(kind=[KEY])
     address = ("127.0.0.1", free_port())
     daemon = Daemon(box)
     daemon.start("--nbd", f"127.0.0.1:{address[1]}", "--nbd-tls-cert", cert, "--nbd-tls-key", key)

@@ -28,15 +28,6 @@ def kind(name):
     return re.sub(r"[-:]?\d+$", "", name)
 
 
-def certificate(box):
-    key, cert = box.path("key.pem"), box.path("cert.pem")
-    box.run(
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost",
-        "-days", "2", "-addext", "subjectAltName=DNS:localhost",
-    )  # fmt: skip
-    return key, cert
-
-
 def visits(addresses, cert, ended):
     """Uses each way into the daemon again and again."""
     tls, web, metrics = addresses
@@ -67,8 +58,8 @@ def capabilities(daemon):
 
 @test
 def calls_of_each_thread(box):
-    need("strace", "openssl", "fio", "systemd-analyze")
-    key, cert = certificate(box)
+    need("strace", "fio", "systemd-analyze")
+    key, cert = box.self_signed()
     addresses = [free_port() for _ in range(3)]
     daemon = Daemon(box)
     daemon.start(
@@ -77,9 +68,11 @@ def calls_of_each_thread(box):
     )  # fmt: skip
     uri = daemon.create("v", box.file("cache", 256 * MIB), box.file("origin", 64 * MIB), "--ram", "16M")
     daemon.create("guest", box.file("cache2", 64 * MIB), box.file("origin2", 64 * MIB), "--export", "vhost-user")
-    device = daemon.cli("create", "f", "--cache", box.file("cache3", 64 * MIB), "--origin", box.file("origin3", 64 * MIB), "--export", "fuse", expect=None).returncode == 0
+    disks = box.file("cache3", 64 * MIB), box.file("origin3", 64 * MIB)
+    device = daemon.create_run("f", *disks, "--export", "fuse", expect=None).returncode == 0
     log, ended = box.path("calls"), threading.Event()
-    tracer = subprocess.Popen(["strace", "-f", "-Y", "-qq", "-e", "signal=none", "-o", log, "-p", str(daemon.process.pid)], stderr=subprocess.DEVNULL)
+    pid = str(daemon.process.pid)
+    tracer = box.spawn("strace", "-f", "-Y", "-qq", "-e", "signal=none", "-o", log, "-p", pid, stderr=subprocess.DEVNULL)
     load = box.start_fio(uri, "--rw=randrw", "--time_based", f"--runtime={SECONDS:.0f}", "--fsync=64")
     visitor = threading.Thread(target=visits, args=(addresses, cert, ended))
     visitor.start()
@@ -94,6 +87,8 @@ def calls_of_each_thread(box):
     visitor.join()
     tracer.terminate()
     tracer.wait()
+    # In order, so that the FUSE device ends.
+    check_equal(daemon.terminate()[0], 0, "the exit code")
     calls = collections.defaultdict(collections.Counter)
     with open(log, errors="replace") as lines:
         for line in lines:

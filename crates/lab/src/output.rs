@@ -17,10 +17,10 @@ pub(crate) trait Row: Serialize {
     /// The columns of the table, with `|` between them: `HEADING=field:format`. Fields of fields
     /// have a dot between them. Formats, without one as it is:
     ///
-    /// - `2`: so many digits; `2-`: a dash for 0; `+2`: with its sign; `1%`: a share as percent;
-    ///   `~`: three digits or more
+    /// - `2`: a number with two decimals; `2-`: a dash in place of 0; `+2`: the sign is always
+    ///   printed; `1%`: a share as a percentage with one decimal; `~`: at least three digits
     /// - `rate`, `bytes`, `latency`: operations per second, a size, microseconds
-    /// - `>=2`, `<=2`: a [`Goal`] with so many digits
+    /// - `>=2`, `<=2`: a [`Goal`] with two decimals
     /// - `never/each`: words for false and true
     const COLUMNS: &'static str;
 }

@@ -280,7 +280,7 @@ impl World {
             sleep(Duration::from_millis(100));
         }
         self.learn(running);
-        let list = self.settled(running);
+        let list = self.list_at_rest(running);
         let wrong = self.model.lock().check(&list, &self.shelf, settled);
         self.notes.lock().wrong.extend(wrong);
         self.check_claims(&list);
@@ -289,7 +289,7 @@ impl World {
 
     /// Returns the volumes when operations that were given up have ended too, a moment after their
     /// devices have answered.
-    fn settled(&self, running: &Running) -> Value {
+    fn list_at_rest(&self, running: &Running) -> Value {
         let begun = Instant::now();
         let ends = ["recovering", "waiting", "stopping"];
         loop {

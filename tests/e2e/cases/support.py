@@ -52,11 +52,7 @@ def support(box, daemon, name, *arguments):
 
 def tls_key(box):
     """A certificate and its key, whose path has a name to be found."""
-    key, certificate = box.path("daemon-private-key-file"), box.path("public-certificate")
-    box.run(
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key,
-        "-out", certificate, "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-    )  # fmt: skip
+    key, certificate = box.self_signed("daemon-private-key-file", "public-certificate")
     return "--nbd-tls-cert", certificate, "--nbd-tls-key", key
 
 

@@ -128,6 +128,18 @@ class Sandbox:
             *arguments, expect=expect, cwd=self.dir,
         )  # fmt: skip
 
+    def self_signed(self, key="key.pem", certificate="cert.pem", kind=("ec", "-pkeyopt", "ec_paramgen_curve:P-256")):
+        """A key of a kind, as openssl's -newkey has it, and its certificate for localhost; returns both paths."""
+        from .cases import need
+
+        need("openssl")
+        key, certificate = self.path(key), self.path(certificate)
+        self.run(
+            "openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
+            "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        )  # fmt: skip
+        return key, certificate
+
     def start_fio(self, uri, *arguments, size="64m"):
         """Starts fio on a volume and returns the process; its output is in fio.log."""
         with open(self.path("fio.log"), "ab") as log:

@@ -181,8 +181,8 @@ impl Volumes {
         narrowed.map_err(|error| in_use(&error, &next.name, "stop"))
     }
 
-    /// Exports a volume again whose stop, deletion or change has failed: now, or when the operation
-    /// serves it again that was given up and waits for a device.
+    /// Exports a volume again whose stop, deletion or change has failed. If an operation that was
+    /// given up still waits for a device, the watcher exports the volume once it is served again.
     pub(super) fn publish_again(&self, volume: &Definition) {
         if self.is_served(&volume.name) {
             let _ = self.publish(volume);
@@ -223,8 +223,8 @@ impl Volumes {
         exported
     }
 
-    /// Exports volumes again whose devices another program has ended, or which an operation that
-    /// was given up has served again.
+    /// Exports volumes again that lost their devices to another program, or that are served again
+    /// by an operation that was given up.
     pub(super) fn mend_exports(self: &Arc<Self>) {
         for front_end in &self.front_ends {
             for volume in front_end.lost() {

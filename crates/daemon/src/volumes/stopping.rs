@@ -38,7 +38,8 @@ impl Volumes {
                 })?;
                 this.waiting().remove(name);
                 this.note_failure(name, None);
-                // In this order: by its end, an operation serves the volume again, or does not.
+                // Read before the state of the volume: an operation that was given up gives its
+                // claim back only after it has served the volume again, or failed to.
                 let given_up = this.claims.given_up(name);
                 match this.is_served(name) {
                     true => this.stop_served(&stored.volume, (force, abandon), work),
@@ -79,7 +80,7 @@ impl Volumes {
         if !started || verb != "delete" || planted::has(PlantedBug::StopDuringDeletion) {
             return Err(still_used(&volume.name, verb));
         }
-        // A deletion that fails serves the volume again.
+        // If the deletion fails, the volume is served again.
         self.unstop(&volume.name, work);
         let message = format!(
             "an abandoned operation on '{}', its '{verb}', still waits for its devices; try again when they answer",
