@@ -199,6 +199,9 @@ def an_older_copy_without_a_volume_does_not_complete_its_interrupted_deletion(bo
         daemon.start()
         refused = daemon.cli("start", "b", expect=4)
         check("older than the daemon's state" in refused.stderr, refused.stderr)
+        # Force cannot find it either, and does not give it up.
+        forced = daemon.cli("start", "--force", "b", expect=3)
+        check("does not hold 'b'" in forced.stderr, forced.stderr)
         daemon.terminate()
         check_equal(digest(cache), before, "the copy after it was refused")
         shutil.copy(box.path("new"), cache)

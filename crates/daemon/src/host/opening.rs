@@ -450,16 +450,18 @@ impl EngineHost {
         }
         let Some(record) = inspect::record_of(records, volume.stored_name()) else {
             // A table of an earlier generation may be from before the volume was created.
-            if let Some(known) = self.known_position(volume, cache)
-                && found.generation < known.generation
-            {
+            let older = self.known_position(volume, cache);
+            let older = older.filter(|known| found.generation < known.generation);
+            if let Some(known) = older.filter(|_| !force) {
                 return Err(preflight::older(volume, found, known).into());
             }
             let message = format!(
                 "{device} is the cache device of other volumes and does not hold '{name}'; name the device that does, or delete the volume with 'forebay delete --discard-dirty {name}'"
             );
             return Err(match volume.cache_uuid {
-                Some(known) if known == cache => StartError::Unknown(refused(message)),
+                Some(known) if known == cache && older.is_none() => {
+                    StartError::Unknown(refused(message))
+                }
                 _ => refused(message).into(),
             });
         };
