@@ -66,18 +66,21 @@ struct Leaving {
     takes_writes: bool,
     /// Number of changes of the volume's pins.
     pins: u64,
+    /// Whether clean blocks that are pinned or guarded have to stay.
+    guards: bool,
     /// Part of a segment that the volume's share leaves unguarded, in units of `PINNED_WHOLE`.
     spare: u64,
 }
 
 impl Leaving {
     /// Returns it for segments of `cells` blocks.
-    fn of(volume: &Volume, cells: u32) -> Self {
+    fn of(volume: &Volume, cells: u32, guards: bool) -> Self {
         let spare = volume.share.spare().min(cells.into());
         Leaving {
             id: volume.id,
             takes_writes: volume.can_be_emptied(),
             pins: volume.pins.changes(),
+            guards,
             spare: spare * u64::from(PINNED_WHOLE) / u64::from(cells),
         }
     }
@@ -85,7 +88,8 @@ impl Leaving {
     /// Returns whether blocks may leave now that had to stay before.
     fn unpacks(&self, before: &Self) -> bool {
         let rest = |it: &Self| (it.id, it.takes_writes, it.pins);
-        rest(self) != rest(before) || self.spare > before.spare
+        let lifted = before.guards && !self.guards;
+        rest(self) != rest(before) || lifted || self.spare > before.spare
     }
 }
 
@@ -153,7 +157,12 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         if enough {
             engine.cache.press(false);
         }
-        let emptied = !enough && engine.reclaim_one(&mut state).await;
+        let emptied = !enough
+            && match engine.reclaim_one(&mut state).await {
+                // That frees nothing, so the cache stays as starved as it was.
+                Some(Emptied::Packed) => continue,
+                emptied => emptied.is_some(),
+            };
         engine.cache.starve(!emptied && on_their_way == 0 && engine.gets_no_room(&state));
         if emptied {
             if store.segments.free_count() <= store.reserved_segments() {
@@ -249,8 +258,8 @@ impl EngineLane {
         kept
     }
 
-    /// Empties one segment. `false`: none can be taken.
-    async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> bool {
+    /// Empties one segment. `None`: none can be taken.
+    async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> Option<Emptied> {
         let store = &self.cache.store;
         let (_, replacement) = self.cache.replacement();
         self.demote(&replacement, &mut state.hand, &mut state.closed).await;
@@ -266,7 +275,8 @@ impl EngineLane {
         let most = most_reinserted(slowest.unwrap_or_default(), waits).max(REINSERT_LIVE);
         let capacity = store.cells_per_segment() as u32;
         let most = capacity * most / 100;
-        let leaving = |it: &Arc<Volume>| Leaving::of(it, capacity);
+        let guards = !self.cache.lifts_guards();
+        let leaving = |it: &Arc<Volume>| Leaving::of(it, capacity, guards);
         state.set_volumes(self.cache.volumes().iter().map(leaving).collect());
         let candidates = state
             .closed
@@ -283,10 +293,10 @@ impl EngineLane {
         let Some((_, victim)) = least else {
             // The segments that are left are held for ordered writeback.
             self.cache.press(store.segments.with_held() > 0);
-            return false;
+            return None;
         };
         if !store.segments.begin_reclaim(victim.id) {
-            return false;
+            return None;
         }
         let ends_probation = victim.on_probation && replacement.goes_by_ranks();
         for round in 0..4 {
@@ -301,7 +311,7 @@ impl EngineLane {
             if self.empty(blocks, &replacement, waits).await == Emptied::Packed {
                 state.packed.insert(victim.id, (victim.opened, victim.live));
                 store.end_reclaim(victim.id);
-                return true;
+                return Some(Emptied::Packed);
             }
         }
         if let How::Lists(lists) = &replacement.how {
@@ -311,7 +321,7 @@ impl EngineLane {
             // Its dirty blocks could not be written back or read: try other segments.
             state.set_stuck(&victim, now);
         }
-        true
+        Some(Emptied::AsFarAsPossible)
     }
 }
 
@@ -343,17 +353,20 @@ mod tests {
         let id = SegmentId(3);
         let segment =
             SegmentUse { id, opened: 1, live: Live::default(), on_probation: false, held: false };
-        let mut packed_after = |spare| {
-            let volume = Leaving { id: VolumeId(1), takes_writes: true, pins: 0, spare };
+        let mut packed_after = |guards, spare| {
+            let volume = Leaving { id: VolumeId(1), takes_writes: true, pins: 0, guards, spare };
             state.set_volumes(vec![volume]);
             let packed = state.is_packed(&segment);
             state.packed.insert(id, (segment.opened, segment.live));
             packed
         };
-        assert!(!packed_after(1), "a new volume");
-        assert!(packed_after(1));
-        assert!(packed_after(0), "fewer blocks may leave");
-        assert!(!packed_after(1), "some are spare again");
-        assert!(!packed_after(4), "more are");
+        assert!(!packed_after(true, 1), "a new volume");
+        assert!(packed_after(true, 1));
+        assert!(packed_after(true, 0), "fewer blocks may leave");
+        assert!(!packed_after(true, 1), "some are spare again");
+        assert!(!packed_after(true, 4), "more are");
+        assert!(!packed_after(false, 4), "none is guarded any more");
+        assert!(packed_after(false, 4));
+        assert!(packed_after(true, 4), "they are guarded again");
     }
 }

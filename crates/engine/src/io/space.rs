@@ -40,6 +40,7 @@ impl Space<'_> {
             self.0.volume.writeback.wanted.notify_all();
             either(listening, self.0.lane().sleep(Duration::from_millis(20))).await;
         } else {
+            let _waits = self.0.volume.is_ordered().then(|| self.0.cache.wait_for_log());
             listening.await;
         }
         Ok(())

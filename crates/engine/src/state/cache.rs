@@ -72,6 +72,8 @@ pub struct Cache {
     pressed: AtomicBool,
     /// See [`Cache::starve`].
     starved: AtomicBool,
+    /// Writes that wait for free space and must not bypass the log (invariant 28).
+    bound_to_log: AtomicU64,
     /// Throttles writes when nearly all of the cache is dirty.
     pub(crate) throttle: Throttle,
     /// Whether the counts of the volumes' shares may be too low and have to be taken again.
@@ -114,6 +116,7 @@ impl Cache {
             coming: RwLock::default(),
             pressed: AtomicBool::new(false),
             starved: AtomicBool::new(false),
+            bound_to_log: AtomicU64::new(0),
             throttle: Throttle::default(),
             shares_doubtful: AtomicBool::new(false),
             settings_gate: Gate::default(),
@@ -375,8 +378,31 @@ impl Cache {
         self.starved.load(Ordering::SeqCst)
     }
 
+    /// Counts a write that waits for free space and must not bypass the log, until the result is
+    /// dropped.
+    pub(crate) fn wait_for_log(&self) -> BoundToLog<'_> {
+        self.bound_to_log.fetch_add(1, Ordering::SeqCst);
+        BoundToLog(self)
+    }
+
+    /// Returns whether clean blocks that are pinned, or guarded by a share, may leave the cache:
+    /// there is no other way to free space, and writes wait that must not bypass the log. Without
+    /// that they would wait for ever (invariant 25).
+    pub(crate) fn lifts_guards(&self) -> bool {
+        self.is_starved() && self.bound_to_log.load(Ordering::SeqCst) > 0
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst) != 0
+    }
+}
+
+/// Held by a write that waits for free space and must not bypass the log.
+pub(crate) struct BoundToLog<'a>(&'a Cache);
+
+impl Drop for BoundToLog<'_> {
+    fn drop(&mut self) {
+        self.0.bound_to_log.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Volumes that share a cache: one that is stopped, or whose origin hangs or fails, does not hold
 //! up the others.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -155,45 +156,52 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way() {
     }
 }
 
+/// Has as much of the cache guarded for `b` as may be, with clean blocks, and the rest dirty: blocks
+/// of `a`, which is stopped. `dirty_first`: so many of them are written before those of `b` are
+/// read; if 0, all that find room are written behind them.
+fn guard_beside_dirty(guard: (u8, Range<u64>), dirty_first: u64, ordered: bool) -> Two {
+    let all_dirty = Settings {
+        dirty_high: 95,
+        dirty_low: 94,
+        cache_dirty_high: 95,
+        cache_dirty_low: 94,
+        ..settings(Mode::Writeback)
+    };
+    let (share_min, pinned) = guard;
+    let of_b = Settings { share_min, ordered, ..all_dirty.clone() };
+    let two = two(16, all_dirty, of_b);
+    if dirty_first > 0 {
+        two.faults.hang(&OpKind::ALL);
+        (0..dirty_first).for_each(|block| assert!(write_soon(&two, &two.a, block)));
+        two.stop("a").expect_err("its origin hangs");
+    }
+    let stays = BlockSet::from(pinned.clone());
+    two.engine.pin("b", &stays).expect("pinned");
+    let engine = two.engine.clone();
+    two.world.block_on(async move { engine.fill("b", &stays, |_| Ok(())).await }).expect("filled");
+    for block in 5000..8190 {
+        two.world.read(&two.b, block * 4096, 4096);
+    }
+    two.world.advance(Duration::from_secs(1));
+    let cached = cached(&two.engine, &two.b);
+    let dirty = if dirty_first == 0 { fill(&two) } else { dirty_first };
+    if dirty_first == 0 {
+        let _ = two.stop("a");
+    }
+    println!("{share_min} {pinned:?}: {cached} cached, {dirty} dirty");
+    two
+}
+
 /// The rest of the cache is pinned, or guarded by a share: nothing else can leave.
 #[test]
 fn a_dirty_neighbour_leaves_room_beside_bound_blocks() {
-    let stays = [(60, 0..0), (0, 6690..8190)];
-    for ((share_min, pinned), dirty_first) in
-        stays.iter().cloned().flat_map(|stays| [(stays.clone(), 0), (stays, 2000)])
-    {
-        let all_dirty = Settings {
-            dirty_high: 95,
-            dirty_low: 94,
-            cache_dirty_high: 95,
-            cache_dirty_low: 94,
-            ..settings(Mode::Writeback)
-        };
-        let of_b = Settings { share_min, ..all_dirty.clone() };
-        let two = two(16, all_dirty, of_b);
-        if dirty_first > 0 {
-            two.faults.hang(&OpKind::ALL);
-            (0..dirty_first).for_each(|block| assert!(write_soon(&two, &two.a, block)));
-            two.stop("a").expect_err("its origin hangs");
-        }
-        let stays = BlockSet::from(pinned.clone());
-        two.engine.pin("b", &stays).expect("pinned");
-        let engine = two.engine.clone();
-        two.world
-            .block_on(async move { engine.fill("b", &stays, |_| Ok(())).await })
-            .expect("filled");
-        for block in 5000..8190 {
-            two.world.read(&two.b, block * 4096, 4096);
-        }
-        two.world.advance(Duration::from_secs(1));
-        let cached = cached(&two.engine, &two.b);
-        let dirty = if dirty_first == 0 { fill(&two) } else { dirty_first };
-        if dirty_first == 0 {
-            let _ = two.stop("a");
-        }
-        println!("{share_min} {pinned:?}: {cached} cached, {dirty} dirty");
-        for block in 0..4000 {
-            assert!(write_soon(&two, &two.b, block), "{share_min} {pinned:?}: b stops at {block}");
+    for guard in [(60, 0..0), (0, 6690..8190)] {
+        for (dirty_first, ordered) in [(0, false), (2000, false), (0, true), (2000, true)] {
+            let two = guard_beside_dirty(guard.clone(), dirty_first, ordered);
+            for block in 0..4000 {
+                let soon = write_soon(&two, &two.b, block);
+                assert!(soon, "{guard:?}, {dirty_first}, {ordered}: b stops at {block}");
+            }
         }
     }
 }

@@ -82,6 +82,9 @@ impl<'a> Owner<'a> {
     /// kept.
     pub(super) fn guard(&self, blocks: &mut [Live]) {
         let Some(view) = &self.view else { return };
+        if view.cache.lifts_guards() {
+            return;
+        }
         let mut spare = view.volume.share.spare();
         for kept in [false, true] {
             for live in blocks.iter_mut().filter(|live| !live.dirty && live.kept == kept) {
