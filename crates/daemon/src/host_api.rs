@@ -384,18 +384,24 @@ pub(crate) trait Reports: Send + Sync {
     fn look_at_paths(&self) {}
 }
 
+/// A volume that is being created. Dropped, it is not created.
+pub(crate) trait Creation {
+    /// Formats the cache device, or joins its cache, and serves the volume.
+    fn create(self: Box<Self>) -> Result<(), ApiError>;
+}
+
 /// Volumes that enter a cache device, and cache devices that no volume needs any more.
 pub(crate) trait Making {
-    /// Formats the cache device, or joins its cache, according to `existing`, and serves the
-    /// volume, which has a UUID. The caches of `volumes` are not overwritten, whatever their
-    /// devices are called now.
-    fn create(
-        &self,
+    /// Begins to create a volume, which has a UUID. Looks at the cache device: what it holds now is
+    /// what the operator's consent covers, however long the command has to wait afterwards. The
+    /// caches of `volumes` are not overwritten, whatever their devices are called now.
+    fn begin_creation<'a>(
+        &'a self,
         volume: &Definition,
         existing: Existing,
         volumes: &[Definition],
         work: &Arc<Work>,
-    ) -> Result<(), ApiError>;
+    ) -> Result<Box<dyn Creation + 'a>, ApiError>;
 
     /// Serves the volume of this name that the cache device holds, or renames the one that is
     /// stored under another name, and copies its block size, alignment, version and settings into

@@ -25,8 +25,8 @@ use forebay_threads::Mutex;
 
 use super::hand_over::Items;
 use super::host_api::{
-    Closing, Condition, Contents, Copied, Count, Definition, Existing, Identity, Making, Remains,
-    Reports, Serving, StartError, Task,
+    Closing, Condition, Contents, Copied, Count, Creation, Definition, Existing, Identity, Making,
+    Remains, Reports, Serving, StartError, Task,
 };
 use super::work::Work;
 use crate::curve::{Sizes, ram_row};
@@ -344,22 +344,39 @@ impl Reports for FakeHost {
     }
 }
 
-impl Making for FakeHost {
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        _volumes: &[Definition],
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
-        let how = match existing {
+struct FakeCreation<'a> {
+    host: &'a FakeHost,
+    volume: Definition,
+    existing: Existing,
+    work: Arc<Work>,
+}
+
+impl Creation for FakeCreation<'_> {
+    fn create(self: Box<Self>) -> Result<(), ApiError> {
+        let how = match self.existing {
             Existing::Spare => "",
             Existing::Join => " join",
             Existing::Overwrite => " force",
         };
-        self.ask("create", &volume.name, how, work)?;
-        self.serve(volume);
+        self.host.ask("create", &self.volume.name, how, &self.work)?;
+        self.host.serve(&self.volume);
         Ok(())
+    }
+}
+
+impl Making for FakeHost {
+    fn begin_creation<'a>(
+        &'a self,
+        volume: &Definition,
+        existing: Existing,
+        _volumes: &[Definition],
+        work: &Arc<Work>,
+    ) -> Result<Box<dyn Creation + 'a>, ApiError> {
+        if let Some(hook) = &*self.hook.lock() {
+            hook(&format!("look {}", volume.name));
+        }
+        let (volume, work) = (volume.clone(), work.clone());
+        Ok(Box::new(FakeCreation { host: self, volume, existing, work }))
     }
 
     fn adopt(

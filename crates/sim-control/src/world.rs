@@ -415,9 +415,12 @@ impl World {
         {
             self.wrong(format!("did not stop cleanly: {error}"));
         }
-        // An operation that was given up may still wait for a disk that hangs.
-        let held = |media: &&Arc<Media>| media.is_claimed() && media.health() != Health::Hangs;
-        for media in self.shelf.all().iter().filter(held).filter(|_| clean) {
+        // An operation that was given up may still wait for a disk that hangs, with its other disks
+        // in use.
+        let disks = self.shelf.all();
+        let waits = disks.iter().any(|media| media.health() == Health::Hangs);
+        let held = disks.iter().filter(|media| media.is_claimed());
+        for media in held.filter(|_| clean && !waits) {
             self.wrong(format!("{} is still in use after an orderly end", media.name));
         }
         // Threads that still run end with the process.

@@ -17,10 +17,10 @@ use forebay_store::{FormatOptions, Store, StoreOptions, format};
 use super::caches::{self, Place};
 use super::devices::Devices;
 use super::inspect::{self, Content};
-use super::overwriting::New;
+use super::overwriting::{New, Seen};
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, faults, settings};
-use crate::host_api::{Copied, Definition, Existing, Making, StartError, fresh_uuid};
+use crate::host_api::{Copied, Creation, Definition, Existing, Making, StartError, fresh_uuid};
 use crate::paths::io_error;
 use crate::planted::{self, PlantedBug};
 use crate::preflight::same_cache;
@@ -85,24 +85,61 @@ impl Drop for Made {
     }
 }
 
+/// A creation that has looked at the cache device.
+struct Begun {
+    host: Arc<EngineHost>,
+    volume: Definition,
+    existing: Existing,
+    volumes: Vec<Definition>,
+    seen: Option<Seen>,
+    work: Arc<Work>,
+    created: bool,
+}
+
+impl Creation for Begun {
+    fn create(mut self: Box<Self>) -> Result<(), ApiError> {
+        let (host, name, work) = (self.host.clone(), self.volume.name.clone(), self.work.clone());
+        host.attended(&name, &work, move |host, work| {
+            let (volume, existing) = (&self.volume, self.existing);
+            let (seen, volumes) = (self.seen.as_ref(), &self.volumes[..]);
+            let created = host.create_now(&New { volume, existing, seen, volumes, work });
+            self.created = created.is_ok();
+            created
+        })
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.created && !planted::has(PlantedBug::NameStays) {
+            self.host.served.remove(&self.volume.name);
+        }
+    }
+}
+
 impl Making for Arc<EngineHost> {
-    fn create(
-        &self,
+    fn begin_creation<'a>(
+        &'a self,
         volume: &Definition,
         existing: Existing,
         volumes: &[Definition],
         work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Box<dyn Creation + 'a>, ApiError> {
         self.served.begin(volume)?;
-        let own = volume.clone();
-        let volumes = volumes.to_vec();
-        self.attended(&volume.name, work, move |host, work| {
-            let result = host.create_now(&own, existing, &volumes, work);
-            if result.is_err() && !planted::has(PlantedBug::NameStays) {
-                host.served.remove(&own.name);
-            }
-            result
-        })
+        let mut begun = Begun {
+            host: self.clone(),
+            volume: volume.clone(),
+            existing,
+            volumes: volumes.to_vec(),
+            seen: None,
+            work: work.clone(),
+            created: false,
+        };
+        let begun = self.attended(&volume.name, work, move |host, _| {
+            begun.seen = host.see_first(&begun.volume, existing, &begun.volumes)?;
+            Ok::<_, ApiError>(begun)
+        })?;
+        Ok(Box::new(begun))
     }
 
     fn adopt(
@@ -136,16 +173,10 @@ impl Making for Arc<EngineHost> {
 }
 
 impl EngineHost {
-    fn create_now(
-        self: &Arc<Self>,
-        volume: &Definition,
-        existing: Existing,
-        volumes: &[Definition],
-        work: &Work,
-    ) -> Result<(), ApiError> {
+    fn create_now(self: &Arc<Self>, new: &New<'_>) -> Result<(), ApiError> {
+        let &New { volume, seen, work, .. } = new;
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
-        let seen = self.see_first(volume, existing, (&cache_spec, &origin_spec), volumes)?;
         self.served.ram.make(
             &volume.name,
             &volume.settings,
@@ -169,13 +200,12 @@ impl EngineHost {
             let origin = self.devices.claim_for(access, "origin", &origin_spec)?;
             // Awaited before anything is written for this volume.
             self.await_answer(&origin)?;
-            self.check_not_exchanged(volume, seen.as_ref(), &cache_spec, &origin)?;
+            self.check_not_exchanged(volume, seen, &cache_spec, &origin)?;
             origin
         };
         let place = self.caches.place(&cache_spec, &volume.name)?;
         let created = self.using(&place, || {
-            let new = New { volume, existing, seen: seen.as_ref(), volumes, work };
-            let open = self.open_new(&new, &cache_spec, &origin, &place)?;
+            let open = self.open_new(new, &cache_spec, &origin, &place)?;
             let effect = work.commit().map_err(|_| faults::given_up())?;
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             self.create_in(volume, origin, &place, &open, &effect)

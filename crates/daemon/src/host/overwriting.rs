@@ -15,7 +15,7 @@ use super::EngineHost;
 use super::attended::within;
 use super::faults;
 use super::inspect::{self, Content as Cache};
-use super::volumes::made;
+use super::volumes::{made, spec};
 use crate::content::{self, Content};
 use crate::host_api::{Definition, Existing};
 use crate::planted::{self, PlantedBug};
@@ -204,16 +204,16 @@ impl EngineHost {
         })?
     }
 
-    /// Looks at the cache device of a new volume before anything waits for the origin. Refuses
+    /// Looks at the cache device of a new volume before anything else waits. Refuses
     /// early where [`may_format`] would refuse in the end, and remembers the content to which the
     /// operator consents. `None`: the device is new, in RAM, or the open cache of other volumes.
     pub(super) fn see_first(
         self: &Arc<Self>,
         volume: &Definition,
         existing: Existing,
-        (cache, origin): (&DeviceSpec, &DeviceSpec),
         volumes: &[Definition],
     ) -> Result<Option<Seen>, ApiError> {
+        let (cache, origin) = (&spec("cache", &volume.cache)?, &spec("origin", &volume.origin)?);
         if existing == Existing::Join || cache.is_volatile() || is_missing(cache.path()) {
             return Ok(None);
         }

@@ -38,6 +38,7 @@ impl Volumes {
         };
         let uuid = fresh_uuid();
         (volume.uuid, volume.version) = (Some(uuid), 1);
+        let begun = self.host.begin_creation(&volume, existing, &others, work)?;
         // Until the volume is stored, its UUID counts as deleted: if the daemon dies in between,
         // its remains on the cache device are removed.
         self.state.change(work, |_, known| {
@@ -46,7 +47,7 @@ impl Volumes {
             }
             Ok(())
         })?;
-        if let Err(error) = attempt(|| self.host.create(&volume, existing, &others, work)) {
+        if let Err(error) = attempt(|| begun.create()) {
             // Without a commit nothing was created, nor will be. With one it may be on the cache
             // device.
             if work.committed().is_none() {

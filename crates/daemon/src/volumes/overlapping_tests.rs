@@ -239,6 +239,23 @@ fn clients_see_a_new_volume_when_it_is_stored() {
     }
 }
 
+/// The operator consents to what the device holds when the command is given, not after a wait.
+#[test]
+fn a_creation_looks_at_the_cache_device_before_it_waits() {
+    let daemon = Daemon::new();
+    let file = daemon.dir.path().join("state/state.json");
+    let state = move || std::fs::read(&file).ok();
+    let before = state();
+    let changed = Arc::new(Mutex::new(Vec::new()));
+    let own = changed.clone();
+    *daemon.host.hook.lock() = Some(Box::new(move |asked| {
+        own.lock().push((asked.to_owned(), state() != before));
+    }));
+    daemon.create("a", "origin").expect("good");
+    let expected = [("look a", false), ("create a", true)];
+    assert_eq!(changed.lock()[..2], expected.map(|(asked, changed)| (asked.to_owned(), changed)));
+}
+
 #[test]
 fn a_command_that_may_not_survive_a_power_cut_says_so() {
     let daemon = Daemon::new();
