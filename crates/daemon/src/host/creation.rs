@@ -17,7 +17,7 @@ use forebay_store::{FormatOptions, Store, StoreOptions, format};
 use super::caches::{self, Place};
 use super::devices::Devices;
 use super::inspect::{self, Content};
-use super::overwriting::{New, Seen};
+use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, faults, settings};
 use crate::host_api::{Copied, Creation, Definition, Existing, Making, StartError, fresh_uuid};
@@ -88,21 +88,16 @@ impl Drop for Made {
 /// A creation that has looked at the cache device.
 struct Begun {
     host: Arc<EngineHost>,
-    volume: Definition,
-    existing: Existing,
-    volumes: Vec<Definition>,
-    seen: Option<Seen>,
-    work: Arc<Work>,
+    new: New,
     created: bool,
 }
 
 impl Creation for Begun {
     fn create(mut self: Box<Self>) -> Result<(), ApiError> {
-        let (host, name, work) = (self.host.clone(), self.volume.name.clone(), self.work.clone());
-        host.attended(&name, &work, move |host, work| {
-            let (volume, existing) = (&self.volume, self.existing);
-            let (seen, volumes) = (self.seen.as_ref(), &self.volumes[..]);
-            let created = host.create_now(&New { volume, existing, seen, volumes, work });
+        let New { volume, work, .. } = &self.new;
+        let (host, name, work) = (self.host.clone(), volume.name.clone(), work.clone());
+        host.attended(&name, &work, move |host, _| {
+            let created = host.bring_in(&self.new);
             self.created = created.is_ok();
             created
         })
@@ -112,7 +107,7 @@ impl Creation for Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         if !self.created && !planted::has(PlantedBug::NameStays) {
-            self.host.served.remove(&self.volume.name);
+            self.host.served.remove(&self.new.volume.name);
         }
     }
 }
@@ -126,18 +121,16 @@ impl Making for Arc<EngineHost> {
         work: &Arc<Work>,
     ) -> Result<Box<dyn Creation + 'a>, ApiError> {
         self.served.begin(volume)?;
-        let mut begun = Begun {
-            host: self.clone(),
+        let new = New {
             volume: volume.clone(),
             existing,
-            volumes: volumes.to_vec(),
             seen: None,
+            volumes: volumes.to_vec(),
             work: work.clone(),
-            created: false,
         };
+        let mut begun = Begun { host: self.clone(), new, created: false };
         let begun = self.attended(&volume.name, work, move |host, _| {
-            begun.seen = host.see_first(&begun.volume, existing, &begun.volumes)?;
-            Ok::<_, ApiError>(begun)
+            host.see_first(&mut begun.new).map(|()| begun)
         })?;
         Ok(Box::new(begun))
     }
@@ -173,8 +166,9 @@ impl Making for Arc<EngineHost> {
 }
 
 impl EngineHost {
-    fn create_now(self: &Arc<Self>, new: &New<'_>) -> Result<(), ApiError> {
-        let &New { volume, seen, work, .. } = new;
+    /// Brings a new volume into the cache on its cache device, which is formatted where needed.
+    fn bring_in(self: &Arc<Self>, new: &New) -> Result<(), ApiError> {
+        let New { volume, seen, work, .. } = new;
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
         self.served.ram.make(
@@ -200,7 +194,7 @@ impl EngineHost {
             let origin = self.devices.claim_for(access, "origin", &origin_spec)?;
             // Awaited before anything is written for this volume.
             self.await_answer(&origin)?;
-            self.check_not_exchanged(volume, seen, &cache_spec, &origin)?;
+            self.check_not_exchanged(volume, seen.as_ref(), &cache_spec, &origin)?;
             origin
         };
         let place = self.caches.place(&cache_spec, &volume.name)?;
@@ -231,12 +225,12 @@ impl EngineHost {
     /// Returns the cache for a new volume; opens it if necessary.
     fn open_new(
         &self,
-        new: &New<'_>,
+        new: &New,
         cache_spec: &DeviceSpec,
         origin: &Arc<dyn Device>,
         place: &Arc<Place>,
     ) -> Result<Arc<Cache>, ApiError> {
-        let volume = new.volume;
+        let volume = &new.volume;
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
         let mut cache = place.lock();
         if let Some(open) = &*cache {
@@ -400,9 +394,9 @@ impl EngineHost {
     }
 
     /// Checks the cache that the volume joins, or formats the device.
-    fn prepare(&self, new: &New<'_>, device: &Arc<dyn Device>) -> Result<(), ApiError> {
-        let &New { volume, existing, volumes, .. } = new;
-        if existing != Existing::Join {
+    fn prepare(&self, new: &New, device: &Arc<dyn Device>) -> Result<(), ApiError> {
+        let New { volume, existing, volumes, .. } = new;
+        if *existing != Existing::Join {
             return self.overwrite(new, device);
         }
         let own = device.clone();

@@ -41,14 +41,15 @@ const PARTITION_STEPS: u32 = 20;
 const PARTITION_STEP: Duration = Duration::from_millis(100);
 
 /// A new volume and its cache device, before the device is claimed.
-pub(super) struct New<'a> {
-    pub(super) volume: &'a Definition,
+pub(super) struct New {
+    pub(super) volume: Definition,
     pub(super) existing: Existing,
-    /// The content of the device when the command was given.
-    pub(super) seen: Option<&'a Seen>,
+    /// The content of the device when the command was given. `None`: it is new, in RAM, or the
+    /// open cache of other volumes.
+    pub(super) seen: Option<Seen>,
     /// The volumes of this daemon.
-    pub(super) volumes: &'a [Definition],
-    pub(super) work: &'a Work,
+    pub(super) volumes: Vec<Definition>,
+    pub(super) work: Arc<Work>,
 }
 
 /// The content that was found on a device.
@@ -204,26 +205,22 @@ impl EngineHost {
         })?
     }
 
-    /// Looks at the cache device of a new volume before anything else waits. Refuses
-    /// early where [`may_format`] would refuse in the end, and remembers the content to which the
-    /// operator consents. `None`: the device is new, in RAM, or the open cache of other volumes.
-    pub(super) fn see_first(
-        self: &Arc<Self>,
-        volume: &Definition,
-        existing: Existing,
-        volumes: &[Definition],
-    ) -> Result<Option<Seen>, ApiError> {
+    /// Looks at the cache device of a new volume before anything else waits: remembers the content
+    /// to which the operator consents, and refuses early where [`may_format`] would refuse in the
+    /// end.
+    pub(super) fn see_first(self: &Arc<Self>, new: &mut New) -> Result<(), ApiError> {
+        let New { volume, existing, seen: first, volumes, .. } = new;
         let (cache, origin) = (&spec("cache", &volume.cache)?, &spec("origin", &volume.origin)?);
-        if existing == Existing::Join || cache.is_volatile() || is_missing(cache.path()) {
-            return Ok(None);
+        if *existing == Existing::Join || cache.is_volatile() || is_missing(cache.path()) {
+            return Ok(());
         }
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
         if self.caches.place(&cache.made(), &volume.name)?.lock().is_some() {
-            return Ok(None);
+            return Ok(());
         }
         let device = self.devices.look(cache).map_err(|error| faults::open("cache", &error))?;
         let seen = self.see(&device)?;
-        let judged = may_format(&seen, Some(&seen), existing, volumes, |uuid| {
+        let judged = may_format(&seen, Some(&seen), *existing, volumes, |uuid| {
             self.caches.known.is_deleted(uuid)
         });
         if let Err(mut error) = judged {
@@ -232,7 +229,8 @@ impl EngineHost {
             }
             return Err(error);
         }
-        Ok(Some(seen))
+        *first = Some(seen);
+        Ok(())
     }
 
     /// Whether an origin is there, answers soon, and is blank.
@@ -268,15 +266,11 @@ impl EngineHost {
     }
 
     /// Formats a claimed device as a cache, if [`may_format`] agrees.
-    pub(super) fn overwrite(
-        &self,
-        new: &New<'_>,
-        device: &Arc<dyn Device>,
-    ) -> Result<(), ApiError> {
-        let &New { volume, existing, seen: earlier, volumes, work } = new;
+    pub(super) fn overwrite(&self, new: &New, device: &Arc<dyn Device>) -> Result<(), ApiError> {
+        let New { volume, existing, seen: earlier, volumes, work } = new;
         let seen = self.see(device)?;
         if !planted::has(PlantedBug::JudgedBeforeTheWait) {
-            may_format(&seen, earlier, existing, volumes, |uuid| {
+            may_format(&seen, earlier.as_ref(), *existing, volumes, |uuid| {
                 self.caches.known.is_deleted(uuid)
             })?;
         }
