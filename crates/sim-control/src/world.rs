@@ -408,19 +408,17 @@ impl World {
         }
         self.event(format_args!("stopped: {ended:?}"));
         let clean = ended.is_ok();
+        let disks = self.shelf.all();
         if let Err(error) = &ended
             && !self.script.fails()
-            && self.shelf.all().iter().all(|media| media.health() == Health::Good)
-            && !self.notes.lock().events.iter().any(|event| event.contains("Hangs"))
+            && disks.iter().all(|media| media.health() == Health::Good)
+            && !running.hangs
         {
             self.wrong(format!("did not stop cleanly: {error}"));
         }
-        // An operation that was given up may still wait for a disk that hangs, with its other disks
-        // in use.
-        let disks = self.shelf.all();
-        let waits = disks.iter().any(|media| media.health() == Health::Hangs);
-        let held = disks.iter().filter(|media| media.is_claimed());
-        for media in held.filter(|_| clean && !waits) {
+        // An operation that was given up because a disk hung may be on its way with its disks in
+        // use; its thread ends with the process.
+        for media in disks.iter().filter(|media| media.is_claimed() && clean && !running.hangs) {
             self.wrong(format!("{} is still in use after an orderly end", media.name));
         }
         // Threads that still run end with the process.
