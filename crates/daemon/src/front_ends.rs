@@ -23,6 +23,7 @@ use super::host::{DISMISSAL, RawExport};
 use super::host_api::Host;
 use super::kept::Kept;
 use super::state::State;
+use crate::paths::socket_error;
 
 /// Options of the front ends.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -198,7 +199,7 @@ pub(crate) fn claim(
         let (protection, memory) = (protection.clone(), memory.clone());
         NbdFrontEnd::claim(&options.nbd, protection, limits, memory, &mut clients, identify())
     };
-    let nbd = outlasting(&mut claim_nbd, |error| matches!(error, ListenError::InUse(_)));
+    let nbd = outlasting(&mut claim_nbd, ListenError::is_in_use);
     let nbd = nbd.map_err(|error| listen_error(&error))?;
     let vhost_user = VhostUserFrontEnd::new(&options.vhost_user_dir, DISMISSAL, memory.clone());
     let connected = nbd.outliving();
@@ -271,14 +272,10 @@ pub(crate) fn export_error(error: &ExportError) -> ApiError {
 /// Converts an error of NBD's listeners.
 fn listen_error(error: &ListenError) -> ApiError {
     let kind = match error {
+        ListenError::Unix(error) => return socket_error("--nbd", error),
         ListenError::InUse(_) => ErrorKind::Refused,
-        ListenError::Address(_) | ListenError::PathTooLong(_) | ListenError::Occupied(_) => {
-            ErrorKind::Invalid
-        }
-        ListenError::System { cause, .. } => match cause.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::Invalid,
-            _ => ErrorKind::Failed,
-        },
+        ListenError::Address(_) => ErrorKind::Invalid,
+        ListenError::System { .. } => ErrorKind::Failed,
     };
     ApiError::new(kind, format!("--nbd: {error}")).about("--nbd")
 }

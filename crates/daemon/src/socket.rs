@@ -1,21 +1,21 @@
 //! Exclusive unix sockets: claimed without a race, never taken from a live process.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind as Io};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_export::unix_socket::{ListenError, UnixSocket, knock};
+use forebay_export::unix_socket::{self, ListenError, UnixSocket};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::afterlife::outlasting;
 use super::hand_over::LeftSocket;
-use crate::paths::{check_socket_path, io_error};
+use crate::paths::{io_error, socket_error};
 
 /// A listening unix socket, removed on drop.
 pub(crate) struct ClaimedSocket {
@@ -54,29 +54,7 @@ impl ClaimedSocket {
     /// # Errors
     /// As [`ClaimedSocket::claim`], as far as that is known beforehand.
     pub(crate) fn probe(field: &str, path: &Path) -> Result<(), ApiError> {
-        check_socket_path(field, path)?;
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                let reason = format!(
-                    "{} exists and is not a socket; choose another path, or move it away",
-                    path.display()
-                );
-                Err(ApiError::invalid(field, reason))
-            }
-            Ok(_) if answers(path)? => Err(in_use(field, path)),
-            Err(error) if error.kind() != Io::NotFound => {
-                Err(io_error("cannot inspect", path, &error).about(field))
-            }
-            Ok(_) => Ok(()),
-            Err(_) => match path.parent() {
-                Some(dir) if !dir.as_os_str().is_empty() && !dir.is_dir() => {
-                    let reason =
-                        format!("there is no directory {}; create it first", dir.display());
-                    Err(ApiError::invalid(field, reason))
-                }
-                _ => Ok(()),
-            },
-        }
+        unix_socket::check(path).map(drop).map_err(|error| socket_error(field, &error))
     }
 
     /// Listens at `path` with permissions `mode`, like `0o600`. A stale socket of the same user is
@@ -84,17 +62,14 @@ impl ClaimedSocket {
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] if another process listens there; [`ErrorKind::Invalid`] if the path
-    /// exists and is not a socket, or cannot be one.
+    /// exists and is not a socket of this user, or cannot be one.
     pub(crate) fn claim(field: &str, path: &Path, mode: u32) -> Result<Self, ApiError> {
+        // No lock file is left beside a path that is refused.
         Self::probe(field, path)?;
-        let lock = lock_file(&lock_path(path), &in_use(field, path).message)?;
-        let socket = UnixSocket::bind_with(path, Some(mode)).map_err(|error| match error {
-            ListenError::InUse(_) => in_use(field, path),
-            ListenError::System { cause, .. } => {
-                io_error("cannot listen at", path, &cause).about(field)
-            }
-            error => ApiError::new(ErrorKind::Refused, format!("{field}: {error}")).about(field),
-        })?;
+        let in_use = socket_error(field, &ListenError::InUse(path.to_owned()));
+        let lock = lock_file(&lock_path(path), &in_use.message)?;
+        let socket = UnixSocket::bind_with(path, Some(mode));
+        let socket = socket.map_err(|error| socket_error(field, &error))?;
         Ok(ClaimedSocket { socket, lock: Mutex::new(Arc::new(lock.into())) })
     }
 
@@ -162,28 +137,6 @@ fn lock_path(socket: &Path) -> PathBuf {
     path.into()
 }
 
-fn in_use(field: &str, path: &Path) -> ApiError {
-    let message = format!(
-        "{field}: another daemon listens at {}; stop it, or choose another socket",
-        path.display()
-    );
-    ApiError::new(ErrorKind::Refused, message).about(field)
-}
-
-/// Whether a process accepts connections at `path`. Does not wait for one that does not.
-fn answers(path: &Path) -> Result<bool, ApiError> {
-    match knock(path) {
-        Ok(()) => Ok(true),
-        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(false),
-        // A full backlog, or a socket of another type: a process is there.
-        Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(true),
-        Err(errno) => {
-            let error = errno.into();
-            Err(io_error("cannot find out whether a process listens at", path, &error))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -229,21 +182,6 @@ mod tests {
         }
         assert_eq!(fs::read(at("file")).expect("readable"), b"data");
         assert!(!at("file.lock").exists() && !at("foreign.lock").exists());
-    }
-
-    #[test]
-    fn a_process_that_accepts_nobody_is_not_waited_for() {
-        let dir = TempDir::new("socket-full");
-        let path = dir.path().join("s");
-        let address = rustix::net::SocketAddrUnix::new(&path).expect("short");
-        let stream = rustix::net::SocketType::STREAM;
-        let family = rustix::net::AddressFamily::UNIX;
-        let deaf = rustix::net::socket(family, stream, None).expect("descriptors");
-        rustix::net::bind(&deaf, &address).expect("free");
-        rustix::net::listen(&deaf, 0).expect("bound");
-        let waiting = UnixStream::connect(&path).expect("there is room for one");
-        assert_eq!(claim(&path).map(drop), Err(ErrorKind::Refused));
-        drop(waiting);
     }
 
     #[test]

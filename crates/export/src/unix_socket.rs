@@ -7,7 +7,7 @@
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,41 +15,16 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, fchmod, open};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, listen, shutdown,
-    socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, listen, shutdown, socket_with,
 };
+
+mod path;
+
+pub use path::{Identity, ListenError, check, check_name};
+use path::{identity, remove};
 
 /// Clients that wait to be accepted, at most.
 const BACKLOG: i32 = 4096;
-
-/// Longest path of a unix socket, in bytes.
-pub const PATH_MAX: usize = 107;
-
-/// Why a path cannot be listened at.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// The path is too long.
-    #[error("{} is longer than the {PATH_MAX} bytes that a unix socket may have; choose a shorter path", .0.display())]
-    PathTooLong(PathBuf),
-    /// Something else is there.
-    #[error("{} exists and is not a socket of this user; choose another path, or remove it", .0.display())]
-    Occupied(PathBuf),
-    /// Another process listens there.
-    #[error("another process listens at {}; stop it, or choose another path", .0.display())]
-    InUse(PathBuf),
-    /// The system refuses it.
-    #[error("cannot listen at {}: {cause}", path.display())]
-    System {
-        /// The path.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-}
-
-/// Device and inode of a socket's path. The kernel keeps the inode as long as the socket is open,
-/// so that no other file gets its number.
-pub type Identity = (u64, u64);
 
 /// See the module. The path is removed on drop.
 #[derive(Debug)]
@@ -235,7 +210,7 @@ impl UnixSocket {
         if let Some(permissions) = look.socket
             && let Err(error) = permissions.give(&self.path, Some(made))
         {
-            let _ = fs::remove_file(&self.path);
+            let _ = remove(&self.path, made);
             return Err(system(error));
         }
         Ok((fd, made))
@@ -260,9 +235,9 @@ impl UnixSocket {
 
     fn give_up(&self, state: &mut State) {
         if std::mem::replace(&mut state.care, Care::None) != Care::None
-            && fs::symlink_metadata(&self.path).is_ok_and(|it| Some(identity(&it)) == state.made)
+            && let Some(made) = state.made
         {
-            let _ = fs::remove_file(&self.path);
+            let _ = remove(&self.path, made);
         }
     }
 }
@@ -274,35 +249,11 @@ impl Drop for UnixSocket {
     }
 }
 
-fn identity(found: &Metadata) -> Identity {
-    (found.dev(), found.ino())
-}
-
 fn bind(path: &Path, mode: Option<u32>) -> Result<(Arc<OwnedFd>, Option<Identity>), ListenError> {
-    if path.as_os_str().len() > PATH_MAX {
-        return Err(ListenError::PathTooLong(path.into()));
-    }
     let system = |cause| ListenError::System { path: path.into(), cause };
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(system(error)),
-        Ok(found) => {
-            let ours = found.uid() == rustix::process::geteuid().as_raw();
-            if !found.file_type().is_socket() || !ours {
-                return Err(ListenError::Occupied(path.into()));
-            }
-            match knock(path) {
-                // A full queue, or a socket of another type: a process is there.
-                Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
-                    return Err(ListenError::InUse(path.into()));
-                }
-                Err(Errno::CONNREFUSED) => {
-                    tracing::info!(path = %path.display(), "replacing the socket of a daemon that is gone");
-                    fs::remove_file(path).map_err(system)?;
-                }
-                Err(errno) => return Err(system(errno.into())),
-            }
-        }
+    if let Some(stale) = check(path)? {
+        tracing::info!(path = %path.display(), "replacing the socket of a daemon that is gone");
+        remove(path, stale).map_err(system)?;
     }
     let fd = listen_at(path, mode).map_err(|errno| system(errno.into()))?;
     let made = fs::symlink_metadata(path).ok().as_ref().map(identity);
@@ -318,17 +269,6 @@ fn listen_at(path: &Path, mode: Option<u32>) -> Result<OwnedFd, Errno> {
     rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
     listen(&fd, BACKLOG)?;
     Ok(fd)
-}
-
-/// Connects without waiting, to find out whether a process listens at a path: [`Errno::AGAIN`] says
-/// that its queue is full, [`Errno::PROTOTYPE`] that the socket has another type.
-///
-/// # Errors
-/// That of the system; [`Errno::CONNREFUSED`] if no process does.
-pub fn knock(path: &Path) -> Result<(), Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 #[cfg(test)]

@@ -4,11 +4,10 @@ use std::fmt::{self, Write};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest path of a unix socket, in bytes.
-pub const UNIX_PATH_MAX: usize = 107;
+use forebay_export::unix_socket;
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,15 +31,12 @@ pub enum ListenError {
         "{0}; write the path of a socket with a '/', like ./nbd.sock, or HOST:PORT, like localhost:10809 or [::1]:10809"
     )]
     Address(&'static str),
-    /// The path is too long for a socket.
-    #[error("a socket path has at most {UNIX_PATH_MAX} bytes, {} has {}; choose a shorter one", beginning(.0), .0.as_os_str().len())]
-    PathTooLong(PathBuf),
-    /// Another process listens there.
+    /// A unix socket cannot listen.
+    #[error(transparent)]
+    Unix(#[from] unix_socket::ListenError),
+    /// Another process listens at the port.
     #[error("{0} is in use by a live process; choose another address or stop that process")]
     InUse(ListenAddress),
-    /// The path exists and is not a stale socket.
-    #[error("{} exists and is not a stale socket of this user; remove it or choose another path", .0.display())]
-    Occupied(PathBuf),
     /// Any other error of the system.
     #[error("cannot listen on {address}: {cause}")]
     System {
@@ -49,6 +45,14 @@ pub enum ListenError {
         /// The error.
         cause: io::Error,
     },
+}
+
+impl ListenError {
+    /// Returns whether another process listens at the address.
+    pub fn is_in_use(&self) -> bool {
+        use unix_socket::ListenError as Unix;
+        matches!(self, ListenError::InUse(_) | ListenError::Unix(Unix::InUse(_)))
+    }
 }
 
 impl fmt::Display for ListenAddress {
@@ -92,28 +96,13 @@ impl FromStr for ListenAddress {
     }
 }
 
-/// Returns a path for a message: of a long one the beginning.
-fn beginning(path: &Path) -> String {
-    let text = path.display().to_string();
-    match text.char_indices().nth(2 * UNIX_PATH_MAX) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
-}
-
 impl ListenAddress {
     /// Makes the address of a unix socket.
     ///
     /// # Errors
-    /// The path is longer than [`UNIX_PATH_MAX`], or has a zero byte.
+    /// The path cannot be that of a socket.
     pub fn unix(path: PathBuf) -> Result<Self, ListenError> {
-        let bytes = path.as_os_str().as_bytes();
-        if bytes.len() > UNIX_PATH_MAX {
-            return Err(ListenError::PathTooLong(path));
-        }
-        if bytes.contains(&0) {
-            return Err(ListenError::Address("the path has a zero byte"));
-        }
+        unix_socket::check_name(&path)?;
         Ok(ListenAddress::Unix(path))
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_engine::HandedOver;
-use forebay_export::unix_socket::{self, UnixSocket};
+use forebay_export::unix_socket::UnixSocket;
 use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError};
@@ -73,8 +73,7 @@ impl Listener {
     ) -> Result<Arc<Self>, ListenError> {
         let (socket, address) = match address {
             ListenAddress::Unix(path) => {
-                let socket = UnixSocket::bind(path).map_err(|error| unusable(error, address))?;
-                (Listening::Unix(socket), address.clone())
+                (Listening::Unix(UnixSocket::bind(path)?), address.clone())
             }
             ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address)?,
         };
@@ -232,17 +231,6 @@ pub(crate) fn socket_buffers(socket: impl AsFd) -> usize {
     }
 }
 
-fn unusable(error: unix_socket::ListenError, address: &ListenAddress) -> ListenError {
-    match error {
-        unix_socket::ListenError::PathTooLong(path) => ListenError::PathTooLong(path),
-        unix_socket::ListenError::Occupied(path) => ListenError::Occupied(path),
-        unix_socket::ListenError::InUse(_) => ListenError::InUse(address.clone()),
-        unix_socket::ListenError::System { cause, .. } => {
-            ListenError::System { address: address.clone(), cause }
-        }
-    }
-}
-
 fn bind_tcp(
     host: &str,
     port: u16,
@@ -262,58 +250,7 @@ fn bind_tcp(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-    use std::os::unix::net::UnixListener;
-    use std::path::PathBuf;
-
     use super::*;
-
-    /// Makes a directory for one test.
-    fn directory(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("forebay-nbd-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).expect("directory");
-        path
-    }
-
-    #[test]
-    fn only_a_dead_socket_is_replaced() {
-        let directory = directory("bind");
-        let at = |name: &str| ListenAddress::Unix(directory.join(name));
-
-        let live = Listener::bind(&at("live")).expect("bind");
-        assert!(matches!(Listener::bind(&at("live")), Err(ListenError::InUse(_))));
-        drop(live);
-        assert!(!directory.join("live").exists());
-
-        drop(UnixListener::bind(directory.join("dead")).expect("bind"));
-        assert!(directory.join("dead").exists());
-        drop(Listener::bind(&at("dead")).expect("a stale socket is replaced"));
-
-        std::fs::write(directory.join("file"), "precious").expect("write");
-        symlink(directory.join("file"), directory.join("link")).expect("link");
-        symlink(directory.join("nothing"), directory.join("dangling")).expect("link");
-        std::fs::create_dir(directory.join("directory")).expect("directory");
-        for name in ["file", "link", "dangling", "directory"] {
-            assert!(matches!(Listener::bind(&at(name)), Err(ListenError::Occupied(_))), "{name}");
-            assert!(directory.join(name).symlink_metadata().is_ok());
-        }
-        assert!(matches!(Listener::bind(&at("no/such")), Err(ListenError::System { .. })));
-        assert!(matches!(Listener::bind(&at(&"x".repeat(108))), Err(ListenError::PathTooLong(_))));
-        let _ = std::fs::remove_dir_all(&directory);
-    }
-
-    #[test]
-    fn a_socket_that_took_our_place_stays() {
-        let directory = directory("place");
-        let path = directory.join("socket");
-        let first = Listener::bind(&ListenAddress::Unix(path.clone())).expect("bind");
-        std::fs::rename(&path, directory.join("moved")).expect("rename");
-        std::fs::write(&path, "other").expect("write");
-        drop(first);
-        assert!(path.exists());
-        let _ = std::fs::remove_dir_all(&directory);
-    }
 
     #[test]
     fn a_port_in_use_is_named() {

@@ -105,9 +105,10 @@ impl Export {
 /// Converts an error of a socket.
 fn unusable(error: ListenError) -> ExportError {
     let message = format!("the socket for a virtual machine: {error}");
-    let cause = match error {
-        ListenError::System { cause, .. } => Some(cause),
-        _ => None,
+    let (kind, cause) = match error {
+        ListenError::InUse(_) => (ExportErrorKind::Taken, None),
+        ListenError::System { cause, .. } => (ExportErrorKind::Failed, Some(cause)),
+        _ => (ExportErrorKind::Failed, None),
     };
-    ExportError { kind: ExportErrorKind::Failed, message, cause }
+    ExportError { kind, message, cause }
 }
