@@ -13,8 +13,7 @@ use forebay_lane::MemoryBudget;
 use forebay_nbd::{
     Limits, ListenAddress, ListenError, NbdFrontEnd, Network, Protection, Tls, TlsFiles,
 };
-use forebay_nbd_kernel::{NbdKernelFrontEnd, NbdServer};
-use forebay_ublk::UblkFrontEnd;
+use forebay_nbd_kernel::NbdServer;
 use forebay_vhost_user::VhostUserFrontEnd;
 
 use super::afterlife::outlasting;
@@ -221,20 +220,18 @@ pub(crate) fn claim(
         };
         named.any(|entry| wants(&entry.volume.settings.export))
     };
-    all.push(Arc::new(UblkFrontEnd::claim(
-        &state.dir().join("ublk"),
-        &options.ublk_names,
+    all.push(forebay_ublk::claim(
+        (&state.dir().join("ublk"), &options.ublk_names),
         |name| wanted(name, FrontEndKind::Ublk),
         identify(),
         memory.clone(),
-    )));
-    all.push(Arc::new(NbdKernelFrontEnd::claim(
-        &state.dir().join("nbd-kernel"),
-        &options.nbd_names,
+    ));
+    all.push(forebay_nbd_kernel::claim(
+        (&state.dir().join("nbd-kernel"), &options.nbd_names),
         NbdServer { socket: options.local_nbd(), connected },
         |name| wanted(name, FrontEndKind::NbdKernel),
         identify(),
-    )));
+    ));
     Ok(all)
 }
 

@@ -5,6 +5,8 @@ use std::io;
 use std::path::Path;
 
 use forebay_engine::{ExportError, ExportErrorKind};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::users::Users;
 
@@ -27,6 +29,16 @@ pub fn refused(needs: Needs, what: &str, cause: io::Error) -> ExportError {
         _ => (ExportErrorKind::Failed, ""),
     };
     ExportError { kind, message: format!("{what}: {cause}{remedy}"), cause: Some(cause) }
+}
+
+/// Checks that this process may administer the machine.
+///
+/// # Errors
+/// It may not, or that is not known.
+pub fn check_privileged() -> io::Result<()> {
+    let is_able =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if is_able { Ok(()) } else { Err(Errno::PERM.into()) }
 }
 
 /// Returns the error of any other step.

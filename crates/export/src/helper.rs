@@ -7,10 +7,14 @@
 #![expect(clippy::disallowed_methods, reason = "waits for a process, on a thread of an operation")]
 
 use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 /// The hidden verb.
@@ -47,6 +51,16 @@ pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
         out.read_to_string(&mut answer)?;
     }
     understood(&answer)
+}
+
+/// Opens a device that no other program uses. While it is open, nothing can be mounted; and a mount
+/// that the daemon cannot see, because it is in another namespace, is found here.
+///
+/// # Errors
+/// That of the system.
+pub fn open_exclusively(device: &Path) -> io::Result<File> {
+    let flags = OFlags::EXCL.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(device)
 }
 
 /// Returns the output of the helper.

@@ -2,9 +2,10 @@
 //! at unix sockets.
 //!
 //! - [`users`]: users of a device; [`mounts`]: mounts; [`clients`]: connected clients
-//! - [`link`]: links with the names of volumes
+//! - [`volume_devices`]: the life of devices that outlive the daemon, whichever their driver
+//! - [`link`]: links with the names of volumes; [`names`]: those for udev
 //! - [`notes`]: device notes, by which the next daemon finds a device
-//! - [`board`]: messages to the lanes
+//! - [`board`]: messages to the lanes; [`served`]: the part of a lane
 //! - [`helper`]: steps in a process of their own
 //! - [`sync`]: one of these steps: makes file systems write the data that they have in memory
 //! - [`errors`]: errors with the operator's remedies
@@ -17,10 +18,13 @@ pub mod errors;
 pub mod helper;
 pub mod link;
 pub mod mounts;
+pub mod names;
 pub mod notes;
+pub mod served;
 pub mod sync;
 pub mod unix_socket;
 pub mod users;
+pub mod volume_devices;
 
 /// Returns the identity of a served volume; `None` if there is no such volume. Does not wait.
 pub type Identify = Box<dyn Fn(&str) -> Option<Identity> + Send + Sync>;
@@ -43,5 +47,6 @@ impl Identity {
 }
 
 pub use board::Board;
+pub use names::Names;
 pub use notes::{Note, Notes};
 pub use users::Users;

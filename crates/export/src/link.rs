@@ -9,8 +9,8 @@ use forebay_device::loop_device::{self, LoopNumber};
 
 use crate::mounts::mounts;
 
-/// Directory of the links.
-const DIR: &str = "/dev/forebay";
+/// Directory of the links. Unit tests make none.
+const DIR: &str = if cfg!(test) { "/proc/forebay" } else { "/dev/forebay" };
 
 /// The type of the file systems below loop devices of daemons.
 const FUSE: &str = "fuse.forebay";

@@ -24,6 +24,13 @@ pub struct Note {
     pub half: bool,
 }
 
+impl Note {
+    /// Returns whether another daemon may serve the device: it knows the volume again.
+    pub fn survives(&self) -> bool {
+        !self.identity.is_empty()
+    }
+}
+
 /// The second line of a note with [`Note::half`].
 const HALF: &str = "half\n";
 

@@ -15,7 +15,7 @@ use forebay_engine::{
     LaneFrontEnd, Settings,
 };
 use forebay_export::Identify;
-use forebay_export::errors::{busy, failed};
+use forebay_export::errors::{busy, check_privileged, failed};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
@@ -147,9 +147,7 @@ impl FrontEnd for FuseFrontEnd {
         forebay_device::fuse::open_connection().map_err(|error| refused("/dev/fuse", error))?;
         let control = fs::OpenOptions::new().read(true).write(true).open("/dev/loop-control");
         control.map_err(|error| refused("/dev/loop-control", error))?;
-        let able = rustix::thread::capabilities(None)
-            .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
-        if able { Ok(()) } else { Err(refused("mount", rustix::io::Errno::PERM.into())) }
+        check_privileged().map_err(|error| refused("mount", error))
     }
 
     fn publish(&self, volume: &str, _: &Settings) -> Result<(), ExportError> {

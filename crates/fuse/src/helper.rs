@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_device::loop_device::{self, LoopNumber, LoopOptions};
-use forebay_export::helper;
+use forebay_export::{Names, helper};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -121,44 +121,19 @@ fn attach(file: &Path, sector: u32, read_only: bool, names: &Path) -> io::Result
     let file_system = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     // udev learns the name before it sees the device. Without the link it does not know the device
     // by the name of the volume.
-    let before = |number| drop(name(names, number, &volume, &file_system));
-    loop_device::attach(&opened, options, before, |number| unname(names, number))
+    let names = Names::new(names);
+    let before = |number| drop(name(&names, number, &volume, &file_system));
+    loop_device::attach(&opened, options, before, |number| names.remove(&number.path()))
 }
 
-/// Notes the volume of a device, and its mark: the file system of its file, like `0:43`, or its
+/// Names a device for udev, with its mark: the file system of its file, like `0:43`, or its
 /// sequence number. No other user can write there.
-pub(crate) fn name(names: &Path, number: LoopNumber, volume: &str, known: &str) -> io::Result<()> {
-    let link = name_of(names, number);
-    let _ = std::fs::create_dir(names);
-    let _ = std::fs::remove_file(&link);
-    std::os::unix::fs::symlink(format!("{volume} {known}"), link)
-}
-
-/// Returns the volume in that note.
-pub(crate) fn named(names: &Path, number: LoopNumber) -> Option<String> {
-    let noted = std::fs::read_link(name_of(names, number)).ok()?;
-    noted.to_str()?.split(' ').next().map(str::to_owned)
-}
-
-/// Removes that note.
-pub(crate) fn unname(names: &Path, number: LoopNumber) {
-    let _ = std::fs::remove_file(name_of(names, number));
-    // Only the last one succeeds.
-    let _ = std::fs::remove_dir(names);
-}
-
-/// Returns where it is.
-fn name_of(names: &Path, number: LoopNumber) -> PathBuf {
-    names.join(format!("loop{}", number.0))
+pub(crate) fn name(names: &Names, number: LoopNumber, volume: &str, known: &str) -> io::Result<()> {
+    names.add(&number.path(), &format!("{volume} {known}"))
 }
 
 fn detach(number: LoopNumber, sequence: Option<u64>, force: bool) -> io::Result<LoopNumber> {
-    // While this is open, nothing can be mounted; and a mount that the daemon cannot see, because
-    // it is in another namespace, is found here.
-    let exclusive = OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlags::EXCL.bits().cast_signed())
-        .open(number.path());
+    let exclusive = helper::open_exclusively(&number.path());
     if !force {
         if !number.is(sequence) {
             return Ok(number);

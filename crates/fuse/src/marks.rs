@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::{self, LoopNumber};
-use forebay_export::{Note, Notes};
+use forebay_export::{Names, Note, Notes};
 
 use crate::helper;
 
@@ -43,7 +43,7 @@ impl Mark {
 pub(crate) struct Marks {
     notes: Notes,
     /// The directory of the links for udev.
-    names: PathBuf,
+    names: Names,
     /// The directory of the files.
     dir: PathBuf,
     /// The kernel counts anew after each boot.
@@ -55,12 +55,12 @@ impl Marks {
     pub(crate) fn new(notes: &Path, names: &Path, dir: &Path) -> Self {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = boot.trim().to_owned();
-        Marks { notes: Notes::new(notes), names: names.to_owned(), dir: dir.to_owned(), boot }
+        Marks { notes: Notes::new(notes), names: Names::new(names), dir: dir.to_owned(), boot }
     }
 
     /// Returns the directory of the links.
     pub(crate) fn names(&self) -> &Path {
-        &self.names
+        self.names.dir()
     }
 
     /// A device for a volume is about to be made, on the root of this file system.
@@ -92,9 +92,7 @@ impl Marks {
 
     /// It is there no more.
     pub(crate) fn forget(&self, volume: &str, number: LoopNumber) {
-        if helper::named(&self.names, number).is_some_and(|it| it == volume) {
-            helper::unname(&self.names, number);
-        }
+        self.names.remove_of(volume, &number.path());
         self.notes.remove(volume);
     }
 

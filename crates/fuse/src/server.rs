@@ -1,6 +1,6 @@
 //! The FUSE server of a lane: begins and ends channels.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use forebay_device::ring::Ring;
 use forebay_engine::{BlockService, Exports, HandedOver, LaneFrontEnd};
-use forebay_lane::{Lane, LaneMemory, MemoryBudget, MemoryUse, Signal, either};
+use forebay_export::served::{LaneServed, flush_for_kernel};
+use forebay_lane::{Lane, MemoryBudget, MemoryUse, Signal, either};
 use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
@@ -23,15 +24,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// State that the tasks of a lane share.
 struct Shared {
-    lane: Rc<Lane>,
-    ring: Rc<Ring>,
-    exports: Rc<dyn Exports>,
+    served: LaneServed<Post, Channel>,
     budget: Arc<MemoryBudget>,
-    memory: Rc<LaneMemory>,
-    board: Arc<Board>,
-    number: usize,
-    channels: RefCell<Vec<Rc<Channel>>>,
-    stopping: Cell<bool>,
     /// Connections for the next program.
     left: RefCell<Vec<HandedOver>>,
     ended: Signal,
@@ -41,20 +35,19 @@ impl Shared {
     /// Waits until no channel is served any more, at most for [`DRAIN`].
     async fn all_ended(&self) {
         let ended = async {
-            while !self.channels.borrow().is_empty() {
+            while !self.served.all.borrow().is_empty() {
                 self.ended.wait().await;
             }
         };
-        either(ended, self.lane.sleep(DRAIN)).await;
-        for channel in self.channels.borrow().iter() {
+        either(ended, self.served.lane.sleep(DRAIN)).await;
+        for channel in self.served.all.borrow().iter() {
             channel.let_go();
             channel.close();
         }
     }
 
     fn each_of(&self, volume: &str, each: impl Fn(&Channel)) {
-        let channels = self.channels.borrow();
-        channels.iter().filter(|channel| channel.name() == volume).for_each(|it| each(it));
+        self.served.each_of(volume, Channel::name, each);
     }
 }
 
@@ -73,37 +66,22 @@ impl Server {
         budget: &Arc<MemoryBudget>,
     ) -> Self {
         let shared = Rc::new(Shared {
-            lane: lane.clone(),
-            ring: ring.clone(),
-            exports,
+            served: LaneServed::join(lane, ring, exports, board, budget),
             budget: budget.clone(),
-            memory: Rc::new(LaneMemory::new(budget.clone())),
-            number: board.join(),
-            board: board.clone(),
-            channels: RefCell::default(),
-            stopping: Cell::new(false),
             left: RefCell::default(),
             ended: Signal::default(),
         });
-        lane.spawn(take_posts(shared.clone()));
+        let taking = shared.clone();
+        lane.spawn(async move { taking.served.take_posts(|post| take(&taking, post)).await });
         Server { shared }
     }
 }
 
-async fn take_posts(shared: Rc<Shared>) {
-    loop {
-        let changed = shared.board.changed.listen();
-        while let Some(post) = shared.board.take(shared.number) {
-            match post {
-                Post::Serve(connection) => begin(&shared, connection),
-                Post::Close(volume) => shared.each_of(&volume, |channel| channel.close()),
-                Post::Leave(volume) => shared.each_of(&volume, |channel| channel.leave()),
-            }
-        }
-        if shared.stopping.get() {
-            return;
-        }
-        changed.await;
+fn take(shared: &Rc<Shared>, post: Post) {
+    match post {
+        Post::Serve(connection) => begin(shared, connection),
+        Post::Close(volume) => shared.each_of(&volume, Channel::close),
+        Post::Leave(volume) => shared.each_of(&volume, Channel::leave),
     }
 }
 
@@ -123,25 +101,23 @@ fn facts(target: &dyn BlockService, outlives: bool, io_uring: bool) -> FileFacts
 /// Begins to serve a connection. If that is impossible, it is closed.
 fn begin(shared: &Rc<Shared>, connection: Connection) {
     let Connection { volume, fd, outlives, queues, begun, ended } = connection;
-    let Some(target) = shared.exports.open(&volume) else { return };
+    let Some(target) = shared.served.exports.open(&volume) else { return };
     let bytes = CHANNEL_BYTES + queues.as_ref().map_or(0, Queues::bytes);
     if !shared.budget.take_for_connection(bytes, false) {
         tracing::warn!(volume, "there is no memory to serve its file; raise --memory-limit");
         return;
     }
-    // The kernel may need this thread to write to the file before it gets memory for itself.
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        tracing::debug!(%error, "the lane cannot be told from other users of the file");
-    }
+    flush_for_kernel();
     let file = facts(&*target, outlives, queues.is_some());
-    let lane = (shared.lane.clone(), shared.ring.clone(), shared.memory.clone());
-    let channel = Channel::new(&volume, fd, (target, file), lane);
-    shared.channels.borrow_mut().push(channel.clone());
+    let LaneServed { lane, ring, memory, all, .. } = &shared.served;
+    let own = (lane.clone(), ring.clone(), memory.clone());
+    let channel = Channel::new(&volume, fd, (target, file), own);
+    all.borrow_mut().push(channel.clone());
     if let Some(queues) = &queues {
         channel.serve_queues(queues);
     }
     let shared = shared.clone();
-    shared.lane.clone().spawn(async move {
+    lane.spawn(async move {
         let end = AtEnd { shared: &shared, channel: &channel, bytes };
         channel.serve().await;
         if let Some(descriptor) = channel.left() {
@@ -166,7 +142,7 @@ struct AtEnd<'a> {
 impl Drop for AtEnd<'_> {
     fn drop(&mut self) {
         self.channel.let_go();
-        self.shared.channels.borrow_mut().retain(|known| !Rc::ptr_eq(known, self.channel));
+        self.shared.served.remove(Rc::as_ptr(self.channel));
         self.shared.budget.give(MemoryUse::Connections, self.bytes);
         self.shared.ended.raise();
     }
@@ -174,28 +150,26 @@ impl Drop for AtEnd<'_> {
 
 impl LaneFrontEnd for Server {
     fn dismiss(&self, volume: &str) {
-        self.shared.each_of(volume, |channel| channel.let_go());
+        self.shared.each_of(volume, Channel::let_go);
     }
 
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
         let shared = self.shared;
-        shared.stopping.set(true);
-        shared.board.changed.notify_all();
+        shared.served.stop();
         // The front end has unmounted the files; here the lane notices it.
         Box::pin(async move { shared.all_ended().await })
     }
 
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
         let shared = self.shared;
-        shared.stopping.set(true);
-        shared.board.changed.notify_all();
+        shared.served.stop();
         Box::pin(async move {
-            shared.channels.borrow().iter().for_each(|channel| channel.leave());
+            shared.served.all.borrow().iter().for_each(|channel| channel.leave());
             shared.all_ended().await;
             let mut left = shared.left.take();
             // Requests that take longer end before the next program serves the volume: with a
             // reply, or without one if the volume fails them because it ends.
-            for channel in shared.channels.borrow().iter() {
+            for channel in shared.served.all.borrow().iter() {
                 let descriptor = channel.left();
                 left.extend(descriptor.map(|fd| inherited::connection(channel.name(), fd)));
             }

@@ -2,13 +2,10 @@
 //! [`forebay_export::helper`].
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use forebay_export::helper;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::control::Control;
@@ -71,12 +68,7 @@ impl Task {
     /// That of the system, or `Errno::NODEV`: the number is that of another device.
     pub fn execute(&self) -> io::Result<u32> {
         let number = self.number;
-        // While this is open, nothing can be mounted; and a mount that the daemon cannot see,
-        // because it is in another namespace, is found here.
-        let exclusive = (self.step == Step::Stop).then(|| {
-            let flags = OFlags::EXCL.bits().cast_signed();
-            OpenOptions::new().read(true).custom_flags(flags).open(path(number))
-        });
+        let exclusive = (self.step == Step::Stop).then(|| helper::open_exclusively(&path(number)));
         let _exclusive = exclusive.transpose()?;
         // The kernel reuses a number once its device has ended.
         if !sysfs::has_mark(number, self.mark) {

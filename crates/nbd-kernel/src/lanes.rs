@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::{HandedOver, LaneFrontEnd};
+use forebay_export::served::flush_for_kernel;
 use forebay_lane::{Lane, Notify};
 
 /// Flags shared by the front end and its lanes.
@@ -70,10 +71,7 @@ async fn wait_for_device(word: Arc<Word>, stopping: Rc<Cell<bool>>) {
         }
         changed.await;
     }
-    // The kernel may need this thread to write to a device before it gets memory for itself.
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        tracing::debug!(%error, "the lane cannot be told from other users of the device");
-    }
+    flush_for_kernel();
 }
 
 impl LaneFrontEnd for Server {

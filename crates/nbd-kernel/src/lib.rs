@@ -6,10 +6,11 @@
 //!   of their own
 //! - [`handshake`]: the client's part of the handshake, before the kernel gets the socket
 //! - `sysfs`: the kernel's data about its devices
-//! - `device`: a volume's device, from its creation, or its next connection, to its end
+//! - `device`: how a device is set up, and connected again
 //! - `watch`: reconnects devices whose connections have ended
 //! - `lanes`: the lanes' part
-//! - [`front_end`]: the interface to the daemon; `errors`: errors with the operator's remedies
+//! - [`front_end`]: the driver of [`forebay_export::volume_devices`]
+//! - `errors`: errors with the operator's remedies
 //!
 //! **One connection.** If a device has several, the kernel gives a request that takes long to
 //! another one. The daemon may still be about to execute it, and then a write would overtake a
@@ -28,4 +29,5 @@ pub mod message;
 mod sysfs;
 mod watch;
 
-pub use front_end::{NbdKernelFrontEnd, NbdServer};
+pub use device::NbdServer;
+pub use front_end::claim;

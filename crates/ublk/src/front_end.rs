@@ -1,177 +1,196 @@
-//! ublk as one of the daemon's front ends.
+//! ublk as one of the daemon's front ends: the driver of its devices.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
-use forebay_engine::{
-    ExportError, ExportErrorKind, ExportedDevice, Exports, FrontEnd, LaneFrontEnd, Settings,
-};
-use forebay_export::errors::check_ending;
-use forebay_export::{Identify, Identity, Notes, Users};
+use forebay_device::ublk;
+use forebay_engine::{ExportError, ExportErrorKind, Exports, FrontEnd, LaneFrontEnd};
+use forebay_export::errors::{check_privileged, failed};
+use forebay_export::sync::sync;
+use forebay_export::volume_devices::{DeviceId, Driver, Made, Publication, VolumeDevices};
+use forebay_export::{Identify, Users};
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::io::Errno;
 
-use crate::board::Board;
-use crate::device::{Device, Shop, find};
+use crate::board::{Board, Post, VolumeFacts};
+use crate::control::{self, NewDevice};
+use crate::device::{LANES, Served, TakeOver, find, sequence, started_with};
 use crate::errors::refused;
-use crate::helper::path;
-use crate::server::Server;
+use crate::helper::{Step, Task, path, sysfs};
+use crate::queues::{Queues, unserved};
+use crate::server;
+use crate::wire::state;
 
-/// See the module.
-pub struct UblkFrontEnd {
-    shop: Shop,
+/// Claims the front end, see [`VolumeDevices::claim`]. Requests share `memory`.
+pub fn claim(
+    (notes, names): (&Path, &Path),
+    wanted: impl Fn(&str) -> bool,
     identify: Identify,
-    devices: Mutex<BTreeMap<String, Arc<Device>>>,
+    memory: Arc<MemoryBudget>,
+) -> Arc<dyn FrontEnd> {
+    let driver = Ublk { board: Arc::default(), memory, begun: Mutex::default() };
+    Arc::new(VolumeDevices::claim(driver, (notes, names), wanted, identify))
 }
 
-impl UblkFrontEnd {
-    /// Starts without exports. Notes about devices are in `dir`. For udev, `names` has a link for
-    /// each device, with the name of its volume. Devices that a former daemon has left are taken
-    /// over when their volumes are published; devices of volumes that are not `wanted` are removed.
-    /// Requests share `memory`.
-    pub fn claim(
-        dir: &Path,
-        names: &Path,
-        wanted: impl Fn(&str) -> bool,
-        identify: Identify,
-        memory: Arc<MemoryBudget>,
-    ) -> Self {
-        let names = names.to_owned();
-        let notes = Notes::new(dir);
-        let (board, begun) = Default::default();
-        let shop = Shop { notes, names, board, memory, begun };
-        for (volume, _) in shop.notes.all_aside() {
-            shop.sweep(&volume, false);
-        }
-        for volume in shop.notes.volumes() {
-            let found = shop.notes.read(&volume).and_then(|note| find(note.mark));
-            let device = found.map(|found| path(found.number));
-            match (device, wanted(&volume)) {
-                (Some(device), true) => {
-                    tracing::info!(volume, device = %device.display(), "a device of the former daemon waits for its volume");
-                }
-                (Some(device), false) => {
-                    tracing::warn!(volume, device = %device.display(), "a device of the former daemon has no volume any more, and is removed");
-                    if let Err(error) = shop.remove_left(&volume, true) {
-                        tracing::error!(volume, "its device is left behind: {error}");
-                    }
-                }
-                (None, _) => shop.notes.remove(&volume),
-            }
-        }
-        UblkFrontEnd { shop, identify, devices: Mutex::default() }
-    }
-
-    fn board(&self) -> &Arc<Board> {
-        &self.shop.board
-    }
-
-    fn known(&self, volume: &str) -> Option<Arc<Device>> {
-        self.devices.lock().get(volume).cloned()
-    }
+/// The driver.
+pub(crate) struct Ublk {
+    pub(crate) board: Arc<Board>,
+    pub(crate) memory: Arc<MemoryBudget>,
+    /// By volumes.
+    pub(crate) begun: Mutex<BTreeMap<String, TakeOver>>,
 }
 
-impl FrontEnd for UblkFrontEnd {
-    fn kind(&self) -> Option<FrontEndKind> {
-        Some(FrontEndKind::Ublk)
-    }
+impl Driver for Ublk {
+    const KIND: FrontEndKind = FrontEndKind::Ublk;
+    const REMOVED: &'static str = "removed";
+    const SETS_ASIDE: bool = true;
 
-    fn serve(
-        &self,
-        lane: &Rc<Lane>,
-        ring: &Rc<Ring>,
-        exports: Rc<dyn Exports>,
-    ) -> Box<dyn LaneFrontEnd> {
-        Box::new(Server::serve(lane, ring, exports, self.board(), &self.shop.memory))
+    type Facts = VolumeFacts;
+    type Own = Served;
+
+    fn join(&self, lane: &Rc<Lane>, ring: &Rc<Ring>, of: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
+        server::serve(lane, ring, of, &self.board, &self.memory)
     }
 
     fn check(&self) -> Result<(), ExportError> {
         let control = "/dev/ublk-control";
         let opened = OpenOptions::new().read(true).write(true).open(control);
-        opened.map_err(|error| refused(control, error))?;
-        let able =
-            capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-        if able { Ok(()) } else { Err(refused(control, rustix::io::Errno::PERM.into())) }
+        opened.and_then(|_| check_privileged()).map_err(|error| refused(control, error))
     }
 
-    fn publish(&self, volume: &str, _: &Settings) -> Result<(), ExportError> {
-        if let Some(device) = self.known(volume) {
-            if !device.is_lost() {
-                return Ok(());
+    fn path(&self, number: u32) -> PathBuf {
+        path(number)
+    }
+
+    fn find(&self, mark: u64) -> Option<u32> {
+        find(mark)
+    }
+
+    /// The number may be another program's.
+    fn is_lost(&self, id: DeviceId, own: &Served) -> bool {
+        let path = path(id.number);
+        sequence(&path) != own.sequence || !sysfs(&path).exists()
+    }
+
+    fn prepare(&self, volume: &str) -> Result<VolumeFacts, ExportError> {
+        let (tell, hear) = channel();
+        self.board.post([(0, Post::Describe(volume.to_owned(), tell))]);
+        hear.recv_timeout(LANES).map_err(|_| unserved(volume))
+    }
+
+    fn make(&self, of: &Publication<'_>, facts: &VolumeFacts) -> Result<Made<Served>, ExportError> {
+        let (volume, mark, survives) = (of.volume, of.note.mark, of.note.survives());
+        self.begun.lock().remove(volume);
+        let VolumeFacts { size, read_only, sectors, block: preferred } = *facts;
+        let queues = u16::try_from(self.board.lanes()).unwrap_or(u16::MAX);
+        let new = NewDevice { mark, queues, size, read_only, sectors, preferred, survives };
+        let info = control::add(&new).map_err(|error| refused("/dev/ublk-control", error))?;
+        let device = path(info.number);
+        of.name(&device);
+        let mut queues = Queues::new(info);
+        let served = queues
+            .prepare(volume, &self.memory)
+            .and_then(|()| queues.serve(volume, &self.board, ublk::open, LANES));
+        let started = served.and_then(|()| {
+            let started = Task::new(Step::Start, info.number, mark).run();
+            started.map_err(|error| failed(device.display(), error))
+        });
+        started.inspect_err(|_| self.fail(volume))?;
+        Ok(started_with(info, queues))
+    }
+
+    fn can_revive(&self, of: &Publication<'_>, number: u32) -> Result<bool, ExportError> {
+        self.can_take_over(of, number)
+    }
+
+    fn revive(
+        &self,
+        of: &Publication<'_>,
+        number: u32,
+        facts: &VolumeFacts,
+    ) -> Result<Option<Made<Served>>, ExportError> {
+        let volume = of.volume;
+        match self.take_over(of, number, facts.size) {
+            // The former daemon was killed while the kernel read its partitions.
+            Err(error) if !self.has_begun(volume) && is_stuck(&error, number) => {
+                tracing::error!(
+                    volume,
+                    number,
+                    "its ublk device is stuck until the machine starts again, and is given up: {error}"
+                );
+                Ok(None)
             }
-            self.shop.end(&device, true)?;
-            self.devices.lock().remove(volume);
+            result => result.map(Some),
         }
-        // Not under the lock: reports must not wait for it.
-        let device =
-            self.shop.begin(volume, (self.identify)(volume).and_then(Identity::lasting))?;
-        tracing::info!(volume, device = %device.path().display(), "exported");
-        self.devices.lock().insert(volume.to_owned(), Arc::new(device));
-        Ok(())
     }
 
-    fn withdraw(&self, volume: &str, force: bool) -> Result<(), ExportError> {
-        self.shop.sweep(volume, force);
-        match self.known(volume) {
-            Some(device) => {
-                self.shop.end(&device, force)?;
-                self.devices.lock().remove(volume);
-                Ok(())
+    fn before_cut(&self, volume: &str, _: DeviceId, users: &Users, served: bool) {
+        if served {
+            sync(users);
+            self.fail(volume);
+        }
+    }
+
+    fn remove(&self, DeviceId { number, mark }: DeviceId, force: bool) -> io::Result<()> {
+        Task::new(if force { Step::Cut } else { Step::Stop }, number, mark).run()
+    }
+
+    fn ended(&self, volume: &str, own: &Served) {
+        if own.ended.lock().recv_timeout(LANES) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(volume, "its device is removed, but requests are still in flight");
+        }
+    }
+
+    fn forget(&self, volume: &str) {
+        self.begun.lock().remove(volume);
+    }
+
+    fn delete(&self, volume: &str, DeviceId { number, mark }: DeviceId) -> bool {
+        match Task::new(Step::Delete, number, mark).run() {
+            Err(error) if Errno::from_io_error(&error) != Some(Errno::NODEV) => {
+                tracing::warn!(volume, number, %error, "its ublk device cannot be deleted");
+                false
             }
-            None => self.shop.remove_left(volume, force),
+            _ => true,
         }
     }
 
-    /// Leaves a device in use to the next daemon: its users wait.
-    fn leave(&self, volume: &str) -> Result<(), ExportError> {
-        let Some(device) = self.known(volume) else { return Ok(()) };
-        if !device.survives() {
-            return self.withdraw(volume, true);
-        }
-        let path = device.path();
-        if Users::of(&path, None).is_empty() && self.withdraw(volume, false).is_ok() {
-            return Ok(());
-        }
-        tracing::info!(volume, device = %path.display(), "the device is in use: its requests wait for the next daemon");
-        Ok(())
+    fn is_removed(&self, id: DeviceId, force: bool) -> bool {
+        let found = control::owned(id.number, id.mark);
+        found.is_ok_and(|found| found.state == state::DEAD)
+            || (force && self.remove(id, true).is_ok())
     }
 
     fn check_hand_over(&self, volume: &str) -> Result<(), ExportError> {
-        if self.shop.only_this_process_goes_on(volume) {
-            let message = format!(
-                "the device of '{volume}' is not taken over from the former daemon yet, which only this program can do: 'forebay start {volume}' tries again, 'forebay stop --force {volume}' removes it"
-            );
-            return Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None });
+        if !self.only_this_process_goes_on(volume) {
+            return Ok(());
         }
-        let ending = self.known(volume).filter(|device| !device.survives());
-        ending.map_or(Ok(()), |device| check_ending(volume, &device.path()))
+        let message = format!(
+            "the device of '{volume}' is not taken over from the former daemon yet, which only this program can do: 'forebay start {volume}' tries again, 'forebay stop --force {volume}' removes it"
+        );
+        Err(ExportError { kind: ExportErrorKind::Failed, message, cause: None })
     }
+}
 
-    fn holds(&self, volume: &str) -> bool {
-        let left = || self.shop.notes.read(volume).is_some_and(|note| find(note.mark).is_some());
-        self.known(volume).is_some() || left()
+impl Ublk {
+    /// Has the lanes answer everything with errors.
+    pub(crate) fn fail(&self, volume: &str) {
+        self.board.post_to_all(|| Post::Fail(volume.to_owned()));
     }
+}
 
-    fn lost(&self) -> Vec<String> {
-        let all: Vec<_> = self.devices.lock().clone().into_iter().collect();
-        let lost = all.into_iter().filter(|(_, device)| device.is_lost());
-        lost.map(|(volume, device)| {
-            device.unlink();
-            volume
-        })
-        .collect()
-    }
-
-    fn device(&self, volume: &str) -> Option<ExportedDevice> {
-        let device = self.known(volume)?;
-        Some(ExportedDevice { path: device.path(), link: device.link().map(Path::to_owned) })
-    }
-
-    fn release(&self) {}
+/// Returns whether a device that cannot be taken over is useless to all programs.
+fn is_stuck(error: &ExportError, number: u32) -> bool {
+    let busy = error.cause.as_ref().and_then(Errno::from_io_error);
+    let timed_out =
+        error.cause.as_ref().is_some_and(|cause| cause.kind() == io::ErrorKind::TimedOut);
+    (timed_out || busy == Some(Errno::BUSY)) && Users::of(&path(number), None).is_empty()
 }

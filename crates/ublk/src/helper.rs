@@ -1,15 +1,12 @@
 //! The steps that wait for the lanes, for a process of their own; see [`forebay_export::helper`].
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_device::ublk::ControlCommand;
 use forebay_export::helper;
-use rustix::fs::OFlags;
 
 use crate::control;
 
@@ -102,12 +99,8 @@ impl Task {
             Step::Stop | Step::Cut => ControlCommand::Stop,
             Step::Delete => return control::delete(self.number).map(|()| self.number),
         };
-        // While this is open, nothing can be mounted; and a mount that the daemon cannot see,
-        // because it is in another namespace, is found here.
-        let exclusive = (self.step == Step::Stop).then(|| {
-            let flags = OFlags::EXCL.bits().cast_signed();
-            OpenOptions::new().read(true).custom_flags(flags).open(path(self.number))
-        });
+        let device = path(self.number);
+        let exclusive = (self.step == Step::Stop).then(|| helper::open_exclusively(&device));
         let _exclusive = match exclusive.transpose() {
             // There is no block device any more.
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,

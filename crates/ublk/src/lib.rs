@@ -6,9 +6,10 @@
 //! - `board`: messages to the lanes
 //! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of
 //!   their own
-//! - `device`: a volume's device, and how it is made; `queues`: its queues on the lanes
-//! - `recovery`: takes a device over; `removal`: removes one
-//! - [`front_end`]: the interface to the daemon; `errors`: errors for operators
+//! - `device`: a device that is served; `queues`: its queues on the lanes
+//! - `recovery`: takes a device over
+//! - [`front_end`]: the driver of [`forebay_export::volume_devices`]
+//! - `errors`: errors for operators
 #![forbid(unsafe_code)]
 
 mod board;
@@ -20,9 +21,8 @@ pub mod helper;
 mod queue;
 mod queues;
 mod recovery;
-mod removal;
 pub mod request;
 mod server;
 pub mod wire;
 
-pub use front_end::UblkFrontEnd;
+pub use front_end::claim;

@@ -15,15 +15,17 @@ use std::time::{Duration, Instant};
 use forebay_core::SECTOR_SIZE;
 use forebay_device::ublk;
 use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_export::Users;
 use forebay_export::errors::failed;
-use forebay_export::{Note, Users};
+use forebay_export::volume_devices::{Made, Publication};
 use rustix::io::Errno;
 
 use crate::control;
-use crate::device::{Begun, Device, LANES, Shop};
+use crate::device::{LANES, Served, TakeOver, started_with};
+use crate::front_end::Ublk;
 use crate::helper::{path, sysfs};
 use crate::queues::Queues;
-use crate::wire::{DeviceInfo, state};
+use crate::wire::state;
 
 /// Time limit for the kernel to notice that the former server has ended. If that server had all
 /// requests that a queue can have, an older kernel notices it when a request has taken
@@ -32,51 +34,83 @@ const TAKEOVER: Duration = Duration::from_secs(60);
 /// Interval at which conditions are checked.
 const STEP: Duration = Duration::from_millis(20);
 
-impl Shop {
+impl Ublk {
+    /// Returns whether a device that a former daemon has left can be taken over.
+    ///
+    /// # Errors
+    /// This kernel can do nothing with it any more, and something is on it: that is not cut off
+    /// without being asked.
+    pub(crate) fn can_take_over(
+        &self,
+        of: &Publication<'_>,
+        number: u32,
+    ) -> Result<bool, ExportError> {
+        let Publication { volume, note, .. } = *of;
+        let device = path(number);
+        let found = control::owned(number, note.mark);
+        let found = found.map_err(|error| failed(device.display(), error))?;
+        if self.has_begun(volume) || control::resets(&found) || !note.half {
+            return Ok(control::survives(&found) && found.state != state::DEAD);
+        }
+        let why = "the daemon ended while it took the device over, and this kernel can do nothing with that any more";
+        let users = Users::of(&device, None);
+        if !users.may_pass() {
+            let message = format!(
+                "{}: {why}; it is {users}, and all of that waits: 'forebay stop --force {volume}' cuts it off, and 'forebay start {volume}' then makes a new device",
+                device.display()
+            );
+            return Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None });
+        }
+        tracing::error!(volume, number, "{why}: it is removed");
+        Ok(false)
+    }
+
     /// Has the lanes serve the device of a former daemon, or the rest of its queues if an earlier
     /// attempt of this process has failed.
     ///
     /// # Errors
-    /// The device stays, with its note and the queues that are served: see [`Shop::has_begun`].
+    /// The device stays, with its note and the queues that are served: see [`Ublk::has_begun`].
     pub(crate) fn take_over(
         &self,
-        volume: &str,
-        found: DeviceInfo,
-        note: &Note,
+        of: &Publication<'_>,
+        number: u32,
         size: u64,
-    ) -> Result<Device, ExportError> {
-        let number = found.number;
+    ) -> Result<Made<Served>, ExportError> {
+        let Publication { volume, note, .. } = *of;
+        let device = path(number);
+        let found = control::owned(number, note.mark);
+        let found = found.map_err(|error| failed(device.display(), error))?;
         let began = Instant::now();
-        let has = sectors(&path(number)).map(|sectors| sectors * SECTOR_SIZE);
+        let has = sectors(&device).map(|sectors| sectors * SECTOR_SIZE);
         check_size(volume, number, has, size)?;
-        self.name(volume, number);
+        of.name(&device);
         let earlier = self.begun.lock().remove(volume).filter(|begun| begun.mark == note.mark);
         let mut queues = match earlier {
-            Some(Begun { queues, .. }) => queues,
+            Some(TakeOver { queues, .. }) => queues,
             None => {
                 let mut queues = Queues::new(found);
                 queues.prepare(volume, &self.memory)?;
                 let end = began + TAKEOVER;
                 wait_until_left(number, note.mark, end)
-                    .map_err(|error| failed(path(number).display(), error))?;
+                    .map_err(|error| failed(device.display(), error))?;
                 // From here to the end, a kernel before 6.16 must not lose this process: so nothing
                 // in between waits for anything else, and no other process is needed.
-                self.recover(volume, number, note, end)?;
+                recover(of, number, end)?;
                 queues
             }
         };
-        match self.go_on(volume, number, note, &mut queues) {
+        match self.go_on(of, number, &mut queues) {
             Ok(()) => {
-                tracing::info!(volume, device = %path(number).display(), seconds = began.elapsed().as_secs_f32(), "its device is served again");
-                Ok(self.started(volume, found, queues))
+                tracing::info!(volume, device = %device.display(), seconds = began.elapsed().as_secs_f32(), "its device is served again");
+                Ok(started_with(found, queues))
             }
             Err(error) => {
-                let begun = Begun { mark: note.mark, resets: control::resets(&found), queues };
+                let begun = TakeOver { mark: note.mark, resets: control::resets(&found), queues };
                 self.begun.lock().insert(volume.to_owned(), begun);
                 let message = format!(
                     "{}; {} waits: 'forebay start {volume}' tries again, 'forebay stop --force {volume}' removes it",
                     error.message,
-                    path(number).display()
+                    device.display()
                 );
                 Err(ExportError { message, ..error })
             }
@@ -96,11 +130,11 @@ impl Shop {
     /// Takes the remaining steps when the kernel waits for the queues.
     fn go_on(
         &self,
-        volume: &str,
+        of: &Publication<'_>,
         number: u32,
-        note: &Note,
         queues: &mut Queues,
     ) -> Result<(), ExportError> {
+        let Publication { volume, note, .. } = *of;
         queues.prepare(volume, &self.memory)?;
         queues.serve(volume, &self.board, ublk::open, LANES)?;
         let ended = control::end_recovery(number).or_else(|error| {
@@ -109,58 +143,27 @@ impl Shop {
             if info.state == state::LIVE { Ok(()) } else { Err(error) }
         });
         ended.map_err(|error| failed(path(number).display(), error))?;
-        self.note_half(volume, note, false)
+        of.note_half(false)
     }
+}
 
-    /// Makes a device ready for its next server, when the kernel has released the former one. From
-    /// then on the take-over is noted as begun.
-    fn recover(
-        &self,
-        volume: &str,
-        number: u32,
-        note: &Note,
-        end: Instant,
-    ) -> Result<(), ExportError> {
-        let failed = |error| failed(path(number).display(), error);
-        loop {
-            control::owned(number, note.mark).map_err(failed)?;
-            self.note_half(volume, note, true)?;
-            let Err(error) = control::start_recovery(number) else { return Ok(()) };
-            // It may still be carried out.
-            if error.kind() == io::ErrorKind::TimedOut {
-                return Err(failed(error));
-            }
-            self.note_half(volume, note, false)?;
-            if Errno::from_io_error(&error) != Some(Errno::BUSY) || Instant::now() >= end {
-                return Err(failed(error));
-            }
-            std::thread::sleep(STEP);
+/// Makes a device ready for its next server, when the kernel has released the former one. From then
+/// on the take-over is noted as begun.
+fn recover(of: &Publication<'_>, number: u32, end: Instant) -> Result<(), ExportError> {
+    let failed = |error| failed(path(number).display(), error);
+    loop {
+        control::owned(number, of.note.mark).map_err(failed)?;
+        of.note_half(true)?;
+        let Err(error) = control::start_recovery(number) else { return Ok(()) };
+        // It may still be carried out.
+        if error.kind() == io::ErrorKind::TimedOut {
+            return Err(failed(error));
         }
-    }
-
-    fn note_half(&self, volume: &str, note: &Note, half: bool) -> Result<(), ExportError> {
-        let written = self.notes.write(volume, &Note { half, ..note.clone() });
-        written.map_err(|error| failed("the state directory", error))
-    }
-
-    /// Removes a device that a former process was taking over, with which this kernel can do
-    /// nothing any more.
-    ///
-    /// # Errors
-    /// Something is on it: that is not cut off without being asked.
-    pub(crate) fn give_up_half(&self, volume: &str, number: u32) -> Result<(), ExportError> {
-        let device = path(number);
-        let why = "the daemon ended while it took the device over, and this kernel can do nothing with that any more";
-        let users = Users::of(&device, None);
-        if !users.may_pass() {
-            let message = format!(
-                "{}: {why}; it is {users}, and all of that waits: 'forebay stop --force {volume}' cuts it off, and 'forebay start {volume}' then makes a new device",
-                device.display()
-            );
-            return Err(ExportError { kind: ExportErrorKind::InUse, message, cause: None });
+        of.note_half(false)?;
+        if Errno::from_io_error(&error) != Some(Errno::BUSY) || Instant::now() >= end {
+            return Err(failed(error));
         }
-        tracing::error!(volume, number, "{why}: it is removed");
-        self.remove_left(volume, true)
+        std::thread::sleep(STEP);
     }
 }
 

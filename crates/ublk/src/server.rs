@@ -1,6 +1,5 @@
 //! The ublk server of a lane: begins and ends queues.
 
-use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -10,7 +9,8 @@ use std::time::Duration;
 use forebay_device::ring::Ring;
 use forebay_device::ublk::Descriptors;
 use forebay_engine::{Exports, HandedOver, LaneFrontEnd};
-use forebay_lane::{Lane, LaneMemory, MemoryBudget, either};
+use forebay_export::served::{LaneServed, flush_for_kernel};
+use forebay_lane::{Lane, MemoryBudget, either};
 
 use crate::board::{Board, NewQueue, Post, VolumeFacts};
 use crate::control::survives;
@@ -21,73 +21,38 @@ use crate::request::DeviceFacts;
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// State that the tasks of a lane share.
-struct Shared {
-    lane: Rc<Lane>,
-    ring: Rc<Ring>,
-    exports: Rc<dyn Exports>,
-    memory: Rc<LaneMemory>,
-    board: Arc<Board>,
-    number: usize,
-    queues: RefCell<Vec<Rc<Queue>>>,
-    stopping: Cell<bool>,
-}
-
-impl Shared {
-    fn each_of(&self, volume: &str, each: impl Fn(&Queue)) {
-        let queues = self.queues.borrow();
-        queues.iter().filter(|queue| queue.volume() == volume).for_each(|queue| each(queue));
-    }
-}
+type Shared = LaneServed<Post, Queue>;
 
 /// See the module.
-pub(crate) struct Server {
+struct Server {
     shared: Rc<Shared>,
 }
 
-impl Server {
-    /// Serves the queues that come through `board` on the calling lane.
-    pub(crate) fn serve(
-        lane: &Rc<Lane>,
-        ring: &Rc<Ring>,
-        exports: Rc<dyn Exports>,
-        board: &Arc<Board>,
-        budget: &Arc<MemoryBudget>,
-    ) -> Self {
-        let shared = Rc::new(Shared {
-            lane: lane.clone(),
-            ring: ring.clone(),
-            exports,
-            memory: Rc::new(LaneMemory::new(budget.clone())),
-            number: board.join(),
-            board: board.clone(),
-            queues: RefCell::default(),
-            stopping: Cell::new(false),
-        });
-        lane.spawn(take_posts(shared.clone()));
-        Server { shared }
-    }
+/// Serves the queues that come through `board` on the calling lane.
+pub(crate) fn serve(
+    lane: &Rc<Lane>,
+    ring: &Rc<Ring>,
+    exports: Rc<dyn Exports>,
+    board: &Arc<Board>,
+    budget: &Arc<MemoryBudget>,
+) -> Box<dyn LaneFrontEnd> {
+    let shared = Rc::new(Shared::join(lane, ring, exports, board, budget));
+    let taking = shared.clone();
+    lane.spawn(async move { taking.take_posts(|post| take(&taking, post)).await });
+    Box::new(Server { shared })
 }
 
-async fn take_posts(shared: Rc<Shared>) {
-    loop {
-        let changed = shared.board.changed.listen();
-        while let Some(post) = shared.board.take(shared.number) {
-            match post {
-                Post::Describe(volume, answer) => {
-                    if let Some(target) = shared.exports.open(&volume) {
-                        let (size, read_only) = (target.size(), target.read_only());
-                        let (sectors, block) = (target.sectors(), target.preferred_block());
-                        let _ = answer.send(VolumeFacts { size, read_only, sectors, block });
-                    }
-                }
-                Post::Serve(queue) => begin(&shared, queue),
-                Post::Fail(volume) => shared.each_of(&volume, Queue::fail),
+fn take(shared: &Rc<Shared>, post: Post) {
+    match post {
+        Post::Describe(volume, answer) => {
+            if let Some(target) = shared.exports.open(&volume) {
+                let (size, read_only) = (target.size(), target.read_only());
+                let (sectors, block) = (target.sectors(), target.preferred_block());
+                let _ = answer.send(VolumeFacts { size, read_only, sectors, block });
             }
         }
-        if shared.stopping.get() {
-            return;
-        }
-        changed.await;
+        Post::Serve(queue) => begin(shared, queue),
+        Post::Fail(volume) => shared.each_of(&volume, Queue::volume, Queue::fail),
     }
 }
 
@@ -108,10 +73,7 @@ fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
             return false;
         }
     };
-    // The kernel may need this thread to write to the device before it gets memory for itself.
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        tracing::debug!(%error, "the lane cannot be told from other users of the device");
-    }
+    flush_for_kernel();
     let facts = DeviceFacts {
         size: target.size(),
         read_only: target.read_only(),
@@ -121,11 +83,11 @@ fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
     };
     let own = (shared.ring.clone(), shared.memory.clone());
     let queue = Queue::new((&volume, number), (target, facts), own);
-    shared.queues.borrow_mut().push(queue.clone());
+    shared.all.borrow_mut().push(queue.clone());
     let (those, this) = (shared.clone(), Rc::downgrade(&queue));
     let buffers = std::mem::take(&mut memory.buffers);
     queue.serve(&shared.lane, buffers, Source { fd, descriptors }, move || {
-        those.queues.borrow_mut().retain(|known| Rc::as_ptr(known) != this.as_ptr());
+        those.remove(this.as_ptr());
         drop((memory, ended));
     });
     true
@@ -133,14 +95,13 @@ fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
 
 impl LaneFrontEnd for Server {
     fn dismiss(&self, volume: &str) {
-        self.shared.each_of(volume, Queue::let_go);
+        self.shared.each_of(volume, Queue::volume, Queue::let_go);
     }
 
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
         let shared = self.shared;
-        shared.stopping.set(true);
-        shared.board.changed.notify_all();
-        let queues = shared.queues.borrow().clone();
+        shared.stop();
+        let queues = shared.all.borrow().clone();
         queues.iter().for_each(|queue| queue.leave());
         Box::pin(async move {
             let answered = async {

@@ -24,7 +24,7 @@ pub(crate) const ALLOWED: &[(&str, &[&str])] = &[
     ("nbd-wire", &["core", "device"]),
     ("nbd-client", &["core", "device", "lane", "nbd-wire"]),
     ("rbd", &["core", "device", "lane"]),
-    ("export", &["device", "lane", "engine"]),
+    ("export", &["core", "device", "lane", "engine"]),
     ("nbd", &["core", "device", "lane", "engine", "nbd-wire", "export"]),
     ("vhost-user", &["core", "device", "lane", "engine", "export"]),
     ("fuse", &["core", "device", "lane", "engine", "export"]),

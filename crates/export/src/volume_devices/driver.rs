@@ -1,0 +1,178 @@
+//! The interface to one kind of block devices of the kernel.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::FrontEndKind;
+use forebay_device::ring::Ring;
+use forebay_engine::{ExportError, Exports, LaneFrontEnd};
+use forebay_lane::Lane;
+
+use super::DeviceMap;
+use crate::errors::failed;
+use crate::{Names, Note, Notes, Users};
+
+/// The number of a device, and the mark that distinguishes it from devices that get the number
+/// later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceId {
+    /// Its number.
+    pub number: u32,
+    /// Its mark.
+    pub mark: u64,
+}
+
+/// A device that the lanes serve.
+#[derive(Debug)]
+pub struct Made<S> {
+    /// Its number.
+    pub number: u32,
+    /// Another daemon can serve it later.
+    pub survives: bool,
+    /// Data of the driver.
+    pub own: S,
+}
+
+/// A volume that gets its device.
+#[derive(Clone, Copy, Debug)]
+pub struct Publication<'a> {
+    /// Name of the volume.
+    pub volume: &'a str,
+    /// The note about the device.
+    pub note: &'a Note,
+    pub(super) notes: &'a Notes,
+    /// Names of devices, for udev.
+    pub names: &'a Names,
+}
+
+impl Publication<'_> {
+    /// Names the volume of a device for udev.
+    pub fn name(&self, device: &Path) {
+        let volume = self.volume;
+        if let Err(error) = self.names.add(device, volume) {
+            tracing::warn!(volume, %error, "udev will not know its device by name");
+        }
+    }
+
+    /// Notes that the device is about to be taken over, or that it no longer is.
+    ///
+    /// # Errors
+    /// The note cannot be written.
+    pub fn note_half(&self, half: bool) -> Result<(), ExportError> {
+        let written = self.notes.write(self.volume, &Note { half, ..self.note.clone() });
+        written.map_err(|error| failed("the state directory", error))
+    }
+}
+
+/// Makes, recognises and removes the devices of one kind. Nothing but [`Driver::join`] is called
+/// on a lane.
+pub trait Driver: Send + Sync + 'static {
+    /// The kind.
+    const KIND: FrontEndKind;
+    /// Participle for messages about a device that is not served any more.
+    const REMOVED: &'static str;
+    /// A volume may get another device before the kernel has removed its former one, whose note is
+    /// set aside. Otherwise the note of a device that cannot be removed stays.
+    const SETS_ASIDE: bool;
+
+    /// Facts about a volume that a device needs.
+    type Facts;
+    /// Data of a device that is served.
+    type Own: Send + Sync + 'static;
+
+    /// Starts serving on the calling lane.
+    fn join(&self, lane: &Rc<Lane>, ring: &Rc<Ring>, of: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd>;
+
+    /// Checks whether this machine can have such devices.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn check(&self) -> Result<(), ExportError>;
+
+    /// Returns the path of a device.
+    fn path(&self, number: u32) -> PathBuf;
+
+    /// Finds the device with a mark.
+    fn find(&self, mark: u64) -> Option<u32>;
+
+    /// Returns whether a served device was removed without the daemon.
+    fn is_lost(&self, id: DeviceId, own: &Self::Own) -> bool;
+
+    /// Gets ready for the device of a volume.
+    ///
+    /// # Errors
+    /// The lanes do not serve the volume.
+    fn prepare(&self, volume: &str) -> Result<Self::Facts, ExportError>;
+
+    /// Makes a device. Its name is there before udev sees the device.
+    ///
+    /// # Errors
+    /// Any step failed. The caller removes the device, if there is one.
+    fn make(
+        &self,
+        of: &Publication<'_>,
+        facts: &Self::Facts,
+    ) -> Result<Made<Self::Own>, ExportError>;
+
+    /// Returns whether a device that a former daemon has left can be served again.
+    ///
+    /// # Errors
+    /// It can neither be served again nor, because of its users, be removed.
+    fn can_revive(&self, _of: &Publication<'_>, _number: u32) -> Result<bool, ExportError> {
+        Ok(true)
+    }
+
+    /// Serves such a device again. `None`: it is of no use to any program, and there has to be
+    /// another one.
+    ///
+    /// # Errors
+    /// The device stays, with its note.
+    fn revive(
+        &self,
+        of: &Publication<'_>,
+        number: u32,
+        facts: &Self::Facts,
+    ) -> Result<Option<Made<Self::Own>>, ExportError>;
+
+    /// The device is removed although it may have users. `served`: it is one of this daemon.
+    fn before_cut(&self, volume: &str, id: DeviceId, users: &Users, served: bool);
+
+    /// Removes a device; without `force` only if it is not in use.
+    ///
+    /// # Errors
+    /// That of the system; `BUSY` for one in use, `NODEV` for one that is not there.
+    fn remove(&self, id: DeviceId, force: bool) -> io::Result<()>;
+
+    /// Waits until no lane serves a device that was removed.
+    fn ended(&self, _volume: &str, _own: &Self::Own) {}
+
+    /// The device of a volume is to be forgotten.
+    fn forget(&self, _volume: &str) {}
+
+    /// Deletes the rest of a device that was removed. Returns whether nothing is left.
+    fn delete(&self, _volume: &str, _id: DeviceId) -> bool {
+        true
+    }
+
+    /// Returns whether the kernel has removed a device whose note was set aside. With `force`, asks
+    /// it once more to do so.
+    fn is_removed(&self, _id: DeviceId, _force: bool) -> bool {
+        true
+    }
+
+    /// A volume has got a device.
+    fn published(&self, _devices: &Arc<DeviceMap<Self::Own>>) {}
+
+    /// The daemon ends.
+    fn leaving(&self) {}
+
+    /// Checks whether the next program of this process could serve a volume.
+    ///
+    /// # Errors
+    /// If it could not.
+    fn check_hand_over(&self, _volume: &str) -> Result<(), ExportError> {
+        Ok(())
+    }
+}
