@@ -76,8 +76,8 @@ pub fn check_name(path: &Path) -> Result<(), ListenError> {
 }
 
 /// Checks whether a process of this user may listen at a path, and changes nothing. Returns the
-/// identity of the socket that is to be replaced, if there is one: it is this user's, and no process
-/// listens at it. Does not wait for a process that accepts no client.
+/// identity of the socket that is to be replaced, if there is one: it is this user's, and no
+/// process listens at it. Does not wait for a process that accepts no client.
 ///
 /// # Errors
 /// See [`ListenError`].
