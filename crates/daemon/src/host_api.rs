@@ -392,8 +392,8 @@ pub(crate) trait Creation {
 
 /// Volumes that enter a cache device, and cache devices that no volume needs any more.
 pub(crate) trait Making {
-    /// Begins to create a volume, which has a UUID. Looks at the cache device: what it holds now is
-    /// what the operator's consent covers, however long the command has to wait afterwards. The
+    /// Begins to create a volume, which has a UUID. Looks at the cache device: the operator's
+    /// consent covers its present content, however long the command has to wait afterwards. The
     /// caches of `volumes` are not overwritten, whatever their devices are called now.
     fn begin_creation<'a>(
         &'a self,

@@ -239,7 +239,7 @@ fn clients_see_a_new_volume_when_it_is_stored() {
     }
 }
 
-/// The operator consents to what the device holds when the command is given, not after a wait.
+/// Consent covers the content of the device when the command is given, not after a wait.
 #[test]
 fn a_creation_looks_at_the_cache_device_before_it_waits() {
     let daemon = Daemon::new();

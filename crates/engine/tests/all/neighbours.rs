@@ -156,9 +156,9 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way() {
     }
 }
 
-/// Has as much of the cache guarded for `b` as may be, with clean blocks, and the rest dirty: blocks
-/// of `a`, which is stopped. `dirty_first`: so many of them are written before those of `b` are
-/// read; if 0, all that find room are written behind them.
+/// Fills a cache with clean blocks of `b`, guarded as far as possible, and dirty blocks of `a`,
+/// which is stopped. `dirty_first`: the number of dirty blocks that are written before those of `b`
+/// are read; if 0, as many as find room are written afterwards.
 fn guard_beside_dirty(guard: (u8, Range<u64>), dirty_first: u64, ordered: bool) -> Two {
     let all_dirty = Settings {
         dirty_high: 95,
