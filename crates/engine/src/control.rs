@@ -39,7 +39,7 @@ use crate::control::attach::usable;
 use crate::control::samples::{SampledOrigin, write_evidence};
 use crate::error::{EngineError, EngineErrorKind};
 use crate::io::commit::Commits;
-use crate::io::notes::Notes;
+use crate::io::notes::NoteKeeper;
 use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
 use crate::plan::keeps_dirty;
@@ -319,7 +319,7 @@ impl EngineLane {
             volume.set_state(VolumeState::Removed);
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
             result = result.and(ended);
-            Notes(&view).note_the_end().await;
+            NoteKeeper(&view).note_the_end().await;
             // Barrier for invariant 12: fingerprint and evidence are taken of durable data only,
             // and after our own last write. Writeback may have written after the sync above. The
             // evidence comes first, so that a write during the reading of the content counts as

@@ -14,8 +14,8 @@ use forebay_lane::Lane;
 use forebay_store::StoreLane;
 
 use crate::api::{CompletionSink, Request};
-use crate::state::cache::hang::Work;
-use crate::state::cache::{Cache, Memory};
+use crate::state::cache::hang::CacheWork;
+use crate::state::cache::{Cache, GhostMemory};
 use crate::state::curve::Watch;
 use crate::state::origin::Origin;
 use crate::state::pins::LanePins;
@@ -49,7 +49,7 @@ pub struct LaneVolume {
     /// Bytes being read from the origin that no client asked for.
     pub(crate) promoting: Cell<u64>,
     /// The cache's ghosts; may be outdated.
-    pub(crate) memory: RefCell<Memory>,
+    pub(crate) memory: RefCell<GhostMemory>,
     /// The miss reason of the last block that the ghosts cover.
     pub(crate) last_miss: Cell<MissReason>,
     /// Blocks that have become dirty since the lane last checked the throttle.
@@ -140,7 +140,7 @@ impl LaneVolume {
         &self,
         work: impl Future<Output = T> + 'static,
     ) -> Option<T> {
-        let mut work: Work<T> = Box::pin(work);
+        let mut work: CacheWork<T> = Box::pin(work);
         let end = self.cache.unless_it_can_be_noted(&mut work).await;
         if end.is_none() {
             self.lane().spawn(async move { drop(work.await) });

@@ -55,7 +55,7 @@ pub use lane::engine::{EngineLane, LaneContext};
 pub use serve::limited::LimitedVolume;
 pub use settings::settings_of;
 pub use state::cache::Cache;
-pub use state::curve::{FIRST, Watch, Watched};
+pub use state::curve::{FIRST, VolumeCurve, Watch};
 pub use state::health::{DeviceHealth, HUNG_AFTER};
 pub use state::ledger::{Ledger, Note, Noted};
 pub use state::occupancy::Occupancy;

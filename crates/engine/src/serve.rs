@@ -23,8 +23,8 @@ use crate::path::discard::Zeroes;
 use crate::path::flush::Flusher;
 use crate::path::memory;
 use crate::path::offer::Offers;
-use crate::path::read::Reader;
-use crate::path::write::Writer;
+use crate::path::read::VolumeReader;
+use crate::path::write::VolumeWriter;
 use crate::serve::observe::Observer;
 use crate::state::volume::VolumeState;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
@@ -122,13 +122,14 @@ impl Dispatch<'_> {
             Ok(()) => match op {
                 Op::Read => {
                     let buf = data.unwrap_or_else(|| IoBuf::for_overwrite(len as usize));
-                    let (result, buf) = Reader(self.0).read(offset, len, buf).await;
+                    let (result, buf) = VolumeReader(self.0).read(offset, len, buf).await;
                     (result, Some(buf))
                 }
-                Op::Prefetch => (Reader(self.0).prefetch(offset, len).await, data),
+                Op::Prefetch => (VolumeReader(self.0).prefetch(offset, len).await, data),
                 Op::Write => match data {
                     Some(data) if data.len() as u64 == len => {
-                        let (result, data) = Writer(self.0).write(offset, data, survives).await;
+                        let (result, data) =
+                            VolumeWriter(self.0).write(offset, data, survives).await;
                         (result, Some(data))
                     }
                     other => (Err(IoError::Invalid), other),
@@ -302,12 +303,14 @@ impl BlockService for LaneVolume {
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
         let range = (offset, into.len());
-        Dispatch(self).quickly(Access::Read, range, || Reader(self).read_quickly(offset, into))
+        Dispatch(self)
+            .quickly(Access::Read, range, || VolumeReader(self).read_quickly(offset, into))
     }
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let range = (offset, data.len());
-        Dispatch(self).quickly(Access::Write, range, || Writer(self).write_quickly(offset, data))
+        Dispatch(self)
+            .quickly(Access::Write, range, || VolumeWriter(self).write_quickly(offset, data))
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {

@@ -172,7 +172,7 @@ impl LaneStats {
 
 /// Latencies in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Latency {
+pub struct LatencySummary {
     /// Requests represented by samples.
     pub count: u64,
     /// Mean.
@@ -276,7 +276,7 @@ impl Stats {
     }
 
     /// Returns the latencies of all lanes together.
-    pub fn latency(&self, kind: Kind) -> Latency {
+    pub fn latency(&self, kind: Kind) -> LatencySummary {
         histogram::together(self.lanes.iter().map(|lane| &lane.latencies[kind as usize]))
     }
 }

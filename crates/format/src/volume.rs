@@ -206,27 +206,27 @@ impl VolumeRecord {
     }
 
     /// Reads one volume from the start of `bytes`; returns it and the remaining bytes.
-    fn decode(bytes: &[u8]) -> Result<(VolumeRecord, &[u8]), Bad> {
-        let (raw, rest) = OnDiskVolume::ref_from_prefix(bytes).map_err(|_| Bad::Cut)?;
+    fn decode(bytes: &[u8]) -> Result<(VolumeRecord, &[u8]), VolumeDefect> {
+        let (raw, rest) = OnDiskVolume::ref_from_prefix(bytes).map_err(|_| VolumeDefect::Cut)?;
         let name_len = usize::from(raw.name_len.get());
-        let (name, rest) = rest.split_at_checked(name_len).ok_or(Bad::Cut)?;
+        let (name, rest) = rest.split_at_checked(name_len).ok_or(VolumeDefect::Cut)?;
         let origin_len = usize::from(raw.origin_len.get());
-        let (origin, rest) = rest.split_at_checked(origin_len).ok_or(Bad::Cut)?;
+        let (origin, rest) = rest.split_at_checked(origin_len).ok_or(VolumeDefect::Cut)?;
         let count = usize::from(raw.settings.get());
-        let (settings, rest) =
-            <[OnDiskSetting]>::ref_from_prefix_with_elems(rest, count).map_err(|_| Bad::Cut)?;
+        let (settings, rest) = <[OnDiskSetting]>::ref_from_prefix_with_elems(rest, count)
+            .map_err(|_| VolumeDefect::Cut)?;
         let text = |bytes: &[u8], field| {
-            std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Bad::Field(field))
+            std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| VolumeDefect::Field(field))
         };
         if raw.flags & !(STARTED | FINGERPRINT | IDENTITY | SAMPLES) != 0 {
-            return Err(Bad::Field("flags"));
+            return Err(VolumeDefect::Field("flags"));
         }
         let (mut identity, mut left, mut samples) = (None, Left::default(), None);
         let mut rest = rest;
         if raw.flags & IDENTITY != 0 {
             let (found, after) = decode_identity(rest)?;
             rest = after;
-            (left, identity) = Left::taken_from(found).ok_or(Bad::Field("identity"))?;
+            (left, identity) = Left::taken_from(found).ok_or(VolumeDefect::Field("identity"))?;
         }
         if raw.flags & SAMPLES != 0 {
             let (found, after) = Samples::decode(rest)?;
@@ -242,9 +242,10 @@ impl VolumeRecord {
             origin: text(origin, "origin")?,
             origin_bytes: raw.origin_bytes.get(),
             alignment: raw.alignment.get(),
-            mode: Mode::from_code(raw.mode).ok_or(Bad::Field("mode"))?,
-            durability: Durability::from_code(raw.durability).ok_or(Bad::Field("durability"))?,
-            policy: ReplacementKind::from_code(raw.policy).ok_or(Bad::Field("policy"))?,
+            mode: Mode::from_code(raw.mode).ok_or(VolumeDefect::Field("mode"))?,
+            durability: Durability::from_code(raw.durability)
+                .ok_or(VolumeDefect::Field("durability"))?,
+            policy: ReplacementKind::from_code(raw.policy).ok_or(VolumeDefect::Field("policy"))?,
             withdrawn_policy: ReplacementKind::withdrawn_name(raw.policy),
             started: raw.flags & STARTED != 0,
             fingerprint: (raw.flags & FINGERPRINT != 0).then_some(raw.fingerprint),
@@ -258,16 +259,16 @@ impl VolumeRecord {
 }
 
 /// Codes and texts of the parts of an identity.
-type Parts = Vec<(u8, String)>;
+type IdentityParts = Vec<(u8, String)>;
 
 /// Reads the parts of an identity: their number, then for each its code, length and text.
-fn decode_identity(bytes: &[u8]) -> Result<(Parts, &[u8]), Bad> {
-    let (count, mut rest) = bytes.split_first().ok_or(Bad::Cut)?;
+fn decode_identity(bytes: &[u8]) -> Result<(IdentityParts, &[u8]), VolumeDefect> {
+    let (count, mut rest) = bytes.split_first().ok_or(VolumeDefect::Cut)?;
     let mut parts = Vec::new();
     for _ in 0..*count {
-        let ([code, len], after) = rest.split_first_chunk::<2>().ok_or(Bad::Cut)?;
-        let (text, after) = after.split_at_checked(usize::from(*len)).ok_or(Bad::Cut)?;
-        let text = std::str::from_utf8(text).map_err(|_| Bad::Field("identity"))?;
+        let ([code, len], after) = rest.split_first_chunk::<2>().ok_or(VolumeDefect::Cut)?;
+        let (text, after) = after.split_at_checked(usize::from(*len)).ok_or(VolumeDefect::Cut)?;
+        let text = std::str::from_utf8(text).map_err(|_| VolumeDefect::Field("identity"))?;
         parts.push((*code, text.to_owned()));
         rest = after;
     }
@@ -275,7 +276,7 @@ fn decode_identity(bytes: &[u8]) -> Result<(Parts, &[u8]), Bad> {
 }
 
 /// Why one volume could not be read.
-enum Bad {
+enum VolumeDefect {
     Cut,
     Field(&'static str),
 }

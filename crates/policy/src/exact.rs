@@ -197,7 +197,7 @@ pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box
 /// none.
 #[cfg(test)]
 fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::Naive>> {
-    let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
+    let line = |hits_count| Box::new(naive::NaiveLru { capacity, hits_count, line: Vec::new() });
     let per_epoch =
         (kind == ReplacementKind::LfuR).then_some(capacity as u64 * lfu::ACCESSES_PER_EPOCH);
     Some(match kind {
@@ -207,7 +207,7 @@ fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::
         ReplacementKind::Lfu | ReplacementKind::LfuR => {
             Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
         }
-        ReplacementKind::Clock => Box::new(naive::Clock { capacity, line: Vec::new() }),
+        ReplacementKind::Clock => Box::new(naive::NaiveClock { capacity, line: Vec::new() }),
         ReplacementKind::Sieve => Box::new(naive::Sieve { capacity, line: Vec::new(), hand: None }),
         ReplacementKind::TwoQ => Box::new(naive::TwoQ { capacity, ..Default::default() }),
         ReplacementKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),

@@ -38,9 +38,9 @@ const ALL: u32 = 1 << 24;
 
 #[repr(align(64))]
 #[derive(Default)]
-struct Line([AtomicU64; WORDS]);
+struct GroupLine([AtomicU64; WORDS]);
 
-impl Line {
+impl GroupLine {
     /// Returns the ghosts, the oldest first; one without blocks is empty.
     fn ghosts(&self) -> [u64; IN_LINE] {
         let words = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -60,7 +60,7 @@ impl Line {
 
 /// Location of a block's ghost.
 #[derive(Clone, Copy)]
-struct Place {
+struct GroupSlot {
     /// Index of the line.
     line: u64,
     /// Fingerprint of the group.
@@ -69,7 +69,7 @@ struct Place {
     bit: u64,
 }
 
-impl Place {
+impl GroupSlot {
     fn is_of_group(self, ghost: u64) -> bool {
         ghost & BLOCKS != 0 && ghost >> GROUP == self.print
     }
@@ -77,7 +77,7 @@ impl Place {
 
 /// See the module.
 pub struct GhostGroups {
-    lines: Chunked<Line>,
+    lines: Chunked<GroupLine>,
     /// The share of notes that joined a ghost of their group, of [`ALL`]: a mean that decays over
     /// [`NOTES`].
     joined: AtomicU32,
@@ -103,10 +103,10 @@ impl GhostGroups {
         self.joined.load(Ordering::Relaxed) < ALL / 5 * 2
     }
 
-    fn place(&self, address: u64) -> Place {
+    fn place(&self, address: u64) -> GroupSlot {
         let hash = mix(address / u64::from(GROUP));
         let print = hash & (GHOST >> GROUP);
-        Place { line: self.lines.of_hash(hash), print, bit: 1 << (address % u64::from(GROUP)) }
+        GroupSlot { line: self.lines.of_hash(hash), print, bit: 1 << (address % u64::from(GROUP)) }
     }
 
     /// Records that a block was demoted. The ghost of its group counts as new again.

@@ -34,8 +34,8 @@ pub mod writeback;
 
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};
 pub use ghost_groups::GhostGroups;
-pub use rate::{Bucket, Load, RateControl};
-pub use replacement::{Rank, Rule, Shares};
+pub use rate::{Load, RateControl, TokenBucket};
+pub use replacement::{Rank, S3FifoParameters, Shares};
 pub use sequential::{Route, SequentialCutoff, SharedStreams, StreamRoute};
-pub use sweep::{DirtyMap, Merge, Run, SweepPlanner, Window, next_run};
+pub use sweep::{DirtyMap, Merge, Run, SweepPlanner, SweepWindow, next_run};
 pub use writeback::{AWAKE_FOR, Decision, DirtyState, Pacer, Trigger, Urgency};

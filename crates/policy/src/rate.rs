@@ -18,8 +18,8 @@
 //! rate itself. The rate never grows beyond twice the achieved rate, so that it falls quickly when
 //! clients come back.
 //!
-//! [`Bucket`] limits writeback to a rate, in bursts: a disk does several queued writes in address
-//! order faster than the same writes one by one.
+//! [`TokenBucket`] limits writeback to a rate, in bursts: a disk does several queued writes in
+//! address order faster than the same writes one by one.
 
 use std::time::Duration;
 
@@ -144,13 +144,13 @@ fn slowdown(settings: &Settings, latency: Option<Duration>) -> f64 {
 
 /// Limits writes to a rate.
 #[derive(Clone, Debug, Default)]
-pub struct Bucket {
+pub struct TokenBucket {
     /// Bytes that may be written; negative after overdrafts.
     credit: f64,
     filled: Nanos,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Returns when the next bytes may be written at `rate` bytes per second; `None`: now.
     pub fn wait(&mut self, now: Nanos, rate: Option<u64>) -> Option<Nanos> {
         let Some(rate) = rate else {
@@ -309,7 +309,7 @@ mod tests {
     fn a_bucket_gives_what_the_rate_says_however_large_the_pieces() {
         for piece in [4096u64, 1 << 20] {
             for rate in [128u64 << 10, 10 << 20] {
-                let mut bucket = Bucket::default();
+                let mut bucket = TokenBucket::default();
                 let (mut now, mut written) = (Nanos(0), 0);
                 while now < Nanos(100_000_000_000) {
                     match bucket.wait(now, Some(rate)) {
@@ -329,7 +329,7 @@ mod tests {
                 assert!(written >= least && (piece > rate || written <= most), "{written}");
             }
         }
-        let mut bucket = Bucket::default();
+        let mut bucket = TokenBucket::default();
         bucket.take(u64::MAX);
         assert_eq!(bucket.wait(Nanos(5), None), None);
         assert_eq!(bucket.wait(Nanos(6), Some(u64::MAX)), None);

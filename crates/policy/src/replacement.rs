@@ -14,8 +14,9 @@
 //! fewer blocks are reinserted. Order of age would do that too, but miss more on loops. A block
 //! needs only a rank: its queue, and how often it was used there.
 //!
-//! The size of the small queue and the condition for promotion are parameters: [`Rule`]. The
-//! following is [`Rule::S3_FIFO`]; there is another one while demoted blocks come singly.
+//! The size of the small queue and the condition for promotion are [`S3FifoParameters`]. The
+//! following is [`S3FifoParameters::S3_FIFO`]; there is another one while demoted blocks come
+//! singly.
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A demoted block that
 //! is requested before its segment is reclaimed enters the main queue, at no write. A block of the
@@ -116,7 +117,7 @@ impl Rank {
 
 /// Parameters of S3-FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct S3FifoParameters {
     /// The small queue has this part of the kept blocks: 32 is a thirty-second.
     pub small: u64,
     /// Uses in the small queue that promote a block to the main queue.
@@ -126,17 +127,20 @@ pub struct Rule {
     pub renews: bool,
 }
 
-impl Rule {
+impl S3FifoParameters {
     /// The rule of the paper, for caches without a log.
-    pub const PAPER: Rule = Rule { small: 10, promoting_uses: 2, renews: false };
+    pub const PAPER: S3FifoParameters =
+        S3FifoParameters { small: 10, promoting_uses: 2, renews: false };
 
     /// The rule of the log.
-    pub const S3_FIFO: Rule = Rule { small: 32, promoting_uses: 2, renews: true };
+    pub const S3_FIFO: S3FifoParameters =
+        S3FifoParameters { small: 32, promoting_uses: 2, renews: true };
 
     /// The rule of the log while demoted blocks have few neighbours among the ghosts. Those then
     /// reach back over fewer blocks, so blocks get more time in the small queue; and where each use
     /// is a request of its own, one is as good as two.
-    pub const S3_FIFO_OF_SINGLE_BLOCKS: Rule = Rule { small: 4, promoting_uses: 1, renews: true };
+    pub const S3_FIFO_OF_SINGLE_BLOCKS: S3FifoParameters =
+        S3FifoParameters { small: 4, promoting_uses: 1, renews: true };
 }
 
 /// Returns the percentage of the blocks which fit in the log that a policy keeps.

@@ -61,12 +61,12 @@ const NONE: u16 = u16::MAX;
 
 /// Length of the stream that a request continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct StreamLength {
     /// Bytes of the stream before this request; 0 if the request continues none.
     pub run: u64,
 }
 
-impl Verdict {
+impl StreamLength {
     /// Whether the request bypasses the cache at a threshold of `threshold` bytes; 0 means never.
     pub fn bypass(self, threshold: u64) -> bool {
         threshold != 0 && self.run >= threshold
@@ -103,7 +103,7 @@ enum Which {
 
 /// A list of streams in the order of last use.
 #[derive(Clone, Copy, Debug)]
-struct List {
+struct StreamList {
     newest: u16,
     oldest: u16,
     len: usize,
@@ -117,7 +117,7 @@ pub struct SequentialCutoff {
     buckets: Vec<u16>,
     shift: u32,
     /// By [`Which`].
-    lists: [List; 2],
+    lists: [StreamList; 2],
     /// Requests so far; wraps.
     requests: u32,
     /// Streams that left the table: 30 bits of a hash of their end, and their number of requests.
@@ -135,16 +135,16 @@ impl SequentialCutoff {
             capacity,
             buckets: vec![NONE; buckets],
             shift: 64 - buckets.trailing_zeros(),
-            lists: [List { newest: NONE, oldest: NONE, len: 0 }; 2],
+            lists: [StreamList { newest: NONE, oldest: NONE, len: 0 }; 2],
             requests: 0,
             ends: vec![0; ENDS].into(),
         }
     }
 
     /// Records a request for `len` bytes at `offset`. Returns how far its stream had run before it.
-    pub fn observe(&mut self, op_is_write: bool, offset: u64, len: u64) -> Verdict {
+    pub fn observe(&mut self, op_is_write: bool, offset: u64, len: u64) -> StreamLength {
         let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
-            return Verdict { run: 0 };
+            return StreamLength { run: 0 };
         };
         self.requests = self.requests.wrapping_add(1);
         if let Some(found) = self.find(op_is_write, offset) {
@@ -165,11 +165,11 @@ impl SequentialCutoff {
         }
         let requests = self.come_back(op_is_write, offset) + 1;
         self.start(op_is_write, end, len, requests.min(ESTABLISHED));
-        Verdict { run: 0 }
+        StreamLength { run: 0 }
     }
 
     /// Continues the stream after `gap` unseen bytes.
-    fn go_on(&mut self, slot: u16, end: u64, len: u64, gap: u64) -> Verdict {
+    fn go_on(&mut self, slot: u16, end: u64, len: u64, gap: u64) -> StreamLength {
         // Another stream may already end here: this one passed through its data, and replaces it.
         let is_write = self.streams[slot as usize].is_write;
         if let Some(other) = self.find(is_write, end) {
@@ -190,11 +190,11 @@ impl SequentialCutoff {
         }
         self.chain(slot);
         self.promote(slot, real);
-        Verdict { run: if real { before } else { 0 } }
+        StreamLength { run: if real { before } else { 0 } }
     }
 
     /// Handles a request before the end of a stream: late, or a repeated access.
-    fn fill_hole(&mut self, slot: u16, len: u64) -> Verdict {
+    fn fill_hole(&mut self, slot: u16, len: u64) -> StreamLength {
         let stream = &mut self.streams[slot as usize];
         let before = stream.run;
         let late = stream.holes >= len;
@@ -206,7 +206,7 @@ impl SequentialCutoff {
             stream.run = len;
         }
         self.promote(slot, late);
-        Verdict { run: if late { before } else { 0 } }
+        StreamLength { run: if late { before } else { 0 } }
     }
 
     fn start(&mut self, is_write: bool, end: u64, len: u64, requests: u8) {

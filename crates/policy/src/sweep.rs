@@ -108,7 +108,7 @@ impl DirtyMap {
 
 /// A stretch of the origin whose dirty blocks are collected, sorted and written together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct SweepWindow {
     /// The blocks of the window.
     pub blocks: Range<OriginBlock>,
     /// Dirty blocks in the window, according to the map; exact if the window is whole regions.
@@ -135,7 +135,7 @@ impl SweepPlanner {
     /// with more is split into equal parts, on the assumption that its blocks are spread evenly; if
     /// a part has more than `max_dirty`, the caller collects the lowest and continues with
     /// [`SweepPlanner::resume_at`].
-    pub fn next_window(&mut self, map: &DirtyMap, max_dirty: u32) -> Option<Window> {
+    pub fn next_window(&mut self, map: &DirtyMap, max_dirty: u32) -> Option<SweepWindow> {
         if let Some(window) = self.from(map, self.next, max_dirty.max(1)) {
             return Some(window);
         }
@@ -149,7 +149,7 @@ impl SweepPlanner {
         self.next = block.0;
     }
 
-    fn from(&mut self, map: &DirtyMap, begin: u64, max_dirty: u32) -> Option<Window> {
+    fn from(&mut self, map: &DirtyMap, begin: u64, max_dirty: u32) -> Option<SweepWindow> {
         if begin == u64::MAX {
             return None;
         }
@@ -179,7 +179,7 @@ impl SweepPlanner {
         }
         self.next = end;
         let blocks = OriginBlock(start)..OriginBlock(end);
-        Some(Window { blocks, expected: dirty, wrapped: false })
+        Some(SweepWindow { blocks, expected: dirty, wrapped: false })
     }
 }
 

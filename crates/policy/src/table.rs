@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// A block and its state in the shadows.
 #[derive(Clone, Debug)]
-pub(crate) struct Block<P> {
+pub(crate) struct TrackedBlock<P> {
     pub(crate) key: u64,
     /// Queues and the like that hold it, over all shadows.
     pub(crate) holders: u32,
@@ -15,25 +15,25 @@ pub(crate) struct Block<P> {
 
 /// The blocks. A block without holders gives its number up.
 #[derive(Debug)]
-pub(crate) struct Table<P> {
-    pub(crate) blocks: Vec<Block<P>>,
+pub(crate) struct BlockTable<P> {
+    pub(crate) blocks: Vec<TrackedBlock<P>>,
     pub(crate) free: Vec<u32>,
     pub(crate) numbers: HashMap<u64, u32>,
 }
 
-impl<P> Default for Table<P> {
+impl<P> Default for BlockTable<P> {
     fn default() -> Self {
-        Table { blocks: Vec::new(), free: Vec::new(), numbers: HashMap::new() }
+        BlockTable { blocks: Vec::new(), free: Vec::new(), numbers: HashMap::new() }
     }
 }
 
-impl<P: Default> Table<P> {
+impl<P: Default> BlockTable<P> {
     /// Returns the number of a block, a new one if the table does not have it.
     pub(crate) fn number(&mut self, key: u64) -> u32 {
         if let Some(number) = self.numbers.get(&key) {
             return *number;
         }
-        let block = Block { key, holders: 0, places: P::default() };
+        let block = TrackedBlock { key, holders: 0, places: P::default() };
         let number = match self.free.pop() {
             Some(number) => {
                 self.blocks[number as usize] = block;
@@ -78,13 +78,13 @@ impl<P: Default> Table<P> {
     /// Returns the bytes that a block takes. A vector that grows may have twice the capacity that
     /// it needs.
     pub(crate) const fn bytes_of_block() -> usize {
-        size_of::<Block<P>>() + 2 * size_of::<(u64, u32)>() + size_of::<u32>()
+        size_of::<TrackedBlock<P>>() + 2 * size_of::<(u64, u32)>() + size_of::<u32>()
     }
 
     /// Returns an estimate of the allocated bytes.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
-        self.blocks.capacity() * size_of::<Block<P>>()
+        self.blocks.capacity() * size_of::<TrackedBlock<P>>()
             + self.free.capacity() * size_of::<u32>()
             + self.numbers.capacity() * size_of::<(u64, u32)>() * 8 / 7
     }

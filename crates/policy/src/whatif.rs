@@ -316,7 +316,7 @@ impl Totals {
             share: of(now, None) - of(shadow, None),
             error: error(|part| of(now, Some(part)) - of(shadow, Some(part))),
         };
-        let sum = |count: fn(&shadow::Counts) -> u64| missed(shadow, None, count);
+        let sum = |count: fn(&shadow::ShadowCounts) -> u64| missed(shadow, None, count);
         let written = match self.has_writes {
             true => (self.writes as f64 - sum(|counts| counts.refused_writes)).max(0.0),
             false => 0.0,
@@ -338,7 +338,7 @@ impl Totals {
 }
 
 /// Sums a count over all parts, or scales that of one part up.
-fn missed(shadow: &Shadow, part: Option<usize>, count: fn(&shadow::Counts) -> u64) -> f64 {
+fn missed(shadow: &Shadow, part: Option<usize>, count: fn(&shadow::ShadowCounts) -> u64) -> f64 {
     match part {
         None => shadow.counts.iter().map(count).sum::<u64>() as f64,
         Some(part) => {

@@ -108,17 +108,17 @@ fn is_whole(range: &Range<u64>) -> bool {
 
 /// A change of the lower tier, for the tier above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum TierChange {
     /// The range gets known data.
     Data,
     /// The range gets zeroes, or may get zeroes after a discard.
     Zeroes,
 }
 
-impl Change {
+impl TierChange {
     /// Returns whether this range of a region changes as a whole, without a token for each block.
     pub(crate) fn is_of_region(self, range: &Range<u64>) -> bool {
-        self == Change::Zeroes && is_whole(range)
+        self == TierChange::Zeroes && is_whole(range)
     }
 }
 

@@ -36,17 +36,17 @@ impl Sectors {
 }
 
 /// See the module.
-pub(crate) struct Contents {
+pub(crate) struct FrameContents {
     bytes: Box<[u8]>,
     /// Bytes of one mask.
     mask: usize,
 }
 
-impl Contents {
+impl FrameContents {
     pub(crate) fn new(frames: u32, block: RamBlock) -> Self {
         let mask = block.sectors().div_ceil(8) as usize;
         let stride = NUMBER + 3 * mask;
-        Contents { bytes: vec![0; frames as usize * stride].into_boxed_slice(), mask }
+        FrameContents { bytes: vec![0; frames as usize * stride].into_boxed_slice(), mask }
     }
 
     fn start(&self, frame: Frame) -> usize {
@@ -136,7 +136,7 @@ mod tests {
     fn every_block_size_keeps_its_masks_apart() {
         for bytes in [512, 1024, 4096, 8192, 16 << 10, 64 << 10] {
             let block = RamBlock::new(bytes).expect("a power of two");
-            let mut contents = Contents::new(3, block);
+            let mut contents = FrameContents::new(3, block);
             let all = u128::MAX >> (128 - block.sectors());
             let sectors = Sectors { valid: all, dirty: all & 0x5555, writing: all & 1 };
             let number = RamBlockNumber((u64::MAX >> 1) - 5);

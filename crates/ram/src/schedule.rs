@@ -40,7 +40,7 @@ pub(crate) struct Situation {
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Next {
+pub(crate) enum WriteDownStep {
     /// Wait for the first deferred write, or for scarce space.
     Wait,
     /// Wait until then, or for scarce space.
@@ -58,7 +58,8 @@ pub(crate) enum Next {
     },
 }
 
-const ALL: Next = Next::Write { depth: DEPTH, spread: Duration::ZERO, urgent: false, idle: false };
+const ALL: WriteDownStep =
+    WriteDownStep::Write { depth: DEPTH, spread: Duration::ZERO, urgent: false, idle: false };
 
 /// Returns whether space is scarce. `before`: whether it was.
 pub(crate) fn is_scarce(fill: f64, waiting: bool, before: bool) -> bool {
@@ -78,26 +79,31 @@ pub(crate) fn is_overtaken(depth: usize, fill: f64, waiting: bool) -> bool {
 }
 
 /// Returns the next step.
-pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
-    let Some(oldest) = it.oldest else { return Next::Wait };
+pub(crate) fn next(how: &Deferral, it: &Situation) -> WriteDownStep {
+    let Some(oldest) = it.oldest else { return WriteDownStep::Wait };
     if is_scarce(it.fill, it.waiting, false) {
         let depth = urgent_depth(it.fill, it.waiting);
-        return Next::Write { depth, spread: Duration::ZERO, urgent: true, idle: false };
+        return WriteDownStep::Write { depth, spread: Duration::ZERO, urgent: true, idle: false };
     }
     // Enough time to write all of it down: half as much again as last time, within limits.
     let needed = if it.rate > 0.0 { it.bytes as f64 / it.rate * 1.5 } else { f64::INFINITY };
     let within = how.within.as_secs_f64();
     let lead = Duration::from_secs_f64(needed.clamp(within / 8.0, within / 2.0));
     let due = oldest + how.within.saturating_sub(lead);
-    let wait = |until: Nanos| if until <= it.now { ALL } else { Next::WaitUntil(until) };
+    let wait = |until: Nanos| if until <= it.now { ALL } else { WriteDownStep::WaitUntil(until) };
     match how.mode {
-        WriteDown::Infinite => Next::Wait,
+        WriteDown::Infinite => WriteDownStep::Wait,
         WriteDown::Buffer => ALL,
         WriteDown::Interval => wait(due),
         WriteDown::Idle => {
             let idle = it.used + IDLE;
             if due > it.now && idle <= it.now {
-                return Next::Write { depth: 1, spread: Duration::ZERO, urgent: false, idle: true };
+                return WriteDownStep::Write {
+                    depth: 1,
+                    spread: Duration::ZERO,
+                    urgent: false,
+                    idle: true,
+                };
             }
             wait(due.min(idle.max(it.now)))
         }
@@ -106,7 +112,7 @@ pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
             // The next sweep reaches data that arrives right behind this one before it is due, and
             // has enough time to write it.
             let spread = (how.within.saturating_sub(lead) / 2).min(due.since(it.now));
-            Next::Write { depth: 1, spread, urgent: false, idle: false }
+            WriteDownStep::Write { depth: 1, spread, urgent: false, idle: false }
         }
     }
 }
@@ -136,21 +142,21 @@ mod tests {
     fn nothing_happens_while_nothing_is_deferred() {
         for mode in WriteDown::ALL {
             let it = Situation { oldest: None, fill: 1.0, waiting: true, ..at(3) };
-            assert_eq!(next(&how(*mode), &it), Next::Wait);
+            assert_eq!(next(&how(*mode), &it), WriteDownStep::Wait);
         }
     }
 
     #[test]
     fn data_is_written_down_in_time_to_meet_its_limit() {
         let interval = how(WriteDown::Interval);
-        assert_eq!(next(&interval, &at(1)), Next::WaitUntil(Nanos(7 * SECOND)));
+        assert_eq!(next(&interval, &at(1)), WriteDownStep::WaitUntil(Nanos(7 * SECOND)));
         assert_eq!(next(&interval, &at(7)), ALL);
         let much = Situation { bytes: 2_000_000_000, ..at(1) };
-        assert_eq!(next(&interval, &much), Next::WaitUntil(Nanos(5 * SECOND)));
+        assert_eq!(next(&interval, &much), WriteDownStep::WaitUntil(Nanos(5 * SECOND)));
         let unknown = Situation { rate: 0.0, ..at(1) };
-        assert_eq!(next(&interval, &unknown), Next::WaitUntil(Nanos(4 * SECOND)));
+        assert_eq!(next(&interval, &unknown), WriteDownStep::WaitUntil(Nanos(4 * SECOND)));
         assert_eq!(next(&how(WriteDown::Buffer), &at(0)), ALL);
-        assert_eq!(next(&how(WriteDown::Infinite), &at(1000)), Next::Wait);
+        assert_eq!(next(&how(WriteDown::Infinite), &at(1000)), WriteDownStep::Wait);
     }
 
     #[test]
@@ -158,7 +164,7 @@ mod tests {
         let average = how(WriteDown::Average);
         let sweep = |millis| {
             let spread = Duration::from_millis(millis);
-            Next::Write { depth: 1, spread, urgent: false, idle: false }
+            WriteDownStep::Write { depth: 1, spread, urgent: false, idle: false }
         };
         assert_eq!(next(&average, &at(0)), sweep(3500));
         let much = Situation { bytes: 2_000_000_000, ..at(1) };
@@ -174,9 +180,9 @@ mod tests {
     fn an_idle_device_is_used_early_and_a_busy_one_at_the_limit() {
         let idle = how(WriteDown::Idle);
         let busy = at(1);
-        assert_eq!(next(&idle, &busy), Next::WaitUntil(busy.used + IDLE));
+        assert_eq!(next(&idle, &busy), WriteDownStep::WaitUntil(busy.used + IDLE));
         let free = Situation { used: Nanos(0), ..at(1) };
-        assert!(matches!(next(&idle, &free), Next::Write { idle: true, .. }));
+        assert!(matches!(next(&idle, &free), WriteDownStep::Write { idle: true, .. }));
         assert_eq!(next(&idle, &at(7)), ALL);
     }
 
@@ -186,7 +192,8 @@ mod tests {
             let mut last = 0;
             for fill in [0.51, 0.6, 0.7, 0.8, 0.9, 1.0] {
                 let it = Situation { fill, ..at(0) };
-                let Next::Write { depth, urgent: true, .. } = next(&how(*mode), &it) else {
+                let WriteDownStep::Write { depth, urgent: true, .. } = next(&how(*mode), &it)
+                else {
                     panic!("{mode} at {fill}");
                 };
                 assert!(depth >= last && depth <= MOST_DEPTH, "{fill}");

@@ -14,7 +14,7 @@ use forebay_policy::exact::{BlockPolicy, Key, Node, build};
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::block::{Piece, RamBlock, RamBlockNumber, Region, bits, runs};
-use crate::contents::{Contents, Sectors};
+use crate::contents::{FrameContents, Sectors};
 use crate::guard::{Guards, Token};
 use crate::index::{Frame, Index};
 use crate::offer::{Offer, Offers};
@@ -26,8 +26,8 @@ mod room;
 mod turns;
 
 use deferred::Deferred;
-pub(crate) use deferred::{Defer, Load, Take, Taken, Taker};
-use held::Held;
+pub(crate) use deferred::{Defer, Load, Take, Taker, WriteDownBatch};
+use held::RegionCounts;
 pub(crate) use turns::Turn;
 
 /// Sectors of a block that are prefetched.
@@ -48,7 +48,7 @@ pub(crate) enum Hit {
 
 /// Counts of one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct ShardCounts {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     pub(crate) fills: u64,
@@ -66,8 +66,8 @@ pub(crate) struct Shard {
     block: RamBlock,
     index: Index,
     /// The blocks in `index`.
-    held: Held,
-    contents: Contents,
+    held: RegionCounts,
+    contents: FrameContents,
     free: Vec<Frame>,
     data: Area,
     policy: Box<dyn BlockPolicy>,
@@ -85,7 +85,7 @@ pub(crate) struct Shard {
     keeps: (bool, bool),
     /// Whether no other block may enter.
     frozen: bool,
-    pub(crate) counts: Counts,
+    pub(crate) counts: ShardCounts,
 }
 
 impl Shard {
@@ -110,8 +110,8 @@ impl Shard {
         Ok(Shard {
             block: options.block,
             index: Index::new(nodes),
-            held: Held::new(nodes),
-            contents: Contents::new(nodes, options.block),
+            held: RegionCounts::new(nodes),
+            contents: FrameContents::new(nodes, options.block),
             free: (0..nodes).rev().map(Frame).collect(),
             data,
             policy: build(options.policy, frames, nodes, seed),
@@ -124,7 +124,7 @@ impl Shard {
             clock: clock.clone(),
             keeps: (options.strategy.keeps_reads(), options.strategy.keeps_writes()),
             frozen: false,
-            counts: Counts::default(),
+            counts: ShardCounts::default(),
         })
     }
 

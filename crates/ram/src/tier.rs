@@ -12,14 +12,14 @@ use forebay_policy::curve::LiveCurve;
 use forebay_policy::whatif::{Prediction, Setup};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::block::{Change, Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, in_regions};
+use crate::block::{Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, TierChange, in_regions};
 use crate::counts::TierCounts;
 use crate::guard::Token;
 use crate::index::MOST_FRAMES;
 use crate::offer::{Offer, Offers};
 use crate::options::TierOptions;
 use crate::shard::{Hit, Shard};
-use crate::watch::{Traffic, Watched};
+use crate::watch::{Traffic, WatcherSums};
 
 mod deferred;
 mod room;
@@ -44,7 +44,7 @@ pub struct Tier {
     losses: AtomicU64,
     pub(crate) deferring: Deferring,
     pub(crate) offers: Arc<Offers>,
-    pub(crate) watched: Arc<Watched>,
+    pub(crate) watched: Arc<WatcherSums>,
 }
 
 /// Returns the frames of each of `shards` shards.
@@ -80,7 +80,7 @@ impl Tier {
             options: Mutex::new(options),
             block: options.block,
             shards: (0..shards).map(shard).collect::<io::Result<_>>()?,
-            watched: Watched::new(clock.clone()),
+            watched: WatcherSums::new(clock.clone()),
             clock,
             losses: AtomicU64::new(0),
             deferring: Deferring::default(),
@@ -197,7 +197,8 @@ impl Tier {
         self.watched.simulate(setup, memory);
     }
 
-    /// Returns the predicted results of other settings, see [`forebay_engine::Watched::what_if`].
+    /// Returns the predicted results of other settings, see
+    /// [`forebay_engine::VolumeCurve::what_if`].
     pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
         self.watched.what_if()
     }
@@ -353,7 +354,7 @@ impl Tier {
         &self,
         offset: u64,
         len: u64,
-        (change, replaces): (Change, bool),
+        (change, replaces): (TierChange, bool),
         mut note: impl FnMut(Token),
     ) -> bool {
         let pieces = |range: &Range<u64>| self.pieces(range.start, range.end - range.start);
@@ -388,7 +389,7 @@ impl Tier {
         &self,
         offset: u64,
         len: u64,
-        (change, done): (Change, bool),
+        (change, done): (TierChange, bool),
         written: Option<&[u8]>,
         tokens: &[Token],
     ) {
@@ -414,7 +415,7 @@ impl Tier {
     }
 
     /// Ends a write that the lower tier did not take, and that changed nothing.
-    pub(crate) fn cancel_write(&self, offset: u64, len: u64, change: Change) {
+    pub(crate) fn cancel_write(&self, offset: u64, len: u64, change: TierChange) {
         for (region, range) in in_regions(offset..offset + len) {
             let pieces = self.pieces(range.start, range.end - range.start);
             let mut shard = self.shard_of(region);

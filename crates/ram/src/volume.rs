@@ -12,7 +12,7 @@ use forebay_lane::Lane;
 
 use forebay_policy::curve::Access;
 
-use crate::block::{Change, REGION_BYTES};
+use crate::block::{REGION_BYTES, TierChange};
 use crate::guard::Token;
 use crate::shard::Hit;
 use crate::tier::Tier;
@@ -176,7 +176,8 @@ impl BlockService for RamVolume {
             return Some(Ok(()));
         }
         let mut tokens = Tokens::default();
-        if !self.tier.begin_write(offset, len, (Change::Data, true), |token| tokens.push(token)) {
+        if !self.tier.begin_write(offset, len, (TierChange::Data, true), |token| tokens.push(token))
+        {
             return None;
         }
         match self.lower.write_now(offset, data) {
@@ -186,11 +187,11 @@ impl BlockService for RamVolume {
                 self.tier.heed(self.lower.losses());
                 let written = result.is_ok().then_some(data);
                 let done = result.is_ok();
-                self.tier.end_write(offset, len, (Change::Data, done), written, tokens.all());
+                self.tier.end_write(offset, len, (TierChange::Data, done), written, tokens.all());
                 Some(result)
             }
             None => {
-                self.tier.cancel_write(offset, len, Change::Data);
+                self.tier.cancel_write(offset, len, TierChange::Data);
                 None
             }
         }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{Clock, SECTOR_SIZE};
 use forebay_device::hint::{Spot, fetch_to_write};
-use forebay_engine::{BlockService, FIRST, Watch, Watched as Seen};
+use forebay_engine::{BlockService, FIRST, VolumeCurve as Seen, Watch};
 use forebay_lane::MemoryBudget;
 use forebay_policy::curve::{Access, LiveCurve};
 use forebay_policy::exact::Key;
@@ -72,22 +72,22 @@ struct Own {
 }
 
 /// The sums of all watchers of a tier.
-pub(crate) struct Watched {
+pub(crate) struct WatcherSums {
     seen: Seen,
-    all: Mutex<All>,
+    all: Mutex<Watchers>,
     clock: Arc<dyn Clock>,
 }
 
 #[derive(Default)]
-struct All {
+struct Watchers {
     present: Vec<Arc<Own>>,
     /// The counts of watchers that are gone.
     past: Traffic,
 }
 
-impl Watched {
+impl WatcherSums {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Watched { seen: Seen::default(), all: Mutex::default(), clock })
+        Arc::new(WatcherSums { seen: Seen::default(), all: Mutex::default(), clock })
     }
 
     /// Returns the present counts.
@@ -134,14 +134,14 @@ pub(crate) struct Watcher {
 
 /// The part of a watcher that only requests for sampled blocks need.
 struct Close {
-    watched: Arc<Watched>,
+    watched: Arc<WatcherSums>,
     own: Arc<Own>,
     watch: Watch,
 }
 
 impl Watcher {
     /// Watches requests in blocks of `lower`.
-    pub(crate) fn new(watched: &Arc<Watched>, lower: &dyn BlockService) -> Self {
+    pub(crate) fn new(watched: &Arc<WatcherSums>, lower: &dyn BlockService) -> Self {
         let bytes = lower.preferred_block().max(SECTOR_SIZE).next_power_of_two();
         // The first block is shortened by the alignment of blocks.
         let first = lower.whole_blocks(0..SECTOR_SIZE).end;

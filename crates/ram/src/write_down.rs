@@ -18,8 +18,8 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::block::{REGION_BYTES, Region, in_regions};
 use crate::options::Deferral;
-use crate::schedule::{self, Next, Situation};
-use crate::shard::{Take, Taken};
+use crate::schedule::{self, Situation, WriteDownStep};
+use crate::shard::{Take, WriteDownBatch};
 use crate::tier::{MOST_ON_THEIR_WAY, Tier};
 use put::put;
 
@@ -54,12 +54,12 @@ const ALL: Range<u64> = 0..u64::MAX;
 
 /// The answer to one request of the tier's own.
 #[derive(Default)]
-pub(crate) struct Answer {
+pub(crate) struct PendingCompletion {
     completion: RefCell<Option<Completion>>,
     waker: RefCell<Option<Waker>>,
 }
 
-impl CompletionSink for Answer {
+impl CompletionSink for PendingCompletion {
     fn complete(&self, completion: Completion) {
         *self.completion.borrow_mut() = Some(completion);
         if let Some(waker) = self.waker.borrow_mut().take() {
@@ -68,7 +68,7 @@ impl CompletionSink for Answer {
     }
 }
 
-impl Answer {
+impl PendingCompletion {
     /// Waits for the answer.
     pub(crate) async fn completion(&self) -> Completion {
         poll_fn(|context| match self.completion.borrow_mut().take() {
@@ -84,7 +84,7 @@ impl Answer {
 
 /// Sends a request to a service and waits for its end.
 async fn ask(lower: &Rc<dyn BlockService>, request: Request) -> Completion {
-    let answer = Rc::new(Answer::default());
+    let answer = Rc::new(PendingCompletion::default());
     let sink: Rc<dyn CompletionSink> = answer.clone();
     lower.submit(request, &sink);
     answer.completion().await
@@ -127,15 +127,15 @@ pub async fn flush(lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
 }
 
 /// A write-down in flight. If it is dropped early, as by a panic, its data is deferred again.
-struct InFlight<'a> {
+struct WriteDownGuard<'a> {
     tier: &'a Tier,
-    taken: Taken,
+    taken: WriteDownBatch,
     urgent: bool,
     /// Ranges that the lower tier does not have.
     failed: Vec<Range<u64>>,
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for WriteDownGuard<'_> {
     fn drop(&mut self) {
         self.tier.settle(&self.taken, &self.failed, self.urgent);
     }
@@ -207,7 +207,7 @@ async fn region(
         };
         let (partly, losses) = (taken.partly, lower.losses());
         let runs = std::mem::take(&mut taken.runs);
-        let mut in_flight = InFlight { tier, taken, urgent, failed: vec![ALL] };
+        let mut in_flight = WriteDownGuard { tier, taken, urgent, failed: vec![ALL] };
         let failed = RefCell::new(Vec::new());
         let send =
             |(offset, data)| put(lower, tier.block().bytes(), offset, data, answered, &failed);
@@ -241,12 +241,12 @@ pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoErro
 
 /// The result of a pass, which runs in a task of its own.
 #[derive(Default)]
-struct End {
+struct PassResult {
     result: Cell<Option<Result<(), IoError>>>,
     told: Notify,
 }
 
-impl End {
+impl PassResult {
     fn tell(&self, result: Result<(), IoError>) {
         self.result.set(Some(result));
         self.told.notify_all();
@@ -317,24 +317,24 @@ impl WriteDownTask {
             // After deferring was switched off, remaining data is written down at once.
             let how = self.tier.deferral().unwrap_or(LEFT);
             let mut next = schedule::next(&how, &self.situation(false));
-            if matches!(next, Next::Write { urgent: false, .. }) {
+            if matches!(next, WriteDownStep::Write { urgent: false, .. }) {
                 next = schedule::next(&how, &self.situation(true));
             }
             let result = match next {
-                Next::Wait if !self.under_way.borrow().is_empty() => {
+                WriteDownStep::Wait if !self.under_way.borrow().is_empty() => {
                     // While a stalled region has dirty data, new deferred data does not notify.
                     either(self.lane.sleep(RETRY), work).await;
                     Ok(())
                 }
-                Next::Wait => {
+                WriteDownStep::Wait => {
                     work.await;
                     Ok(())
                 }
-                Next::WaitUntil(then) => {
+                WriteDownStep::WaitUntil(then) => {
                     either(self.lane.sleep_until(then), work).await;
                     Ok(())
                 }
-                Next::Write { depth, spread, urgent, idle } => {
+                WriteDownStep::Write { depth, spread, urgent, idle } => {
                     let number = self.passes.get() + 1;
                     self.passes.set(number);
                     self.begin(Pass { number, how, depth, spread, urgent, idle }).await
@@ -387,7 +387,7 @@ impl WriteDownTask {
     /// is writing down have stalled. In the latter case its task continues, because write-downs of
     /// the same data must not overlap.
     async fn begin(self: &Rc<Self>, pass: Pass) -> Result<(), IoError> {
-        let end = Rc::new(End::default());
+        let end = Rc::new(PassResult::default());
         let (own, task) = (end.clone(), self.clone());
         self.lane.spawn(async move {
             own.tell(task.write(pass).await);

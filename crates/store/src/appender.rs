@@ -45,16 +45,16 @@ pub(crate) struct Closed {
 }
 
 /// All appenders of a store, each on its own cache lines, in the order of the log's [`Roles`].
-pub(crate) struct Appenders(Box<[Padded]>);
+pub(crate) struct Appenders(Box<[PaddedAppender]>);
 
 #[repr(align(128))]
-struct Padded(Mutex<Appender>);
+struct PaddedAppender(Mutex<Appender>);
 
 impl Appenders {
     pub(crate) fn new(roles: &Roles) -> Self {
         let count = roles.count();
         let appender = |number| Appender::new(number, count, roles.is_on_probation(number));
-        Appenders((0..count).map(|number| Padded(Mutex::new(appender(number)))).collect())
+        Appenders((0..count).map(|number| PaddedAppender(Mutex::new(appender(number)))).collect())
     }
 
     /// Locks the appender with this number.

@@ -12,31 +12,31 @@ use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 use crate::error::StoreError;
 use crate::index::{Address, Index, NewVersion};
 use crate::planted::{self, PlantedBug};
-use crate::table::{Entry, Geometry as TableGeometry};
+use crate::table::{Entry, TableGeometry};
 
 mod versions;
 
-pub(crate) use versions::Version;
+pub(crate) use versions::LoggedVersion;
 use versions::Versions;
 
 /// The newest versions of a shard's blocks, to look blocks up.
 #[derive(Default)]
-pub(crate) struct Newest {
+pub(crate) struct NewestVersions {
     /// Sorted by address.
-    pub(crate) versions: Vec<Version>,
+    pub(crate) versions: Vec<LoggedVersion>,
     /// A bit for each hash of an address.
     filter: Vec<u64>,
 }
 
-impl Newest {
-    pub(crate) fn new(versions: Vec<Version>) -> Self {
+impl NewestVersions {
+    pub(crate) fn new(versions: Vec<LoggedVersion>) -> Self {
         let words = (versions.len() / 4).next_power_of_two();
-        let mut newest = Newest { versions: Vec::new(), filter: vec![0; words] };
+        let mut newest = NewestVersions { versions: Vec::new(), filter: vec![0; words] };
         for version in &versions {
             let (word, bit) = newest.place(version.address());
             newest.filter[word] |= bit;
         }
-        Newest { versions, ..newest }
+        NewestVersions { versions, ..newest }
     }
 
     fn place(&self, address: Address) -> (usize, u64) {
@@ -52,31 +52,31 @@ impl Newest {
         }
         let (word, bit) = self.place(address);
         self.filter[word] & bit != 0
-            && self.versions.binary_search_by_key(&address, Version::address).is_ok()
+            && self.versions.binary_search_by_key(&address, LoggedVersion::address).is_ok()
     }
 }
 
 /// The marks for the cells of one segment.
-struct Marks {
+struct SegmentMarks {
     /// A bit for each granule.
     clean: Box<[u64]>,
     gone: Box<[u64]>,
 }
 
-impl Marks {
+impl SegmentMarks {
     fn none(geometry: &Geometry) -> Self {
         let words = geometry.granules_per_segment().div_ceil(64) as usize;
         let none = || vec![0; words].into_boxed_slice();
-        Marks { clean: none(), gone: none() }
+        SegmentMarks { clean: none(), gone: none() }
     }
 
     /// Returns the bytes of memory for the marks of a segment. A map is at least a quarter full.
     fn bytes(geometry: &Geometry) -> u64 {
         16 * geometry.granules_per_segment().div_ceil(64)
-            + 5 * size_of::<(SegmentId, Marks)>() as u64
+            + 5 * size_of::<(SegmentId, SegmentMarks)>() as u64
     }
 
-    fn add(&mut self, more: &Marks) {
+    fn add(&mut self, more: &SegmentMarks) {
         for (words, more) in [(&mut self.clean, &more.clean), (&mut self.gone, &more.gone)] {
             words.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
         }
@@ -95,17 +95,17 @@ pub(crate) struct Changes {
     versions: Versions,
     /// Masks of the partial versions: their valid sectors.
     masks: HashMap<Slot, SectorMask>,
-    marks: HashMap<SegmentId, Marks>,
+    marks: HashMap<SegmentId, SegmentMarks>,
     /// The marks by segment, built once all are collected: every entry of a checkpoint asks for
     /// them.
-    by_segment: Vec<Option<Marks>>,
+    by_segment: Vec<Option<SegmentMarks>>,
     marked: Vec<u64>,
     held: MemoryHold,
 }
 
 impl Changes {
     /// Bytes of memory for a version. The last chunks of lists are not full.
-    pub(crate) const VERSION: usize = size_of::<Version>() * 9 / 8;
+    pub(crate) const VERSION: usize = size_of::<LoggedVersion>() * 9 / 8;
     /// Additional bytes for the mask of a partial version. A map is at least a quarter full.
     pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
     /// Bytes for the effect of a mark in an index.
@@ -170,7 +170,7 @@ impl Changes {
         order: (u64, RecordNumber),
         NewVersion { entry, mask }: NewVersion,
     ) {
-        self.versions.push(shard, Version::new(address, order, &entry));
+        self.versions.push(shard, LoggedVersion::new(address, order, &entry));
         if let Some(mask) = mask {
             self.masks.insert(entry.slot, mask);
         }
@@ -184,7 +184,7 @@ impl Changes {
     }
 
     /// Returns the versions in a record. Examines all.
-    pub(crate) fn of_record(&self, number: RecordNumber) -> Vec<Version> {
+    pub(crate) fn of_record(&self, number: RecordNumber) -> Vec<LoggedVersion> {
         let lists = (0..self.versions.count()).flat_map(|list| self.versions.of_list(list));
         lists.filter(|version| version.record() == number).copied().collect()
     }
@@ -196,9 +196,9 @@ impl Changes {
     pub(crate) fn mark(&mut self, slot: Slot, kind: MarkKind) -> Result<(), OverLimit> {
         let (segment, position) = self.geometry.place_of(slot);
         if !self.marks.contains_key(&segment) {
-            self.grow(Marks::bytes(&self.geometry))?;
+            self.grow(SegmentMarks::bytes(&self.geometry))?;
         }
-        let none = || Marks::none(&self.geometry);
+        let none = || SegmentMarks::none(&self.geometry);
         let marks = self.marks.entry(segment).or_insert_with(none);
         let (word, mark) = bit(position);
         match kind {
@@ -212,7 +212,7 @@ impl Changes {
     pub(crate) fn collected(&mut self) -> Self {
         let mut versions = take(&mut self.versions);
         versions.release_unused();
-        let marks = self.marks.len() as u64 * Marks::bytes(&self.geometry);
+        let marks = self.marks.len() as u64 * SegmentMarks::bytes(&self.geometry);
         let bytes = (versions.bytes() + self.masks.len() * Self::MASK) as u64 + marks;
         self.held.shrink(self.held.bytes().saturating_sub(bytes));
         let count = self.geometry.segment_count as usize;
@@ -260,10 +260,10 @@ impl Changes {
     }
 
     /// Returns the newest version of each block of a shard.
-    pub(crate) fn newest(&self, shard: u32) -> Vec<Version> {
-        let own = |it: &&Version| self.table.place(it.address().0).shard == shard;
+    pub(crate) fn newest(&self, shard: u32) -> Vec<LoggedVersion> {
+        let own = |it: &&LoggedVersion| self.table.place(it.address().0).shard == shard;
         let list = self.versions.of_list(self.versions.list_of(shard));
-        let mut versions: Vec<Version> = list.filter(own).copied().collect();
+        let mut versions: Vec<LoggedVersion> = list.filter(own).copied().collect();
         // Two versions with the same sequence are copies of each other; that of the later record is
         // used.
         versions.sort_unstable_by_key(|it| {
@@ -295,7 +295,7 @@ impl Changes {
     }
 
     /// Returns the version after the marks for it, with its mask, or `None` if they remove it.
-    pub(crate) fn version(&self, version: &Version) -> Option<NewVersion> {
+    pub(crate) fn version(&self, version: &LoggedVersion) -> Option<NewVersion> {
         let entry = self.marked(&version.entry())?;
         let mask = entry.partial.then(|| self.masks.get(&entry.slot).cloned()).flatten();
         Some(NewVersion { entry, mask })

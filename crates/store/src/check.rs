@@ -198,15 +198,15 @@ async fn recover(
 }
 
 /// Slots of a segment: a bit for each.
-struct Seen {
+struct SlotSet {
     bits: Box<[u64]>,
     count: u64,
 }
 
-impl Seen {
+impl SlotSet {
     fn new(geometry: &Geometry) -> Self {
         let words = geometry.granules_per_segment().div_ceil(u64::BITS.into());
-        Seen { bits: vec![0; words as usize].into(), count: 0 }
+        SlotSet { bits: vec![0; words as usize].into(), count: 0 }
     }
 
     fn place(geometry: &Geometry, slot: Slot) -> (usize, u64) {
@@ -215,13 +215,13 @@ impl Seen {
     }
 
     fn insert(&mut self, geometry: &Geometry, slot: Slot) {
-        let (word, bit) = Seen::place(geometry, slot);
+        let (word, bit) = SlotSet::place(geometry, slot);
         self.count += u64::from(self.bits[word] & bit == 0);
         self.bits[word] |= bit;
     }
 
     fn contains(&self, geometry: &Geometry, slot: Slot) -> bool {
-        let (word, bit) = Seen::place(geometry, slot);
+        let (word, bit) = SlotSet::place(geometry, slot);
         self.bits[word] & bit != 0
     }
 }
@@ -233,7 +233,7 @@ struct Walk {
     quick: bool,
     report: RefCell<CheckReport>,
     /// Segments in which not all live blocks were found, with the slots that were found.
-    incomplete: RefCell<HashMap<SegmentId, Seen>>,
+    incomplete: RefCell<HashMap<SegmentId, SlotSet>>,
 }
 
 impl Walk {
@@ -263,7 +263,7 @@ impl Walk {
         let generation = store.segments.generation(segment);
         let start = geometry.segment_offset(segment);
         let page = PAGE as u64;
-        let (mut at, mut seen) = (0, Seen::new(geometry));
+        let (mut at, mut seen) = (0, SlotSet::new(geometry));
         while at + page <= geometry.segment_bytes {
             let bytes = match retry::read(self.store.queue(), start + at, PAGE).await {
                 Ok(bytes) => bytes,
@@ -289,7 +289,7 @@ impl Walk {
         }
     }
 
-    async fn record(&self, header: &RecordHeader, seen: &mut Seen) {
+    async fn record(&self, header: &RecordHeader, seen: &mut SlotSet) {
         self.report.borrow_mut().records += u64::from(!header.body.is_opening());
         let Body::Data(entries) = &header.body else { return };
         let store = self.store.store();

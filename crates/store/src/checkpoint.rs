@@ -26,7 +26,7 @@ use crate::lane::StoreLane;
 use crate::meta::{CLEAN_DISTRUSTED, LOAD_AT_ONCE};
 use crate::planted::{self, PlantedBug};
 use crate::spaces::{self, VolumeSpace};
-use crate::table::Geometry as TableGeometry;
+use crate::table::TableGeometry;
 
 impl StoreLane {
     /// Writes a checkpoint, once the index is loaded. `clean`: nothing is appended any more,

@@ -16,10 +16,10 @@ use forebay_lane::{MemoryBudget, OverLimit, yield_now};
 use crate::error::StoreError;
 use crate::hazard::{HazardId, HazardSlots};
 use crate::planted::{self, PlantedBug};
-use crate::table::{Entry, Geometry, GeometryError, LocalKey};
+use crate::table::{Entry, GeometryError, LocalKey, TableGeometry};
 use masks::Masks;
 use regions::Regions;
-use shard::{Content, Locked, Shard};
+use shard::{Locked, Shard, ShardData};
 
 mod masks;
 pub(crate) mod regions;
@@ -135,7 +135,7 @@ struct Filling {
     number: u64,
 }
 
-impl Content {
+impl ShardData {
     fn overtake_fills(&mut self, key: LocalKey) {
         if !self.fills.is_empty() {
             self.fills.retain(|fill| fill.key != key);
@@ -155,7 +155,7 @@ impl Content {
 /// The index of one cache.
 pub struct Index {
     /// Mapping from addresses to shards and keys, with the widths that the index was made with.
-    geometry: Geometry,
+    geometry: TableGeometry,
     /// Addresses are below 2 to the power of this.
     address_bits: AtomicU32,
     /// The fewest bits of check of any shard.
@@ -170,13 +170,13 @@ const MADE_AT_ONCE: u32 = 256;
 
 impl Index {
     /// Makes an empty index without a limit on masks.
-    pub fn new(geometry: Geometry, shards: u32) -> Self {
+    pub fn new(geometry: TableGeometry, shards: u32) -> Self {
         Self::within(geometry, shards, BlockSize::DEFAULT, &Arc::default())
     }
 
     /// Makes an empty index. Memory for masks of blocks of this size is taken from `memory`.
     pub fn within(
-        geometry: Geometry,
+        geometry: TableGeometry,
         shards: u32,
         block: BlockSize,
         memory: &Arc<MemoryBudget>,
@@ -188,7 +188,7 @@ impl Index {
     /// Like [`Index::within`]. Other tasks of the lane get their turn meanwhile: each shard asks
     /// the system for its memory.
     pub(crate) async fn in_turns(
-        geometry: Geometry,
+        geometry: TableGeometry,
         shards: u32,
         block: BlockSize,
         memory: &Arc<MemoryBudget>,
@@ -203,7 +203,7 @@ impl Index {
         Self::of(geometry, all.into())
     }
 
-    fn of(geometry: Geometry, shards: Box<[Shard]>) -> Self {
+    fn of(geometry: TableGeometry, shards: Box<[Shard]>) -> Self {
         Index {
             geometry,
             address_bits: AtomicU32::new(geometry.address_bits()),
@@ -216,7 +216,7 @@ impl Index {
 
     /// Returns the mapping from addresses to places. Its widths are those that the index was made
     /// with: see [`Index::check_bits`].
-    pub(crate) fn geometry(&self) -> &Geometry {
+    pub(crate) fn geometry(&self) -> &TableGeometry {
         &self.geometry
     }
 
@@ -245,7 +245,7 @@ impl Index {
     ///
     /// # Errors
     /// Too few bits would be left for the checks; nothing has changed.
-    pub(crate) fn begin_widening(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+    pub(crate) fn begin_widening(&self, address_bits: u32) -> Result<TableGeometry, GeometryError> {
         let wide = self.geometry.widened(address_bits)?;
         // A reader that finds an entry with fewer bits has taken its shard's lock, or seen its
         // shard's version, after this store.
@@ -254,7 +254,7 @@ impl Index {
     }
 
     /// Makes room in one shard.
-    pub(crate) fn widen_shard(&self, number: u32, wide: &Geometry) {
+    pub(crate) fn widen_shard(&self, number: u32, wide: &TableGeometry) {
         let shard = &self.shards[number as usize];
         if shard.check_bits() > wide.check_bits() {
             shard.widen(wide.check_bits());
@@ -262,7 +262,7 @@ impl Index {
     }
 
     /// Ends widening: all shards have room.
-    pub(crate) fn widened(&self, wide: &Geometry) {
+    pub(crate) fn widened(&self, wide: &TableGeometry) {
         self.address_bits.fetch_max(wide.address_bits(), Ordering::SeqCst);
     }
 

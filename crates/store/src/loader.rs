@@ -18,13 +18,13 @@ use std::time::Duration;
 
 use forebay_core::{OriginBlock, SegmentId};
 
-use crate::changes::Newest;
+use crate::changes::NewestVersions;
 use crate::chunks::{entry_of, items_in};
 use crate::error::StoreError;
 use crate::index::{Address, ShardContent};
 use crate::lane::StoreLane;
 use crate::loading::{
-    ABSENT, Decoded, Entries, Kept, PRESENT, Source, UNDER_WAY, UnderWay, Waiting,
+    ABSENT, Decoded, Entries, EntrySource, LoadBuffers, LoadGuard, LoadWaiter, PRESENT, UNDER_WAY,
 };
 use crate::meta::LOAD_AT_ONCE;
 use crate::planted::{self, PlantedBug};
@@ -156,7 +156,7 @@ impl StoreLane {
         (first, end): (OriginBlock, OriginBlock),
         on_load: OnLoad<'_>,
     ) -> Result<(), StoreError> {
-        let _waiting = Waiting::begin(&self.store().loading);
+        let _waiting = LoadWaiter::begin(&self.store().loading);
         for shard in self.store().shards_of(space, first, end) {
             self.load_shard(shard, on_load).await?;
         }
@@ -219,7 +219,7 @@ impl StoreLane {
             }
             changed.await;
         }
-        let _under_way = UnderWay { loading, shard };
+        let _under_way = LoadGuard { loading, shard };
         let _guard = store.fail_on_panic("the task that loads a part of the index");
         let own = usize::from(self.lane().id().0) % loading.lanes.len();
         let _turn = loading.lanes[own].turn.enter().await;
@@ -248,9 +248,9 @@ impl StoreLane {
     /// Reads the entries of a shard into `content`, and applies the log's changes to them.
     async fn read_shard(
         &self,
-        source: &Source,
+        source: &EntrySource,
         shard: u32,
-        kept: &mut Kept,
+        kept: &mut LoadBuffers,
         content: &mut ShardContent,
     ) -> Result<(), StoreError> {
         let changes = source.changes.lock().clone();
@@ -259,7 +259,7 @@ impl StoreLane {
         }
         let changes = changes.filter(|_| !planted::has(PlantedBug::LoadedWithoutLog));
         let newest = changes.as_ref().map(|changes| changes.newest(shard)).unwrap_or_default();
-        let newest = Newest::new(newest);
+        let newest = NewestVersions::new(newest);
         let (mut chunk, most) = (
             self.first_chunk(source, shard, kept).await?,
             source.checkpoint.chunks_of_entries().end,
@@ -309,9 +309,9 @@ impl StoreLane {
     /// earlier chunk has entries of `shard`.
     async fn first_chunk(
         &self,
-        source: &Source,
+        source: &EntrySource,
         shard: u32,
-        kept: &mut Kept,
+        kept: &mut LoadBuffers,
     ) -> Result<u32, StoreError> {
         let own = kept.chunk.zip(kept.decoded.first().zip(kept.decoded.last()));
         if let Some((chunk, (first, last))) = own
@@ -345,9 +345,9 @@ impl StoreLane {
     /// Reads a chunk and decodes its entries.
     async fn read_chunk(
         &self,
-        source: &Source,
+        source: &EntrySource,
         chunk: u32,
-        kept: &mut Kept,
+        kept: &mut LoadBuffers,
     ) -> Result<(), StoreError> {
         if kept.chunk == Some(chunk) {
             return Ok(());

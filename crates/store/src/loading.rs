@@ -21,7 +21,7 @@ pub(crate) const PRESENT: u8 = 2;
 pub(crate) struct Loading {
     /// Whether the whole index is loaded.
     pub(crate) complete: AtomicBool,
-    pub(crate) source: Option<Source>,
+    pub(crate) source: Option<EntrySource>,
     pub(crate) shards: Box<[AtomicU8]>,
     pub(crate) left: AtomicU32,
     pub(crate) lanes: Box<[Loader]>,
@@ -46,13 +46,13 @@ pub(crate) struct Loader {
     /// Held while the lane loads a shard: many requests at once would take the memory of as many
     /// shards.
     pub(crate) turn: Gate,
-    kept: Mutex<Kept>,
+    kept: Mutex<LoadBuffers>,
 }
 
 /// Buffers that a lane keeps from one shard to the next: its shards follow each other in the
 /// checkpoint, and fresh memory costs more time than decoding an entry.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct LoadBuffers {
     /// The chunk that was read last.
     pub(crate) chunk: Option<u32>,
     /// Entries of the chunk.
@@ -70,7 +70,7 @@ pub(crate) struct Decoded {
 }
 
 /// Source of the entries that are not loaded yet.
-pub(crate) struct Source {
+pub(crate) struct EntrySource {
     pub(crate) checkpoint: Chunks,
     /// The volumes' address ranges, as of the checkpoint.
     pub(crate) spaces: Vec<VolumeSpace>,
@@ -95,7 +95,7 @@ pub(crate) enum Entries {
     None,
 }
 
-impl Source {
+impl EntrySource {
     /// Returns the number of entries, and of dirty ones.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let header = self.checkpoint.header();
@@ -122,7 +122,7 @@ impl Loading {
     }
 
     /// State of an index with all `shards` left to load, by this number of lanes.
-    pub(crate) fn of(source: Source, shards: u32, lanes: usize) -> Self {
+    pub(crate) fn of(source: EntrySource, shards: u32, lanes: usize) -> Self {
         let outdated = AtomicBool::new(source.has_log);
         Loading {
             complete: AtomicBool::new(false),
@@ -141,16 +141,16 @@ impl Loading {
             source.changes.lock().take();
         }
         self.complete.store(true, Ordering::Release);
-        self.lanes.iter().for_each(|lane| *lane.kept.lock() = Kept::default());
+        self.lanes.iter().for_each(|lane| *lane.kept.lock() = LoadBuffers::default());
     }
 
     /// Takes a lane's buffers, while the lane has its turn.
-    pub(crate) fn take_kept(&self, lane: usize) -> Kept {
+    pub(crate) fn take_kept(&self, lane: usize) -> LoadBuffers {
         std::mem::take(&mut self.lanes[lane].kept.lock())
     }
 
     /// Returns a lane's buffers.
-    pub(crate) fn keep(&self, lane: usize, new: Kept) {
+    pub(crate) fn keep(&self, lane: usize, new: LoadBuffers) {
         let mut kept = self.lanes[lane].kept.lock();
         // Under the lock: the thread that completes the loading frees the buffers afterwards.
         if !self.is_complete() {
@@ -170,16 +170,16 @@ impl Loading {
 }
 
 /// A request that waits for shards: loading in the background lets it go first.
-pub(crate) struct Waiting<'a>(&'a Loading);
+pub(crate) struct LoadWaiter<'a>(&'a Loading);
 
-impl<'a> Waiting<'a> {
+impl<'a> LoadWaiter<'a> {
     pub(crate) fn begin(loading: &'a Loading) -> Self {
         loading.waiting.fetch_add(1, Ordering::SeqCst);
-        Waiting(loading)
+        LoadWaiter(loading)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for LoadWaiter<'_> {
     fn drop(&mut self) {
         if self.0.waiting.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.changed.notify_all();
@@ -189,12 +189,12 @@ impl Drop for Waiting<'_> {
 
 /// Resets a shard if its loading ends early, so that another request tries again. After a panic no
 /// request does: the index counts as one that cannot be loaded, so that waiters continue.
-pub(crate) struct UnderWay<'a> {
+pub(crate) struct LoadGuard<'a> {
     pub(crate) loading: &'a Loading,
     pub(crate) shard: u32,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for LoadGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.loading.failed.store(true, Ordering::SeqCst);

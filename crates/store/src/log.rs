@@ -32,7 +32,7 @@ struct Numbers {
     in_flight: BTreeSet<u64>,
 }
 
-struct Marks {
+struct MarkQueue {
     /// Oldest first.
     pending: VecDeque<Mark>,
     pushed: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Log {
     /// Notified when a record was written.
     pub(crate) written: Notify,
     durable_through: AtomicU64,
-    marks: Mutex<Marks>,
+    marks: Mutex<MarkQueue>,
     marks_pushed: AtomicU64,
     /// The number of the last mark that a block is gone.
     gone_pushed: AtomicU64,
@@ -149,7 +149,7 @@ impl Log {
             }),
             written: Notify::default(),
             durable_through: AtomicU64::new(next.0 - 1),
-            marks: Mutex::new(Marks { pending: VecDeque::new(), pushed: 0 }),
+            marks: Mutex::new(MarkQueue { pending: VecDeque::new(), pushed: 0 }),
             marks_pushed: AtomicU64::new(0),
             gone_pushed: AtomicU64::new(0),
             marks_durable: AtomicU64::new(0),

@@ -12,10 +12,10 @@ use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 use crate::hazard::{HazardId, HazardSlots};
 use crate::index::{Address, Condition, Index, NewVersion, Put};
 use crate::segments::{Live, Segments};
-use crate::table::{Check, Entry, Geometry};
+use crate::table::{Check, Entry, TableGeometry};
 
 fn index() -> Index {
-    Index::new(Geometry::new(16, 1, 8, 8).expect("it is possible"), 1)
+    Index::new(TableGeometry::new(16, 1, 8, 8).expect("it is possible"), 1)
 }
 
 fn version(slot: u32) -> NewVersion {

@@ -31,9 +31,9 @@ use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE};
 use forebay_lane::{MemoryBudget, OverLimit};
 use parking_lot::RwLock;
 
-use queue::Queue;
+use queue::GroupQueue;
 pub use queue::{Front, OrderedVersion};
-use room::Room;
+use room::HeldMemory;
 
 /// Progress of an origin: it has every version with a sequence up to one number, and every version
 /// in records up to another.
@@ -73,8 +73,8 @@ impl Horizon {
 /// The queues of all ordered volumes.
 pub(crate) struct Ordered {
     pub(crate) any: AtomicBool,
-    pub(crate) room: Room,
-    pub(crate) queues: RwLock<HashMap<VolumeId, Arc<Queue>>>,
+    pub(crate) room: HeldMemory,
+    pub(crate) queues: RwLock<HashMap<VolumeId, Arc<GroupQueue>>>,
 }
 
 impl Ordered {
@@ -83,10 +83,10 @@ impl Ordered {
     /// # Errors
     /// There is no memory for the versions in them.
     pub(crate) fn new(
-        queues: HashMap<VolumeId, Queue>,
+        queues: HashMap<VolumeId, GroupQueue>,
         memory: &Arc<MemoryBudget>,
     ) -> Result<Self, OverLimit> {
-        let room = Room::new(memory);
+        let room = HeldMemory::new(memory);
         queues.values().for_each(|queue| queue.each(|version| room.add(version)));
         room.restore()?;
         let queues: HashMap<_, _> =
@@ -100,7 +100,7 @@ impl Ordered {
         self.any.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn queue(&self, id: VolumeId) -> Option<Arc<Queue>> {
+    pub(crate) fn queue(&self, id: VolumeId) -> Option<Arc<GroupQueue>> {
         if !self.any() {
             return None;
         }

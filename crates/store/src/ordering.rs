@@ -14,17 +14,17 @@ use forebay_lane::OverLimit;
 use crate::error::StoreError;
 use crate::index::Found;
 use crate::lane::StoreLane;
-use crate::ordered::queue::Queue;
+use crate::ordered::queue::GroupQueue;
 use crate::ordered::room::{OWN, VERSION};
 use crate::ordered::{Front, Horizon, OrderedVersion};
 use crate::planted::{self, PlantedBug};
-use crate::record::{Content, Ready};
+use crate::record::{Ready, RecordContent};
 use crate::store::{Pinned, Store, VolumeSpace};
 
 impl Store {
     /// Begins to collect all writes to the volume in groups.
     pub fn begin_ordered(&self, id: VolumeId) {
-        self.ordered.queues.write().entry(id).or_insert_with(|| Arc::new(Queue::new(None)));
+        self.ordered.queues.write().entry(id).or_insert_with(|| Arc::new(GroupQueue::new(None)));
         self.ordered.any.store(true, Ordering::SeqCst);
     }
 
@@ -171,7 +171,7 @@ impl Store {
 
     /// Adds the dirty versions of a record that is about to be written to their groups.
     pub(crate) fn put_in_order(&self, ready: &Ready) {
-        let Content::Data(entries) = &ready.content else { return };
+        let RecordContent::Data(entries) = &ready.content else { return };
         let layout = self.log.layout();
         let first = u64::from(ready.record.position) * layout.granule + layout.header_bytes;
         for (number, entry) in entries.iter().enumerate() {
@@ -185,7 +185,7 @@ impl Store {
         }
     }
 
-    fn hold_in(&self, queue: &Queue, block: OriginBlock, version: OrderedVersion) {
+    fn hold_in(&self, queue: &GroupQueue, block: OriginBlock, version: OrderedVersion) {
         self.ordered.room.add(&version);
         if !planted::has(PlantedBug::HeldNotKept) {
             self.segments.hold(self.segment_of(version.slot));

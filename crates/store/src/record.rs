@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::layout::SegmentLayout;
 
 /// The content of a record.
-pub(crate) enum Content {
+pub(crate) enum RecordContent {
     /// Blocks: one entry for each cell, in order. `None` until the cell is filled.
     Data(Vec<Option<DataEntry>>),
     /// State changes without payload.
@@ -23,7 +23,7 @@ pub(crate) enum Content {
 }
 
 struct State {
-    content: Content,
+    content: RecordContent,
     filled: usize,
     closed: Option<Closing>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Ready {
     pub(crate) record: Arc<Record>,
     pub(crate) number: RecordNumber,
     pub(crate) durably: bool,
-    pub(crate) content: Content,
+    pub(crate) content: RecordContent,
 }
 
 /// An encoded record.
@@ -72,7 +72,7 @@ impl Record {
         head: &Head,
         layout: &SegmentLayout,
         block: BlockSize,
-        content: Content,
+        content: RecordContent,
         free: impl FnOnce() -> Vec<SegmentId>,
     ) -> Result<Encoded, String> {
         let start = u64::from(self.position) * layout.granule;
@@ -90,14 +90,16 @@ impl Record {
         }
         let mut place = place(start as usize..(start + layout.header_bytes) as usize)?;
         let payload = match content {
-            Content::Data(entries) => {
+            RecordContent::Data(entries) => {
                 let void = || DataEntry::void(block);
                 let entries: Vec<_> =
                     entries.into_iter().map(|entry| entry.unwrap_or_else(void)).collect();
                 format::encode_data(&mut place, head, block, &entries)
                     .map(|()| entries.len() as u64 * layout.block)
             }
-            Content::Marks(marks) => format::encode_marks(&mut place, head, &marks).map(|()| 0),
+            RecordContent::Marks(marks) => {
+                format::encode_marks(&mut place, head, &marks).map(|()| 0)
+            }
         };
         let payload = payload.map_err(|error| error.to_string())?;
         place.publish();
@@ -112,7 +114,7 @@ impl Record {
         buffer: Arc<LogBuffer>,
         capacity: usize,
     ) -> Self {
-        let content = Content::Data(Vec::with_capacity(capacity));
+        let content = RecordContent::Data(Vec::with_capacity(capacity));
         let state = Mutex::new(State { content, filled: 0, closed: None });
         Record { segment, generation, position, buffer, state }
     }
@@ -124,7 +126,8 @@ impl Record {
         buffer: Arc<LogBuffer>,
         marks: Vec<Mark>,
     ) -> Self {
-        let state = Mutex::new(State { content: Content::Marks(marks), filled: 0, closed: None });
+        let state =
+            Mutex::new(State { content: RecordContent::Marks(marks), filled: 0, closed: None });
         Record { segment, generation, position, buffer, state }
     }
 
@@ -133,14 +136,14 @@ impl Record {
         if state.filled < reserved {
             return None;
         }
-        let content = std::mem::replace(&mut state.content, Content::Marks(Vec::new()));
+        let content = std::mem::replace(&mut state.content, RecordContent::Marks(Vec::new()));
         Some(Ready { record: self.clone(), number, durably, content })
     }
 
     /// Sets the entry of cell `index`; returns the record if it is now ready to be written.
     pub(crate) fn fill(self: &Arc<Self>, index: usize, entry: DataEntry) -> Option<Ready> {
         let mut state = self.state.lock();
-        if let Content::Data(entries) = &mut state.content {
+        if let RecordContent::Data(entries) = &mut state.content {
             if entries.len() <= index {
                 entries.resize_with(index + 1, || None);
             }

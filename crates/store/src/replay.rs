@@ -14,8 +14,8 @@ use crate::index::{Address, NewVersion};
 use crate::planted::{self, PlantedBug};
 use crate::spaces::address_in;
 use crate::store::VolumeSpace;
-use crate::table::{Check, Entry, Geometry as TableGeometry, RANK_UNKNOWN};
-use crate::team::{Shared, Team};
+use crate::table::{Check, Entry, RANK_UNKNOWN, TableGeometry};
+use crate::team::{Team, WorkList};
 
 /// Inputs of a replay, shared by all lanes that take part in it.
 #[derive(Clone)]
@@ -37,18 +37,18 @@ pub(crate) struct Basis {
     free_from: Option<Generation>,
     /// The part of the log that earlier recoveries accepted.
     accepted: AcceptedLog,
-    part: Part,
+    part: ShardSubset,
 }
 
 /// The part of the index's shards whose blocks a replay collects: every `of`th shard.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct ShardSubset {
     pub(crate) number: u32,
     pub(crate) of: u32,
 }
 
-impl Part {
-    const WHOLE: Part = Part { number: 0, of: 1 };
+impl ShardSubset {
+    const WHOLE: ShardSubset = ShardSubset { number: 0, of: 1 };
 
     fn has(self, shard: u32) -> bool {
         shard % self.of == self.number
@@ -60,11 +60,11 @@ pub(crate) struct Replay {
     pub(crate) basis: Arc<Basis>,
     walks: Vec<(SegmentId, Generation)>,
     /// The last accepted record of each segment that has any.
-    ends: HashMap<SegmentId, End>,
+    ends: HashMap<SegmentId, LastRecord>,
     /// Whether an opening names the segment as free, by number.
     free: Vec<bool>,
     /// All data and marks records after the base, by number.
-    found: BTreeMap<u64, Place>,
+    found: BTreeMap<u64, RecordLocation>,
     /// The changes that these records make. They also hold the memory of `found`.
     changes: Changes,
     /// The shards and addresses of the blocks in a record, while it is added.
@@ -87,7 +87,7 @@ pub(crate) struct Replay {
 
 /// Location of a record.
 #[derive(Clone, Copy)]
-struct Place {
+struct RecordLocation {
     segment: SegmentId,
     position: u32,
     payload_bytes: u32,
@@ -96,7 +96,7 @@ struct Place {
 /// First numbers for a recovered cache to use. All numbers, sequences and generations that recovery
 /// may not have seen are skipped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Next {
+pub(crate) struct FirstNumbers {
     /// The number of the next record.
     pub(crate) record: RecordNumber,
     /// The next sequence is higher.
@@ -107,7 +107,7 @@ pub(crate) struct Next {
 
 /// The last record of a walked segment.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct End {
+pub(crate) struct LastRecord {
     /// End of the record, in granules.
     pub(crate) position: u32,
     pub(crate) number: RecordNumber,
@@ -147,7 +147,7 @@ impl Replay {
             sequence: 0,
             free_from: None,
             accepted: AcceptedLog::default(),
-            part: Part::WHOLE,
+            part: ShardSubset::WHOLE,
         }))
     }
 
@@ -195,7 +195,7 @@ impl Replay {
     }
 
     /// Collects the blocks of this part of the index only.
-    pub(crate) fn limit_to(&mut self, part: Part) {
+    pub(crate) fn limit_to(&mut self, part: ShardSubset) {
         Arc::make_mut(&mut self.basis).part = part;
     }
 
@@ -218,7 +218,7 @@ impl Replay {
     }
 
     /// Returns the last record that was found in a segment.
-    pub(crate) fn end_of(&self, segment: SegmentId) -> Option<End> {
+    pub(crate) fn end_of(&self, segment: SegmentId) -> Option<LastRecord> {
         self.ends.get(&segment).copied()
     }
 
@@ -234,8 +234,8 @@ impl Replay {
 
     /// Returns the accepted record numbers. A later replay ignores all other records, even if they
     /// become readable.
-    pub(crate) fn accepted(&self, next: &Next) -> AcceptedLog {
-        let Next { record, sequence, generation: next_generation } = *next;
+    pub(crate) fn accepted(&self, next: &FirstNumbers) -> AcceptedLog {
+        let FirstNumbers { record, sequence, generation: next_generation } = *next;
         let (mut left_out, mut expected) = (Vec::new(), self.basis.base.0 + 1);
         for number in self.found.keys().copied().chain([record.0]) {
             if number > expected {
@@ -252,7 +252,7 @@ impl Replay {
     /// Walks through all registered segments, and verifies the records that are not known to have
     /// been durable.
     pub(crate) async fn run(mut self, team: &Team, reads: usize) -> Result<Self, StoreError> {
-        let (basis, walks) = (self.basis.clone(), Shared::new(std::mem::take(&mut self.walks)));
+        let (basis, walks) = (self.basis.clone(), WorkList::new(std::mem::take(&mut self.walks)));
         let of_each = reads.div_ceil(team.lanes());
         let parts = team.run(move |lane, queue| {
             let (part, walks) = (Self::on(basis.clone()), walks.clone());
@@ -319,7 +319,7 @@ impl Replay {
         }
         self.changes.grow(bytes)?;
         let RecordHeader { segment, position, payload_bytes, .. } = *header;
-        self.found.insert(header.number.0, Place { segment, position, payload_bytes });
+        self.found.insert(header.number.0, RecordLocation { segment, position, payload_bytes });
         match &header.body {
             Body::Data(entries) => self.add_data(header, entries),
             Body::Marks(all) => return self.add_marks(all),
@@ -434,7 +434,7 @@ impl Replay {
 /// Returns the bytes of memory for the place of a record and for its changes. `blocks`: the result
 /// of [`Replay::find_blocks`].
 fn memory_of(header: &RecordHeader, blocks: usize) -> u64 {
-    const IN_TREE: usize = 2 * size_of::<(u64, Place)>();
+    const IN_TREE: usize = 2 * size_of::<(u64, RecordLocation)>();
     let content = match &header.body {
         Body::Data(entries) => {
             let partial = entries.iter().filter(|entry| !entry.mask.is_all()).count();

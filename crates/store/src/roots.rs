@@ -136,7 +136,7 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
             superblock = next;
         }
     }
-    let Table { volumes, mend: tables, note } = table?;
+    let FoundTable { volumes, mend: tables, note } = table?;
     notes.extend(note);
     let mut mend = Vec::new();
     for (index, at) in PLACES.into_iter().enumerate() {
@@ -163,7 +163,7 @@ pub(crate) fn describe(volumes: &[VolumeRecord], superblock: &mut Superblock) {
 }
 
 /// A volume table that was found.
-struct Table {
+struct FoundTable {
     volumes: Vec<VolumeRecord>,
     /// The copies that should contain it but do not.
     mend: Vec<(u64, Vec<u8>)>,
@@ -178,7 +178,7 @@ struct Tables<'a> {
 
 impl Tables<'_> {
     /// Finds the volume table that a superblock names, in its own area or in the other one.
-    async fn find(&self, superblock: &Superblock) -> Result<Table, StoreError> {
+    async fn find(&self, superblock: &Superblock) -> Result<FoundTable, StoreError> {
         let table = &superblock.volume_table;
         let first = self.read(superblock, table, table.area).await;
         let second = self.read(superblock, table, 1 - table.area).await;
@@ -198,7 +198,7 @@ impl Tables<'_> {
         };
         let (volumes, bytes) = found;
         let mend = lost.map(|area| (place(area), bytes.to_vec())).into_iter().collect();
-        Ok(Table { volumes, mend, note })
+        Ok(FoundTable { volumes, mend, note })
     }
 
     /// Returns the successor of this superblock, lost or not yet written, if a volume table says

@@ -60,7 +60,7 @@ struct Counters {
 
 /// The life of a segment: from one opening to the next. Each has a generation of its own.
 #[derive(Clone, Copy, Debug)]
-struct Life {
+struct SegmentLife {
     state: SegmentState,
     generation: Generation,
     /// Position in the order in which segments were opened, for replacement by age.
@@ -73,9 +73,9 @@ struct Life {
     position: u32,
 }
 
-impl Life {
+impl SegmentLife {
     /// The life of a segment that was never opened.
-    const FREE: Life = Life {
+    const FREE: SegmentLife = SegmentLife {
         state: SegmentState::Free,
         generation: Generation(0),
         opened: 0,
@@ -91,7 +91,7 @@ struct Tables {
     generations: Box<[AtomicU64]>,
     live: LiveCounts,
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
-    lives: Vec<Life>,
+    lives: Vec<SegmentLife>,
     starts: RecordStarts,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Undurable {
 }
 
 struct State {
-    lives: Vec<Life>,
+    lives: Vec<SegmentLife>,
     free: VecDeque<SegmentId>,
     draining: Vec<Draining>,
     undurable: Vec<Undurable>,
@@ -171,7 +171,7 @@ impl Segments {
             generations: (0..count).map(|_| AtomicU64::new(0)).collect(),
             live: LiveCounts::new(count, lanes),
             buffers: (0..count).map(|_| Mutex::new(None)).collect(),
-            lives: vec![Life::FREE; count as usize],
+            lives: vec![SegmentLife::FREE; count as usize],
             starts: RecordStarts::new(count),
         };
         let segments = Self::of(tables, next_generation);
@@ -261,7 +261,7 @@ impl Segments {
         state.opened += 1;
         let opened = state.opened;
         let life = &mut state.lives[segment.0 as usize];
-        *life = Life {
+        *life = SegmentLife {
             state: SegmentState::Open,
             generation,
             opened,
@@ -590,7 +590,7 @@ impl Segments {
     pub(crate) fn bytes_for(count: u32, lanes: usize) -> u64 {
         let each = size_of::<(Counters, AtomicU64)>()
             + size_of::<Mutex<Option<Arc<LogBuffer>>>>()
-            + size_of::<Life>();
+            + size_of::<SegmentLife>();
         let shared = u64::from(count) * each as u64 + RecordStarts::bytes_for(count);
         shared + LiveCounts::bytes_for(count, lanes)
     }

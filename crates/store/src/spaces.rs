@@ -86,20 +86,20 @@ impl Spaces {
 pub struct SpaceUse(Arc<()>);
 
 /// Addresses that a volume has, or had.
-struct Taken {
+struct AssignedSpace {
     space: VolumeSpace,
     uses: SpaceUse,
 }
 
-impl Taken {
+impl AssignedSpace {
     fn is_used(&self) -> bool {
         Arc::strong_count(&self.uses.0) > 1
     }
 }
 
 /// The addresses of a volume that was deleted.
-struct Left {
-    taken: Taken,
+struct DeletedSpace {
+    taken: AssignedSpace,
     /// Whether no block of the volume can be in the index any more.
     purged: bool,
 }
@@ -122,15 +122,15 @@ pub(crate) enum NotHere {
 /// constrains them.
 #[derive(Default)]
 pub(crate) struct Ranges {
-    volumes: Vec<Taken>,
+    volumes: Vec<AssignedSpace>,
     /// Ranges to which volumes are moving.
     targets: Vec<VolumeSpace>,
-    left: Vec<Left>,
+    left: Vec<DeletedSpace>,
 }
 
 impl Ranges {
     pub(crate) fn new(spaces: Vec<VolumeSpace>) -> Self {
-        let taken = |space| Taken { space, uses: SpaceUse::default() };
+        let taken = |space| AssignedSpace { space, uses: SpaceUse::default() };
         Ranges { volumes: spaces.into_iter().map(taken).collect(), ..Ranges::default() }
     }
 
@@ -148,7 +148,7 @@ impl Ranges {
         spaces.into_iter().find_map(|space| Some((*space, space.block(address)?)))
     }
 
-    fn taken(&self, id: VolumeId) -> Option<&Taken> {
+    fn taken(&self, id: VolumeId) -> Option<&AssignedSpace> {
         self.volumes.iter().find(|it| it.space.id == id)
     }
 
@@ -157,7 +157,7 @@ impl Ranges {
     }
 
     pub(crate) fn is_used(&self, id: VolumeId) -> bool {
-        self.taken(id).is_some_and(Taken::is_used)
+        self.taken(id).is_some_and(AssignedSpace::is_used)
     }
 
     /// Returns all ranges that are not free, sorted.
@@ -191,7 +191,7 @@ impl Ranges {
     /// Gives a new volume addresses below `room`. Of `space` the base does not matter.
     pub(crate) fn add(&mut self, space: VolumeSpace, room: u64) -> Result<VolumeSpace, NoRoom> {
         let space = VolumeSpace { base: self.place(space.blocks, room)?, ..space };
-        self.volumes.push(Taken { space, uses: SpaceUse::default() });
+        self.volumes.push(AssignedSpace { space, uses: SpaceUse::default() });
         Ok(space)
     }
 
@@ -236,7 +236,7 @@ impl Ranges {
     /// any.
     pub(crate) fn leave(&mut self, id: VolumeId, purged: bool) {
         let gone = self.volumes.extract_if(.., |it| it.space.id == id);
-        self.left.extend(gone.map(|taken| Left { taken, purged }));
+        self.left.extend(gone.map(|taken| DeletedSpace { taken, purged }));
     }
 
     /// Frees the addresses of deleted volumes that nothing uses any more. Returns one that must be

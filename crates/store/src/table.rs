@@ -11,8 +11,8 @@
 //! formula leads from the second to the first; a bit in the word says which of the two it is in.
 //! Position and word together determine the address, so there are no false matches.
 //!
-//! Entries that find no room go to a short overflow list. With the sizes of a [`Geometry`] it is
-//! nearly always empty, and it is drained as soon as there is room.
+//! Entries that find no room go to a short overflow list. With the sizes of a [`TableGeometry`] it
+//! is nearly always empty, and it is drained as soon as there is room.
 
 mod buckets;
 mod entry;
@@ -26,7 +26,9 @@ mod tests;
 use std::mem::size_of;
 
 pub use entry::{Check, Entry, RANK_MAX, RANK_UNKNOWN};
-pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
+pub use geometry::{
+    CHECK_BITS_MAX, CHECK_BITS_MIN, GeometryError, LocalKey, Placed, TableGeometry,
+};
 
 pub(crate) use buckets::Buckets;
 use buckets::{At, BUCKET_BYTES, LANES, unused};
@@ -75,7 +77,7 @@ pub struct Table {
 
 impl Table {
     /// Makes an empty table with one shard's part of `geometry`.
-    pub fn new(geometry: &Geometry) -> Self {
+    pub fn new(geometry: &TableGeometry) -> Self {
         let divisor = geometry.buckets();
         Table {
             buckets: Buckets::unused(divisor.get() as usize),
@@ -86,7 +88,7 @@ impl Table {
         }
     }
 
-    /// Returns the buckets, for [`Geometry::find`].
+    /// Returns the buckets, for [`TableGeometry::find`].
     pub(crate) fn shared(&self) -> Buckets {
         self.buckets.clone()
     }

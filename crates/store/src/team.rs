@@ -213,16 +213,16 @@ impl<T> Drop for Share<T> {
 const RUN: usize = 16;
 
 /// A list of work that lanes share: each item goes to one of them.
-pub(crate) struct Shared<W> {
+pub(crate) struct WorkList<W> {
     items: Arc<[W]>,
     next: Arc<AtomicUsize>,
     /// Items that this lane has taken.
     taken: std::ops::Range<usize>,
 }
 
-impl<W> Shared<W> {
+impl<W> WorkList<W> {
     pub(crate) fn new(items: impl Into<Arc<[W]>>) -> Self {
-        Shared { items: items.into(), next: Arc::default(), taken: 0..0 }
+        WorkList { items: items.into(), next: Arc::default(), taken: 0..0 }
     }
 
     /// Drops the items that no lane has taken yet, because a lane has failed.
@@ -231,14 +231,14 @@ impl<W> Shared<W> {
     }
 }
 
-impl<W> Clone for Shared<W> {
+impl<W> Clone for WorkList<W> {
     /// The clone starts without the items that this lane has taken.
     fn clone(&self) -> Self {
-        Shared { items: self.items.clone(), next: self.next.clone(), taken: 0..0 }
+        WorkList { items: self.items.clone(), next: self.next.clone(), taken: 0..0 }
     }
 }
 
-impl<W: Copy> Iterator for Shared<W> {
+impl<W: Copy> Iterator for WorkList<W> {
     type Item = W;
 
     fn next(&mut self) -> Option<W> {
@@ -299,7 +299,7 @@ mod tests {
         ];
         for (helpers, lanes) in cases {
             for count in [0, 1, RUN, 10 * RUN + 1] {
-                let items = Shared::new((0..count).collect::<Vec<_>>());
+                let items = WorkList::new((0..count).collect::<Vec<_>>());
                 let parts = run(&world, helpers.clone(), move |_, _| {
                     let items = items.clone();
                     async move {
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_list_can_be_cancelled_with_items_left() {
-        let mut items = Shared::new((0..3 * RUN).collect::<Vec<_>>());
+        let mut items = WorkList::new((0..3 * RUN).collect::<Vec<_>>());
         let other = items.clone();
         assert_eq!(items.next(), Some(0));
         other.cancel();

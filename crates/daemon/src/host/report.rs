@@ -496,7 +496,7 @@ fn device(meter: &Meter) -> DeviceReport {
 }
 
 fn latency(volume: &Volume, kind: Kind) -> Latency {
-    let forebay_engine::stats::Latency { count, mean_us, p50_us, p99_us, max_us, counts } =
+    let forebay_engine::stats::LatencySummary { count, mean_us, p50_us, p99_us, max_us, counts } =
         volume.stats.latency(kind);
     if count == 0 {
         return Latency::default();

@@ -11,10 +11,10 @@ use std::sync::atomic::Ordering;
 
 use forebay_core::{SegmentId, VolumeId};
 use forebay_lane::turns;
-use forebay_policy::{Rank, Rule};
+use forebay_policy::{Rank, S3FifoParameters};
 use forebay_store::segments::SegmentUse;
 
-use crate::background::live::Live;
+use crate::background::live::LiveBlock;
 use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
@@ -25,7 +25,7 @@ pub(crate) struct ClockHand(u32);
 
 /// The small queue and the main queue, from a pass over the closed segments.
 #[derive(Default)]
-struct Queues {
+struct QueueSizes {
     /// Blocks that are kept.
     kept: u64,
     /// Kept blocks in the small queue.
@@ -44,11 +44,11 @@ struct Queues {
     next: Option<SegmentId>,
 }
 
-impl Queues {
+impl QueueSizes {
     /// Looks at segments in the order of their numbers. Other tasks of the lane get their turn
     /// meanwhile.
     async fn of(closed: &[SegmentUse], hand: ClockHand) -> Self {
-        let (mut this, mut done) = (Queues::default(), 0);
+        let (mut this, mut done) = (QueueSizes::default(), 0);
         for segment in closed {
             let kept = u64::from(segment.live.kept);
             this.kept += kept;
@@ -88,7 +88,7 @@ impl EngineLane {
         let detached = self.cache.detached.dirty();
         let left = usable.saturating_sub(detached);
         self.closed_segments(closed).await;
-        let mut queues = Queues::of(closed, *hand).await;
+        let mut queues = QueueSizes::of(closed, *hand).await;
         let in_the_way = queues.demoted_dirty.saturating_sub(detached);
         let most = (replacement.kept.most() * left / usable.max(1)).saturating_sub(in_the_way);
         let staying = self.cache.sum_volumes(|it| it.pins.count().max(it.share.kept_for_good()));
@@ -121,13 +121,17 @@ impl EngineLane {
                 },
             }
             self.closed_segments(closed).await;
-            queues = Queues::of(closed, *hand).await;
+            queues = QueueSizes::of(closed, *hand).await;
         }
     }
 
     /// Ends a segment's time in the small queue: blocks in it that were not used enough are
     /// demoted.
-    pub(crate) async fn end_probation(self: &Rc<Self>, segment: SegmentId, rule: &Rule) {
+    pub(crate) async fn end_probation(
+        self: &Rc<Self>,
+        segment: SegmentId,
+        rule: &S3FifoParameters,
+    ) {
         let mut blocks = self.live_blocks(segment).await;
         self.end_probation_of(segment, &mut blocks, rule);
     }
@@ -137,8 +141,8 @@ impl EngineLane {
     pub(crate) fn end_probation_of(
         &self,
         segment: SegmentId,
-        blocks: &mut BTreeMap<VolumeId, Vec<Live>>,
-        rule: &Rule,
+        blocks: &mut BTreeMap<VolumeId, Vec<LiveBlock>>,
+        rule: &S3FifoParameters,
     ) {
         self.pass(blocks, |rank| rank.leaves_small(rule.promoting_uses), true);
         self.cache.store.segments.end_probation(segment);
@@ -146,7 +150,11 @@ impl EngineLane {
 
     /// Moves the clock of the main queue past a segment. Returns whether a rank has changed;
     /// `None`: there is no segment.
-    async fn advance_clock(self: &Rc<Self>, hand: &mut ClockHand, queues: &Queues) -> Option<bool> {
+    async fn advance_clock(
+        self: &Rc<Self>,
+        hand: &mut ClockHand,
+        queues: &QueueSizes,
+    ) -> Option<bool> {
         let next = queues.next.or(queues.first)?;
         *hand = ClockHand(next.0 + 1);
         let mut blocks = self.live_blocks(next).await;
@@ -157,7 +165,7 @@ impl EngineLane {
     /// for the blocks that this demotes.
     fn pass(
         &self,
-        blocks: &mut BTreeMap<VolumeId, Vec<Live>>,
+        blocks: &mut BTreeMap<VolumeId, Vec<LiveBlock>>,
         passed: impl Fn(Rank) -> Rank,
         remember: bool,
     ) -> bool {
@@ -231,7 +239,8 @@ mod tests {
         });
         for (hand, next) in [(0, Some(3)), (4, Some(5)), (40, Some(43)), (u32::MAX, None)] {
             let (closed, before) = (closed.clone(), turns.get());
-            let queues = world.block_on(async move { Queues::of(&closed, ClockHand(hand)).await });
+            let queues =
+                world.block_on(async move { QueueSizes::of(&closed, ClockHand(hand)).await });
             assert_eq!((queues.first, queues.next), (Some(SegmentId(3)), next.map(SegmentId)));
             assert_eq!(queues.oldest, Some((0, SegmentId(4))));
             assert_eq!((queues.kept, queues.small), (kept, small));

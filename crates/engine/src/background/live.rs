@@ -18,7 +18,7 @@ const LOOKED_UP_AHEAD: usize = 4;
 const SHORT_RECORDS: u64 = 64 << 10;
 
 /// A live block of a segment that is being reclaimed.
-pub(crate) struct Live {
+pub(crate) struct LiveBlock {
     pub(crate) block: OriginBlock,
     pub(crate) slot: Slot,
     pub(crate) dirty: bool,
@@ -32,9 +32,12 @@ pub(crate) struct Live {
 impl EngineLane {
     /// Returns the live blocks of a segment by volume: from its record headers or, if one cannot be
     /// read, from the index.
-    pub(crate) async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
+    pub(crate) async fn live_blocks(
+        &self,
+        segment: SegmentId,
+    ) -> BTreeMap<VolumeId, Vec<LiveBlock>> {
         let store = &self.cache.store;
-        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
+        let mut live: BTreeMap<VolumeId, Vec<LiveBlock>> = BTreeMap::new();
         let mut count = 0;
         for header in self.record_headers(segment).await {
             count += self.add_live(&header, &mut live);
@@ -98,7 +101,11 @@ impl EngineLane {
     }
 
     /// Adds the live blocks of a record, and returns their number.
-    fn add_live(&self, header: &RecordHeader, live: &mut BTreeMap<VolumeId, Vec<Live>>) -> usize {
+    fn add_live(
+        &self,
+        header: &RecordHeader,
+        live: &mut BTreeMap<VolumeId, Vec<LiveBlock>>,
+    ) -> usize {
         let store = &self.cache.store;
         let Body::Data(entries) = &header.body else { return 0 };
         let mut count = 0;
@@ -125,7 +132,7 @@ impl EngineLane {
                 && found.entry.slot == slot
             {
                 count += 1;
-                live.entry(entry.volume).or_default().push(Live {
+                live.entry(entry.volume).or_default().push(LiveBlock {
                     block: entry.block,
                     slot,
                     dirty: found.entry.dirty,
@@ -138,16 +145,16 @@ impl EngineLane {
     }
 
     /// Returns the live blocks of a segment from a pass over the whole index.
-    async fn live_by_index(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
+    async fn live_by_index(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<LiveBlock>> {
         let store = &self.cache.store;
-        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
+        let mut live: BTreeMap<VolumeId, Vec<LiveBlock>> = BTreeMap::new();
         let spaces = store.spaces();
         // Nothing enters the segment meanwhile.
         let within = |entry: &Entry| store.segment_of(entry.slot) == segment;
         let found = |address, entry: &Entry| {
             if let Some((space, block)) = spaces.find(address) {
                 let (slot, dirty, kept) = (entry.slot, entry.dirty, entry.rank > 0);
-                let block = Live { block, slot, dirty, kept, stays: false };
+                let block = LiveBlock { block, slot, dirty, kept, stays: false };
                 live.entry(space.id).or_default().push(block);
             }
         };

@@ -22,7 +22,7 @@ use std::time::Duration;
 use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::either;
-use forebay_policy::{Bucket, Decision, Pacer, RateControl};
+use forebay_policy::{Decision, Pacer, RateControl, TokenBucket};
 use forebay_store::{Entry, Front};
 
 use crate::background::pace::{
@@ -53,10 +53,10 @@ struct Sweep {
 }
 
 /// State kept from one step to the next.
-struct Progress {
+struct OrderedState {
     pacer: Pacer,
     control: RateControl,
-    bucket: Bucket,
+    bucket: TokenBucket,
     /// Bytes written since the rate was last adjusted.
     written: u64,
     retry: Duration,
@@ -70,7 +70,7 @@ struct Progress {
 
 /// The outcome of ordered writeback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum OrderedOutcome {
     /// The volume is no longer ordered, or leaves, or the cache stops.
     Over,
     /// The volume could not be put in order. None of its versions are held, and plain writeback
@@ -82,17 +82,17 @@ pub(crate) enum Ending {
 
 /// Runs until the volume is no longer ordered, cannot be put in order, or leaves, or the cache
 /// stops.
-pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
+pub(crate) async fn run(volume: &Rc<LaneVolume>) -> OrderedOutcome {
     let ordered = Ordered(volume.clone());
     let store = volume.cache.store.clone();
     let id = volume.volume.id;
     // Groups written earlier may have been lost by the origin meanwhile; writing them again does no
     // harm.
     store.unwrite_groups(id);
-    let mut progress = Progress {
+    let mut progress = OrderedState {
         pacer: Pacer::new(volume.volume.settings()),
         control: RateControl::default(),
-        bucket: Bucket::default(),
+        bucket: TokenBucket::default(),
         written: 0,
         retry: FIRST_RETRY,
         sweep: None,
@@ -110,7 +110,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
             if let Err(error) = entered {
                 volume.volume.set_writeback_error(Some(error));
                 volume.volume.set_ordered(false);
-                return Ending::NotEntered;
+                return OrderedOutcome::NotEntered;
             }
             all_grouped = true;
             Ok(())
@@ -122,7 +122,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
             ordered.step(&mut progress).await
         };
         if !volume.volume.is_ordered() {
-            return Ending::Over;
+            return OrderedOutcome::Over;
         }
         match result {
             Ok(()) => {
@@ -140,7 +140,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
             }
         }
     }
-    Ending::Over
+    OrderedOutcome::Over
 }
 
 /// The ordered writeback of a volume.
@@ -268,7 +268,7 @@ impl Ordered {
     }
 
     /// Writes the next group, or waits until there is a reason to.
-    async fn step(&self, progress: &mut Progress) -> Result<(), WritebackError> {
+    async fn step(&self, progress: &mut OrderedState) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         let wanted = volume.writeback.wanted.listen();
@@ -344,7 +344,7 @@ impl Ordered {
     async fn write_front(
         &self,
         front: Front,
-        progress: &mut Progress,
+        progress: &mut OrderedState,
     ) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
@@ -388,7 +388,7 @@ impl Ordered {
     }
 
     /// Makes the horizon durable and marks the blocks that it covers as clean.
-    async fn settle(&self, progress: &mut Progress) -> Result<(), WritebackError> {
+    async fn settle(&self, progress: &mut OrderedState) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let noted = self.0.store.note_written(volume.id).await;
         let noted = noted.map_err(WritebackError::NotNoted)?;
@@ -410,7 +410,7 @@ impl Ordered {
         Ok(())
     }
 
-    fn end_sweep(&self, progress: &mut Progress) {
+    fn end_sweep(&self, progress: &mut OrderedState) {
         let store = self.0.store.store();
         if let Some(Sweep { cut, started }) = progress.sweep
             && store.has_settled(self.0.volume.id, cut)

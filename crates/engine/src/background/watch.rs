@@ -10,7 +10,7 @@ use forebay_device::IoBuf;
 use forebay_lane::either;
 
 use crate::error::{EngineError, EngineErrorKind};
-use crate::io::notes::Notes;
+use crate::io::notes::NoteKeeper;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::Cache;
 use crate::state::health::{DeviceHealth, LOOK_EVERY};
@@ -52,7 +52,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
                 }
                 if let Some(view) = this.lane_volume(volume.id) {
                     // A task of its own, so that a slow ledger does not delay the other volumes.
-                    lane.spawn(async move { Notes(&view).write_down().await });
+                    lane.spawn(async move { NoteKeeper(&view).write_down().await });
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use forebay_core::why::{WakeReason, WritebackReason};
 use forebay_lane::either;
-use forebay_policy::{Bucket, Decision, DirtyState, Pacer, RateControl};
+use forebay_policy::{Decision, DirtyState, Pacer, RateControl, TokenBucket};
 use forebay_settings::Settings;
 
 use crate::background::ordered;
@@ -23,7 +23,7 @@ use crate::io::writeback::span::Spans;
 use crate::lane::LaneVolume;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
-use sweep::{Next, Sweep};
+use sweep::{Sweep, SweepStep};
 
 /// Pause before writeback restarts after a panic.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ struct Writeback {
     view: Rc<LaneVolume>,
     pacer: Pacer,
     control: RateControl,
-    bucket: Bucket,
+    bucket: TokenBucket,
     sweep: Sweep,
     flow: Rc<Flow>,
     sweep_started: Nanos,
@@ -98,7 +98,7 @@ pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
     let mut this = Writeback {
         pacer: Pacer::new(settings),
         control: RateControl::default(),
-        bucket: Bucket::default(),
+        bucket: TokenBucket::default(),
         sweep: Sweep::new(),
         flow: Flow::new(view.clone()),
         sweep_started: view.now(),
@@ -132,8 +132,8 @@ impl Writeback {
             self.settle().await;
             self.sweep_failed = true;
             match ordered::run(&view).await {
-                ordered::Ending::Over => self.order_retry = FIRST_RETRY,
-                ordered::Ending::NotEntered => {
+                ordered::OrderedOutcome::Over => self.order_retry = FIRST_RETRY,
+                ordered::OrderedOutcome::NotEntered => {
                     self.order_at = view.now() + self.order_retry;
                     self.order_retry = (self.order_retry * 2).min(LONGEST_RETRY);
                 }
@@ -209,7 +209,7 @@ impl Writeback {
         let view = self.view.clone();
         self.flow.room(settings.writeback_depth).await;
         match self.sweep.next(&view, Spans(&view).merging()).await {
-            Next::Run(span) => {
+            SweepStep::Run(span) => {
                 self.bucket.take((span.dirty.len() as u64) << view.volume.block.shift());
                 self.flow.start(span, why);
                 if self.flow.has_failed() {
@@ -223,7 +223,7 @@ impl Writeback {
                     }
                 }
             }
-            Next::Wrapped => {
+            SweepStep::Wrapped => {
                 self.settle().await;
                 if !self.sweep_failed {
                     view.volume.swept(self.sweep_started);
@@ -235,8 +235,8 @@ impl Writeback {
                 self.sweep_failed = false;
             }
             // All blocks that the map counts here are bad or already under way.
-            Next::Nothing => view.lane().sleep(Duration::from_millis(1)).await,
-            Next::Clean => {
+            SweepStep::Nothing => view.lane().sleep(Duration::from_millis(1)).await,
+            SweepStep::Clean => {
                 let timer = view.lane().sleep(FIRST_RETRY);
                 either(view.volume.writeback.wanted.listen(), timer).await;
             }

@@ -20,7 +20,7 @@ use crate::background;
 use crate::control::compare::{self, Compared};
 use crate::control::recognise::{OriginCheck, Sign, Verdict, recognise};
 use crate::control::samples::SampledOrigin;
-use crate::control::sectors::{self, Seen};
+use crate::control::sectors::{self, StartSectors};
 use crate::control::verify::OnVerify;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
@@ -114,7 +114,7 @@ impl EngineLane {
             at_risk(name, damage, force)?;
         }
         let size = large_enough(&record, &*origin)?;
-        let Seen { sectors, recorded } = sectors::seen(&record, &*origin, sector_size)?;
+        let StartSectors { sectors, recorded } = sectors::seen(&record, &*origin, sector_size)?;
         let queue = self.context.open(&origin)?;
         let look = SampledOrigin::take(&origin, &queue, record.origin_bytes).await;
         let identity = origin.identity();

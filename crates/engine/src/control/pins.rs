@@ -12,7 +12,7 @@ use crate::error::{EngineError, EngineErrorKind};
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::path::memory::PREFETCH_PIECE;
-use crate::path::read::Reader;
+use crate::path::read::VolumeReader;
 use crate::state::pins::BlockSet;
 use crate::state::volume::{Volume, VolumeState};
 
@@ -85,7 +85,7 @@ impl EngineLane {
     ) -> Result<u64, EngineError> {
         let view = self.loaded_volume(name).await?;
         let volume = &view.volume;
-        if !Reader(&view).fills_on_request() {
+        if !VolumeReader(&view).fills_on_request() {
             let message = format!(
                 "nothing that is read enters the cache of '{name}' with mode={} and caching={}",
                 volume.mode(),
@@ -136,7 +136,7 @@ async fn fill_piece(view: &LaneVolume, blocks: &Range<u64>) -> Result<u64, Engin
     let patient = view.now() + WAITS_FOR_SPACE;
     for attempt in 1.. {
         ends(volume)?;
-        Reader(view).prefetch(start, end - start).await.map_err(|_| {
+        VolumeReader(view).prefetch(start, end - start).await.map_err(|_| {
             let place = format_size(start);
             let message = format!("the origin of '{}' cannot be read at {place}", volume.name);
             EngineError::new(EngineErrorKind::Failed, message)

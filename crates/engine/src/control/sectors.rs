@@ -10,7 +10,7 @@ use crate::error::{EngineError, EngineErrorKind};
 
 /// The sectors of a volume that is being started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct StartSectors {
     /// Sizes that clients see.
     pub(crate) sectors: Sectors,
     /// Whether the record is to have their size.
@@ -60,7 +60,7 @@ pub(crate) fn seen(
     record: &VolumeRecord,
     origin: &dyn Device,
     chosen: SectorSize,
-) -> Result<Seen, EngineError> {
+) -> Result<StartSectors, EngineError> {
     let own = origin.sectors();
     let seen = choose(sector_bytes(record), own, chosen).map_err(|before| {
         EngineError::new(
@@ -79,19 +79,19 @@ pub(crate) fn seen(
 
 /// Chooses the sectors of a volume whose clients have seen those of `before` bytes, if that is
 /// known, and whose origin has its `own`. Fails with the former ones if they are not the same.
-fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<Seen, u64> {
+fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<StartSectors, u64> {
     if let Some(bytes) = chosen.bytes() {
-        return Ok(Seen { sectors: own.with_logical(bytes), recorded: true });
+        return Ok(StartSectors { sectors: own.with_logical(bytes), recorded: true });
     }
     match before {
         Some(before) if before != u64::from(own.logical) => Err(before),
-        Some(_) => Ok(Seen { sectors: own, recorded: true }),
+        Some(_) => Ok(StartSectors { sectors: own, recorded: true }),
         // Versions that recorded nothing exported sectors of 512 bytes. Where the origin has
         // others, that is kept but not recorded, so that it is not taken for a change of the
         // origin.
         None => {
             let recorded = own.logical == Sectors::SMALL.logical;
-            Ok(Seen { sectors: own.with_logical(Sectors::SMALL.logical), recorded })
+            Ok(StartSectors { sectors: own.with_logical(Sectors::SMALL.logical), recorded })
         }
     }
 }
@@ -115,11 +115,11 @@ mod tests {
     #[test]
     fn a_volume_of_an_older_version_keeps_the_sectors_that_it_had() {
         let large = Sectors::of(4096);
-        let kept = Seen { sectors: large.with_logical(512), recorded: false };
+        let kept = StartSectors { sectors: large.with_logical(512), recorded: false };
         assert_eq!(choose(None, large, SectorSize::Auto), Ok(kept));
-        let small = Seen { sectors: Sectors::SMALL, recorded: true };
+        let small = StartSectors { sectors: Sectors::SMALL, recorded: true };
         assert_eq!(choose(None, Sectors::SMALL, SectorSize::Auto), Ok(small));
-        let chosen = Seen { sectors: large, recorded: true };
+        let chosen = StartSectors { sectors: large, recorded: true };
         assert_eq!(choose(None, large, SectorSize::Large), Ok(chosen));
     }
 

@@ -24,7 +24,7 @@ const SECTOR: u64 = 512;
 
 /// The kind of content at a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum StartKind {
     /// A disk, a partition, or a volume.
     Anything,
     /// A link of the chain of logical partitions, in an extended partition that starts there.
@@ -36,10 +36,10 @@ pub(crate) async fn digest(
     size: u64,
     read: &impl AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>,
 ) -> Option<u128> {
-    let reader = Reader { size, read };
+    let reader = SectorReader { size, read };
     let mut sums = Digest::new();
     let mut seen = BTreeSet::from([0]);
-    let mut wanted = vec![(0, Kind::Anything, 0)];
+    let mut wanted = vec![(0, StartKind::Anything, 0)];
     let mut next = 0;
     while let Some(&(start, kind, depth)) = wanted.get(next) {
         next += 1;
@@ -50,8 +50,8 @@ pub(crate) async fn digest(
             continue;
         }
         let found = match kind {
-            Kind::Anything => inside(&reader, start, &head, &mut sums).await,
-            Kind::Link { extended } => logical(&head, start, extended),
+            StartKind::Anything => inside(&reader, start, &head, &mut sums).await,
+            StartKind::Link { extended } => logical(&head, start, extended),
         };
         for (start, kind) in found {
             if start < size && wanted.len() < MOST && seen.insert(start) {
@@ -63,12 +63,12 @@ pub(crate) async fn digest(
 }
 
 /// Reads an origin at any sector.
-struct Reader<'a, R> {
+struct SectorReader<'a, R> {
     size: u64,
     read: &'a R,
 }
 
-impl<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>> Reader<'_, R> {
+impl<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>> SectorReader<'_, R> {
     /// Returns up to `len` bytes from `start`.
     async fn read(&self, start: u64, len: u64) -> Option<Vec<u8>> {
         let from = start / ALIGN * ALIGN;
@@ -82,13 +82,14 @@ impl<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>> Reader<'_, R> {
 
 /// Returns the starts inside of a disk, partition or volume that begins at `start` with this head.
 async fn inside<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>>(
-    reader: &Reader<'_, R>,
+    reader: &SectorReader<'_, R>,
     start: u64,
     head: &[u8],
     sums: &mut Digest,
-) -> Vec<(u64, Kind)> {
+) -> Vec<(u64, StartKind)> {
     let mut found = Vec::new();
-    let anything = |offset: u64| start.checked_add(offset).map(|start| (start, Kind::Anything));
+    let anything =
+        |offset: u64| start.checked_add(offset).map(|start| (start, StartKind::Anything));
     if head.starts_with(b"LUKS\xba\xbe") {
         found.extend(luks(head).into_iter().filter_map(anything));
     } else if let Some((at, len)) = lvm_metadata(head) {
@@ -104,7 +105,7 @@ async fn inside<R: AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>>(
             .filter(|(kind, _)| matches!(kind, 0x05 | 0x0f | 0x85))
             .filter_map(|(_, offset)| start.checked_add(offset))
             .collect();
-        found.extend(extended.iter().map(|at| (*at, Kind::Link { extended: *at })));
+        found.extend(extended.iter().map(|at| (*at, StartKind::Link { extended: *at })));
         found.extend(partitions::starts(head).into_iter().filter_map(|(_, at)| anything(at)));
     }
     found
@@ -120,10 +121,10 @@ fn mbr(head: &[u8]) -> impl Iterator<Item = (u8, u64)> + '_ {
 }
 
 /// Returns the logical partition in a link at `start`, and the next link.
-fn logical(head: &[u8], start: u64, extended: u64) -> Vec<(u64, Kind)> {
+fn logical(head: &[u8], start: u64, extended: u64) -> Vec<(u64, StartKind)> {
     let entries = mbr(head).filter_map(|(kind, offset)| match kind {
-        0x05 | 0x0f | 0x85 => Some((extended.checked_add(offset)?, Kind::Link { extended })),
-        _ => Some((start.checked_add(offset)?, Kind::Anything)),
+        0x05 | 0x0f | 0x85 => Some((extended.checked_add(offset)?, StartKind::Link { extended })),
+        _ => Some((start.checked_add(offset)?, StartKind::Anything)),
     });
     entries.collect()
 }

@@ -7,7 +7,7 @@ use forebay_store::StoreError;
 
 use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
-use crate::state::cache::hang::Work;
+use crate::state::cache::hang::CacheWork;
 
 /// The place where a change of the volume table is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl EngineLane {
         change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
     ) -> Result<TableChange, EngineError> {
         let store = self.store.clone();
-        let mut work: Work<Result<(), StoreError>> =
+        let mut work: CacheWork<Result<(), StoreError>> =
             Box::pin(async move { store.change_volumes(change).await });
         let changed = self.cache.unless_it_can_be_noted(&mut work).await;
         if changed.is_none() {

@@ -17,11 +17,11 @@ use forebay_lane::either;
 
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::io::notes::{CommitError, Notes};
+use crate::io::notes::{CommitError, NoteKeeper};
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
-use crate::state::cache::hang::Work;
+use crate::state::cache::hang::CacheWork;
 
 /// Longest wait of a flush for the origin to make writes durable that went through a failed cache.
 const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ impl Commits<'_> {
     /// origin alone if nothing is dirty.
     pub(crate) async fn commit_or_outlive(self) -> Result<(), IoError> {
         let Some(this) = self.0.shared() else { return Err(IoError::ShuttingDown) };
-        let mut commit: Work<Result<(), CommitError>> =
+        let mut commit: CacheWork<Result<(), CommitError>> =
             Box::pin(async move { Commits(&this).commit().await });
         loop {
             match self.0.cache.unless_it_can_be_noted(&mut commit).await {
@@ -130,7 +130,7 @@ impl Commits<'_> {
                 Some(Err(_)) | None => {}
             }
         }
-        Notes(self.0).note_dirty(range).await.map_err(|error| {
+        NoteKeeper(self.0).note_dirty(range).await.map_err(|error| {
             tracing::warn!(%error, volume = self.0.volume.name, "neither the log nor the ledger can record that the origin has newer data");
             IoError::Io
         })
@@ -150,8 +150,8 @@ impl Commits<'_> {
     /// on an ordered volume this ends no group.
     async fn write_out(self) -> Result<(), CommitError> {
         self.0.store.write_out().await?;
-        Notes(self.0).note_regions().await;
-        Notes(self.0).trust_again().await
+        NoteKeeper(self.0).note_regions().await;
+        NoteKeeper(self.0).trust_again().await
     }
 
     /// Makes everything appended before this call durable. On an ordered volume this ends a group.
@@ -166,8 +166,8 @@ impl Commits<'_> {
         if let Some(cut) = cut {
             store.confirm_cut(self.0.volume.id, cut);
         }
-        Notes(self.0).note_regions().await;
-        Notes(self.0).trust_again().await
+        NoteKeeper(self.0).note_regions().await;
+        NoteKeeper(self.0).trust_again().await
     }
 
     pub(crate) fn failed(self, error: &impl Display) -> IoError {

@@ -7,9 +7,9 @@ use crate::lane::LaneVolume;
 /// Appends versions of a volume's blocks. Dirty ones are counted before another task can clean
 /// them, so that the counts never miss a dirty block.
 #[derive(Clone, Copy)]
-pub(crate) struct Counted<'a>(pub(crate) &'a LaneVolume);
+pub(crate) struct CountedAppends<'a>(pub(crate) &'a LaneVolume);
 
-impl Counted<'_> {
+impl CountedAppends<'_> {
     /// Appends a version: `copy` writes the payload into its place.
     #[inline]
     pub(crate) fn append(
@@ -23,7 +23,7 @@ impl Counted<'_> {
         self.0.store.append_counted(version, class, copy, count)
     }
 
-    /// Like [`Counted::append`] with the whole payload at hand.
+    /// Like [`CountedAppends::append`] with the whole payload at hand.
     #[inline]
     pub(crate) fn append_whole(
         self,

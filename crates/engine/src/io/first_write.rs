@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::io::notes::Notes;
+use crate::io::notes::NoteKeeper;
 use crate::lane::LaneVolume;
 
 /// Marks samples of a volume's origin before they are written.
@@ -55,7 +55,7 @@ impl FirstWrite<'_> {
                 // The device has failed or hangs. If a note or the device can still say that the
                 // samples are worthless, all is well. If not, the next start takes our own write
                 // for an external one: that needs the operator's decision and loses nothing.
-                let told = Notes(self.0).distrust().await;
+                let told = NoteKeeper(self.0).distrust().await;
                 tracing::warn!(
                     told,
                     volume = self.0.volume.name,

@@ -71,9 +71,9 @@ pub(crate) enum CommitError {
 
 /// Keeps a volume's note up to date.
 #[derive(Clone, Copy)]
-pub(crate) struct Notes<'a>(pub(crate) &'a LaneVolume);
+pub(crate) struct NoteKeeper<'a>(pub(crate) &'a LaneVolume);
 
-impl Notes<'_> {
+impl NoteKeeper<'_> {
     /// Adds every region in which a block has become dirty to the note. Called before anything is
     /// reported durable. A note that cannot be written, or is not durable within a second, is
     /// logged. No data is at risk: if the cache device is lost, its report lacks these regions.

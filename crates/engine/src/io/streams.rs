@@ -4,7 +4,7 @@ use forebay_policy::{AWAKE_FOR, Route, SharedStreams};
 
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
-use crate::state::streams::Extent;
+use crate::state::streams::AccessRange;
 
 /// Bytes of long writes after which a lane reports them to the others.
 const TOLD_AFTER: u64 = 256 << 10;
@@ -27,13 +27,13 @@ impl StreamControl<'_> {
     /// worth.
     #[inline]
     pub(crate) fn observe(self, write: bool, offset: u64, len: u64) -> bool {
-        let request = Extent { write, offset, len };
+        let request = AccessRange { write, offset, len };
         self.is_long(request) || (len >= SharedStreams::LEAST && self.is_long_over_lanes(request))
     }
 
     /// Returns whether a request bypasses the cache because it belongs to a long stream.
     pub(crate) fn bypasses(self, write: bool, offset: u64, len: u64) -> bool {
-        let request = Extent { write, offset, len };
+        let request = AccessRange { write, offset, len };
         if !self.is_long(request) && !self.is_long_over_lanes(request) {
             return false;
         }
@@ -42,7 +42,7 @@ impl StreamControl<'_> {
 
     /// Returns whether a request belongs to a long stream on this lane.
     #[inline]
-    fn is_long(self, request: Extent) -> bool {
+    fn is_long(self, request: AccessRange) -> bool {
         let cutoff = self.0.volume.streams.cutoff();
         if cutoff == 0 {
             return false;
@@ -52,7 +52,7 @@ impl StreamControl<'_> {
         if last == request {
             return long;
         }
-        let Extent { write, offset, len } = request;
+        let AccessRange { write, offset, len } = request;
         let verdict = self.0.streams.table.borrow_mut().observe(write, offset, len);
         let long = verdict.bypass(least_run(cutoff, len));
         self.0.streams.last.set((request, long));
@@ -63,7 +63,7 @@ impl StreamControl<'_> {
     }
 
     /// Returns whether a request belongs to a long stream that is spread over lanes.
-    fn is_long_over_lanes(self, request: Extent) -> bool {
+    fn is_long_over_lanes(self, request: AccessRange) -> bool {
         let streams = &self.0.volume.streams;
         let cutoff = streams.cutoff();
         if cutoff == 0 || self.0.store.store().options().lanes == 1 {
@@ -73,7 +73,7 @@ impl StreamControl<'_> {
         if last == request {
             return long;
         }
-        let Extent { write, offset, len } = request;
+        let AccessRange { write, offset, len } = request;
         let long = streams.shared.observe(write, offset, len) >= least_run(cutoff, len);
         self.0.streams.last_over_lanes.set((request, long));
         if long && write {

@@ -7,7 +7,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Pinned, Version, VersionId};
 
 use crate::io::copies::Copies;
-use crate::io::counted::Counted;
+use crate::io::counted::CountedAppends;
 use crate::io::policy::Policy;
 use crate::io::space::Space;
 use crate::lane::LaneVolume;
@@ -15,20 +15,20 @@ use crate::path::fill::Filler;
 use crate::path::retry::Retry;
 use crate::path::turns::Turns;
 use crate::state::volume::Volume;
-use crate::state::volume::layout::Piece;
+use crate::state::volume::layout::BlockPiece;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
 /// Progress of a write to the log.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct AppendProgress {
     pub(crate) written: Vec<Written>,
     /// Number of blocks that were cached before.
     pub(crate) cached: usize,
 }
 
 /// Why the next block of a write cannot be appended now.
-pub(crate) enum Obstacle {
+pub(crate) enum AppendObstacle {
     /// The log has no free space at the moment.
     NoRoom,
     /// There is no memory for the block's sector mask: the whole block has to be appended.
@@ -69,7 +69,7 @@ impl Under {
     /// Returns the value for a write that needs no merge: the whole block is written, or the block
     /// is not cached.
     #[inline]
-    fn nothing(volume: &Volume, piece: &Piece) -> Self {
+    fn nothing(volume: &Volume, piece: &BlockPiece) -> Self {
         let valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
         let condition = if piece.whole { Condition::Always } else { Condition::Absent };
         Under { base: None, complete: true, valid, condition }
@@ -87,7 +87,7 @@ impl Appender<'_> {
         self,
         offset: u64,
         data: &[u8],
-        progress: &mut Progress,
+        progress: &mut AppendProgress,
     ) -> Result<Room, IoError> {
         let room = self.append_all(offset, data, progress).await;
         // Even on failure: the part that the log has may be acknowledged.
@@ -99,13 +99,15 @@ impl Appender<'_> {
         self,
         offset: u64,
         data: &[u8],
-        progress: &mut Progress,
+        progress: &mut AppendProgress,
     ) -> Result<Room, IoError> {
         loop {
             let space = self.0.store.store().space.listen();
             let obstacle = match self.append_rest(offset, data, progress).await? {
                 None => return Ok(Room::Found),
-                Some(Obstacle::NoMask) => self.append_completed(offset, data, progress).await?,
+                Some(AppendObstacle::NoMask) => {
+                    self.append_completed(offset, data, progress).await?
+                }
                 no_room => no_room,
             };
             if obstacle.is_some() {
@@ -122,13 +124,13 @@ impl Appender<'_> {
         self,
         offset: u64,
         data: &[u8],
-        progress: &mut Progress,
-    ) -> Result<Option<Obstacle>, IoError> {
+        progress: &mut AppendProgress,
+    ) -> Result<Option<AppendObstacle>, IoError> {
         let len = data.len() as u64;
         let done = progress.written.len();
         for piece in self.0.volume.pieces(offset, len).skip(done) {
             if !Space(self.0).has_room_in_order() {
-                return Ok(Some(Obstacle::NoRoom));
+                return Ok(Some(AppendObstacle::NoRoom));
             }
             match self.append_piece(&piece, data).await? {
                 Ok((was_cached, written)) => {
@@ -150,8 +152,8 @@ impl Appender<'_> {
         self,
         offset: u64,
         source: &[u8],
-        progress: &mut Progress,
-    ) -> Result<Option<Obstacle>, IoError> {
+        progress: &mut AppendProgress,
+    ) -> Result<Option<AppendObstacle>, IoError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         let mut pieces = volume.pieces(offset, source.len() as u64);
@@ -176,7 +178,7 @@ impl Appender<'_> {
                     condition: Condition::Fill(&ticket),
                 };
                 let class = Policy(self.0).class_of_write(rank);
-                let appended = Counted(self.0).append(version, class, |cell| {
+                let appended = CountedAppends(self.0).append(version, class, |cell| {
                     cell.fill(0);
                     cell[bytes_of(&volume.sectors_inside(block))].copy_from_slice(&rest);
                     cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
@@ -185,7 +187,7 @@ impl Appender<'_> {
                     self.note_appended(block, old.as_ref());
                     progress.written.push(Written { block, version: *version, complete: true });
                 }
-                Ok(matches!(appended, Appended::NoSpace).then_some(Obstacle::NoRoom))
+                Ok(matches!(appended, Appended::NoSpace).then_some(AppendObstacle::NoRoom))
             }
             Err(Retry::Again) => Ok(None),
             Err(Retry::Fail(error)) => Err(error),
@@ -195,7 +197,7 @@ impl Appender<'_> {
     }
 
     /// Reads the cached copy of a block that is partly written.
-    async fn copy_under(self, piece: &Piece, pinned: &Pinned<'_>) -> Result<Under, Retry> {
+    async fn copy_under(self, piece: &BlockPiece, pinned: &Pinned<'_>) -> Result<Under, Retry> {
         let volume = &self.0.volume;
         let (slot, dirty) = (pinned.found.entry.slot, pinned.found.entry.dirty);
         let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
@@ -220,9 +222,9 @@ impl Appender<'_> {
     /// Appends one block's part of a write, merged with its cached copy.
     async fn append_piece(
         self,
-        piece: &Piece,
+        piece: &BlockPiece,
         source: &[u8],
-    ) -> Result<Result<(bool, Written), Obstacle>, IoError> {
+    ) -> Result<Result<(bool, Written), AppendObstacle>, IoError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         loop {
@@ -250,7 +252,7 @@ impl Appender<'_> {
                 && mask.is_some()
                 && !store.has_room_for_mask(&volume.space, piece.block)
             {
-                return Ok(Err(Obstacle::NoMask));
+                return Ok(Err(AppendObstacle::NoMask));
             }
             let rank = Policy(self.0).rank_of_write(piece.block);
             let class = Policy(self.0).class_of_write(rank);
@@ -262,7 +264,7 @@ impl Appender<'_> {
                 rank: rank.bits(),
                 condition,
             };
-            let appended = Counted(self.0).append(version, class, |cell| {
+            let appended = CountedAppends(self.0).append(version, class, |cell| {
                 match &base {
                     Some(base) => cell.copy_from_slice(base),
                     None if piece.bytes.len() < cell.len() => cell.fill(0),
@@ -277,8 +279,8 @@ impl Appender<'_> {
                     return Ok(Ok((old.is_some(), written)));
                 }
                 Appended::Refused => (),
-                Appended::NoSpace => return Ok(Err(Obstacle::NoRoom)),
-                Appended::NoMask => return Ok(Err(Obstacle::NoMask)),
+                Appended::NoSpace => return Ok(Err(AppendObstacle::NoRoom)),
+                Appended::NoMask => return Ok(Err(AppendObstacle::NoMask)),
             }
         }
     }

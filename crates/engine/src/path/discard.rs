@@ -11,7 +11,7 @@ use crate::io::commit::Commits;
 use crate::lane::LaneVolume;
 use crate::path::flush::Flusher;
 use crate::path::memory::WRITTEN_ZEROES;
-use crate::path::write::Writer;
+use crate::path::write::VolumeWriter;
 use crate::state::discarding::ZeroBy;
 
 mod pieces;
@@ -98,7 +98,7 @@ impl<'a> Discarder<'a> {
 
     /// Ends a request whose range is zeroed: on the origin, or by records of the log.
     async fn end(self, survives: Survives) -> Result<(), IoError> {
-        match Writer(self.0).promised(survives) {
+        match VolumeWriter(self.0).promised(survives) {
             Survives::Nothing => Ok(()),
             // Barrier for invariant 31: the records are written. Without the cache device, only
             // data that is durable on the origin survives.
@@ -148,7 +148,7 @@ impl<'a> Discarder<'a> {
         let mut at = offset;
         while at < offset + len {
             let step = WRITTEN_ZEROES.min(offset + len - at);
-            Writer(self.0).write(at, IoBuf::zeroed(step as usize), survives).await.0?;
+            VolumeWriter(self.0).write(at, IoBuf::zeroed(step as usize), survives).await.0?;
             at += step;
         }
         Ok(())

@@ -12,7 +12,7 @@ use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
 use crate::io::admission::AdmissionControl;
 use crate::io::admission::Gate;
 use crate::io::copies::Copies;
-use crate::io::counted::Counted;
+use crate::io::counted::CountedAppends;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::path::retry::Retry;
@@ -425,7 +425,7 @@ impl<'a> Filler<'a> {
             cell[bytes.clone()].copy_from_slice(&data[at..at + bytes.len()]);
         };
         let class = Policy(self.0).class_of_fill(rank);
-        match Counted(self.0).append(version, class, copy) {
+        match CountedAppends(self.0).append(version, class, copy) {
             Appended::Done { old, .. } => {
                 let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);

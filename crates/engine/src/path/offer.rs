@@ -6,11 +6,11 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Version};
 
 use crate::io::admission::AdmissionControl;
-use crate::io::counted::Counted;
+use crate::io::counted::CountedAppends;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
-use crate::path::read::Reader;
-use crate::state::volume::layout::{Piece, bytes_of};
+use crate::path::read::VolumeReader;
+use crate::state::volume::layout::{BlockPiece, bytes_of};
 use crate::stats::bump;
 
 /// Caches data that is offered to a volume.
@@ -20,7 +20,7 @@ pub(crate) struct Offers<'a>(pub(crate) &'a LaneVolume);
 impl Offers<'_> {
     /// Returns whether an offer could be accepted at the moment.
     pub(crate) fn are_welcome(self) -> bool {
-        !self.0.is_unavailable_to(true) && Reader(self.0).fills_on_request()
+        !self.0.is_unavailable_to(true) && VolumeReader(self.0).fills_on_request()
     }
 
     /// Caches those whole blocks of a checked range that may enter and are not cached.
@@ -69,7 +69,7 @@ impl Offers<'_> {
         admitted.is_ok()
     }
 
-    fn append(self, piece: &Piece, data: &[u8], condition: Condition<'_>) {
+    fn append(self, piece: &BlockPiece, data: &[u8], condition: Condition<'_>) {
         let volume = &self.0.volume;
         let rank = Policy(self.0).rank(piece.block, None);
         let version = Version {
@@ -86,7 +86,7 @@ impl Offers<'_> {
             cell[bytes_of(&piece.sectors)].copy_from_slice(&data[piece.bytes.clone()]);
         };
         let class = Policy(self.0).class_of_fill(rank);
-        match Counted(self.0).append(version, class, copy) {
+        match CountedAppends(self.0).append(version, class, copy) {
             Appended::Done { old, .. } => {
                 let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);

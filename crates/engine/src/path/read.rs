@@ -20,7 +20,7 @@ use crate::path::fill::Filler;
 use crate::path::memory::{PREFETCH_PIECE, READ_PIECE};
 use crate::path::retry::Retry;
 use crate::plan::{BlockState, ReadStep, read_bypass, read_step};
-use crate::state::volume::layout::Piece;
+use crate::state::volume::layout::BlockPiece;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
@@ -36,7 +36,7 @@ fn covers(found: &Found, sectors: &Range<u32>) -> bool {
 }
 
 /// A part of a read that has one source.
-enum Part<'a> {
+enum ReadPart<'a> {
     /// Whole blocks that are adjacent on the cache device.
     Run(Vec<Pinned<'a>>, IoBuf),
     /// A part of a cached block.
@@ -46,9 +46,10 @@ enum Part<'a> {
 }
 
 /// A read, cut into parts by source.
-struct Parts<'a> {
-    parts: Vec<Part<'a>>,
-    /// The first block that has to come from the origin, and the number of [`Part::Origin`] parts.
+struct ReadParts<'a> {
+    parts: Vec<ReadPart<'a>>,
+    /// The first block that has to come from the origin, and the number of
+    /// [`ReadPart::Origin`] parts.
     missed: Option<Missed>,
     missing: usize,
 }
@@ -73,9 +74,9 @@ impl PartEnd {
 
 /// Serves reads of a volume on one lane.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader<'a>(pub(crate) &'a LaneVolume);
+pub(crate) struct VolumeReader<'a>(pub(crate) &'a LaneVolume);
 
-impl<'a> Reader<'a> {
+impl<'a> VolumeReader<'a> {
     /// Answers a read at once if everything is cached and readable without waiting.
     pub(crate) fn read_quickly(self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
         let volume = &self.0.volume;
@@ -200,7 +201,7 @@ impl<'a> Reader<'a> {
         (Err(IoError::Io), buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
-    fn count_read(self, parts: &Parts<'_>, bypass: Option<BypassReason>) {
+    fn count_read(self, parts: &ReadParts<'_>, bypass: Option<BypassReason>) {
         let stats = self.0.stats();
         let Some(missed) = parts.missed else {
             bump(&stats.counters.read_hits, 1);
@@ -243,8 +244,9 @@ impl<'a> Reader<'a> {
     }
 
     async fn prefetch_piece(self, offset: u64, len: u64) -> Result<(), IoError> {
-        let absent =
-            |piece: Piece| self.0.store.store().peek(&self.0.volume.space, piece.block).is_none();
+        let absent = |piece: BlockPiece| {
+            self.0.store.store().peek(&self.0.volume.space, piece.block).is_none()
+        };
         if !self.0.volume.pieces(offset, len).any(absent) {
             return Ok(());
         }
@@ -268,14 +270,20 @@ impl<'a> Reader<'a> {
     }
 
     /// Splits a read into parts by the cached blocks at this moment.
-    fn split(self, offset: u64, len: u64, buf: IoBuf, bypass: Option<BypassReason>) -> Parts<'a> {
+    fn split(
+        self,
+        offset: u64,
+        len: u64,
+        buf: IoBuf,
+        bypass: Option<BypassReason>,
+    ) -> ReadParts<'a> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         let granules = store.geometry().granules_per_block() as u32;
-        let mut parts: Vec<Part<'_>> = Vec::new();
+        let mut parts: Vec<ReadPart<'_>> = Vec::new();
         let (mut missed, mut missing) = (None, 0);
         let mut rest = buf;
-        for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
+        for BlockPiece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
             let found = store.look_up(&volume.space, block);
             let state = BlockState::of(found.as_ref().map(|pinned| &pinned.found.entry));
             let step = read_step(volume.mode(), state, bypass);
@@ -290,7 +298,7 @@ impl<'a> Reader<'a> {
                     Policy(self.0).used(block, &pinned.found.entry);
                     let slot = pinned.found.entry.slot;
                     match parts.last_mut() {
-                        Some(Part::Run(run, buf))
+                        Some(ReadPart::Run(run, buf))
                             if run.last().is_some_and(|last| {
                                 let last = last.found.entry.slot;
                                 last.0 + granules == slot.0
@@ -300,33 +308,37 @@ impl<'a> Reader<'a> {
                             run.push(pinned);
                             extend(buf, own);
                         }
-                        _ => parts.push(Part::Run(vec![pinned], own)),
+                        _ => parts.push(ReadPart::Run(vec![pinned], own)),
                     }
                 }
                 Some(pinned) => {
                     Policy(self.0).used(block, &pinned.found.entry);
-                    parts.push(Part::Edge(pinned, sectors, own));
+                    parts.push(ReadPart::Edge(pinned, sectors, own));
                 }
                 None => {
                     missed.get_or_insert(Missed { block, state });
                     let range = offset + bytes.start as u64..offset + bytes.end as u64;
                     match parts.last_mut() {
-                        Some(Part::Origin(before, buf)) => {
+                        Some(ReadPart::Origin(before, buf)) => {
                             before.end = range.end;
                             extend(buf, own);
                         }
                         _ => {
                             missing += 1;
-                            parts.push(Part::Origin(range, own));
+                            parts.push(ReadPart::Origin(range, own));
                         }
                     }
                 }
             }
         }
-        Parts { parts, missed, missing }
+        ReadParts { parts, missed, missing }
     }
 
-    async fn read_parts(self, mut parts: Vec<Part<'_>>, bypass: Option<BypassReason>) -> PartEnd {
+    async fn read_parts(
+        self,
+        mut parts: Vec<ReadPart<'_>>,
+        bypass: Option<BypassReason>,
+    ) -> PartEnd {
         let nothing = PartEnd { buf: IoBuf::empty(), result: Ok(()) };
         if parts.len() > 1 {
             let ends = join_all(parts.into_iter().map(|part| self.read_part(part, bypass))).await;
@@ -339,15 +351,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    async fn read_part(self, part: Part<'_>, bypass: Option<BypassReason>) -> PartEnd {
+    async fn read_part(self, part: ReadPart<'_>, bypass: Option<BypassReason>) -> PartEnd {
         match part {
-            Part::Run(run, buf) => {
+            ReadPart::Run(run, buf) => {
                 let len = buf.len() as u64;
                 let (buf, unreadable) = Copies(self.0).read_copies(&run, buf).await;
                 bump(&self.0.stats().counters.cache_read_bytes, len);
                 PartEnd { buf, result: Retry::unless_all_read(&unreadable) }
             }
-            Part::Edge(pinned, sectors, mut buf) => {
+            ReadPart::Edge(pinned, sectors, mut buf) => {
                 let block = IoBuf::for_overwrite(self.0.volume.block.as_usize());
                 let (block, unreadable) = Copies(self.0).read_copies(&[pinned], block).await;
                 bump(&self.0.stats().counters.cache_read_bytes, block.len() as u64);
@@ -357,7 +369,7 @@ impl<'a> Reader<'a> {
                 }
                 PartEnd { buf, result }
             }
-            Part::Origin(range, mut buf) => {
+            ReadPart::Origin(range, mut buf) => {
                 let gate = self.fills(bypass).then(|| AdmissionControl(self.0).gate_of_reads());
                 let result = Filler(self.0).read_origin(range, &mut buf, gate).await;
                 PartEnd { buf, result }

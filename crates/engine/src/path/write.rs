@@ -13,7 +13,7 @@ use forebay_store::{Appended, Condition, Version};
 
 use crate::io::admission::AdmissionControl;
 use crate::io::commit::{Commits, Forgotten};
-use crate::io::counted::Counted;
+use crate::io::counted::CountedAppends;
 use crate::io::origin::OriginIo;
 use crate::io::policy::Policy;
 use crate::io::space::Space;
@@ -21,7 +21,7 @@ use crate::io::streams::StreamControl;
 use crate::io::writeback::put_on_origin;
 use crate::lane::LaneVolume;
 use crate::path::append::Appender;
-use crate::path::append::{Progress, Room};
+use crate::path::append::{AppendProgress, Room};
 use crate::path::turns::Turns;
 use crate::plan::{
     BlockState, WriteStep, asks_admission, keeps_dirty, mode_in_order, write_bypass, write_step,
@@ -39,9 +39,9 @@ enum WriteEnd {
 
 /// Serves writes of a volume on one lane.
 #[derive(Clone, Copy)]
-pub(crate) struct Writer<'a>(pub(crate) &'a LaneVolume);
+pub(crate) struct VolumeWriter<'a>(pub(crate) &'a LaneVolume);
 
-impl Writer<'_> {
+impl VolumeWriter<'_> {
     /// Completes a write at once if it goes to the log and there is free space.
     pub(crate) fn write_quickly(self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let volume = &self.0.volume;
@@ -75,7 +75,11 @@ impl Writer<'_> {
             rank: rank.bits(),
             condition: Condition::Always,
         };
-        match Counted(self.0).append_whole(version, Policy(self.0).class_of_write(rank), data) {
+        match CountedAppends(self.0).append_whole(
+            version,
+            Policy(self.0).class_of_write(rank),
+            data,
+        ) {
             Appended::Done { old, .. } => {
                 Appender(self.0).note_appended(piece.block, old.as_ref());
                 Appender(self.0).count_write(old.is_some(), len, 1);
@@ -153,7 +157,7 @@ impl Writer<'_> {
             }
             let end = match route {
                 WriteStep::Cache => {
-                    let mut progress = Progress::default();
+                    let mut progress = AppendProgress::default();
                     let mut result = self.write_cache(offset, &data, survives, &mut progress).await;
                     if matches!(result, Ok(Room::Found)) && !self.may_leave_dirty() {
                         // The mode changed while this waited, and a drain for that may be over.
@@ -264,7 +268,7 @@ impl Writer<'_> {
         offset: u64,
         data: &[u8],
         survives: Survives,
-        progress: &Progress,
+        progress: &AppendProgress,
     ) -> Result<(), IoError> {
         match result {
             Ok(Room::Never) => self.finish_around(offset, data, survives, progress).await,
@@ -283,7 +287,7 @@ impl Writer<'_> {
         offset: u64,
         data: &[u8],
         survives: Survives,
-        progress: &Progress,
+        progress: &AppendProgress,
     ) -> Result<(), IoError> {
         let volume = &self.0.volume;
         let pieces = volume.pieces(offset, data.len() as u64).take(progress.written.len());
@@ -349,7 +353,7 @@ impl Writer<'_> {
         offset: u64,
         data: &[u8],
         survives: Survives,
-        progress: &mut Progress,
+        progress: &mut AppendProgress,
     ) -> Result<Room, IoError> {
         Turns(self.0).wait_for_turn(offset, data.len() as u64).await;
         if Appender(self.0).append_patiently(offset, data, progress).await? == Room::Never {
@@ -379,7 +383,7 @@ impl Writer<'_> {
         if volume.is_ordered() {
             return (WriteEnd::Again, data);
         }
-        let mut progress = Progress::default();
+        let mut progress = AppendProgress::default();
         match Appender(self.0).append_rest(offset, &data, &mut progress).await {
             Ok(None) => bump(&self.0.stats().counters.write_through, 1),
             Ok(Some(_)) => {
@@ -405,7 +409,7 @@ impl Writer<'_> {
                 return (WriteEnd::Done(Err(error)), data);
             }
         }
-        let Progress { mut written, cached } = progress;
+        let AppendProgress { mut written, cached } = progress;
         let (replaced, blocks) = (cached > 0, written.len());
         // Blocks that were dirty before will not be wholly on the origin: writeback completes them.
         written.retain(|written| written.complete);
@@ -449,7 +453,7 @@ impl Writer<'_> {
         self,
         range: Range<u64>,
         survives: Survives,
-        progress: &Progress,
+        progress: &AppendProgress,
     ) -> Result<(), IoError> {
         let blocks = progress.written.iter().map(|written| written.block).collect();
         // Blocks replaced meanwhile are written in their newer version.

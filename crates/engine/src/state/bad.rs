@@ -20,11 +20,11 @@ pub(crate) enum Tried {
 #[derive(Default)]
 pub(crate) struct BadBlocks {
     pub(crate) any: AtomicBool,
-    pub(crate) bad: Mutex<Bad>,
+    pub(crate) bad: Mutex<BadBlockSet>,
 }
 
 #[derive(Default)]
-pub(crate) struct Bad {
+pub(crate) struct BadBlockSet {
     pub(crate) blocks: BTreeMap<OriginBlock, Tried>,
     /// The current round. All blocks are tried again in each.
     pub(crate) round: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Bad {
     pub(crate) tried: u64,
 }
 
-impl Bad {
+impl BadBlockSet {
     /// Records a block as bad in this round. Returns whether it is newly bad.
     pub(crate) fn add(&mut self, block: OriginBlock) -> bool {
         let now = Tried::In(self.round);

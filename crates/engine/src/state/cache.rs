@@ -24,7 +24,7 @@ use crate::state::volume::Volume;
 
 /// The ghosts (memory of absent blocks), as a lane holds them.
 #[derive(Clone)]
-pub(crate) struct Memory {
+pub(crate) struct GhostMemory {
     /// Incremented when the ghosts are replaced, so that lanes notice.
     pub(crate) number: u64,
     /// Capacity, in multiples of the blocks of the cache; 0: it serves statistics only.
@@ -32,13 +32,13 @@ pub(crate) struct Memory {
     pub(crate) ghost: Arc<Ghost>,
 }
 
-impl Memory {
+impl GhostMemory {
     fn new(number: u64, times: u8, capacity: u64) -> Self {
         let ghost = match times {
             0 => Ghost::for_statistics(capacity),
             times => Ghost::new(capacity.saturating_mul(times.into())),
         };
-        Memory { number, times, ghost: Arc::new(ghost) }
+        GhostMemory { number, times, ghost: Arc::new(ghost) }
     }
 }
 
@@ -62,7 +62,7 @@ pub struct Cache {
     /// Whether the policy in force uses the ranks in the index.
     ranks: AtomicBool,
     /// Ghosts: records of blocks that are not cached.
-    memory: RwLock<Memory>,
+    memory: RwLock<GhostMemory>,
     memory_number: AtomicU64,
     /// Whether the cache device answers.
     pub(crate) health: DeviceHealth,
@@ -103,7 +103,7 @@ impl Cache {
             ranks: AtomicBool::new(replacement.goes_by_ranks()),
             replacement: RwLock::new((0, replacement)),
             replacement_number: AtomicU64::new(0),
-            memory: RwLock::new(Memory::new(0, 0, capacity)),
+            memory: RwLock::new(GhostMemory::new(0, 0, capacity)),
             memory_number: AtomicU64::new(0),
             detached: Detached::default(),
             counted: Mutex::default(),
@@ -238,7 +238,7 @@ impl Cache {
         self.background_changed.notify_all();
         let mut memory = self.memory.write();
         if memory.times != times {
-            *memory = Memory::new(memory.number + 1, times, self.store.capacity_blocks());
+            *memory = GhostMemory::new(memory.number + 1, times, self.store.capacity_blocks());
             self.memory_number.store(memory.number, Ordering::Relaxed);
         }
     }
@@ -320,7 +320,7 @@ impl Cache {
     }
 
     /// Returns the ghosts in force.
-    pub(crate) fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> GhostMemory {
         self.memory.read().clone()
     }
 

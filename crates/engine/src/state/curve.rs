@@ -3,8 +3,8 @@
 //!
 //! Each lane counts blocks and checks whether a request touches the sample. The sampled blocks of
 //! these requests, one in some dozens or thousands, are put aside under a lock that is held only
-//! for that. [`Watched::catch_up`] feeds them to the curve and the shadow caches; the daemon calls
-//! it from a thread of its own. A lane does so only if it finds many blocks put aside.
+//! for that. [`VolumeCurve::catch_up`] feeds them to the curve and the shadow caches; the daemon
+//! calls it from a thread of its own. A lane does so only if it finds many blocks put aside.
 //!
 //! Requests must not be slowed down by this. The first sample is therefore a constant, so most
 //! requests are ruled out without touching memory, and the counters lie beside others that are
@@ -32,7 +32,7 @@ pub const FIRST: Sample = Live::first_sample(SEED);
 /// Accesses that are put aside before a lane shows them to the curve itself.
 const ASIDE: usize = 4 << 10;
 
-enum Event {
+enum CurveEvent {
     Access(Access, Key),
     Discarded(Range<Key>),
     /// The block was accessed just before, and that has bypassed the cache.
@@ -43,51 +43,58 @@ enum Event {
 struct Aside {
     /// The blocks that are put aside.
     sample: Sample,
-    events: Vec<Event>,
+    events: Vec<CurveEvent>,
 }
 
 /// Everything that is made of the sample.
-struct Seen {
+struct SampleAnalysis {
     live: Live,
     /// Empty buffer with capacity: a lane swaps it for the events that are put aside.
-    spare: Vec<Event>,
+    spare: Vec<CurveEvent>,
     /// Memory held for `what_if`.
     memory: Option<MemoryHold>,
     what_if: Option<WhatIf>,
 }
 
 /// The curve and the shadow caches of one volume.
-pub struct Watched {
+pub struct VolumeCurve {
     /// Number of dirty blocks at the last report.
     dirty: AtomicU64,
     is_off: AtomicBool,
     aside: Mutex<Aside>,
     /// Locked before `aside`.
-    seen: Mutex<Seen>,
+    seen: Mutex<SampleAnalysis>,
 }
 
-impl Default for Watched {
+impl Default for VolumeCurve {
     fn default() -> Self {
         let live = Live::new(SEED);
-        Watched {
+        VolumeCurve {
             dirty: AtomicU64::new(0),
             is_off: AtomicBool::new(false),
             aside: Mutex::new(Aside { sample: FIRST, events: Vec::new() }),
-            seen: Mutex::new(Seen { live, spare: Vec::new(), memory: None, what_if: None }),
+            seen: Mutex::new(SampleAnalysis {
+                live,
+                spare: Vec::new(),
+                memory: None,
+                what_if: None,
+            }),
         }
     }
 }
 
-impl Watched {
+impl VolumeCurve {
     /// Puts the sampled blocks of a request aside, and returns the sample.
     pub fn access(&self, access: Access, keys: Range<Key>, now: impl FnOnce() -> Nanos) -> Sample {
-        self.put_aside(now, |sample| sample.of(keys).map(move |key| Event::Access(access, key)))
+        self.put_aside(now, |sample| {
+            sample.of(keys).map(move |key| CurveEvent::Access(access, key))
+        })
     }
 
     /// Puts a discard aside, if it has sampled blocks, and returns the sample.
     fn discard(&self, keys: Range<Key>, now: impl FnOnce() -> Nanos) -> Sample {
         let touched =
-            |sample: Sample| sample.touches(keys.clone()).then_some(Event::Discarded(keys));
+            |sample: Sample| sample.touches(keys.clone()).then_some(CurveEvent::Discarded(keys));
         self.put_aside(now, touched)
     }
 
@@ -95,12 +102,12 @@ impl Watched {
     pub(crate) fn bypass(&self, access: Access, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
         if FIRST.touches(keys.clone()) {
             self.put_aside(now, |sample| {
-                sample.of(keys).map(move |key| Event::Bypassed(access, key))
+                sample.of(keys).map(move |key| CurveEvent::Bypassed(access, key))
             });
         }
     }
 
-    fn put_aside<E: IntoIterator<Item = Event>>(
+    fn put_aside<E: IntoIterator<Item = CurveEvent>>(
         &self,
         now: impl FnOnce() -> Nanos,
         events: impl FnOnce(Sample) -> E,
@@ -133,27 +140,27 @@ impl Watched {
         self.show(&mut self.seen.lock(), now);
     }
 
-    fn show(&self, seen: &mut Seen, now: Nanos) {
-        let Seen { live, spare, what_if, .. } = seen;
+    fn show(&self, seen: &mut SampleAnalysis, now: Nanos) {
+        let SampleAnalysis { live, spare, what_if, .. } = seen;
         std::mem::swap(&mut self.aside.lock().events, spare);
         if let Some(what_if) = what_if {
             what_if.set_dirty(self.dirty.load(Ordering::Relaxed));
         }
         for event in spare.drain(..) {
             match event {
-                Event::Access(access, Key(key)) => {
+                CurveEvent::Access(access, Key(key)) => {
                     let _ = live.access(access, Key(key)..Key(key + 1));
                     if let Some(what_if) = what_if {
                         what_if.access(access, Key(key));
                     }
                 }
-                Event::Discarded(keys) => {
+                CurveEvent::Discarded(keys) => {
                     live.discard(keys.clone());
                     if let Some(what_if) = what_if {
                         what_if.remove(keys);
                     }
                 }
-                Event::Bypassed(access, key) => {
+                CurveEvent::Bypassed(access, key) => {
                     if let Some(what_if) = what_if {
                         what_if.bypassed(access, key);
                     }
@@ -195,7 +202,7 @@ impl Watched {
         }
     }
 
-    /// Returns the curve of everything so far; `blocks` as in [`Watched::simulate`].
+    /// Returns the curve of everything so far; `blocks` as in [`VolumeCurve::simulate`].
     pub fn curve(&self, now: Nanos, blocks: (u64, u64)) -> LiveCurve {
         self.catch_up(now);
         let live = self.seen.lock().live.clone();
@@ -256,7 +263,7 @@ impl Watch {
     #[inline(never)]
     pub fn access(
         &self,
-        watched: &Watched,
+        watched: &VolumeCurve,
         access: Access,
         keys: Range<Key>,
         now: impl FnOnce() -> Nanos,
@@ -267,7 +274,7 @@ impl Watch {
     }
 
     /// Tells `watched` of a discard.
-    pub fn discard(&self, watched: &Watched, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
+    pub fn discard(&self, watched: &VolumeCurve, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
         self.0.set(watched.discard(keys, now));
     }
 }
@@ -283,7 +290,7 @@ mod tests {
             |capacity| simulated(&Settings::default(), Sizes { capacity, cells: capacity }, 4096);
         for (limit, fits) in [(64 * MIB, false), (512 * MIB, true)] {
             let memory = Arc::new(MemoryBudget::new(limit));
-            let watched = Watched::default();
+            let watched = VolumeCurve::default();
             watched.simulate(setup(1 << 20), (0, 0), &memory);
             let used = memory.used(MemoryUse::Policy);
             assert_eq!((used > 0, watched.what_if(Nanos(1), (0, 0)).0.is_empty()), (fits, !fits));

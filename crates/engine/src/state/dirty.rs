@@ -10,11 +10,11 @@ use forebay_lane::LaneId;
 use forebay_policy::sweep::DirtyMap;
 
 #[repr(align(64))]
-struct Padded(AtomicI64);
+struct PaddedCounter(AtomicI64);
 
 /// The number of dirty blocks of a volume, and the age of the oldest.
 pub(crate) struct DirtyCount {
-    lanes: Box<[Padded]>,
+    lanes: Box<[PaddedCounter]>,
     /// No dirty block became dirty before this time; 0: no block is dirty.
     since: AtomicU64,
 }
@@ -22,7 +22,7 @@ pub(crate) struct DirtyCount {
 impl DirtyCount {
     /// Returns a count of zero.
     pub(crate) fn new(lanes: usize) -> Self {
-        let lanes = (0..lanes.max(1)).map(|_| Padded(AtomicI64::new(0))).collect();
+        let lanes = (0..lanes.max(1)).map(|_| PaddedCounter(AtomicI64::new(0))).collect();
         DirtyCount { lanes, since: AtomicU64::new(0) }
     }
 

@@ -71,10 +71,10 @@ impl Discarding {
 
     /// Notes that blocks are being zeroed on the origin, until the result is dropped. A task that
     /// looks one of them up in the index later finds them here.
-    pub(crate) fn begin(&self, blocks: Range<OriginBlock>) -> UnderWay<'_> {
+    pub(crate) fn begin(&self, blocks: Range<OriginBlock>) -> DiscardGuard<'_> {
         self.ranges.lock().push(blocks.clone());
         self.count.fetch_add(1, Ordering::SeqCst);
-        UnderWay(self, blocks)
+        DiscardGuard(self, blocks)
     }
 
     /// Returns whether a block is being zeroed: data written to the origin before may be gone.
@@ -86,9 +86,9 @@ impl Discarding {
 }
 
 /// See [`Discarding::begin`].
-pub(crate) struct UnderWay<'a>(&'a Discarding, Range<OriginBlock>);
+pub(crate) struct DiscardGuard<'a>(&'a Discarding, Range<OriginBlock>);
 
-impl Drop for UnderWay<'_> {
+impl Drop for DiscardGuard<'_> {
     fn drop(&mut self) {
         let mut ranges = self.0.ranges.lock();
         if let Some(at) = ranges.iter().position(|range| *range == self.1) {

@@ -141,13 +141,13 @@ pub(crate) struct Origin {
 }
 
 /// An operation that is under way until this is dropped.
-struct UnderWay<'a> {
+struct OriginOpGuard<'a> {
     origin: &'a Origin,
     number: u64,
     cause: WakeReason,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for OriginOpGuard<'_> {
     fn drop(&mut self) {
         let oldest = self.origin.waits.of(self.origin.lane);
         self.origin.order.borrow_mut().end(self.number, &oldest.0);
@@ -160,10 +160,10 @@ impl Origin {
         Origin { queue, waits, rest, lane, order: RefCell::default() }
     }
 
-    fn begin(&self, cause: WakeReason) -> UnderWay<'_> {
+    fn begin(&self, cause: WakeReason) -> OriginOpGuard<'_> {
         let (now, oldest) = (self.waits.clock.now(), self.waits.of(self.lane));
         self.rest.begin(now, cause, || !self.waits.longest().is_zero());
-        UnderWay { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0), cause }
+        OriginOpGuard { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0), cause }
     }
 
     /// See [`Queue::run`]. `cause` is counted if this ends a rest of the origin.

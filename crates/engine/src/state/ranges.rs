@@ -16,22 +16,22 @@ enum Access {
     Exclusive,
 }
 
-struct Held {
+struct HeldRange {
     number: u64,
     range: Range<u64>,
     access: Access,
 }
 
 #[derive(Default)]
-struct Queue {
-    held: VecDeque<Held>,
+struct RangeQueue {
+    held: VecDeque<HeldRange>,
     next: u64,
 }
 
 /// The ranges of one volume that are locked or waited for, in bytes of the origin.
 #[derive(Default)]
 pub(crate) struct Ranges {
-    queue: Mutex<Queue>,
+    queue: Mutex<RangeQueue>,
     released: Notify,
 }
 
@@ -58,7 +58,7 @@ impl Ranges {
         let mut queue = self.queue.lock();
         let number = queue.next;
         queue.next += 1;
-        queue.held.push_back(Held { number, range, access });
+        queue.held.push_back(HeldRange { number, range, access });
         RangeGuard { ranges: self, number }
     }
 

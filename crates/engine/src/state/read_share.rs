@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 /// Blocks read and written.
-type Blocks = (u64, u64);
+type BlockTotals = (u64, u64);
 
 /// Read share below which a volume is almost write-only, so that misses cost clients no time.
 const NEXT_TO_NONE: f64 = 1.0 / 64.0;
@@ -21,15 +21,16 @@ pub(crate) struct ReadShare {
 /// Counters at the start of the previous window, and of this one.
 #[derive(Default)]
 struct Windows {
-    before: Blocks,
-    this: Blocks,
+    before: BlockTotals,
+    this: BlockTotals,
 }
 
 impl ReadShare {
     /// Returns the share in the last one or two windows of `window` blocks, from 0 to 1; 0 without
     /// any blocks. `now`: all blocks so far.
-    pub(crate) fn of(&self, now: Blocks, window: u64) -> f64 {
-        let since = |start: Blocks| (now.0.saturating_sub(start.0), now.1.saturating_sub(start.1));
+    pub(crate) fn of(&self, now: BlockTotals, window: u64) -> f64 {
+        let since =
+            |start: BlockTotals| (now.0.saturating_sub(start.0), now.1.saturating_sub(start.1));
         let mut windows = self.windows.lock();
         let (reads, writes) = since(windows.this);
         if reads + writes >= window {

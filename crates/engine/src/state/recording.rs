@@ -101,9 +101,9 @@ impl Ring {
 }
 
 /// The rings of all lanes.
-pub(crate) struct Rings(Box<[Ring]>);
+pub(crate) struct RecordingRings(Box<[Ring]>);
 
-impl Rings {
+impl RecordingRings {
     /// Requests that the ring of one lane holds.
     pub(crate) const EACH: usize = RING;
 
@@ -111,7 +111,7 @@ impl Rings {
     pub(crate) const BYTES: usize = size_of::<[AtomicU64; 3]>();
 
     pub(crate) fn new(lanes: usize) -> Self {
-        Rings((0..lanes).map(|_| Ring::new()).collect())
+        RecordingRings((0..lanes).map(|_| Ring::new()).collect())
     }
 
     /// Moves the requests of all lanes to `into`. Called only by the reader.
@@ -129,7 +129,7 @@ impl Rings {
 pub(crate) struct Recorder {
     /// Whether requests are recorded. Read for each request.
     pub(crate) is_on: AtomicBool,
-    pub(crate) rings: RwLock<Option<Arc<Rings>>>,
+    pub(crate) rings: RwLock<Option<Arc<RecordingRings>>>,
 }
 
 impl Recorder {

@@ -12,7 +12,7 @@ use forebay_core::Nanos;
 use forebay_device::DeviceError;
 use parking_lot::Mutex;
 
-use crate::state::bad::Bad;
+use crate::state::bad::BadBlockSet;
 
 /// Number of consecutive failed writes that count as the origin's failure, not that of some
 /// sectors.
@@ -29,7 +29,7 @@ const RARELY: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(crate) struct Refused {
     any: AtomicBool,
-    list: Mutex<List>,
+    list: Mutex<RefusedBlocks>,
     /// Failed writes since the last one that succeeded, or since the last pause.
     in_vain: AtomicU32,
     /// There were [`IN_VAIN`] of them, and none has succeeded since.
@@ -38,8 +38,8 @@ pub(crate) struct Refused {
 
 /// The blocks and the time of the next attempt.
 #[derive(Default)]
-pub(crate) struct List {
-    pub(crate) bad: Bad,
+pub(crate) struct RefusedBlocks {
+    pub(crate) bad: BadBlockSet,
     /// The error of the last failed write of one of them alone.
     pub(crate) error: Option<DeviceError>,
     pause: Duration,
@@ -54,7 +54,7 @@ impl Refused {
     }
 
     /// Gives access to the list.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut List) -> T) -> T {
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut RefusedBlocks) -> T) -> T {
         let mut list = self.list.lock();
         let result = work(&mut list);
         self.any.store(!list.bad.blocks.is_empty(), Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Refused {
     }
 }
 
-impl List {
+impl RefusedBlocks {
     /// Returns whether another block can be listed.
     pub(crate) fn has_room(&self) -> bool {
         self.bad.blocks.len() < MOST_LISTED
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn attempts_become_rare_and_soon_again_once_all_is_well() {
-        let (mut list, block) = (List::default(), forebay_core::OriginBlock(7));
+        let (mut list, block) = (RefusedBlocks::default(), forebay_core::OriginBlock(7));
         let mut now = Nanos(1);
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             list.bad.add(block);

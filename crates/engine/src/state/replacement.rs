@@ -9,7 +9,7 @@ mod kept;
 mod list_policy;
 
 use forebay_core::ReplacementKind;
-use forebay_policy::{GhostGroups, Rule, Shares};
+use forebay_policy::{GhostGroups, S3FifoParameters, Shares};
 use forebay_store::Store;
 
 use kept::Kept;
@@ -62,10 +62,12 @@ impl Replacement {
     }
 
     /// Returns the rule that ranks follow at the moment.
-    pub(crate) fn rule(&self) -> &'static Rule {
+    pub(crate) fn rule(&self) -> &'static S3FifoParameters {
         match &self.how {
-            How::Ranks(ghosts) if ghosts.are_single() => &Rule::S3_FIFO_OF_SINGLE_BLOCKS,
-            _ => &Rule::S3_FIFO,
+            How::Ranks(ghosts) if ghosts.are_single() => {
+                &S3FifoParameters::S3_FIFO_OF_SINGLE_BLOCKS
+            }
+            _ => &S3FifoParameters::S3_FIFO,
         }
     }
 

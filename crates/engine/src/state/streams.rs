@@ -72,7 +72,7 @@ impl Drop for Around<'_> {
 
 /// The range of a read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct AccessRange {
     pub(crate) write: bool,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -82,16 +82,16 @@ pub(crate) struct Extent {
 pub(crate) struct LaneStreams {
     pub(crate) table: RefCell<SequentialCutoff>,
     /// The last request, and whether this lane's table has it as part of a long stream.
-    pub(crate) last: Cell<(Extent, bool)>,
+    pub(crate) last: Cell<(AccessRange, bool)>,
     /// The same for the table of all lanes.
-    pub(crate) last_over_lanes: Cell<(Extent, bool)>,
+    pub(crate) last_over_lanes: Cell<(AccessRange, bool)>,
     /// Bytes of long writes that the route has not been told of.
     pub(crate) untold: Cell<u64>,
 }
 
 impl LaneStreams {
     pub(crate) fn new() -> Self {
-        let none = (Extent { write: false, offset: u64::MAX, len: 0 }, false);
+        let none = (AccessRange { write: false, offset: u64::MAX, len: 0 }, false);
         LaneStreams {
             table: RefCell::new(SequentialCutoff::new(DEFAULT_STREAMS)),
             last: Cell::new(none),

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 /// Something about blocks of the origin. Every write through the cache inserts into two of these,
 /// so the hash is a fast one, and a fixed one, so that the simulator repeats its runs.
-pub(crate) type Blocks<T> = HashMap<OriginBlock, T, FixedState>;
+pub(crate) type BlockMap<T> = HashMap<OriginBlock, T, FixedState>;
 
 /// The most blocks whose changes on the origin are tracked one by one until the next sync.
 const MOST_UNSYNCED: usize = 1 << 16;
@@ -35,7 +35,7 @@ pub(crate) struct Syncs {
     /// The number of the last change that is durable.
     durable: AtomicU64,
     /// Blocks changed since the last sync, and the number of the last change of each.
-    unsynced: Mutex<Blocks<u64>>,
+    unsynced: Mutex<BlockMap<u64>>,
     /// Until a sync covers the change with this number, any block may have been changed. Starts at
     /// 1: the changes of an earlier run are unknown.
     all_unsynced: AtomicU64,

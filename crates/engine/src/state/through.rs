@@ -8,13 +8,13 @@ use forebay_lane::Notify;
 use forebay_store::VersionId;
 use parking_lot::Mutex;
 
-use crate::state::syncs::Blocks;
+use crate::state::syncs::BlockMap;
 
 /// The blocks of one volume that are being written through.
 #[derive(Default)]
 pub(crate) struct Through {
     /// Versions that are on the origin and not yet synced there.
-    unsynced: Mutex<Blocks<VersionId>>,
+    unsynced: Mutex<BlockMap<VersionId>>,
     /// Blocks whose write to the origin, or the sync that covers it, has not ended.
     under_way: AtomicU64,
     /// Notified when it is time to sync the waiting writes.
@@ -22,12 +22,12 @@ pub(crate) struct Through {
 }
 
 /// Counts blocks as under way until it is dropped.
-pub(crate) struct UnderWay<'a> {
+pub(crate) struct WriteThroughGuard<'a> {
     through: &'a Through,
     blocks: u64,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for WriteThroughGuard<'_> {
     fn drop(&mut self) {
         self.through.under_way.fetch_sub(self.blocks, Ordering::Relaxed);
     }
@@ -35,10 +35,10 @@ impl Drop for UnderWay<'_> {
 
 impl Through {
     /// Counts blocks that are dirty and about to be written to the origin.
-    pub(crate) fn begin(&self, blocks: usize) -> UnderWay<'_> {
+    pub(crate) fn begin(&self, blocks: usize) -> WriteThroughGuard<'_> {
         let blocks = blocks as u64;
         self.under_way.fetch_add(blocks, Ordering::Relaxed);
-        UnderWay { through: self, blocks }
+        WriteThroughGuard { through: self, blocks }
     }
 
     /// Records versions that are on the origin; the next sync makes them durable there. Once `most`
@@ -57,7 +57,7 @@ impl Through {
 
     /// Takes the versions that a sync starting now covers. They are under way until the guard is
     /// dropped.
-    pub(crate) fn sync(&self) -> (Blocks<VersionId>, UnderWay<'_>) {
+    pub(crate) fn sync(&self) -> (BlockMap<VersionId>, WriteThroughGuard<'_>) {
         let mut unsynced = self.unsynced.lock();
         let under_way = self.begin(unsynced.len());
         (std::mem::take(&mut *unsynced), under_way)

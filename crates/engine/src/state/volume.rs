@@ -29,7 +29,7 @@ use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
 use crate::state::committed::Committed;
-use crate::state::curve::{Sizes, Watched, simulated};
+use crate::state::curve::{Sizes, VolumeCurve, simulated};
 use crate::state::dirty::DirtyCount;
 use crate::state::discarding::Discarding;
 use crate::state::health::LastError;
@@ -127,7 +127,7 @@ pub struct Volume {
     pub(crate) recorder: Recorder,
     pub(crate) note: VolumeNote,
     /// The miss-ratio curve. On the heap, because few requests touch it.
-    pub(crate) watched: Box<Watched>,
+    pub(crate) watched: Box<VolumeCurve>,
     /// Findings about the origin at the start; empty for a new volume.
     pub checked: OnceLock<OriginCheck>,
     /// The operations of the origin.
@@ -234,7 +234,7 @@ impl Volume {
     }
 
     /// Returns the predicted results of other settings since the present ones are in force, see
-    /// [`Watched::what_if`].
+    /// [`VolumeCurve::what_if`].
     pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
         self.watched.what_if(self.waits.now(), self.stats.blocks())
     }

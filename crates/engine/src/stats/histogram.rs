@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::LatencyCounts;
 
-use super::{Latency, bump};
+use super::{LatencySummary, bump};
 
 /// Latencies are counted in units of 64 ns.
 const UNIT_BITS: u32 = 6;
@@ -68,7 +68,7 @@ impl Histogram {
 }
 
 /// Returns the latencies of several lanes together.
-pub(super) fn together<'a>(lanes: impl Iterator<Item = &'a Histogram>) -> Latency {
+pub(super) fn together<'a>(lanes: impl Iterator<Item = &'a Histogram>) -> LatencySummary {
     let (mut ranges, mut counts) = ([0u64; RANGES], LatencyCounts::default());
     let mut longest = 0;
     for lane in lanes {
@@ -93,7 +93,7 @@ pub(super) fn together<'a>(lanes: impl Iterator<Item = &'a Histogram>) -> Latenc
         });
         found.map_or(0.0, |range| micros(middle(range).min(longest)))
     };
-    Latency {
+    LatencySummary {
         count,
         mean_us: micros(counts.sum_nanos) / (count.max(1) as f64),
         p50_us: quantile(0.50),

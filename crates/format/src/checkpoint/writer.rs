@@ -53,7 +53,7 @@ pub struct FinishedCheckpoint {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum CheckpointSection {
     Segments,
     Entries,
     Masks,
@@ -75,7 +75,7 @@ pub struct CheckpointWriter {
     number: u64,
     check_bits: u8,
     arrangement: Option<Arrangement>,
-    part: Part,
+    part: CheckpointSection,
     expected_segments: u32,
     segments: u32,
     entries: u64,
@@ -118,7 +118,7 @@ impl CheckpointWriter {
             number,
             check_bits,
             arrangement: None,
-            part: Part::Segments,
+            part: CheckpointSection::Segments,
             expected_segments: geometry.segment_count,
             segments: 0,
             entries: 0,
@@ -146,7 +146,7 @@ impl CheckpointWriter {
         &mut self,
         segments: &[SegmentState],
     ) -> Result<usize, CheckpointWriteError> {
-        self.enter(Part::Segments)?;
+        self.enter(CheckpointSection::Segments)?;
         let room = &mut self.chunk[self.used..];
         let mut taken = 0;
         for (state, place) in segments.iter().zip(room.chunks_exact_mut(SEGMENT_BYTES)) {
@@ -164,7 +164,7 @@ impl CheckpointWriter {
     /// # Errors
     /// Wrong order, or a value that does not fit.
     pub fn push_entries(&mut self, entries: &[IndexEntry]) -> Result<usize, CheckpointWriteError> {
-        self.enter(Part::Entries)?;
+        self.enter(CheckpointSection::Entries)?;
         let room = &mut self.chunk[self.used..];
         let taken = entries.len().min(room.len() / INDEX_ENTRY_BYTES);
         // Never fails: `taken` was computed from the room.
@@ -194,7 +194,7 @@ impl CheckpointWriter {
     /// # Errors
     /// Wrong order, or a mask that is not for a block of this cache.
     pub fn push_masks(&mut self, masks: &[PartialMask]) -> Result<usize, CheckpointWriteError> {
-        self.enter(Part::Masks)?;
+        self.enter(CheckpointSection::Masks)?;
         let bytes = mask_bytes(self.block.sectors());
         let mut taken = 0;
         let mut fits = true;
@@ -289,7 +289,7 @@ impl CheckpointWriter {
         Ok(FinishedCheckpoint { header: bytes, reference, parity })
     }
 
-    fn enter(&mut self, part: Part) -> Result<(), CheckpointWriteError> {
+    fn enter(&mut self, part: CheckpointSection) -> Result<(), CheckpointWriteError> {
         if part < self.part {
             return Err(CheckpointWriteError::Order);
         }

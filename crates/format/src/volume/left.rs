@@ -7,7 +7,7 @@
 use forebay_core::identity::MAX_IDENTITY_PARTS;
 use forebay_core::{Evidence, Identity};
 
-use super::Parts;
+use super::IdentityParts;
 
 /// Code of the evidence.
 const EVIDENCE: u8 = 128;
@@ -30,9 +30,9 @@ impl Left {
     }
 
     /// Returns the parts of an identity and this, as they are stored.
-    pub(super) fn beside(&self, identity: Option<&Identity>) -> Parts {
+    pub(super) fn beside(&self, identity: Option<&Identity>) -> IdentityParts {
         let parts = identity.into_iter().flat_map(Identity::parts);
-        let mut parts: Parts = parts.map(|(code, text)| (code, text.to_owned())).collect();
+        let mut parts: IdentityParts = parts.map(|(code, text)| (code, text.to_owned())).collect();
         let evidence = self.evidence.as_ref().map(|evidence| (EVIDENCE, evidence.to_string()));
         let starts = self.starts.map(|digest| (STARTS, format!("1 {digest:032x}")));
         parts.extend(evidence.into_iter().chain(starts));
@@ -41,7 +41,7 @@ impl Left {
     }
 
     /// Takes this from stored parts; the others are the identity. `None`: they are impossible.
-    pub(super) fn taken_from(parts: Parts) -> Option<(Self, Option<Identity>)> {
+    pub(super) fn taken_from(parts: IdentityParts) -> Option<(Self, Option<Identity>)> {
         // All of them obey the same limits.
         Identity::from_parts(parts.clone())?;
         let mut left = Left::default();

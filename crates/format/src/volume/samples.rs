@@ -9,7 +9,7 @@ use std::mem::size_of;
 use zerocopy::little_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Bad, SAMPLES_HIGH, SAMPLES_LOW, SAMPLES_SUM};
+use super::{SAMPLES_HIGH, SAMPLES_LOW, SAMPLES_SUM, VolumeDefect};
 use crate::{Digest, crc32c};
 
 /// Bytes in a sample; fewer if the origin ends before.
@@ -160,14 +160,14 @@ impl Samples {
         }
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<(Samples, &[u8]), Bad> {
-        let (raw, rest) = OnDiskSamples::ref_from_prefix(bytes).map_err(|_| Bad::Cut)?;
+    pub(super) fn decode(bytes: &[u8]) -> Result<(Samples, &[u8]), VolumeDefect> {
+        let (raw, rest) = OnDiskSamples::ref_from_prefix(bytes).map_err(|_| VolumeDefect::Cut)?;
         let count = usize::from(raw.count.get());
         if count > MAX_SAMPLES {
-            return Err(Bad::Field("samples"));
+            return Err(VolumeDefect::Field("samples"));
         }
         let (checks, rest) =
-            <[U32]>::ref_from_prefix_with_elems(rest, count).map_err(|_| Bad::Cut)?;
+            <[U32]>::ref_from_prefix_with_elems(rest, count).map_err(|_| VolumeDefect::Cut)?;
         let checks = checks.iter().map(|check| check.get()).collect();
         let by = SampleCheck::Crc32c;
         Ok((Samples { by, checks, untouched: raw.untouched.get() }, rest))

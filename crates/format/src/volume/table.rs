@@ -8,7 +8,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Bad, VolumeRecord};
+use super::{VolumeDefect, VolumeRecord};
 use crate::layout::VOLUME_AREA_BYTES;
 use crate::superblock::VolumeTableRef;
 use crate::{PAGE, crc32c};
@@ -195,8 +195,10 @@ pub fn decode(
     let mut volumes = Vec::with_capacity(count);
     for index in 0..count {
         let (volume, after) = VolumeRecord::decode(rest).map_err(|bad| match bad {
-            Bad::Cut => Absurd("len"),
-            Bad::Field(field) => VolumeTableError::Volume { volume: index.to_string(), field },
+            VolumeDefect::Cut => Absurd("len"),
+            VolumeDefect::Field(field) => {
+                VolumeTableError::Volume { volume: index.to_string(), field }
+            }
         })?;
         volumes.push(volume);
         rest = after;

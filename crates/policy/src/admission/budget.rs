@@ -22,7 +22,7 @@ const BYTE: i128 = PERIOD.as_nanos() as i128;
 
 /// State since the limit was set.
 #[derive(Clone, Copy, Debug)]
-struct Bucket {
+struct BudgetState {
     limit: u64,
     /// In units of [`BYTE`]; a negative level is a debt.
     level: i128,
@@ -33,7 +33,7 @@ struct Bucket {
 
 /// The budget of one volume. The caller provides the time and the count of bytes written.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct WriteBudget(Option<Bucket>);
+pub struct WriteBudget(Option<BudgetState>);
 
 impl WriteBudget {
     /// Whether a fill may be written now. `limit`: bytes per day, 0 for no limit; `written`: bytes
@@ -47,7 +47,7 @@ impl WriteBudget {
         }
         let most = i128::from(limit) * BYTE;
         let burst = most / BURST;
-        let bucket = self.0.get_or_insert(Bucket { limit, level: burst, at: now, written });
+        let bucket = self.0.get_or_insert(BudgetState { limit, level: burst, at: now, written });
         let passed = i128::try_from(now.since(bucket.at).as_nanos()).unwrap_or(i128::MAX);
         // At the old limit: a new one applies from now on.
         let rate = i128::from(bucket.limit) - i128::from(bucket.limit) / BURST;
@@ -55,7 +55,7 @@ impl WriteBudget {
         let emptied = i128::from(written.saturating_sub(bucket.written)) * BYTE;
         // A debt of more than one day is forgiven: it was not made today.
         let level = bucket.level.saturating_add(filled).saturating_sub(emptied).clamp(-most, burst);
-        *bucket = Bucket { limit, level, at: now, written };
+        *bucket = BudgetState { limit, level, at: now, written };
         level > 0
     }
 }

@@ -76,7 +76,7 @@ const CURSOR_SHIFT: u32 = 48;
 
 #[repr(align(64))]
 #[derive(Default)]
-struct Line([AtomicU64; WORDS]);
+struct GhostLine([AtomicU64; WORDS]);
 
 /// Marks the highest bit of each 16 bits of `word` that are zero.
 fn zeroes(word: u64) -> u64 {
@@ -89,7 +89,7 @@ fn shift_of(marks: u64) -> u32 {
     marks.trailing_zeros() & !15
 }
 
-impl Line {
+impl GhostLine {
     /// Returns the words, each with the highest bits of the positions that hold entries.
     fn words(&self) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let places = |number: usize| match number + 1 {
@@ -135,14 +135,14 @@ fn put(cell: &AtomicU64, shift: u32, entry: u64) {
 
 /// See the module.
 pub struct Ghost {
-    lines: Chunked<Line>,
+    lines: Chunked<GhostLine>,
     /// Only addresses whose hash has these bits zero are kept.
     sparse: u64,
 }
 
 /// Location of a stored address.
 #[derive(Clone, Copy)]
-struct Place {
+struct GhostSlot {
     /// Index of the line.
     line: u64,
     /// Fingerprint of 13 bits.
@@ -181,9 +181,9 @@ impl Ghost {
         self.lines.bytes()
     }
 
-    fn place(&self, address: u64) -> Option<Place> {
+    fn place(&self, address: u64) -> Option<GhostSlot> {
         let hash = mix(address);
-        let place = Place { line: self.lines.of_hash(hash), print: hash & 0x1fff };
+        let place = GhostSlot { line: self.lines.of_hash(hash), print: hash & 0x1fff };
         (hash & self.sparse == 0).then_some(place)
     }
 
@@ -248,7 +248,7 @@ mod tests {
     fn a_line_is_a_list_of_the_latest_31_with_holes_filled_first() {
         let mut random = fastrand::Rng::with_seed(1);
         for prints in [3, 31, 32, 40, 200] {
-            let line = Line::default();
+            let line = GhostLine::default();
             let mut places: Vec<Option<(u64, u64)>> = vec![None; ENTRIES as usize];
             let mut cursor = 0;
             for _ in 0..5_000 {

@@ -19,16 +19,16 @@ pub(crate) const WIDTH: f64 = 2.36;
 
 /// A sample, or a part of one, with its curve.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct SampleCurve {
     stack: Stack,
     /// By age of the block at the access.
     pub(super) reads: [Histogram; AGES],
     pub(super) writes: [Histogram; AGES],
 }
 
-impl Part {
+impl SampleCurve {
     fn new() -> Self {
-        Part { stack: Stack::new(), reads: Default::default(), writes: Default::default() }
+        SampleCurve { stack: Stack::new(), reads: Default::default(), writes: Default::default() }
     }
 
     fn histograms(&self) -> impl Iterator<Item = &Histogram> {
@@ -62,9 +62,9 @@ pub(super) struct Sampled {
     sample: Sample,
     /// Maximum number of blocks in the sample.
     most: usize,
-    whole: Part,
+    whole: SampleCurve,
     /// Empty if all blocks are sampled and the sample is never halved.
-    parts: Vec<Part>,
+    parts: Vec<SampleCurve>,
 }
 
 impl Sampled {
@@ -74,8 +74,8 @@ impl Sampled {
         Sampled {
             sample: Sample::new(group, seed),
             most: most.max(1),
-            whole: Part::new(),
-            parts: (0..parts).map(|_| Part::new()).collect(),
+            whole: SampleCurve::new(),
+            parts: (0..parts).map(|_| SampleCurve::new()).collect(),
         }
     }
 
@@ -142,12 +142,12 @@ impl Sampled {
 
     /// Returns an estimate of the bytes allocated.
     pub(super) fn bytes(&self) -> usize {
-        self.whole.bytes() + self.parts.iter().map(Part::bytes).sum::<usize>()
+        self.whole.bytes() + self.parts.iter().map(SampleCurve::bytes).sum::<usize>()
     }
 
     /// Computes `share` for the whole sample, and its error from the differences between the parts.
     /// `share` receives a part and the number of blocks that a sampled block in it stands for.
-    pub(super) fn estimate(&self, share: impl Fn(&Part, u64) -> f64) -> Share {
+    pub(super) fn estimate(&self, share: impl Fn(&SampleCurve, u64) -> f64) -> Share {
         let unit = self.sample.stands_for();
         let number = self.parts.len() as f64;
         let shares: Vec<f64> =

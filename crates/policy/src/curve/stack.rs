@@ -20,21 +20,21 @@ const PLACES: usize = 1024;
 
 /// Prefix sums of marks, as a Fenwick tree.
 #[derive(Clone, Debug)]
-struct Marks {
+struct FenwickTree {
     /// Each node, counted from 1, sums the marks of as many positions up to its own as its lowest
     /// set bit.
     nodes: Vec<u32>,
     marked: u32,
 }
 
-impl Marks {
+impl FenwickTree {
     /// Makes a tree of `places` positions, the first `marked` of which are marked.
     fn new(places: usize, marked: u32) -> Self {
         let node = |index: usize| {
             let width = index & index.wrapping_neg();
             (marked as usize).min(index).saturating_sub(index - width) as u32
         };
-        Marks { nodes: (0..=places).map(node).collect(), marked }
+        FenwickTree { nodes: (0..=places).map(node).collect(), marked }
     }
 
     fn places(&self) -> usize {
@@ -67,14 +67,14 @@ impl Marks {
 pub(super) struct Stack {
     places: HashMap<Key, u32>,
     holes: BTreeSet<u32>,
-    marks: Marks,
+    marks: FenwickTree,
     /// The position of the next use.
     next: u32,
 }
 
 impl Stack {
     pub(super) fn new() -> Self {
-        let marks = Marks::new(PLACES, 0);
+        let marks = FenwickTree::new(PLACES, 0);
         Stack { places: HashMap::new(), holes: BTreeSet::new(), marks, next: 0 }
     }
 
@@ -152,7 +152,7 @@ impl Stack {
         }
         self.holes = self.holes.iter().map(|hole| marks.up_to(*hole).saturating_sub(1)).collect();
         let marked = self.marks.marked;
-        self.marks = Marks::new((marked as usize * 2).max(PLACES), marked);
+        self.marks = FenwickTree::new((marked as usize * 2).max(PLACES), marked);
         self.next = marked;
     }
 
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn marks_are_counted() {
-        let mut marks = Marks::new(21, 13);
+        let mut marks = FenwickTree::new(21, 13);
         for place in 0..21 {
             assert_eq!(marks.up_to(place), (place + 1).min(13));
         }

@@ -69,11 +69,11 @@ impl Ghost {
 /// Aligned, so that a bucket lies within one CPU cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-struct Bucket([Ghost; SLOTS]);
+struct GhostBucket([Ghost; SLOTS]);
 
 /// State of one queue that is known without looking at its ghosts.
 #[derive(Debug, Default)]
-struct Queue {
+struct GhostQueue {
     /// The quantum that new ghosts belong to; counted from 0.
     newest: u64,
     /// Ghosts inserted in the newest quantum.
@@ -90,13 +90,13 @@ struct Queue {
     given: Vec<u64>,
 }
 
-impl Queue {
+impl GhostQueue {
     fn new(timed: bool) -> Self {
         let times = TIMES as usize;
-        Queue {
+        GhostQueue {
             counts: vec![0; times],
             given: vec![0; if timed { times } else { 0 }],
-            ..Queue::default()
+            ..GhostQueue::default()
         }
     }
 
@@ -150,8 +150,8 @@ impl Queue {
 /// Up to two queues of ghosts.
 #[derive(Debug)]
 pub(super) struct Ghosts {
-    buckets: Vec<Bucket>,
-    queues: [Queue; 2],
+    buckets: Vec<GhostBucket>,
+    queues: [GhostQueue; 2],
     per_quantum: u32,
     /// The bucket that is swept next.
     sweep: usize,
@@ -164,21 +164,21 @@ impl Ghosts {
     /// Makes two queues for `limit` ghosts together, at least 1. The caller keeps to the limit;
     /// above it, old ghosts are lost.
     pub(super) fn new(limit: u32) -> Self {
-        Self::with(limit, [Queue::new(false), Queue::new(false)])
+        Self::with(limit, [GhostQueue::new(false), GhostQueue::new(false)])
     }
 
     /// Makes one queue, the first, that supports [`forget_before`](Ghosts::forget_before).
     pub(super) fn timed(limit: u32) -> Self {
-        Self::with(limit, [Queue::new(true), Queue::default()])
+        Self::with(limit, [GhostQueue::new(true), GhostQueue::default()])
     }
 
-    fn with(limit: u32, queues: [Queue; 2]) -> Self {
+    fn with(limit: u32, queues: [GhostQueue; 2]) -> Self {
         let limit = u64::from(limit.max(1));
         // The load of small tables varies more, and their memory does not matter.
         let slots = if limit <= 4096 { limit * 4 + 64 } else { (limit * 4).div_ceil(3) };
         let buckets = slots.div_ceil(SLOTS as u64) as usize;
         Ghosts {
-            buckets: vec![Bucket([Ghost::EMPTY; SLOTS]); buckets],
+            buckets: vec![GhostBucket([Ghost::EMPTY; SLOTS]); buckets],
             queues,
             per_quantum: limit.div_ceil(QUANTA) as u32,
             sweep: 0,
@@ -223,7 +223,7 @@ impl Ghosts {
             }
         }
         at.filled += 1;
-        let place = Queue::place(at.newest);
+        let place = GhostQueue::place(at.newest);
         at.counts[place] += 1;
         if let Some(given) = at.given.get_mut(place) {
             *given = time;
@@ -268,9 +268,10 @@ impl Ghosts {
     /// Returns a bit per slot of a bucket that is empty or whose ghost is forgotten. Same as
     /// [`alive`](Ghosts::alive), for the whole bucket and without branches.
     fn dead(&self, bucket: usize) -> u32 {
-        let of = |queue: &Queue| (queue.newest as u32, (queue.newest + 1 - queue.oldest) as u32);
+        let of =
+            |queue: &GhostQueue| (queue.newest as u32, (queue.newest + 1 - queue.oldest) as u32);
         let [(newest, quanta), (newest_2, quanta_2)] = [of(&self.queues[0]), of(&self.queues[1])];
-        let Bucket(ghosts) = &self.buckets[bucket];
+        let GhostBucket(ghosts) = &self.buckets[bucket];
         let dead = ghosts.map(|Ghost(bits)| {
             let second = (bits & Ghost::QUEUE).wrapping_shl(31 - TIME_BITS).cast_signed() >> 31;
             let second = second.cast_unsigned();
@@ -297,7 +298,7 @@ impl Ghosts {
     pub(super) fn take(&mut self, hash: u32) -> Option<usize> {
         let tag = Ghost::tag(hash);
         for home in self.homes(hash) {
-            let Bucket(ghosts) = &self.buckets[home];
+            let GhostBucket(ghosts) = &self.buckets[home];
             for (slot, ghost) in ghosts.iter().enumerate() {
                 if ghost.has(tag)
                     && let Some((queue, quantum)) = self.alive(*ghost)
@@ -320,7 +321,7 @@ impl Ghosts {
     pub(super) fn forget_before(&mut self, time: u64) {
         let queue = &mut self.queues[0];
         while queue.len > 0
-            && queue.given.get(Queue::place(queue.oldest)).is_some_and(|given| *given < time)
+            && queue.given.get(GhostQueue::place(queue.oldest)).is_some_and(|given| *given < time)
         {
             queue.advance();
         }
@@ -328,11 +329,11 @@ impl Ghosts {
 
     /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
-        let queue = |queue: &Queue| {
+        let queue = |queue: &GhostQueue| {
             queue.counts.capacity() * size_of::<u32>() + queue.given.capacity() * size_of::<u64>()
         };
         let queues = self.queues.iter().map(queue).sum::<usize>();
-        self.buckets.capacity() * size_of::<Bucket>() + queues
+        self.buckets.capacity() * size_of::<GhostBucket>() + queues
     }
 }
 

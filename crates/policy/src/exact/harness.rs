@@ -8,7 +8,7 @@ use super::{BlockPolicy, Key, Node, build};
 
 /// Outcome of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum AccessOutcome {
     Hit,
     /// The key was not resident; the evicted key, if any.
     Miss(Option<u64>),
@@ -37,13 +37,13 @@ impl Cache {
         }
     }
 
-    pub(super) fn access(&mut self, key: u64) -> Outcome {
+    pub(super) fn access(&mut self, key: u64) -> AccessOutcome {
         if let Some(node) = self.nodes.get(&key) {
             self.policy.hit(Node(*node));
-            return Outcome::Hit;
+            return AccessOutcome::Hit;
         }
         if !self.policy.admits(Key(key)) {
-            return Outcome::Refused;
+            return AccessOutcome::Refused;
         }
         let node = self.free.pop().expect("a node is free");
         let full = self.is_full();
@@ -52,7 +52,7 @@ impl Cache {
         self.nodes.insert(key, node);
         self.keys.insert(node, key);
         self.check();
-        Outcome::Miss(left)
+        AccessOutcome::Miss(left)
     }
 
     /// Accounts for a block that was evicted. Returns its key.

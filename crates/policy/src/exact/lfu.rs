@@ -27,11 +27,11 @@ const EPOCHS: u16 = 16;
 
 /// A frequency, and the epoch in which it was written.
 #[derive(Clone, Copy, Debug, Default)]
-struct Stamp(u16);
+struct FrequencyStamp(u16);
 
-impl Stamp {
+impl FrequencyStamp {
     fn new(frequency: usize, epoch: u16) -> Self {
-        Stamp(((frequency as u16) << 4) | (epoch % EPOCHS))
+        FrequencyStamp(((frequency as u16) << 4) | (epoch % EPOCHS))
     }
 
     /// Returns the frequency, halved once per epoch since it was written.
@@ -48,7 +48,7 @@ pub struct Lfu {
     capacity: u32,
     resident: u32,
     lists: Lists,
-    stamps: Vec<Stamp>,
+    stamps: Vec<FrequencyStamp>,
     /// One bit per list: whether it is non-empty.
     occupied: Vec<u64>,
     highest: usize,
@@ -77,7 +77,7 @@ impl Lfu {
             capacity,
             resident: 0,
             lists: Lists::new(nodes, levels),
-            stamps: vec![Stamp::default(); nodes as usize],
+            stamps: vec![FrequencyStamp::default(); nodes as usize],
             occupied: vec![0; levels as usize / 64],
             highest: levels as usize - 1,
             epoch: 0,
@@ -95,7 +95,7 @@ impl Lfu {
     }
 
     fn push(&mut self, node: u32, frequency: usize) {
-        self.stamps[node as usize] = Stamp::new(frequency, self.epoch);
+        self.stamps[node as usize] = FrequencyStamp::new(frequency, self.epoch);
         self.lists.push(frequency, node);
         self.occupied[frequency / 64] |= 1 << (frequency % 64);
         self.resident += 1;
@@ -117,7 +117,7 @@ impl Lfu {
         }
         for _ in 0..self.refreshed_per_access {
             let node = self.refresh;
-            self.stamps[node as usize] = Stamp::new(self.frequency(node), self.epoch);
+            self.stamps[node as usize] = FrequencyStamp::new(self.frequency(node), self.epoch);
             self.refresh = if node as usize + 1 < self.stamps.len() { node + 1 } else { 0 };
         }
         self.left -= 1;
@@ -187,7 +187,7 @@ impl BlockPolicy for Lfu {
 
     fn state_bytes(&self) -> StateBytes {
         let resident = self.lists.bytes()
-            + self.stamps.capacity() * size_of::<Stamp>()
+            + self.stamps.capacity() * size_of::<FrequencyStamp>()
             + self.occupied.capacity() * size_of::<u64>();
         StateBytes { resident, ghosts: 0 }
     }
@@ -195,7 +195,7 @@ impl BlockPolicy for Lfu {
 
 #[cfg(test)]
 mod tests {
-    use super::super::harness::{Cache, Outcome};
+    use super::super::harness::{AccessOutcome, Cache};
     use super::*;
 
     /// A frequent block that then sleeps for more epochs than can be distinguished is evicted
@@ -210,7 +210,7 @@ mod tests {
             for step in 0..epochs * 10 * ACCESSES_PER_EPOCH {
                 cache.access(1 + step % 9);
             }
-            assert_eq!(cache.access(100), Outcome::Miss(Some(0)), "after {epochs} epochs");
+            assert_eq!(cache.access(100), AccessOutcome::Miss(Some(0)), "after {epochs} epochs");
         }
         let mut cache = Cache::new(ReplacementKind::Lfu, 10, 1);
         cache.access(0);
@@ -218,6 +218,6 @@ mod tests {
             cache.access(step % 10);
         }
         cache.access(0);
-        assert_eq!(cache.access(100), Outcome::Miss(Some(1)));
+        assert_eq!(cache.access(100), AccessOutcome::Miss(Some(1)));
     }
 }

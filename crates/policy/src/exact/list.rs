@@ -6,7 +6,7 @@
 
 /// The neighbours of a node.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Neighbours {
     older: u32,
     newer: u32,
 }
@@ -14,7 +14,7 @@ struct Link {
 /// Lists over nodes `0..nodes`.
 #[derive(Debug)]
 pub(crate) struct Lists {
-    links: Vec<Link>,
+    links: Vec<Neighbours>,
     nodes: u32,
     lens: Vec<u32>,
 }
@@ -24,7 +24,7 @@ impl Lists {
     pub(crate) fn new(nodes: u32, lists: u32) -> Self {
         let all = nodes.saturating_add(lists);
         Lists {
-            links: (0..all).map(|place| Link { older: place, newer: place }).collect(),
+            links: (0..all).map(|place| Neighbours { older: place, newer: place }).collect(),
             nodes,
             lens: vec![0; lists as usize],
         }
@@ -69,7 +69,7 @@ impl Lists {
         debug_assert!(!self.holds(node), "node {node} is in a list");
         let anchor = self.anchor(list);
         let last = self.links[anchor as usize].older;
-        self.links[node as usize] = Link { older: last, newer: anchor };
+        self.links[node as usize] = Neighbours { older: last, newer: anchor };
         self.links[last as usize].newer = node;
         self.links[anchor as usize].older = node;
         self.lens[list] += 1;
@@ -80,7 +80,7 @@ impl Lists {
         debug_assert!(!self.holds(node), "node {node} is in a list");
         let anchor = self.anchor(list);
         let first = self.links[anchor as usize].newer;
-        self.links[node as usize] = Link { older: anchor, newer: first };
+        self.links[node as usize] = Neighbours { older: anchor, newer: first };
         self.links[first as usize].older = node;
         self.links[anchor as usize].newer = node;
         self.lens[list] += 1;
@@ -89,10 +89,10 @@ impl Lists {
     /// Removes a node from its list.
     pub(crate) fn remove(&mut self, list: usize, node: u32) {
         debug_assert!(self.holds(node), "node {node} is in no list");
-        let Link { older, newer } = self.links[node as usize];
+        let Neighbours { older, newer } = self.links[node as usize];
         self.links[older as usize].newer = newer;
         self.links[newer as usize].older = older;
-        self.links[node as usize] = Link { older: node, newer: node };
+        self.links[node as usize] = Neighbours { older: node, newer: node };
         self.lens[list] -= 1;
     }
 
@@ -116,13 +116,13 @@ impl Lists {
         self.links[to as usize] = link;
         self.links[link.older as usize].newer = to;
         self.links[link.newer as usize].older = to;
-        self.links[from as usize] = Link { older: from, newer: from };
+        self.links[from as usize] = Neighbours { older: from, newer: from };
     }
 
     /// Appends all nodes of one list to another; the first is empty then.
     pub(crate) fn append(&mut self, from: usize, to: usize) {
         let (source, target) = (self.anchor(from), self.anchor(to));
-        let Link { older: newest, newer: oldest } = self.links[source as usize];
+        let Neighbours { older: newest, newer: oldest } = self.links[source as usize];
         if newest == source {
             return;
         }
@@ -131,14 +131,14 @@ impl Lists {
         self.links[oldest as usize].older = before;
         self.links[newest as usize].newer = target;
         self.links[target as usize].older = newest;
-        self.links[source as usize] = Link { older: source, newer: source };
+        self.links[source as usize] = Neighbours { older: source, newer: source };
         self.lens[to] += self.lens[from];
         self.lens[from] = 0;
     }
 
     /// Returns the allocated bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.links.capacity() * size_of::<Link>() + self.lens.capacity() * size_of::<u32>()
+        self.links.capacity() * size_of::<Neighbours>() + self.lens.capacity() * size_of::<u32>()
     }
 }
 

@@ -21,13 +21,13 @@ fn take(from: &mut Vec<u64>, key: u64) -> bool {
 }
 
 /// LRU, or FIFO if hits do not count.
-pub(super) struct Line {
+pub(super) struct NaiveLru {
     pub(super) capacity: usize,
     pub(super) hits_count: bool,
     pub(super) line: Vec<u64>,
 }
 
-impl Naive for Line {
+impl Naive for NaiveLru {
     fn holds(&self, key: u64) -> bool {
         self.line.contains(&key)
     }
@@ -54,12 +54,12 @@ impl Naive for Line {
 }
 
 /// Second chance.
-pub(super) struct Clock {
+pub(super) struct NaiveClock {
     pub(super) capacity: usize,
     pub(super) line: Vec<(u64, bool)>,
 }
 
-impl Naive for Clock {
+impl Naive for NaiveClock {
     fn holds(&self, key: u64) -> bool {
         self.line.iter().any(|(other, _)| *other == key)
     }

@@ -17,7 +17,7 @@ use super::list::Lists;
 use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
-use crate::replacement::{Rule, Shares};
+use crate::replacement::{S3FifoParameters, Shares};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -35,7 +35,7 @@ pub struct S3Fifo {
     capacity: u32,
     most_small: u32,
     most_ghosts: u32,
-    rule: Rule,
+    rule: S3FifoParameters,
     lists: Lists,
     marks: Fields,
     hashes: Vec<u32>,
@@ -45,17 +45,17 @@ pub struct S3Fifo {
 impl S3Fifo {
     pub(super) fn new(capacity: u32, nodes: u32) -> Self {
         let most_ghosts = ((u64::from(capacity) * 9 / 10) as u32).max(1);
-        S3Fifo::with(Rule::PAPER, capacity, most_ghosts, nodes)
+        S3Fifo::with(S3FifoParameters::PAPER, capacity, most_ghosts, nodes)
     }
 
     /// Makes the policy with the shares of the ranks, for the kept blocks of a log. `nodes`: more
     /// than those.
     pub(super) fn in_log(shares: Shares, nodes: u32) -> Self {
         let number = |blocks: u64| blocks.min(u64::from(nodes)) as u32;
-        S3Fifo::with(Rule::S3_FIFO, number(shares.kept), number(shares.room), nodes)
+        S3Fifo::with(S3FifoParameters::S3_FIFO, number(shares.kept), number(shares.room), nodes)
     }
 
-    fn with(rule: Rule, capacity: u32, most_ghosts: u32, nodes: u32) -> Self {
+    fn with(rule: S3FifoParameters, capacity: u32, most_ghosts: u32, nodes: u32) -> Self {
         S3Fifo {
             capacity,
             most_small: (capacity / rule.small as u32).max(1),

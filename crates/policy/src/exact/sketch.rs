@@ -9,7 +9,7 @@
 /// Counters of 4 bits: four rows of two words each.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Line([u64; 8]);
+struct SketchLine([u64; 8]);
 
 /// Counters per key of capacity.
 const COUNTERS_PER_KEY: u32 = 16;
@@ -26,7 +26,7 @@ const HALVED_AT_ONCE: usize = 2;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sketch {
-    lines: Vec<Line>,
+    lines: Vec<SketchLine>,
     /// Additions until the next halving, and between two of them.
     left: u64,
     period: u64,
@@ -42,7 +42,7 @@ impl Sketch {
             .div_ceil(u64::from(COUNTERS_PER_LINE))
             .max(1) as usize;
         let period = period.max(lines as u64);
-        Sketch { lines: vec![Line([0; 8]); lines], left: period, period, behind: 0 }
+        Sketch { lines: vec![SketchLine([0; 8]); lines], left: period, period, behind: 0 }
     }
 
     fn line(&self, hash: u32) -> usize {
@@ -61,7 +61,7 @@ impl Sketch {
 
     /// Returns an upper bound of how often a key was added.
     pub(super) fn estimate(&self, hash: u32) -> u8 {
-        let Line(words) = &self.lines[self.line(hash)];
+        let SketchLine(words) = &self.lines[self.line(hash)];
         let counts = Self::places(hash).map(|(word, shift)| (words[word] >> shift & 15) as u8);
         counts.into_iter().fold(MOST, u8::min)
     }
@@ -93,7 +93,7 @@ impl Sketch {
 
     /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.lines.capacity() * size_of::<Line>()
+        self.lines.capacity() * size_of::<SketchLine>()
     }
 }
 

@@ -130,7 +130,7 @@ impl BlockPolicy for Smq {
 
 #[cfg(test)]
 mod tests {
-    use super::super::harness::{Cache, Outcome};
+    use super::super::harness::{AccessOutcome, Cache};
     use super::*;
 
     #[test]
@@ -156,14 +156,14 @@ mod tests {
         }
         let mut entered = 0;
         for key in 100_000..200_000 {
-            entered += u32::from(cache.access(key) != Outcome::Refused);
+            entered += u32::from(cache.access(key) != AccessOutcome::Refused);
             cache.access(key % 1000);
         }
         assert!(entered < 5000, "{entered} of 100,000 entered");
         let mut entered = 0;
         for round in 0..20_000 {
             let key = 1_000_000 + round % 160;
-            entered += u32::from(matches!(cache.access(key), Outcome::Miss(_)));
+            entered += u32::from(matches!(cache.access(key), AccessOutcome::Miss(_)));
             cache.access(round % 1000);
         }
         assert!(entered >= 160, "{entered} blocks of ten hot regions entered");

@@ -1,6 +1,6 @@
 //! Properties of every policy, and the comparison with the naive versions.
 
-use super::harness::{Cache, Outcome, workload};
+use super::harness::{AccessOutcome, Cache, workload};
 
 use forebay_core::ReplacementKind;
 
@@ -124,7 +124,7 @@ fn evict_chooses_as_an_insertion_does() {
                 }
             }
             if inserting.is_full()
-                && let Outcome::Miss(left) = inserting.access(1 << 40)
+                && let AccessOutcome::Miss(left) = inserting.access(1 << 40)
             {
                 assert_eq!(evicting.evict(), left, "{kind} {capacity} seed {seed}");
                 compared += 1;
@@ -160,9 +160,9 @@ fn policies_do_what_their_papers_say() {
                     }
                     let expected = if model.holds(key) {
                         model.hit(key);
-                        Outcome::Hit
+                        AccessOutcome::Hit
                     } else {
-                        Outcome::Miss(model.insert(key))
+                        AccessOutcome::Miss(model.insert(key))
                     };
                     assert_eq!(cache.access(key), expected, "{kind} {capacity} step {step}");
                 }

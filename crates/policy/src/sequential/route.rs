@@ -43,7 +43,7 @@ pub enum Route {
 
 /// A number of consecutive writes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct WriteWindow {
     began: Nanos,
     last: Nanos,
     bytes: u64,
@@ -56,7 +56,7 @@ struct Window {
 pub struct StreamRoute {
     route: Route,
     /// Begins with the arrival of a write, which does not count in it.
-    window: Option<Window>,
+    window: Option<WriteWindow>,
     /// Whether the client waits for the present route alone.
     measuring: bool,
     /// Whether the present route is on trial.
@@ -110,7 +110,7 @@ impl StreamRoute {
         if !self.measuring {
             return;
         }
-        let begin = Window { began: now, last: now, bytes: 0, busy: Duration::ZERO };
+        let begin = WriteWindow { began: now, last: now, bytes: 0, busy: Duration::ZERO };
         let Some(window) = self.window.as_mut().filter(|it| now.since(it.last) <= LONGEST_GAP)
         else {
             self.window = Some(begin);

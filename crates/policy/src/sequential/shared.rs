@@ -31,7 +31,7 @@ const WORTH_KEEPING: u64 = 1 << 20;
 
 /// The stream of one region, unpacked from a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stream {
+struct RegionStream {
     /// Tells regions apart that share a slot.
     tag: u64,
     /// End of the stream in the region, in bytes.
@@ -47,11 +47,11 @@ const END_BITS: u32 = REGION_SHIFT - UNIT_SHIFT;
 const HOLE_BITS: u32 = 13;
 const RUN_BITS: u32 = 24;
 
-impl Stream {
+impl RegionStream {
     /// `None`: the word is empty.
     fn unpack(word: u64) -> Option<Self> {
         let field = |shift: u32, bits: u32| (word >> shift) & ((1 << bits) - 1);
-        (word != 0).then(|| Stream {
+        (word != 0).then(|| RegionStream {
             tag: field(0, TAG_BITS),
             end: field(TAG_BITS, END_BITS) << UNIT_SHIFT,
             holes: field(TAG_BITS + END_BITS, HOLE_BITS) << UNIT_SHIFT,
@@ -103,7 +103,7 @@ impl SharedStreams {
             }
             let (slot, tag) = place(is_write, candidate);
             let word = &self.0[slot];
-            let found = Stream::unpack(word.load(Ordering::Relaxed));
+            let found = RegionStream::unpack(word.load(Ordering::Relaxed));
             let Some(stream) = found.filter(|stream| stream.tag == tag) else { continue };
             let at = (candidate << REGION_SHIFT) + stream.end;
             if at.abs_diff(offset) <= near {
@@ -118,7 +118,7 @@ impl SharedStreams {
     fn go_on(
         &self,
         is_write: bool,
-        (word, at, mut stream): (&AtomicU64, u64, Stream),
+        (word, at, mut stream): (&AtomicU64, u64, RegionStream),
         request: std::ops::Range<u64>,
         near: u64,
     ) -> u64 {
@@ -152,9 +152,11 @@ impl SharedStreams {
     fn start(&self, is_write: bool, end: u64, len: u64) {
         let (slot, tag) = place(is_write, end >> REGION_SHIFT);
         let word = &self.0[slot];
-        let new = match Stream::unpack(word.load(Ordering::Relaxed)) {
-            Some(other) if other.run >= WORTH_KEEPING => Stream { run: other.run / 2, ..other },
-            _ => Stream { tag, end: end & ((1 << REGION_SHIFT) - 1), run: len, holes: 0 },
+        let new = match RegionStream::unpack(word.load(Ordering::Relaxed)) {
+            Some(other) if other.run >= WORTH_KEEPING => {
+                RegionStream { run: other.run / 2, ..other }
+            }
+            _ => RegionStream { tag, end: end & ((1 << REGION_SHIFT) - 1), run: len, holes: 0 },
         };
         word.store(new.pack(), Ordering::Relaxed);
     }
@@ -191,11 +193,11 @@ mod tests {
 
     #[test]
     fn words_hold_streams() {
-        let stream = Stream { tag: 77, end: 3 * MIB + 512, run: 9 << 30, holes: 65 * KIB };
-        assert_eq!(Stream::unpack(stream.pack()), Some(stream));
-        assert_eq!(Stream::unpack(0), None);
-        let most = Stream { run: u64::MAX, holes: u64::MAX, ..stream };
-        let most = Stream::unpack(most.pack()).expect("not empty");
+        let stream = RegionStream { tag: 77, end: 3 * MIB + 512, run: 9 << 30, holes: 65 * KIB };
+        assert_eq!(RegionStream::unpack(stream.pack()), Some(stream));
+        assert_eq!(RegionStream::unpack(0), None);
+        let most = RegionStream { run: u64::MAX, holes: u64::MAX, ..stream };
+        let most = RegionStream::unpack(most.pack()).expect("not empty");
         assert!(most.run > 1 << 35 && most.holes > 4 * MIB - KIB);
     }
 

@@ -35,10 +35,10 @@ fn check(table: &SequentialCutoff) {
 #[test]
 fn threshold_zero_is_never() {
     for run in [0, 1, u64::MAX] {
-        assert!(!Verdict { run }.bypass(0));
+        assert!(!StreamLength { run }.bypass(0));
     }
     for (run, bypass) in [(0, false), (4 * MIB - 1, false), (4 * MIB, true)] {
-        assert_eq!(Verdict { run }.bypass(4 * MIB), bypass);
+        assert_eq!(StreamLength { run }.bypass(4 * MIB), bypass);
     }
 }
 

@@ -8,7 +8,7 @@ use forebay_core::ReplacementKind;
 
 use crate::exact::list::Lists;
 use crate::exact::{BlockPolicy, Key, Node, build, build_for_log};
-use crate::table::Table;
+use crate::table::BlockTable;
 
 /// Maximum number of tiers of all shadows together.
 pub(super) const MOST_LEVELS: usize = 24;
@@ -27,7 +27,7 @@ impl Default for Nodes {
 }
 
 /// The blocks that any shadow has.
-pub(super) type Blocks = Table<Nodes>;
+pub(super) type Blocks = BlockTable<Nodes>;
 
 /// State of a node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +44,7 @@ struct Resident {
 const ALL: usize = 0;
 
 /// State that a log adds to a policy.
-struct Log {
+struct LogState {
     /// Demoted blocks, in the order in which their room is taken.
     demoted: Lists,
     dirty: Dirty,
@@ -99,7 +99,7 @@ pub(super) struct Level {
     number: usize,
     kind: ReplacementKind,
     policy: Box<dyn BlockPolicy>,
-    log: Option<Log>,
+    log: Option<LogState>,
     nodes: Vec<Resident>,
     free: Vec<u16>,
 }
@@ -114,7 +114,7 @@ impl Level {
     /// Makes an empty tier in a log that has room for `room` blocks, with the same limits.
     pub(super) fn in_log(number: usize, kind: ReplacementKind, room: u32) -> Self {
         let policy = build_for_log(kind, room, room + 1);
-        let log = Log {
+        let log = LogState {
             demoted: Lists::new(room + 1, 1),
             dirty: Dirty::new(room + 1),
             demoted_dirty: 0,
@@ -130,7 +130,7 @@ impl Level {
         kind: ReplacementKind,
         room: u32,
         policy: Box<dyn BlockPolicy>,
-        log: Option<Log>,
+        log: Option<LogState>,
     ) -> Self {
         // One more than blocks can be there: a block enters before another one leaves.
         let nodes = room + 1;
@@ -323,7 +323,7 @@ impl Level {
     }
 }
 
-impl Log {
+impl LogState {
     fn add_demoted(&mut self, node: u32) {
         self.demoted.push(ALL, node);
         self.demoted_dirty += u32::from(self.dirty.holds(node));

@@ -14,7 +14,7 @@ pub(super) const PARTS: usize = 8;
 
 /// Counts of a shadow, in sampled blocks times the number of blocks that each stands for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ShadowCounts {
     /// Reads that no tier answered.
     pub(super) missed_reads: u64,
     /// Reads that RAM did not answer.
@@ -34,7 +34,7 @@ pub(super) struct Shadow {
     ram: Option<Level>,
     cache: Level,
     ghosts: Option<Ghosts>,
-    pub(super) counts: [Counts; PARTS],
+    pub(super) counts: [ShadowCounts; PARTS],
 }
 
 /// A sampled access.
@@ -76,7 +76,7 @@ impl Shadow {
     /// Shows it an access.
     pub(super) fn access(&mut self, blocks: &mut Blocks, sampled: Sampled) {
         let Sampled { access, block, key, part, stands_for } = sampled;
-        let mut counts = Counts::default();
+        let mut counts = ShadowCounts::default();
         match access {
             Access::Read => self.read(blocks, block, key, &mut counts),
             Access::Write => self.write(blocks, block, key, &mut counts),
@@ -90,7 +90,7 @@ impl Shadow {
         }
     }
 
-    fn read(&mut self, blocks: &mut Blocks, block: u32, key: u64, counts: &mut Counts) {
+    fn read(&mut self, blocks: &mut Blocks, block: u32, key: u64, counts: &mut ShadowCounts) {
         if let Some(ram) = &mut self.ram
             && ram.hit(blocks, block)
         {
@@ -111,7 +111,7 @@ impl Shadow {
         self.enter_ram(blocks, block, counts);
     }
 
-    fn write(&mut self, blocks: &mut Blocks, block: u32, key: u64, counts: &mut Counts) {
+    fn write(&mut self, blocks: &mut Blocks, block: u32, key: u64, counts: &mut ShadowCounts) {
         let in_ram = self.ram.as_mut().is_some_and(|ram| ram.hit(blocks, block));
         let in_cache = self.cache.has(blocks, block);
         counts.missed_writes += u64::from(!in_ram && !in_cache);
@@ -166,7 +166,7 @@ impl Shadow {
 
     /// Puts a block into RAM. The one that leaves is offered to the cache if it had been read
     /// again.
-    fn enter_ram(&mut self, blocks: &mut Blocks, block: u32, counts: &mut Counts) {
+    fn enter_ram(&mut self, blocks: &mut Blocks, block: u32, counts: &mut ShadowCounts) {
         let Some((left, again)) = self.ram.as_mut().and_then(|ram| ram.insert(blocks, block))
         else {
             return;

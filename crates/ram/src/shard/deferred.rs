@@ -102,11 +102,11 @@ pub(crate) enum Take {
     /// Another request is writing some of it to the lower tier: wait, and ask again.
     Busy,
     /// The caller has to write this data down.
-    Taken(Taken),
+    Taken(WriteDownBatch),
 }
 
 /// Deferred data of a region that is being written down.
-pub(crate) struct Taken {
+pub(crate) struct WriteDownBatch {
     pub(crate) region: Region,
     blocks: Vec<(RamBlockNumber, u128)>,
     /// Data in ascending order: offset in bytes, and content.
@@ -440,7 +440,7 @@ impl Shard {
         }
         let (since, all) = (pinned.since, 0..u64::MAX);
         let within = if taker.waited { &all } else { within };
-        let mut taken = Taken {
+        let mut taken = WriteDownBatch {
             region,
             blocks: Vec::new(),
             runs: Vec::new(),
@@ -502,7 +502,7 @@ impl Shard {
 
     /// Ends a write-down. The lower tier has the data of all blocks except those that touch
     /// `failed`, whose data becomes dirty again.
-    pub(crate) fn settle(&mut self, taken: &Taken, failed: &[Range<u64>]) {
+    pub(crate) fn settle(&mut self, taken: &WriteDownBatch, failed: &[Range<u64>]) {
         let done = failed.is_empty();
         if let Some(region) = self.deferred.regions.get_mut(&taken.region) {
             region.busy = false;

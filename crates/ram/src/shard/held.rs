@@ -9,13 +9,13 @@ use crate::block::Region;
 const FRAMES_PER_COUNT: u32 = 32;
 
 /// The numbers of blocks, each of all regions with the same hash.
-pub(super) struct Held(Box<[u32]>);
+pub(super) struct RegionCounts(Box<[u32]>);
 
-impl Held {
+impl RegionCounts {
     /// Counts at most `frames` blocks.
     pub(super) fn new(frames: u32) -> Self {
         let counts = (frames / FRAMES_PER_COUNT).max(1).next_power_of_two();
-        Held(vec![0; counts as usize].into_boxed_slice())
+        RegionCounts(vec![0; counts as usize].into_boxed_slice())
     }
 
     fn place(&self, region: Region) -> usize {

@@ -12,7 +12,7 @@ use super::{Own, Tier};
 use crate::block::{Piece, REGION_BYTES, Region};
 use crate::counts::TierCounts;
 use crate::options::Deferral;
-use crate::shard::{Defer, Load, Take, Taken, Taker, Turn};
+use crate::shard::{Defer, Load, Take, Taker, Turn, WriteDownBatch};
 
 /// Maximum number of regions in flight to the lower tier.
 pub(crate) const MOST_ON_THEIR_WAY: usize = 24;
@@ -423,7 +423,7 @@ impl Tier {
 
     /// Ends a write-down. The lower tier has the data of all blocks except those that touch
     /// `failed`.
-    pub(crate) fn settle(&self, taken: &Taken, failed: &[Range<u64>], urgent: bool) {
+    pub(crate) fn settle(&self, taken: &WriteDownBatch, failed: &[Range<u64>], urgent: bool) {
         self.shard_of(taken.region).settle(taken, failed);
         let (own, done) = (&self.deferring, failed.is_empty());
         let add = |counter: &AtomicU64, count| counter.fetch_add(count, Ordering::Relaxed);

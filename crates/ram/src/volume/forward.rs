@@ -10,12 +10,12 @@ use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, yield_now};
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::block::{Change, REGION_BYTES, Region};
+use crate::block::{REGION_BYTES, Region, TierChange};
 use crate::guard::Token;
 use crate::shard::Defer;
 use crate::tier::{Tier, Waiter};
 use crate::watch::Watcher;
-use crate::write_down::{self, Answer};
+use crate::write_down::{self, PendingCompletion};
 
 /// Longest discard, or write of zeroes, that is sent at once: each of its regions is visited first,
 /// and each block of those in RAM.
@@ -39,16 +39,16 @@ pub(super) enum Then {
 
 impl Then {
     /// Returns how the lower tier changes.
-    fn change(self) -> Change {
+    fn change(self) -> TierChange {
         match self {
-            Then::Zeroed | Then::Discarded => Change::Zeroes,
-            Then::Pass | Then::Fill | Then::Written => Change::Data,
+            Then::Zeroed | Then::Discarded => TierChange::Zeroes,
+            Then::Pass | Then::Fill | Then::Written => TierChange::Data,
         }
     }
 }
 
 /// A request that the lower tier serves.
-struct InFlight {
+struct ForwardedRequest {
     /// The request as the client sent it, without its data.
     request: Request,
     sink: Rc<dyn CompletionSink>,
@@ -91,7 +91,7 @@ pub(super) struct Forward {
     lane: Rc<Lane>,
     watcher: Watcher,
     /// By the tag that the lower tier sees.
-    in_flight: RefCell<Vec<Option<InFlight>>>,
+    in_flight: RefCell<Vec<Option<ForwardedRequest>>>,
     free: RefCell<Vec<usize>>,
     /// Empty lists of tokens, to be used again.
     spare: RefCell<Vec<Vec<Token>>>,
@@ -142,7 +142,7 @@ impl Forward {
             return None;
         }
         let request = Request { data: None, ..*request };
-        let own = InFlight { request, sink: sink.clone(), then, tokens, newer };
+        let own = ForwardedRequest { request, sink: sink.clone(), then, tokens, newer };
         let mut in_flight = self.in_flight.borrow_mut();
         let number = self.free.borrow_mut().pop().unwrap_or_else(|| {
             in_flight.push(None);
@@ -153,7 +153,7 @@ impl Forward {
     }
 
     /// Applies the lower tier's completion to the tier.
-    fn settle(&self, own: &InFlight, completion: &mut Completion) {
+    fn settle(&self, own: &ForwardedRequest, completion: &mut Completion) {
         self.tier.heed(self.lower.losses());
         let done = completion.result.is_ok();
         if let Some(data) = &mut completion.data {
@@ -176,11 +176,11 @@ impl Forward {
             // After an error it is not known which sectors were written.
             Then::Written => {
                 let Request { offset, len, .. } = own.request;
-                self.tier.end_write(offset, len, (Change::Data, done), data, &own.tokens);
+                self.tier.end_write(offset, len, (TierChange::Data, done), data, &own.tokens);
             }
             Then::Zeroed | Then::Discarded => {
                 let Request { offset, len, .. } = own.request;
-                self.tier.end_write(offset, len, (Change::Zeroes, done), None, &own.tokens);
+                self.tier.end_write(offset, len, (TierChange::Zeroes, done), None, &own.tokens);
             }
         }
     }
@@ -253,7 +253,7 @@ impl Forward {
         while at < end {
             let pinned = self.tier.first_pinned(at, end - at);
             let start = pinned.map_or(end, |pinned| pinned.start);
-            let answer = Rc::new(Answer::default());
+            let answer = Rc::new(PendingCompletion::default());
             let sink: Rc<dyn CompletionSink> = answer.clone();
             let part = |op, offset, len| Request { op, offset, len, data: None, ..*request };
             if let Some(pinned) = pinned.filter(|_| start == at) {
@@ -286,7 +286,7 @@ impl Forward {
             while at < end && result.is_ok() {
                 let len = MOST_AT_ONCE.min(end - at);
                 let part = Request { offset: at, len, data: None, ..request };
-                let answer = Rc::new(Answer::default());
+                let answer = Rc::new(PendingCompletion::default());
                 let sink: Rc<dyn CompletionSink> = answer.clone();
                 own.change(part, &sink);
                 result = answer.completion().await.result;
@@ -306,8 +306,8 @@ impl Forward {
     }
 
     /// Reads only the parts that RAM does not have, after the read of the whole range has failed.
-    fn read_again(&self, own: InFlight, mut data: IoBuf) {
-        let InFlight { request, sink, newer, .. } = own;
+    fn read_again(&self, own: ForwardedRequest, mut data: IoBuf) {
+        let ForwardedRequest { request, sink, newer, .. } = own;
         let (lower, promise) = (self.lower.clone(), Promise(request.tag, Some(sink)));
         self.lane.spawn(async move {
             let result = read_gaps(&lower, request.offset, &mut data, &newer).await;
@@ -448,7 +448,7 @@ impl Forward {
         let rest = if at == 0 { data } else { IoBuf::copy_from(&data[at..]) };
         let (offset, len) = (request.offset + at as u64, rest.len() as u64);
         let rest = Request { offset, len, data: Some(rest), ..*request };
-        let answer = Rc::new(Answer::default());
+        let answer = Rc::new(PendingCompletion::default());
         self.clone().send_whole(rest, Then::Written, answer.clone()).await;
         let completion = answer.completion().await;
         (completion.result, completion.data.filter(|data| data.len() as u64 == request.len))

@@ -14,7 +14,7 @@ use crate::table::{Check, Entry, RANK_UNKNOWN};
 /// A version of a block in the log. Packed, because a log has many of them.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-pub(crate) struct Version {
+pub(crate) struct LoggedVersion {
     address: u64,
     sequence: u64,
     record: u64,
@@ -27,9 +27,9 @@ const DIRTY: u32 = 1 << 31;
 const PARTIAL: u32 = 1 << 30;
 const DROPPED: u32 = 1 << 29;
 
-const _: () = assert!(size_of::<Version>() == 32);
+const _: () = assert!(size_of::<LoggedVersion>() == 32);
 
-impl Version {
+impl LoggedVersion {
     /// Bits of a payload's check that are kept.
     pub(crate) const CHECK_BITS: u32 = 28;
 
@@ -41,7 +41,7 @@ impl Version {
     ) -> Self {
         let flag = |flag, is_set| if is_set { flag } else { 0 };
         let state = entry.check.to_28() | flag(DIRTY, entry.dirty) | flag(PARTIAL, entry.partial);
-        Version { address: address.0, sequence, record: record.0, slot: entry.slot.0, state }
+        LoggedVersion { address: address.0, sequence, record: record.0, slot: entry.slot.0, state }
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -76,11 +76,11 @@ impl Version {
 }
 
 /// Versions in a chunk: a page of them, because only whole pages can be given back to the system.
-const CHUNK: usize = 4096 / size_of::<Version>();
+const CHUNK: usize = 4096 / size_of::<LoggedVersion>();
 /// Chunks in an area of 1 MiB. Less than a huge page, which may take longer to be found and zeroed
 /// than the log to be read: 2 ns a byte in a virtual machine that gives unused memory back to its
 /// host.
-const IN_AREA: usize = (1 << 20) / (CHUNK * size_of::<Version>());
+const IN_AREA: usize = (1 << 20) / (CHUNK * size_of::<LoggedVersion>());
 
 /// Upper limit of the number of lists: with more, the CPU would wait for address translations.
 const MOST_LISTS: u32 = 1024;
@@ -94,13 +94,13 @@ pub(super) struct Versions {
     used: usize,
     /// Free list: chunks below `used` that hold no version.
     free: Vec<u32>,
-    lists: Box<[List]>,
+    lists: Box<[VersionList]>,
     /// Number of low bits of a shard's number that its list ignores.
     shift: u32,
 }
 
 #[derive(Clone, Default)]
-struct List {
+struct VersionList {
     len: usize,
     /// The last chunk.
     tail: usize,
@@ -116,7 +116,7 @@ impl Versions {
     pub(super) fn new(shards: u32) -> Self {
         let last = shards.saturating_sub(1);
         let shift = (0..32).find(|shift| last >> shift < MOST_LISTS).unwrap_or_default();
-        let lists = vec![List::default(); (last >> shift) as usize + 1].into();
+        let lists = vec![VersionList::default(); (last >> shift) as usize + 1].into();
         Versions { lists, shift, ..Default::default() }
     }
 
@@ -136,17 +136,17 @@ impl Versions {
         let within = list.len % CHUNK;
         if within > 0 {
             let (area, first) = place(list.tail);
-            let bytes = (first + within) * size_of::<Version>();
+            let bytes = (first + within) * size_of::<LoggedVersion>();
             fetch_to_write(Spot::of(&self.areas[area][..]).plus(bytes));
         }
     }
 
     /// Adds a version. Without the memory for it, the process ends as for any allocation.
-    pub(super) fn push(&mut self, shard: u32, version: Version) {
+    pub(super) fn push(&mut self, shard: u32, version: LoggedVersion) {
         self.push_to(self.list_of(shard), version);
     }
 
-    fn push_to(&mut self, list: usize, version: Version) {
+    fn push_to(&mut self, list: usize, version: LoggedVersion) {
         let within = self.lists[list].len % CHUNK;
         if within == 0 {
             let chunk = self.chunk();
@@ -164,8 +164,8 @@ impl Versions {
             return chunk;
         }
         if self.used == self.areas.len() * IN_AREA {
-            let area = Area::new(IN_AREA * CHUNK * size_of::<Version>());
-            let failed = |_| handle_alloc_error(Layout::new::<[Version; CHUNK]>());
+            let area = Area::new(IN_AREA * CHUNK * size_of::<LoggedVersion>());
+            let failed = |_| handle_alloc_error(Layout::new::<[LoggedVersion; CHUNK]>());
             let mut area = area.unwrap_or_else(failed);
             area.populate();
             self.areas.push(area);
@@ -211,26 +211,26 @@ impl Versions {
             |one: &u32, next: &u32| one + 1 == *next && !(*next as usize).is_multiple_of(IN_AREA);
         for run in self.free.chunk_by(adjoin) {
             let (area, first) = place(run[0] as usize);
-            let first = first * size_of::<Version>();
-            let bytes = run.len() * CHUNK * size_of::<Version>();
+            let first = first * size_of::<LoggedVersion>();
+            let bytes = run.len() * CHUNK * size_of::<LoggedVersion>();
             self.areas[area].release(first..first + bytes);
         }
     }
 
     /// Returns the versions in a list, in the order in which they were added.
-    pub(super) fn of_list(&self, list: usize) -> impl Iterator<Item = &Version> {
+    pub(super) fn of_list(&self, list: usize) -> impl Iterator<Item = &LoggedVersion> {
         let list = &self.lists[list];
         let chunks = list.chunks.iter().flat_map(|chunk| {
             let (area, first) = place(*chunk as usize);
             // An area begins with a page, so this cannot fail.
-            let all = <[Version]>::ref_from_bytes(&self.areas[area]).unwrap_or_default();
+            let all = <[LoggedVersion]>::ref_from_bytes(&self.areas[area]).unwrap_or_default();
             &all[first..first + CHUNK]
         });
         chunks.take(list.len).filter(|version| version.state & DROPPED == 0)
     }
 
     /// Drops the versions in a list that `unwanted` returns `true` for.
-    pub(super) fn drop_from(&mut self, list: usize, unwanted: impl Fn(&Version) -> bool) {
+    pub(super) fn drop_from(&mut self, list: usize, unwanted: impl Fn(&LoggedVersion) -> bool) {
         let list = &self.lists[list];
         let mut left = list.len;
         for chunk in &list.chunks {
@@ -244,18 +244,18 @@ impl Versions {
 
     /// Returns the bytes of memory for one version in each list.
     pub(super) fn first_bytes(&self) -> u64 {
-        (self.lists.len() * CHUNK * size_of::<Version>()) as u64
+        (self.lists.len() * CHUNK * size_of::<LoggedVersion>()) as u64
     }
 
     /// Returns the bytes of memory that they take.
     pub(super) fn bytes(&self) -> usize {
-        (self.used - self.free.len()) * CHUNK * size_of::<Version>()
+        (self.used - self.free.len()) * CHUNK * size_of::<LoggedVersion>()
     }
 }
 
-fn versions_in(area: &mut Area) -> &mut [Version] {
+fn versions_in(area: &mut Area) -> &mut [LoggedVersion] {
     // An area begins with a page, so this cannot fail.
-    <[Version]>::mut_from_bytes(area).unwrap_or_default()
+    <[LoggedVersion]>::mut_from_bytes(area).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -284,11 +284,11 @@ mod tests {
         for slot in 0..count {
             versions.expect(slot % 2);
             let version =
-                Version::new(Address(7), (u64::from(slot), RecordNumber(9)), &entry(slot));
+                LoggedVersion::new(Address(7), (u64::from(slot), RecordNumber(9)), &entry(slot));
             versions.push(slot % 2, version);
         }
         assert_eq!(versions.areas.len(), 3);
-        assert_eq!(versions.bytes(), count as usize * size_of::<Version>());
+        assert_eq!(versions.bytes(), count as usize * size_of::<LoggedVersion>());
         let of_list = |versions: &Versions, list| {
             let all = versions.of_list(list);
             all.map(|version| {
@@ -302,8 +302,8 @@ mod tests {
             let wanted = (0..u64::from(count)).filter(|slot| slot % 2 == shard as u64);
             assert!(of_list(&versions, shard).into_iter().eq(wanted), "{shard}");
         }
-        assert_eq!(versions.bytes(), count as usize * size_of::<Version>());
-        versions.push(2, Version::new(Address(7), (5, RecordNumber(9)), &entry(5)));
+        assert_eq!(versions.bytes(), count as usize * size_of::<LoggedVersion>());
+        versions.push(2, LoggedVersion::new(Address(7), (5, RecordNumber(9)), &entry(5)));
         let last = u64::from(count) - 1;
         for shard in 0..3 {
             versions.drop_from(shard, |version| version.sequence() != last);
@@ -325,7 +325,7 @@ mod tests {
             for (shard, numbers) in numbers.into_iter().enumerate() {
                 for number in numbers {
                     let order = (number as u64, RecordNumber(1));
-                    versions.push(shard as u32, Version::new(Address(7), order, &entry));
+                    versions.push(shard as u32, LoggedVersion::new(Address(7), order, &entry));
                 }
             }
             versions
@@ -338,24 +338,24 @@ mod tests {
         whole.absorb(of([1..half, 0..0, CHUNK + 1..all]));
         whole.absorb(Versions::new(3));
         let sequences = |versions: &Versions, list| {
-            let mut found: Vec<u64> = versions.of_list(list).map(Version::sequence).collect();
+            let mut found: Vec<u64> = versions.of_list(list).map(LoggedVersion::sequence).collect();
             found.sort_unstable();
             found
         };
         let wanted = [half, all, all].map(|end| (0..end as u64).collect::<Vec<_>>());
         assert_eq!([0, 1, 2].map(|list| sequences(&whole, list)), wanted);
         let chunks = [half, all, all].map(|count| count.div_ceil(CHUNK)).iter().sum::<usize>();
-        assert_eq!(whole.bytes(), chunks * CHUNK * size_of::<Version>());
+        assert_eq!(whole.bytes(), chunks * CHUNK * size_of::<LoggedVersion>());
         whole.release_unused();
-        assert_eq!(whole.bytes(), chunks * CHUNK * size_of::<Version>());
+        assert_eq!(whole.bytes(), chunks * CHUNK * size_of::<LoggedVersion>());
         assert_eq!([0, 1, 2].map(|list| sequences(&whole, list)), wanted);
         let kept: Vec<&[u8]> = whole
             .free
             .iter()
             .map(|chunk| {
                 let (area, first) = place(*chunk as usize);
-                let first = first * size_of::<Version>();
-                &whole.areas[area][first..first + CHUNK * size_of::<Version>()]
+                let first = first * size_of::<LoggedVersion>();
+                &whole.areas[area][first..first + CHUNK * size_of::<LoggedVersion>()]
             })
             .collect();
         assert!(!kept.is_empty() && kept.iter().all(|bytes| bytes.iter().all(|byte| *byte == 0)));

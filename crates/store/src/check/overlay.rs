@@ -33,7 +33,7 @@ impl Device for Overlay {
 }
 
 /// A started operation.
-enum Begun {
+enum StartedOp {
     /// A read of the inner device.
     Read(OpId),
     /// A discarded operation; its buffer is returned when it is polled.
@@ -42,14 +42,14 @@ enum Begun {
 
 struct OverlayQueue {
     inner: Rc<dyn DeviceQueue>,
-    ops: RefCell<OpTable<Begun>>,
+    ops: RefCell<OpTable<StartedOp>>,
 }
 
 impl DeviceQueue for OverlayQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let begun = match op {
-            DeviceOp::Read { .. } => Begun::Read(self.inner.start(op)),
-            _ => Begun::Discarded(op.into_buf()),
+            DeviceOp::Read { .. } => StartedOp::Read(self.inner.start(op)),
+            _ => StartedOp::Discarded(op.into_buf()),
         };
         self.ops.borrow_mut().add(begun)
     }
@@ -57,8 +57,8 @@ impl DeviceQueue for OverlayQueue {
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
         let mut ops = self.ops.borrow_mut();
         let done = match ops.get_mut(id) {
-            Some(Begun::Read(read)) => ready!(self.inner.poll_op(*read, context)),
-            Some(Begun::Discarded(buf)) => DeviceDone { result: Ok(()), buf: buf.take() },
+            Some(StartedOp::Read(read)) => ready!(self.inner.poll_op(*read, context)),
+            Some(StartedOp::Discarded(buf)) => DeviceDone { result: Ok(()), buf: buf.take() },
             None => DeviceDone { result: Ok(()), buf: None },
         };
         ops.take(id);
@@ -66,7 +66,7 @@ impl DeviceQueue for OverlayQueue {
     }
 
     fn forget(&self, id: OpId) {
-        if let Some(Begun::Read(read)) = self.ops.borrow_mut().take(id) {
+        if let Some(StartedOp::Read(read)) = self.ops.borrow_mut().take(id) {
             self.inner.forget(read);
         }
     }

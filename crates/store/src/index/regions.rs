@@ -20,7 +20,7 @@ use std::ops::Range;
 use forebay_core::sync::atomic::{AtomicU8, Ordering};
 
 use super::Address;
-use crate::table::Geometry;
+use crate::table::TableGeometry;
 
 /// The region may hold blocks. If [`WALKED`] is set as well, a block was inserted during the walk.
 const OCCUPIED: u8 = 1;
@@ -48,7 +48,7 @@ pub struct Walk<'a> {
 }
 
 /// Returns the addresses of a region, as a power of two.
-fn shift_of(geometry: &Geometry) -> u32 {
+fn shift_of(geometry: &TableGeometry) -> u32 {
     let words = geometry.bytes() / 8;
     let bits = USUAL_BITS.max((words / WORDS_PER_REGION).checked_ilog2().unwrap_or(0));
     let address_bits = geometry.address_bits();
@@ -56,13 +56,13 @@ fn shift_of(geometry: &Geometry) -> u32 {
 }
 
 /// Returns the bytes of memory that the regions of an index take.
-pub(crate) fn bytes_for(geometry: &Geometry) -> u64 {
+pub(crate) fn bytes_for(geometry: &TableGeometry) -> u64 {
     1 << (geometry.address_bits() - shift_of(geometry))
 }
 
 impl Regions {
     /// Makes all regions vacant.
-    pub(super) fn new(geometry: &Geometry) -> Self {
+    pub(super) fn new(geometry: &TableGeometry) -> Self {
         let states = (0..bytes_for(geometry)).map(|_| AtomicU8::new(0)).collect();
         Regions { states, shift: shift_of(geometry) }
     }

@@ -14,7 +14,7 @@ use forebay_device::hint::{Spot, fetch, fetch_to_write};
 
 use super::Filling;
 use super::masks::Masks;
-use crate::table::{Buckets, Entry, Geometry, LocalKey, Table};
+use crate::table::{Buckets, Entry, LocalKey, Table, TableGeometry};
 
 /// A shard on its own cache lines.
 #[repr(C, align(128))]
@@ -25,11 +25,11 @@ pub(super) struct Shard {
     /// Number of check bits in each word of the table; changes together with the words.
     check_bits: AtomicU32,
     buckets: Buckets,
-    content: Mutex<Content>,
+    content: Mutex<ShardData>,
 }
 
 /// The data that the lock protects.
-pub(super) struct Content {
+pub(super) struct ShardData {
     /// Changed by [`Locked::table_mut`] only.
     table: Table,
     /// The last sequence assigned in this shard.
@@ -44,10 +44,10 @@ pub(super) struct Content {
 
 impl Shard {
     /// Makes an empty shard, which counts as loaded.
-    pub(super) fn new(geometry: &Geometry, masks: Masks) -> Self {
+    pub(super) fn new(geometry: &TableGeometry, masks: Masks) -> Self {
         let table = Table::new(geometry);
         let buckets = table.shared();
-        let content = Content { table, sequence: 0, fills: Vec::new(), masks, loaded: true };
+        let content = ShardData { table, sequence: 0, fills: Vec::new(), masks, loaded: true };
         let check_bits = AtomicU32::new(geometry.check_bits());
         Shard { version: AtomicU64::new(0), check_bits, buckets, content: Mutex::new(content) }
     }
@@ -81,7 +81,7 @@ impl Shard {
     #[inline]
     pub(super) fn find_unlocked(
         &self,
-        geometry: &Geometry,
+        geometry: &TableGeometry,
         key: LocalKey,
         seen: impl FnOnce(&Entry) -> bool,
     ) -> Option<Entry> {
@@ -107,7 +107,7 @@ impl Shard {
 
     /// Prefetches the shard and the key's bucket for a look-up, or, if `to_change`, for a change.
     #[inline]
-    pub(super) fn expect(&self, geometry: &Geometry, key: LocalKey, to_change: bool) {
+    pub(super) fn expect(&self, geometry: &TableGeometry, key: LocalKey, to_change: bool) {
         match to_change {
             true => fetch_to_write(Spot::of(self)),
             false => fetch(Spot::of(self), 1),
@@ -119,7 +119,7 @@ impl Shard {
 /// A shard whose lock is held.
 pub(super) struct Locked<'a> {
     version: &'a AtomicU64,
-    content: MutexGuard<'a, Content>,
+    content: MutexGuard<'a, ShardData>,
 }
 
 impl Locked<'_> {
@@ -152,17 +152,17 @@ impl Locked<'_> {
 }
 
 impl Deref for Locked<'_> {
-    type Target = Content;
+    type Target = ShardData;
 
     #[inline]
-    fn deref(&self) -> &Content {
+    fn deref(&self) -> &ShardData {
         &self.content
     }
 }
 
 impl DerefMut for Locked<'_> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Content {
+    fn deref_mut(&mut self) -> &mut ShardData {
         &mut self.content
     }
 }

@@ -12,7 +12,7 @@ use crate::table::Check;
 /// equal their addresses.
 fn while_others_move(observe: impl FnOnce(&Index, u64)) {
     let entries = if cfg!(miri) { 200 } else { 40_000 };
-    let index = Index::new(Geometry::new(entries, 1, 24, 20).expect("fits"), 1);
+    let index = Index::new(TableGeometry::new(entries, 1, 24, 20).expect("fits"), 1);
     let put = |address: u64| {
         let entry = Entry {
             slot: Slot(address as u32 & 0xfffff),
@@ -85,7 +85,7 @@ fn unlocked_look_ups_find_entries_that_other_threads_move() {
 
 #[test]
 fn unlocked_look_ups_find_only_whole_blocks_of_loaded_shards() {
-    let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    let index = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     let find = |index: &Index| index.find_unlocked(Address(3), |_| true);
     let entry = Entry { slot: Slot(5), dirty: true, partial: false, rank: 1, check: Check::new(0) };
     assert!(find(&index).is_none());
@@ -105,7 +105,7 @@ fn unlocked_look_ups_find_only_whole_blocks_of_loaded_shards() {
     index.unload();
     assert!(find(&index).is_none());
     let mut content = ShardContent { entries: vec![(Address(3), entry)], ..Default::default() };
-    let other = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    let other = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     other.unload();
     content.entries.push((Address(3), entry));
     assert!(other.load_shard(0, &mut content).is_err(), "a block twice");
@@ -114,7 +114,7 @@ fn unlocked_look_ups_find_only_whole_blocks_of_loaded_shards() {
         "what is there of a shard that is not loaded counts for nothing"
     );
     content.entries.pop();
-    let third = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    let third = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     third.unload();
     third.load_shard(0, &mut content).expect("it fits");
     assert_eq!(find(&third).map(|found| found.slot), Some(Slot(5)));
@@ -126,7 +126,7 @@ fn there_are_as_many_masks_as_memory_allows_and_no_more() {
     // Of the 160 MiB that can be held, masks leave 16 for other uses.
     let hold = |bytes| memory.hold(MemoryUse::Process, bytes, "the rest").expect("it fits");
     let _rest = hold((144 << 20) - (100 << 10));
-    let geometry = Geometry::new(10_000, 1, 20, 20).expect("fits");
+    let geometry = TableGeometry::new(10_000, 1, 20, 20).expect("fits");
     let index = Index::within(geometry, 1, BlockSize::DEFAULT, &memory);
     let version = |partial| {
         let (slot, check) = (Slot(5), Check::new(0));
@@ -177,7 +177,7 @@ fn there_are_as_many_masks_as_memory_allows_and_no_more() {
 
 #[test]
 fn a_mask_goes_when_its_block_is_whole_or_gone() {
-    let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+    let index = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     let put = |address, mask: Option<SectorMask>| {
         let (slot, partial) = (Slot(5), mask.is_some());
         let entry = Entry { slot, dirty: true, partial, rank: 1, check: Check::new(0) };
@@ -237,7 +237,7 @@ fn a_look_up_finds_the_right_entry_while_the_index_is_widened() {
 fn a_widened_index_holds_what_it_held_and_blocks_beyond() {
     let mut random = fastrand::Rng::with_seed(4);
     let entries = if cfg!(miri) { 100 } else { 30_000u64 };
-    let index = Index::new(Geometry::new(entries, 3, 20, 18).expect("fits"), 3);
+    let index = Index::new(TableGeometry::new(entries, 3, 20, 18).expect("fits"), 3);
     let mut model = std::collections::BTreeMap::new();
     let mut put = |index: &Index, address: u64| {
         let mask = random.bool().then(|| SectorMask::of(8, 0..random.u32(1..8)));
@@ -276,7 +276,7 @@ fn a_widened_index_holds_what_it_held_and_blocks_beyond() {
 
 #[test]
 fn a_block_is_at_one_of_two_addresses_while_it_moves() {
-    let index = Index::new(Geometry::new(1000, 8, 20, 20).expect("fits"), 8);
+    let index = Index::new(TableGeometry::new(1000, 8, 20, 20).expect("fits"), 8);
     let (from, to) = (Address(77), Address(4000));
     assert_ne!(index.shard_of(from), index.shard_of(to));
     let mask = SectorMask::of(8, 0..3);
@@ -324,7 +324,7 @@ fn a_block_is_at_one_of_two_addresses_while_it_moves() {
 
 /// Regions of 16 addresses.
 fn regions() -> Index {
-    Index::new(Geometry::new(1000, 1, 20, 20).expect("fits"), 1)
+    Index::new(TableGeometry::new(1000, 1, 20, 20).expect("fits"), 1)
 }
 
 fn insert(index: &Index, address: u64) {
@@ -399,7 +399,7 @@ fn an_index_of_many_shards_is_made_in_turns() {
         }
     });
     let index = world.block_on(async {
-        let geometry = Geometry::new(1 << 20, 1024, 24, 20).expect("it fits");
+        let geometry = TableGeometry::new(1 << 20, 1024, 24, 20).expect("it fits");
         Index::in_turns(geometry, 1024, BlockSize::DEFAULT, &Arc::default()).await
     });
     ended.set(true);

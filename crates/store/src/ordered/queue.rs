@@ -143,9 +143,9 @@ impl State {
 }
 
 /// The groups of one ordered volume.
-pub(crate) struct Queue(Mutex<State>);
+pub(crate) struct GroupQueue(Mutex<State>);
 
-impl Queue {
+impl GroupQueue {
     /// Makes an empty queue of a volume whose origin is at this horizon.
     pub(crate) fn new(horizon: Option<Horizon>) -> Self {
         Self::recovered(horizon, Vec::new(), 0, Vec::new())
@@ -165,7 +165,7 @@ impl Queue {
         groups.push_back(Group::open());
         let separates = horizon.is_some();
         let held = groups.iter().map(|group| group.versions.len() as u64).sum();
-        Queue(Mutex::new(State { groups, horizon, separates, cut, held, kept: (cut, kept) }))
+        GroupQueue(Mutex::new(State { groups, horizon, separates, cut, held, kept: (cut, kept) }))
     }
 
     /// Visits all held versions.

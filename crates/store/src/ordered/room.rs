@@ -27,7 +27,7 @@ const STEP: u64 = 256 << 10;
 pub(crate) const VERSION: usize = size_of::<(OriginBlock, OrderedVersion)>() * 9 / 2 + 32;
 
 /// The memory for held versions.
-pub(crate) struct Room {
+pub(crate) struct HeldMemory {
     /// Bytes of all held versions.
     taken: AtomicU64,
     /// Bytes that held versions may take.
@@ -46,11 +46,11 @@ fn bytes_of(version: &OrderedVersion) -> u64 {
     (VERSION + mask) as u64
 }
 
-impl Room {
+impl HeldMemory {
     pub(crate) fn new(memory: &Arc<MemoryBudget>) -> Self {
         let held = Mutex::new(MemoryHold::none(memory, MemoryUse::Background));
         let (taken, most) = (AtomicU64::new(0), AtomicU64::new(LEAST));
-        Room { taken, most, held, full: AtomicBool::new(false) }
+        HeldMemory { taken, most, held, full: AtomicBool::new(false) }
     }
 
     pub(crate) fn add(&self, version: &OrderedVersion) {

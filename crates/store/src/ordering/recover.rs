@@ -24,7 +24,7 @@ use forebay_lane::{Lane, concurrently, turns, yield_now};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::ordered::Horizon;
-use crate::ordered::queue::{Group, OrderedVersion, Queue};
+use crate::ordered::queue::{Group, GroupQueue, OrderedVersion};
 use crate::replay::walk_headers;
 use crate::retry;
 use crate::store::VolumeSpace;
@@ -47,7 +47,7 @@ struct Search {
 }
 
 /// Inputs of the search.
-pub(crate) struct Source<'a> {
+pub(crate) struct SearchInput<'a> {
     pub(crate) queue: &'a DeviceQueue,
     pub(crate) geometry: &'a Geometry,
     pub(crate) cache: Uuid,
@@ -67,8 +67,8 @@ pub(crate) struct Source<'a> {
 /// Returns the queues of all volumes that were in order, and how many bytes were read for them.
 pub(crate) async fn recover(
     lane: &Rc<Lane>,
-    source: Source<'_>,
-) -> Result<(HashMap<VolumeId, Queue>, u64), StoreError> {
+    source: SearchInput<'_>,
+) -> Result<(HashMap<VolumeId, GroupQueue>, u64), StoreError> {
     let mut searches: BTreeMap<VolumeId, Search> = BTreeMap::new();
     for volume in source.volumes {
         let space = source.spaces.iter().find(|space| space.id == volume.id);
@@ -176,7 +176,7 @@ impl Search {
     async fn drop_torn(
         &mut self,
         lane: &Rc<Lane>,
-        source: &Source<'_>,
+        source: &SearchInput<'_>,
         proofs: &BTreeMap<RecordNumber, RecordNumber>,
     ) -> Result<u64, StoreError> {
         let order = |found: &Found| (found.block, found.record, found.version.sequence);
@@ -229,7 +229,7 @@ impl Search {
         self,
         proofs: &BTreeMap<RecordNumber, RecordNumber>,
         sequence: u64,
-    ) -> Queue {
+    ) -> GroupQueue {
         let Search { horizon, dirty, found, .. } = self;
         let mut done = 0;
         // A block can have older versions beyond the horizon only if its newest one is beyond it.
@@ -300,7 +300,7 @@ impl Search {
         }
         kept.sort_by_key(|version| version.slot);
         kept.dedup_by_key(|version| version.slot);
-        Queue::recovered(Some(horizon), groups, sequence.max(horizon.sequence), kept)
+        GroupQueue::recovered(Some(horizon), groups, sequence.max(horizon.sequence), kept)
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
         found: &[(u64, u64, u64)],
         newest: &[(u64, u64)],
         proofs: &[(u64, u64)],
-    ) -> Queue {
+    ) -> GroupQueue {
         let id = VolumeId(1);
         let cache = Uuid::from_u128(1);
         let space = VolumeSpace { id, base: 0, blocks: 100, seed: CheckSeed::new(&cache, id) };
@@ -347,7 +347,7 @@ mod tests {
     }
 
     /// Writes and settles all groups; returns the blocks and sequences of each.
-    fn groups(queue: &Queue) -> Vec<Vec<(u64, u64)>> {
+    fn groups(queue: &GroupQueue) -> Vec<Vec<(u64, u64)>> {
         let mut groups = Vec::new();
         while let Some(front) = queue.front() {
             let versions = front.versions.iter();
@@ -357,7 +357,7 @@ mod tests {
         groups
     }
 
-    fn held(queue: &Queue) -> Vec<u32> {
+    fn held(queue: &GroupQueue) -> Vec<u32> {
         let mut held = Vec::new();
         queue.each(|version| held.push(version.slot.0));
         held.sort_unstable();

@@ -20,9 +20,9 @@ use crate::latency::DeviceLatency;
 use crate::layout::SegmentLayout;
 use crate::loading::Loading;
 use crate::log::Log;
-use crate::ordered::{Ordered, queue::Queue as OrderQueue};
+use crate::ordered::{Ordered, queue::GroupQueue as OrderQueue};
 use crate::planted::{self, PlantedBug};
-use crate::replay::{End, Replay};
+use crate::replay::{LastRecord, Replay};
 use crate::roots::refused;
 use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::spaces::Ranges;
@@ -30,7 +30,7 @@ use crate::store::Store;
 use crate::table::Entry;
 
 /// The parts of a store that recovery restores.
-pub(super) struct Parts {
+pub(super) struct StoreParts {
     index: Index,
     segments: Segments,
     ordered: Ordered,
@@ -50,7 +50,7 @@ impl Opening<'_> {
         &mut self,
         found: Replayed,
         queues: HashMap<VolumeId, OrderQueue>,
-    ) -> Result<Parts, StoreError> {
+    ) -> Result<StoreParts, StoreError> {
         let geometry = &self.superblock.geometry;
         let Replayed { index, replay, image, segments, next, accepted } = found;
         let held = held_by(geometry, &queues).await;
@@ -99,7 +99,7 @@ impl Opening<'_> {
         );
         let resting = replay.deleted;
         yield_now().await;
-        Ok(Parts {
+        Ok(StoreParts {
             resting,
             index,
             segments,
@@ -114,7 +114,7 @@ impl Opening<'_> {
     /// Phase 5: makes the recovered state durable, before anything else is written.
     pub(super) async fn finish(
         self,
-        parts: Parts,
+        parts: StoreParts,
         concerned: &[VolumeId],
     ) -> Result<(Rc<StoreLane>, RecoveryReport), StoreError> {
         let (distrusted, lane) = (self.is_distrusted(), self.lane.clone());
@@ -251,8 +251,9 @@ async fn restored(
         segments.restore(found.by_ref().take(turns::AT_ONCE).map(|it| {
             let FoundSegment { segment, generation, .. } = it;
             let state = if is_free(&it) { SegmentState::Free } else { SegmentState::Closed };
-            let end =
-                replay.end_of(segment).unwrap_or(End { position: it.position, ..End::default() });
+            let end = replay
+                .end_of(segment)
+                .unwrap_or(LastRecord { position: it.position, ..LastRecord::default() });
             (segment, SegmentSnapshot { generation, state, position: end.position }, end.number)
         }));
         yield_now().await;

@@ -14,7 +14,7 @@ use super::READS;
 use crate::error::StoreError;
 use crate::replay::{Basis, Replay, newest_generation};
 use crate::retry::{self, Pages};
-use crate::team::{Shared, Team, still_running};
+use crate::team::{Team, WorkList, still_running};
 
 /// The generations of a segment that are possible in addition to the one in the checkpoint.
 pub(super) struct Bounds {
@@ -76,7 +76,7 @@ pub(super) async fn reopened(
     let (part, reads) = (team.logical_block(), READS.div_ceil(team.lanes()));
     let search = Arc::new(Search { basis: replay.basis.clone(), bounds, all, part, reads });
     let segments =
-        Shared::new(turns::filled(count as usize, |number| SegmentId(number as u32)).await);
+        WorkList::new(turns::filled(count as usize, |number| SegmentId(number as u32)).await);
     let parts = team.run(move |lane, queue| {
         let (search, segments) = (search.clone(), segments.clone());
         async move { search.part(&lane, &queue, segments).await }
@@ -108,7 +108,7 @@ impl Search {
         self: Arc<Self>,
         lane: &Rc<Lane>,
         queue: &Queue,
-        segments: Shared<SegmentId>,
+        segments: WorkList<SegmentId>,
     ) -> Result<Firsts, StoreError> {
         let firsts = Firsts {
             reopened: Vec::new(),

@@ -20,7 +20,7 @@ use crate::spaces::{VolumeSpace, address_in};
 use crate::team::Team;
 
 /// The content of the checkpoint, except for the blocks.
-pub(super) struct Image {
+pub(super) struct CheckpointImage {
     /// The segment table.
     pub(super) lines: Arc<Vec<SegmentLine>>,
     /// The generations with which segments were opened since.
@@ -35,11 +35,11 @@ pub(super) struct Image {
     /// Volumes that had dirty blocks.
     pub(super) dirty: HashSet<VolumeId>,
     /// Source of the entries, if they will be loaded later.
-    pub(super) later: Option<loading::Source>,
+    pub(super) later: Option<loading::EntrySource>,
 }
 
 /// The cache to recover, and the lanes that do it.
-pub(super) struct Source<'a> {
+pub(super) struct RecoveryInput<'a> {
     pub(super) team: &'a Team,
     pub(super) geometry: &'a Geometry,
     pub(super) spaces: &'a [VolumeSpace],
@@ -54,13 +54,13 @@ pub(super) struct Source<'a> {
 /// It is damaged and cannot be rebuilt from parity, or there is no memory for it; the content of
 /// the index is then meaningless.
 pub(super) async fn load(
-    from: &Source<'_>,
+    from: &RecoveryInput<'_>,
     mut source: CheckpointSource,
     clean: bool,
     index: &Index,
     replay: &mut Replay,
-) -> Result<Image, StoreError> {
-    let Source { team, geometry, spaces, accepted } = from;
+) -> Result<CheckpointImage, StoreError> {
+    let RecoveryInput { team, geometry, spaces, accepted } = from;
     let unfit = |unfit: Unfit| unfit.of("the checkpoint");
     let header = *source.header();
     let count = geometry.segment_count as usize;
@@ -112,7 +112,7 @@ pub(super) async fn load(
     }
     let (bytes_read, mended) = (source.bytes_read, source.mended);
     source.finish()?;
-    Ok(Image {
+    Ok(CheckpointImage {
         lines,
         reopened: firsts.unwrap_or_default(),
         base: header.base,
@@ -144,13 +144,13 @@ pub(super) fn can_wait(source: &CheckpointSource, order: &Arrangement, least: u6
 /// # Errors
 /// A part of the checkpoint is damaged: load it as a whole.
 pub(super) async fn load_later(
-    from: &Source<'_>,
+    from: &RecoveryInput<'_>,
     source: Chunks,
     clean: bool,
     index: &Index,
     replay: &mut Replay,
-) -> Result<Image, StoreError> {
-    let Source { team, geometry, spaces, accepted } = from;
+) -> Result<CheckpointImage, StoreError> {
+    let RecoveryInput { team, geometry, spaces, accepted } = from;
     let header = *source.header();
     let count = geometry.segment_count as usize;
     replay.begin(header.base, header.highest_sequence, *accepted);
@@ -194,7 +194,7 @@ pub(super) async fn load_later(
         let bounds = Bounds { lowest: header.next_generation, lines: lines.clone() };
         reopened(team, replay, bounds, false).await?
     };
-    Ok(Image {
+    Ok(CheckpointImage {
         lines,
         reopened,
         base: header.base,
@@ -203,7 +203,7 @@ pub(super) async fn load_later(
         mended: false,
         rebuilt: false,
         dirty: HashSet::new(),
-        later: Some(loading::Source {
+        later: Some(loading::EntrySource {
             checkpoint: source,
             spaces: spaces.to_vec(),
             segments: Vec::new(),
@@ -220,18 +220,18 @@ pub(super) async fn load_later(
 /// # Errors
 /// The device fails.
 pub(super) async fn rebuild(
-    from: &Source<'_>,
+    from: &RecoveryInput<'_>,
     replay: &mut Replay,
     why: StoreError,
-) -> Result<Image, StoreError> {
-    let Source { team, geometry, accepted, .. } = from;
+) -> Result<CheckpointImage, StoreError> {
+    let RecoveryInput { team, geometry, accepted, .. } = from;
     let count = geometry.segment_count as usize;
     tracing::error!(%why, "the checkpoint cannot be used: the index is rebuilt from the log");
     replay.begin(RecordNumber(0), 0, *accepted);
     let lines = Arc::new(turns::filled(count, |_| SegmentLine::default()).await);
     let bounds = Bounds { lowest: Generation(0), lines: lines.clone() };
     let reopened = reopened(team, replay, bounds, true).await?;
-    Ok(Image {
+    Ok(CheckpointImage {
         lines,
         reopened,
         base: RecordNumber(0),

@@ -11,7 +11,7 @@ use forebay_format::{AcceptedLog, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecor
 use forebay_lane::{Lane, MemoryHold, turns, yield_now};
 use parking_lot::Mutex;
 
-use super::image::{self, Image};
+use super::image::{self, CheckpointImage};
 use super::size::{hold_memory, named, shards_of, table_geometry};
 use super::{READS, RecoveryReport};
 use crate::changes::Changes;
@@ -23,13 +23,13 @@ use crate::index::Index;
 use crate::loading::Entries;
 use crate::meta::{CLEAN_DISTRUSTED, LOAD_AT_ONCE};
 use crate::options::StoreOptions;
-use crate::ordered::{Horizon, queue::Queue as OrderQueue};
+use crate::ordered::{Horizon, queue::GroupQueue as OrderQueue};
 use crate::ordering::recover as order;
 use crate::planted::{self, PlantedBug};
-use crate::replay::{Next, Part, Replay};
+use crate::replay::{FirstNumbers, Replay, ShardSubset};
 use crate::roots::{Roots, read_roots, refused};
 use crate::spaces::VolumeSpace;
-use crate::table::{Entry, Geometry as TableGeometry};
+use crate::table::{Entry, TableGeometry};
 use crate::team::Team;
 
 /// Record numbers and sequences that are skipped after a crash. Those of records that did not reach
@@ -68,7 +68,7 @@ pub(super) type Checkpoint = Result<CheckpointSource, StoreError>;
 pub(super) struct Loaded {
     index: Index,
     replay: Replay,
-    image: Image,
+    image: CheckpointImage,
 }
 
 /// A segment as found by recovery.
@@ -87,9 +87,9 @@ pub(super) struct FoundSegment {
 pub(super) struct Replayed {
     pub(super) index: Index,
     pub(super) replay: Replay,
-    pub(super) image: Image,
+    pub(super) image: CheckpointImage,
     pub(super) segments: Vec<FoundSegment>,
-    pub(super) next: Next,
+    pub(super) next: FirstNumbers,
     /// The accepted part of the log to record in the superblock, if no checkpoint is written before
     /// the cache is used.
     pub(super) accepted: Option<AcceptedLog>,
@@ -237,8 +237,8 @@ impl<'a> Opening<'a> {
     }
 
     /// The cache, for reading the checkpoint.
-    fn source(&self) -> image::Source<'_> {
-        image::Source {
+    fn source(&self) -> image::RecoveryInput<'_> {
+        image::RecoveryInput {
             team: &self.team,
             geometry: &self.superblock.geometry,
             spaces: &self.spaces,
@@ -304,7 +304,7 @@ impl<'a> Opening<'a> {
         let parts = if image.rebuilt { self.parts_of_log() } else { 1 };
         let mut others: Vec<Replay> = (1..parts).map(|_| replay.again()).collect();
         for (number, part) in std::iter::once(&mut replay).chain(&mut others).enumerate() {
-            part.limit_to(Part { number: number as u32, of: parts });
+            part.limit_to(ShardSubset { number: number as u32, of: parts });
         }
         let mut replay = self.walk(replay).await?;
         let next = self.next(&replay, &segments, &image).await;
@@ -348,14 +348,19 @@ impl<'a> Opening<'a> {
         walked.map_err(|error| named(&self.device, error))
     }
 
-    fn report_log(&mut self, replay: &Replay, image: &Image) {
+    fn report_log(&mut self, replay: &Replay, image: &CheckpointImage) {
         self.report.records = replay.records;
         self.report.torn = replay.torn;
         self.report.bytes_read += replay.bytes_read + image.bytes_read;
     }
 
     /// Returns the numbers, sequences and generations to continue with.
-    async fn next(&self, replay: &Replay, segments: &[FoundSegment], image: &Image) -> Next {
+    async fn next(
+        &self,
+        replay: &Replay,
+        segments: &[FoundSegment],
+        image: &CheckpointImage,
+    ) -> FirstNumbers {
         let left_out = if self.report.clean { 0 } else { LEFT_OUT };
         let last = replay.highest_number.max(image.base);
         // Segments may have been opened without any header reaching the device: each at most once.
@@ -368,7 +373,7 @@ impl<'a> Opening<'a> {
             next = next.max(after);
             turns::rest(&mut done).await;
         }
-        Next {
+        FirstNumbers {
             record: RecordNumber(last.0 + 1 + left_out),
             sequence: replay.highest_sequence.saturating_add(left_out),
             generation: Generation(next + u64::from(unseen)),
@@ -376,7 +381,11 @@ impl<'a> Opening<'a> {
     }
 
     /// Registers with the replay the segments that have records after the checkpoint.
-    async fn choose_walks(&self, image: &Image, replay: &mut Replay) -> Vec<FoundSegment> {
+    async fn choose_walks(
+        &self,
+        image: &CheckpointImage,
+        replay: &mut Replay,
+    ) -> Vec<FoundSegment> {
         let mut segment_of = |(number, line): (usize, &forebay_format::SegmentState)| {
             let segment = SegmentId(number as u32);
             let walk = match image.reopened.get(number).copied().flatten() {
@@ -449,7 +458,7 @@ impl<'a> Opening<'a> {
             index.raise_sequence(sequence.saturating_add(left_out));
         }
         let in_use = segments.iter().filter(|it| it.in_use);
-        let source = order::Source {
+        let source = order::SearchInput {
             queue: &self.queue,
             geometry: &self.superblock.geometry,
             cache: self.superblock.cache,

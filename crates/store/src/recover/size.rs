@@ -12,7 +12,7 @@ use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::options::StoreOptions;
 use crate::segments::Segments;
-use crate::table::Geometry as TableGeometry;
+use crate::table::TableGeometry;
 
 /// Maximum number of shards of an index.
 const MOST_SHARDS: u32 = 8192;

@@ -10,7 +10,7 @@ use forebay_testkit::{Disk, LaneWorld};
 use super::walk::{LOOK_AHEAD, Walked};
 use super::*;
 use crate::index::Index;
-use crate::table::Geometry as TableGeometry;
+use crate::table::TableGeometry;
 
 fn replay_in(memory: &Arc<MemoryBudget>, geometry: Geometry, spaces: &[VolumeSpace]) -> Replay {
     let table = (*index().geometry(), 1);
@@ -97,7 +97,7 @@ fn headers_are_read_as_far_as_memory_goes() {
 fn memory_held_for_a_header_covers_applying_its_content() {
     let of_data = |count| memory_of(&data(0, 8, 1, vec![entry(1, 1, 1); count]), count) as usize;
     // Nodes of a tree are half full.
-    let place = size_of::<(u64, Place)>();
+    let place = size_of::<(u64, RecordLocation)>();
     assert_eq!(of_data(0), 2 * place);
     let each = of_data(9) - of_data(8);
     assert_eq!(of_data(9), of_data(0) + 9 * each);

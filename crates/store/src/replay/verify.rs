@@ -9,8 +9,8 @@ use forebay_format::{Body, DataEntry, PAGE, RecordHeader};
 use forebay_lane::concurrently;
 
 use super::walk::header_in;
-use super::{Place, Replay};
-use crate::changes::Version;
+use super::{RecordLocation, Replay};
+use crate::changes::LoggedVersion;
 use crate::error::StoreError;
 use crate::planted::{self, PlantedBug};
 use crate::retry;
@@ -41,10 +41,10 @@ impl Replay {
             let check = (Check::new(entry.check), u32::BITS);
             (!entry.void).then_some(Cell { slot, volume, block, check })
         };
-        let added = |version: &Version| {
+        let added = |version: &LoggedVersion| {
             let of = |space: &VolumeSpace| Some((space.id, space.block(version.address())?));
             let (volume, block) = self.basis.spaces.iter().find_map(of)?;
-            let check = (version.entry().check, Version::CHECK_BITS);
+            let check = (version.entry().check, LoggedVersion::CHECK_BITS);
             Some(Cell { slot: version.slot(), volume, block, check })
         };
         match header.map(|header| &header.body) {
@@ -72,7 +72,7 @@ pub(super) async fn verify_all(
     replay: Replay,
     reads: usize,
 ) -> Result<Replay, StoreError> {
-    let unproven: Vec<(u64, Place)> = {
+    let unproven: Vec<(u64, RecordLocation)> = {
         let found = replay.found.range(replay.durable + 1..);
         found.map(|(number, place)| (*number, *place)).collect()
     };
@@ -101,7 +101,7 @@ async fn verify(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
     number: u64,
-    place: Place,
+    place: RecordLocation,
 ) -> Result<(), StoreError> {
     if place.payload_bytes == 0 {
         return Ok(());
@@ -116,7 +116,7 @@ async fn verify(
     let pages = retry::read_pages(queue, offset, len).await?;
     let mut replay = replay.borrow_mut();
     replay.bytes_read += pages.bytes.len() as u64;
-    let Place { segment, position, .. } = place;
+    let RecordLocation { segment, position, .. } = place;
     let header =
         header_in(&pages.bytes, &replay.basis.geometry, &replay.basis.cache, segment, position);
     // The header may have become unreadable since the walk; the blocks are verified nevertheless.

@@ -11,7 +11,7 @@ use forebay_lane::{Lane, concurrently};
 use super::{Basis, Replay};
 use crate::error::StoreError;
 use crate::retry;
-use crate::team::{Shared, still_running};
+use crate::team::{WorkList, still_running};
 
 /// Bytes read at a time while searching for a header.
 pub(super) const LOOK_AHEAD: u64 = 256 << 10;
@@ -21,7 +21,7 @@ pub(super) async fn walk_all(
     lane: &Rc<Lane>,
     queue: &Queue,
     part: Replay,
-    walks: Shared<(SegmentId, Generation)>,
+    walks: WorkList<(SegmentId, Generation)>,
     reads: usize,
 ) -> Result<Replay, StoreError> {
     let found = Rc::new(RefCell::new((part, Ok(()))));
@@ -141,7 +141,7 @@ pub(super) fn header_in(
 }
 
 /// The lives of a segment according to its headers.
-pub(crate) struct Newest {
+pub(crate) struct SegmentScan {
     /// The highest generation in any header.
     pub(crate) generation: Option<Generation>,
     /// Whether both the opening and the first header are unreadable.
@@ -155,7 +155,7 @@ pub(crate) async fn newest_generation(
     queue: &Queue,
     basis: &Basis,
     segment: SegmentId,
-) -> Result<Newest, StoreError> {
+) -> Result<SegmentScan, StoreError> {
     let geometry = &basis.geometry;
     let (start, bytes) = (geometry.segment_offset(segment), geometry.segment_bytes);
     let (mut generation, mut hides_its_start, mut at) = (None, false, 0);
@@ -171,5 +171,5 @@ pub(crate) async fn newest_generation(
         }
         at += len;
     }
-    Ok(Newest { generation, hides_its_start, bytes: at })
+    Ok(SegmentScan { generation, hides_its_start, bytes: at })
 }

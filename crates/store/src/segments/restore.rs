@@ -9,7 +9,8 @@ use forebay_core::{Generation, RecordNumber, SegmentId};
 use forebay_lane::turns;
 
 use super::{
-    Counters, Life, Live, LiveCounts, RecordStarts, SegmentSnapshot, SegmentState, Segments, Tables,
+    Counters, Live, LiveCounts, RecordStarts, SegmentLife, SegmentSnapshot, SegmentState, Segments,
+    Tables,
 };
 
 impl Segments {
@@ -22,7 +23,7 @@ impl Segments {
             generations: turns::filled(all, |_| AtomicU64::new(0)).await.into(),
             live: LiveCounts::in_turns(count, lanes).await,
             buffers: turns::filled(all, |_| Mutex::new(None)).await.into(),
-            lives: turns::filled(all, |_| Life::FREE).await,
+            lives: turns::filled(all, |_| SegmentLife::FREE).await,
             starts: RecordStarts::in_turns(count).await,
         };
         let segments = Self::of(tables, next_generation);
@@ -51,7 +52,7 @@ impl Segments {
             state.opened += 1;
             let opened = state.opened;
             self.generations[segment.0 as usize].store(snapshot.generation.0, Ordering::Release);
-            state.lives[segment.0 as usize] = Life {
+            state.lives[segment.0 as usize] = SegmentLife {
                 state: snapshot.state,
                 generation: snapshot.generation,
                 opened,

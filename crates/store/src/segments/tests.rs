@@ -308,8 +308,11 @@ fn restored_segments_keep_their_order_and_state() {
 #[test]
 fn memory_is_told_for_every_segment() {
     let one = Segments::bytes_for(1, 2);
-    let parts =
-        [size_of::<Counters>(), size_of::<Mutex<Option<Arc<LogBuffer>>>>(), size_of::<Life>()];
+    let parts = [
+        size_of::<Counters>(),
+        size_of::<Mutex<Option<Arc<LogBuffer>>>>(),
+        size_of::<SegmentLife>(),
+    ];
     let generation = size_of::<Generation>() as u64;
     let parts = parts.iter().sum::<usize>() as u64 + generation;
     assert_eq!(one, parts + RecordStarts::bytes_for(1) + 2 * 8);

@@ -20,9 +20,9 @@ pub(super) const BUCKET_BYTES: u64 = (LANES * size_of::<u64>()) as u64;
 
 /// With the feature `loom`, the words are loom's atomics, and few.
 #[cfg(feature = "loom")]
-type Words = std::sync::Arc<[AtomicU64]>;
+type BucketWords = std::sync::Arc<[AtomicU64]>;
 #[cfg(not(feature = "loom"))]
-type Words = forebay_device::Words;
+type BucketWords = forebay_device::Words;
 
 /// Eight words in a cache line; 0 is an unused word.
 pub(super) type Bucket = [AtomicU64; LANES];
@@ -31,14 +31,14 @@ pub(super) type Bucket = [AtomicU64; LANES];
 /// to; the allocator would write zeroes into memory with more alignment than its own. A clone
 /// refers to the same ones.
 #[derive(Clone, Debug)]
-pub(crate) struct Buckets(Words);
+pub(crate) struct Buckets(BucketWords);
 
 impl Buckets {
     /// Returns `count` unused buckets. Without the memory for them, the process ends as for any
     /// allocation.
     #[cfg(not(feature = "loom"))]
     pub(super) fn unused(count: usize) -> Self {
-        let words = Words::new(count * LANES);
+        let words = BucketWords::new(count * LANES);
         Buckets(words.unwrap_or_else(|_| handle_alloc_error(Memory::new::<u64>())))
     }
 

@@ -88,7 +88,7 @@ pub struct Placed {
 
 /// Sizes, widths and the mapping from addresses to shards and keys; common to all shards.
 #[derive(Clone, Copy, Debug)]
-pub struct Geometry {
+pub struct TableGeometry {
     /// Mixes the low bits of an address.
     permutation: Permutation,
     shards: Divisor,
@@ -100,7 +100,7 @@ pub struct Geometry {
     address_bits: u32,
 }
 
-impl Geometry {
+impl TableGeometry {
     /// Lays out tables for at most `entries` live entries, spread over `shards` tables, with
     /// addresses below 2^`key_bits` (1 to 56) and slots below 2^`slot_bits` (1 to 32).
     ///
@@ -135,7 +135,7 @@ impl Geometry {
         if buckets > BUCKETS_MAX {
             return Err(GeometryError::ShardTooLarge { entries, shards });
         }
-        let geometry = Geometry {
+        let geometry = TableGeometry {
             permutation: Permutation::new(key_bits, 0),
             shards: Divisor::new(u64::from(shards)),
             quotients: Divisor::new(key_last + 1),
@@ -202,7 +202,7 @@ impl Geometry {
         self.key_bits
     }
 
-    /// Returns the bits of an address, from [`Geometry::key_bits`] to 56.
+    /// Returns the bits of an address, from [`TableGeometry::key_bits`] to 56.
     pub fn address_bits(&self) -> u32 {
         self.address_bits
     }
@@ -228,7 +228,7 @@ impl Geometry {
         Placed { shard: shard as u32, key: LocalKey(key) }
     }
 
-    /// Returns the address that [`Geometry::place`] maps to `key` in `shard`.
+    /// Returns the address that [`TableGeometry::place`] maps to `key` in `shard`.
     #[inline]
     pub fn address(&self, shard: u32, key: LocalKey) -> u64 {
         let (fold, quotient) = self.quotients.divide(key.0);
@@ -311,7 +311,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for key_bits in 1..=38 {
             for shards in [1, 2, 3, 64, 1000] {
-                let geometry = Geometry::new(1 << 20, shards, key_bits, 20).expect("fits");
+                let geometry = TableGeometry::new(1 << 20, shards, key_bits, 20).expect("fits");
                 let geometry = geometry.with_seed(random.u64(..));
                 let last = (1u64 << key_bits) - 1;
                 let some = (0..500).map(|_| random.u64(..=last)).collect::<Vec<_>>();
@@ -328,7 +328,7 @@ mod tests {
     fn memory_is_within_the_budget() {
         for entries in [1_000_000, 1 << 20, 3_000_000, 4 << 20, 16 << 20, 64 << 20, 1 << 30] {
             for shards in [1, 16, 64] {
-                let geometry = Geometry::new(entries, shards, 34, 24).expect("fits");
+                let geometry = TableGeometry::new(entries, shards, 34, 24).expect("fits");
                 let each = geometry.bytes() as f64 / entries as f64;
                 assert!(each <= 8.45, "{entries} in {shards}: {each} bytes");
             }
@@ -337,13 +337,13 @@ mod tests {
 
     #[test]
     fn an_index_for_more_than_all_addresses_is_cut_to_them() {
-        let geometry = Geometry::new(u64::MAX, 1, 10, 10).expect("fits");
+        let geometry = TableGeometry::new(u64::MAX, 1, 10, 10).expect("fits");
         assert!(geometry.bytes() < 16 << 10);
     }
 
     #[test]
     fn small_tables_grow_until_the_check_fits() {
-        let geometry = Geometry::new(1000, 4, 40, 10).expect("fits");
+        let geometry = TableGeometry::new(1000, 4, 40, 10).expect("fits");
         assert_eq!(geometry.check_bits(), 16);
         assert!(geometry.bytes() <= SMALL_BYTES);
     }
@@ -351,31 +351,31 @@ mod tests {
     #[test]
     fn widths_share_a_word() {
         // 64 Mi slots of 4 KiB before 16 TiB: 7 fixed, 26 slot, 9 remainder.
-        let geometry = Geometry::new(64 << 20, 64, 32, 26).expect("fits");
+        let geometry = TableGeometry::new(64 << 20, 64, 32, 26).expect("fits");
         assert_eq!(geometry.check_bits(), 22);
         let narrow = geometry.with_check_bits(18).expect("in range");
         assert_eq!(narrow.check_bits(), 18);
         assert_eq!(narrow.with_check_bits(32).expect("in range").check_bits(), 18);
-        assert_eq!(Geometry::new(1, 1, 1, 1).expect("fits").check_bits(), 32);
+        assert_eq!(TableGeometry::new(1, 1, 1, 1).expect("fits").check_bits(), 32);
     }
 
     #[test]
     fn impossible_geometries_are_refused() {
-        assert!(matches!(Geometry::new(0, 1, 30, 20), Err(GeometryError::Empty { .. })));
-        assert!(matches!(Geometry::new(1, 0, 30, 20), Err(GeometryError::Empty { .. })));
+        assert!(matches!(TableGeometry::new(0, 1, 30, 20), Err(GeometryError::Empty { .. })));
+        assert!(matches!(TableGeometry::new(1, 0, 30, 20), Err(GeometryError::Empty { .. })));
         for (key_bits, slot_bits) in [(0, 20), (57, 20), (30, 0), (30, 33), (u32::MAX, u32::MAX)] {
-            let refused = Geometry::new(100, 1, key_bits, slot_bits);
+            let refused = TableGeometry::new(100, 1, key_bits, slot_bits);
             assert!(matches!(refused, Err(GeometryError::Width { .. })), "{refused:?}");
         }
         for (entries, shards, key_bits, slot_bits) in
             [(1 << 20, 64, 40, 20), (1 << 20, 1, 56, 32), (1, u32::MAX, 56, 32)]
         {
-            let refused = Geometry::new(entries, shards, key_bits, slot_bits);
+            let refused = TableGeometry::new(entries, shards, key_bits, slot_bits);
             assert!(matches!(refused, Err(GeometryError::NoRoomForCheck { .. })), "{refused:?}");
         }
-        let refused = Geometry::new(u64::MAX, 1, 56, 10);
+        let refused = TableGeometry::new(u64::MAX, 1, 56, 10);
         assert!(matches!(refused, Err(GeometryError::ShardTooLarge { .. })), "{refused:?}");
-        let geometry = Geometry::new(100, 1, 20, 20).expect("fits");
+        let geometry = TableGeometry::new(100, 1, 20, 20).expect("fits");
         for bits in [0, 15, 33] {
             assert!(matches!(geometry.with_check_bits(bits), Err(GeometryError::Width { .. })));
         }
@@ -387,7 +387,7 @@ mod tests {
         for (entries, shards, key_bits, slot_bits) in
             [(1 << 16, 4, 21, 16), (5000, 7, 20, 13), (1000, 1, 20, 11), (1 << 24, 1000, 29, 24)]
         {
-            let narrow = Geometry::new(entries, shards, key_bits, slot_bits).expect("fits");
+            let narrow = TableGeometry::new(entries, shards, key_bits, slot_bits).expect("fits");
             let (mut wide, mut bits) = (narrow, key_bits);
             while let Ok(wider) = wide.widened(bits + 1) {
                 (wide, bits) = (wider, bits + 1);
@@ -408,7 +408,7 @@ mod tests {
     /// Filesystems have their own data at regular distances.
     #[test]
     fn addresses_with_different_high_bits_are_in_different_shards() {
-        let geometry = Geometry::new(1 << 16, 16, 21, 16).and_then(|it| it.widened(34));
+        let geometry = TableGeometry::new(1 << 16, 16, 21, 16).and_then(|it| it.widened(34));
         let geometry = geometry.expect("fits");
         for stride in [1 << 21, 1 << 22, (1 << 21) + 1] {
             let mut shards = [0u32; 16];

@@ -10,7 +10,7 @@ const LONG_SEARCH: usize = 1024;
 
 /// A bucket that is reachable by moving the entry at `lane` of the `parent` step's bucket.
 #[derive(Clone, Copy, Default)]
-struct Step {
+struct PathStep {
     bucket: u32,
     /// The first step of a path is its own parent.
     parent: u16,
@@ -29,9 +29,9 @@ impl Table {
     /// visits a bucket twice, where it could move an entry that it has just put there: everything
     /// reachable from the second visit was reached earlier from the first.
     fn search<const LIMIT: usize>(&mut self, first: usize, second: usize) -> Option<At> {
-        let mut steps = [Step::default(); LIMIT];
-        steps[0] = Step { bucket: first as u32, parent: 0, lane: 0 };
-        steps[1] = Step { bucket: second as u32, parent: 1, lane: 0 };
+        let mut steps = [PathStep::default(); LIMIT];
+        steps[0] = PathStep { bucket: first as u32, parent: 0, lane: 0 };
+        steps[1] = PathStep { bucket: second as u32, parent: 1, lane: 0 };
         let mut known = if first == second { 1 } else { 2 };
         let mut next = 0;
         while next < known {
@@ -45,7 +45,7 @@ impl Table {
                 }
                 if known < LIMIT {
                     let (parent, lane) = (next as u16, lane as u8);
-                    steps[known] = Step { bucket: target as u32, parent, lane };
+                    steps[known] = PathStep { bucket: target as u32, parent, lane };
                     known += 1;
                 }
             }
@@ -56,11 +56,11 @@ impl Table {
 
     /// Moves the entry at `lane` of the last step's bucket to `hole`, then its predecessor's to the
     /// freed word, and so on; returns the hole at the beginning of the path.
-    fn shift_along(&mut self, steps: &[Step], last: usize, lane: usize, hole: At) -> At {
+    fn shift_along(&mut self, steps: &[PathStep], last: usize, lane: usize, hole: At) -> At {
         let choice = self.layout.choice_bit();
         let (mut at, mut lane, mut hole) = (last, lane, hole);
         loop {
-            let Step { bucket, parent, lane: lane_of_parent } = steps[at];
+            let PathStep { bucket, parent, lane: lane_of_parent } = steps[at];
             let bucket = bucket as usize;
             let from = At { bucket, lane };
             let word = self.buckets.word(from);

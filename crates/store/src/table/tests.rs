@@ -8,18 +8,18 @@ use super::*;
 
 /// All shards of an index, and a model of their content.
 struct Index {
-    geometry: Geometry,
+    geometry: TableGeometry,
     tables: Vec<Table>,
 }
 
 impl Index {
-    fn new(geometry: Geometry) -> Self {
+    fn new(geometry: TableGeometry) -> Self {
         let tables = (0..geometry.shards()).map(|_| Table::new(&geometry)).collect();
         Index { geometry, tables }
     }
 
     fn with(entries: u64, shards: u32, key_bits: u32) -> Self {
-        Index::new(Geometry::new(entries, shards, key_bits, 20).expect("fits"))
+        Index::new(TableGeometry::new(entries, shards, key_bits, 20).expect("fits"))
     }
 
     fn at(&mut self, address: u64) -> (&mut Table, LocalKey) {
@@ -69,7 +69,7 @@ impl Index {
 }
 
 /// An entry with random fields, as the table returns it.
-fn some_entry(random: &mut fastrand::Rng, geometry: &Geometry) -> Entry {
+fn some_entry(random: &mut fastrand::Rng, geometry: &TableGeometry) -> Entry {
     let keep = u32::MAX << (32 - geometry.check_bits());
     Entry {
         slot: Slot(random.u32(..) >> (32 - geometry.slot_bits())),
@@ -238,7 +238,7 @@ fn stays_usable_when_full_and_worn() {
 
 #[test]
 fn fills_beyond_its_load_and_recovers_from_being_full() {
-    let geometry = Geometry::new(50_000, 1, 30, 20).expect("fits");
+    let geometry = TableGeometry::new(50_000, 1, 30, 20).expect("fits");
     let mut index = Index::new(geometry);
     let words = index.tables[0].buckets() * LANES;
     let mut model = HashMap::new();
@@ -293,7 +293,7 @@ fn fills_beyond_its_load_and_recovers_from_being_full() {
 
 #[test]
 fn stale_places_do_no_harm() {
-    let mut table = Table::new(&Geometry::new(100, 1, 20, 20).expect("fits"));
+    let mut table = Table::new(&TableGeometry::new(100, 1, 20, 20).expect("fits"));
     let key = LocalKey(17);
     assert_eq!(table.insert(key, plain(1)), Ok(None));
     let (place, _) = table.get(key).expect("inserted");
@@ -310,7 +310,7 @@ fn stale_places_do_no_harm() {
 
 #[test]
 fn checks_are_compared_at_the_width_of_the_geometry() {
-    let wide = Geometry::new(100_000, 1, 28, 20).expect("fits");
+    let wide = TableGeometry::new(100_000, 1, 28, 20).expect("fits");
     for bits in CHECK_BITS_MIN..=wide.check_bits() {
         let geometry = wide.with_check_bits(bits).expect("in range");
         let mut table = Table::new(&geometry);
@@ -330,7 +330,7 @@ fn checks_are_compared_at_the_width_of_the_geometry() {
 #[test]
 fn a_block_is_in_the_same_shard_in_every_program() {
     let shards = |seed| {
-        let geometry = Geometry::new(1 << 20, 64, 28, 20).expect("fits").with_seed(seed);
+        let geometry = TableGeometry::new(1 << 20, 64, 28, 20).expect("fits").with_seed(seed);
         [0, 1, 2, 4096, 1 << 27].map(|address| geometry.place(address).shard)
     };
     assert_eq!((shards(0), shards(7)), ([23, 34, 40, 12, 1], [15, 56, 60, 54, 20]));

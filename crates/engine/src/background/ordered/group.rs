@@ -30,18 +30,18 @@ const MOST_SPLIT: usize = 64;
 
 /// The result of writing a group.
 #[derive(Default)]
-struct Outcome {
+struct GroupResult {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
     /// Runs that the origin does not have, and why, until they are written again.
-    failed: Vec<(Run, WritebackError)>,
+    failed: Vec<(VersionRun, WritebackError)>,
     /// Why it does not have some, or is not synced.
     error: Option<WritebackError>,
 }
 
 /// Versions of adjacent blocks.
-type Run = Vec<(OriginBlock, OrderedVersion)>;
+type VersionRun = Vec<(OriginBlock, OrderedVersion)>;
 
 impl Volume {
     /// Adds the valid sectors of a block to the list of origin writes, joining adjacent runs.
@@ -75,12 +75,12 @@ impl Ordered {
     ) -> Result<BTreeSet<OriginBlock>, WritebackError> {
         let settings = self.0.volume.settings();
         let failures = self.0.volume.syncs.failures();
-        let outcome = Rc::new(RefCell::new(Outcome::default()));
+        let outcome = Rc::new(RefCell::new(GroupResult::default()));
         let merge = Merge::of(self.0.volume.block, settings.merge_bytes, 0);
         // Start with the blocks that were refused last time: while the origin still refuses them,
         // writing the others again is useless.
         let stuck = versions.iter().filter(|(block, _)| self.0.volume.is_refused(*block));
-        let stuck: Vec<Run> = stuck.map(|version| vec![version.clone()]).collect();
+        let stuck: Vec<VersionRun> = stuck.map(|version| vec![version.clone()]).collect();
         if !stuck.is_empty() {
             self.write_runs(stuck, why, &outcome).await;
             if let Some(error) = outcome.borrow_mut().error.take() {
@@ -126,9 +126,9 @@ impl Ordered {
     /// In the end only single blocks are refused, unless the origin takes nothing.
     async fn write_runs(
         &self,
-        mut runs: Vec<Run>,
+        mut runs: Vec<VersionRun>,
         why: WritebackReason,
-        outcome: &Rc<RefCell<Outcome>>,
+        outcome: &Rc<RefCell<GroupResult>>,
     ) {
         let volume = &self.0.volume;
         let depth = volume.settings().writeback_depth.max(1) as usize;
@@ -161,7 +161,11 @@ impl Ordered {
     }
 
     /// Notes why the origin does not have these runs, and lists the blocks that it refuses alone.
-    fn note_refused(&self, failed: Vec<(Run, WritebackError)>, outcome: &RefCell<Outcome>) {
+    fn note_refused(
+        &self,
+        failed: Vec<(VersionRun, WritebackError)>,
+        outcome: &RefCell<GroupResult>,
+    ) {
         let volume = &self.0.volume;
         let (mut refused, mut other) = (false, None);
         for (run, error) in failed {
@@ -191,7 +195,7 @@ impl Ordered {
         &self,
         run: &[(OriginBlock, OrderedVersion)],
         why: WritebackReason,
-        outcome: &RefCell<Outcome>,
+        outcome: &RefCell<GroupResult>,
     ) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
@@ -240,9 +244,9 @@ impl Ordered {
 /// Splits the runs whose error may concern a part only. Returns whether any was split, and the runs
 /// to write.
 fn split(
-    failed: Vec<(Run, WritebackError)>,
+    failed: Vec<(VersionRun, WritebackError)>,
     mut is_local: impl FnMut(&forebay_device::DeviceError) -> bool,
-) -> (bool, Vec<(Run, WritebackError)>) {
+) -> (bool, Vec<(VersionRun, WritebackError)>) {
     let (mut any, mut all) = (false, Vec::new());
     for (run, error) in failed {
         let local = matches!(&error, WritebackError::Origin(error) if is_local(error));

@@ -14,7 +14,7 @@ use forebay_store::Class;
 
 use super::owner::Owner;
 use super::{REINSERT_LIVE, most_reinserted};
-use crate::background::live::Live;
+use crate::background::live::LiveBlock;
 use crate::io::writeback::write_back;
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
@@ -64,7 +64,7 @@ struct Worth {
 }
 
 impl Worth {
-    fn reinserting(&self, owner: &Owner<'_>, live: &Live) -> bool {
+    fn reinserting(&self, owner: &Owner<'_>, live: &LiveBlock) -> bool {
         match live.dirty {
             true if owner.in_order => false,
             true => {
@@ -81,14 +81,14 @@ impl EngineLane {
     /// Empties a segment with these live blocks. `waits`: clients wait for space.
     pub(super) async fn empty(
         self: &Rc<Self>,
-        blocks: BTreeMap<VolumeId, Vec<Live>>,
+        blocks: BTreeMap<VolumeId, Vec<LiveBlock>>,
         replacement: &Replacement,
         waits: bool,
     ) -> Emptied {
         let store = self.cache.store.clone();
         let capacity = store.cells_per_segment() as u32;
         let live = self.owned_blocks(blocks, replacement);
-        let count = |of: fn(&Owner<'_>, &Live) -> bool| {
+        let count = |of: fn(&Owner<'_>, &LiveBlock) -> bool| {
             let each = live
                 .iter()
                 .map(|(owner, blocks)| blocks.iter().filter(|live| of(owner, live)).count() as u32);
@@ -139,7 +139,7 @@ impl EngineLane {
                 kept_dirty: owner.reads_pay() && keep,
                 dirty: room && few && gains,
             };
-            let (kept, leaving): (Vec<Live>, Vec<Live>) =
+            let (kept, leaving): (Vec<LiveBlock>, Vec<LiveBlock>) =
                 blocks.into_iter().partition(|live| worth.reinserting(&owner, live));
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
             let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
@@ -158,7 +158,7 @@ impl EngineLane {
     }
 
     /// Writes dirty blocks back and evicts them, as far as the origin takes them.
-    async fn evict_dirty(self: &Rc<Self>, owner: &Owner<'_>, mut dirty: Vec<Live>) {
+    async fn evict_dirty(self: &Rc<Self>, owner: &Owner<'_>, mut dirty: Vec<LiveBlock>) {
         // The rest of an ordered volume is left to ordered writeback, or is unreadable.
         let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
             return;
@@ -176,9 +176,9 @@ impl EngineLane {
     /// Returns live blocks by owner. Those that stay count as kept.
     fn owned_blocks<'a>(
         &'a self,
-        blocks: BTreeMap<VolumeId, Vec<Live>>,
+        blocks: BTreeMap<VolumeId, Vec<LiveBlock>>,
         replacement: &'a Replacement,
-    ) -> Vec<(Owner<'a>, Vec<Live>)> {
+    ) -> Vec<(Owner<'a>, Vec<LiveBlock>)> {
         let mut all = Vec::new();
         for (id, mut blocks) in blocks {
             let Some(owner) = Owner::of(self, replacement, id) else { continue };
@@ -198,12 +198,12 @@ impl EngineLane {
     async fn reinsert_all(
         self: &Rc<Self>,
         owner: &Owner<'_>,
-        blocks: Vec<Live>,
-    ) -> Vec<(Live, EvictionReason)> {
+        blocks: Vec<LiveBlock>,
+    ) -> Vec<(LiveBlock, EvictionReason)> {
         let mut left = Vec::new();
         let mut blocks = self.reinsert_now(owner, blocks).into_iter();
         loop {
-            let some: Vec<Live> = blocks.by_ref().take(REINSERTED_TOGETHER).collect();
+            let some: Vec<LiveBlock> = blocks.by_ref().take(REINSERTED_TOGETHER).collect();
             if some.is_empty() {
                 return left;
             }
@@ -217,7 +217,7 @@ impl EngineLane {
     /// it; until it has taken the blocks, the volume's dirty blocks are reinserted instead.
     async fn make_clean(self: &Rc<Self>, view: &Rc<LaneVolume>, blocks: Vec<OriginBlock>) -> bool {
         let ended = Rc::new((Cell::new(false), Notify::default()));
-        let (this, ending) = (view.clone(), Ending(view.volume.clone(), ended.clone()));
+        let (this, ending) = (view.clone(), EmptyingGuard(view.volume.clone(), ended.clone()));
         self.lane.spawn(async move {
             let _guard = this.cache.store.fail_on_panic("writeback for reclaim");
             let result = write_back(&this, &blocks, WritebackReason::Reclaim).await;
@@ -243,7 +243,7 @@ impl EngineLane {
     }
 
     /// Reinserts the blocks that can be read at once, and returns the rest.
-    fn reinsert_now(&self, owner: &Owner<'_>, kept: Vec<Live>) -> Vec<Live> {
+    fn reinsert_now(&self, owner: &Owner<'_>, kept: Vec<LiveBlock>) -> Vec<LiveBlock> {
         /// Distance of prefetch hints, in blocks.
         const AHEAD: usize = 2;
         let store = &self.cache.store;
@@ -267,7 +267,12 @@ impl EngineLane {
 
     /// Reinserts a live block if it can be read at once. `Some(false)` and `None`: it was not
     /// reinserted.
-    fn reinsert_one_now(&self, owner: &Owner<'_>, live: &Live, payload: &mut [u8]) -> Option<bool> {
+    fn reinsert_one_now(
+        &self,
+        owner: &Owner<'_>,
+        live: &LiveBlock,
+        payload: &mut [u8],
+    ) -> Option<bool> {
         let space = &owner.space;
         let pinned = self.cache.store.look_up(space, live.block)?;
         let entry = pinned.found.entry;
@@ -288,7 +293,7 @@ impl EngineLane {
     async fn reinsert(
         self: &Rc<Self>,
         owner: &Owner<'_>,
-        live: &Live,
+        live: &LiveBlock,
     ) -> Result<(), EvictionReason> {
         let store = &self.cache.store;
         let space = &owner.space;
@@ -311,11 +316,11 @@ impl EngineLane {
 }
 
 /// Signals on drop, also after a panic, that writeback for reclaim has ended.
-struct Ending(Arc<Volume>, Rc<(Cell<bool>, Notify)>);
+struct EmptyingGuard(Arc<Volume>, Rc<(Cell<bool>, Notify)>);
 
-impl Drop for Ending {
+impl Drop for EmptyingGuard {
     fn drop(&mut self) {
-        let Ending(volume, ended) = self;
+        let EmptyingGuard(volume, ended) = self;
         volume.set_overdue(false);
         ended.0.set(true);
         ended.1.notify_all();

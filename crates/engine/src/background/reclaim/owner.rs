@@ -9,7 +9,7 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
 
 use super::REINSERTION_TIME;
-use crate::background::live::Live;
+use crate::background::live::LiveBlock;
 use crate::io::admission::AdmissionControl;
 use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
@@ -64,7 +64,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Returns whether a block can leave its segment only by being reinserted.
-    pub(super) fn must_reinsert(&self, live: &Live) -> bool {
+    pub(super) fn must_reinsert(&self, live: &LiveBlock) -> bool {
         match live.dirty {
             true => (self.bound || self.is_refused(live)) && !self.in_order,
             false => live.stays,
@@ -73,14 +73,14 @@ impl<'a> Owner<'a> {
 
     /// Returns whether the origin refuses a dirty block, so that only other blocks of its volume
     /// can be written back.
-    fn is_refused(&self, live: &Live) -> bool {
+    fn is_refused(&self, live: &LiveBlock) -> bool {
         self.view.as_ref().is_some_and(|view| view.volume.is_refused(live.block))
     }
 
     /// Decides which clean blocks stay: pinned ones, and those that the volume's share guards.
     /// Blocks that the replacement policy does not keep leave first. Blocks that stay count as
     /// kept.
-    pub(super) fn guard(&self, blocks: &mut [Live]) {
+    pub(super) fn guard(&self, blocks: &mut [LiveBlock]) {
         let Some(view) = &self.view else { return };
         if view.cache.lifts_guards() {
             return;
@@ -103,7 +103,7 @@ impl<'a> Owner<'a> {
     /// attached, because then only dirty blocks are kept.
     pub(super) fn reinsertion(
         &self,
-        live: &Live,
+        live: &LiveBlock,
         entry: &Entry,
         mask: Option<SectorMask>,
     ) -> Version<'_> {
@@ -125,7 +125,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Evicts a block, unless it is dirty or has been replaced.
-    pub(super) fn evict(&self, live: &Live, reason: EvictionReason) {
+    pub(super) fn evict(&self, live: &LiveBlock, reason: EvictionReason) {
         let gone = self.engine.cache.store.forget(&self.space, live.block, |entry| {
             entry.slot == live.slot && (!entry.dirty || planted::has(PlantedBug::EvictsDirty))
         });
@@ -143,7 +143,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Records the result of reinserting a block. `false`: the block stays where it was.
-    pub(super) fn count_reinserted(&self, live: &Live, appended: Appended) -> bool {
+    pub(super) fn count_reinserted(&self, live: &LiveBlock, appended: Appended) -> bool {
         match appended {
             Appended::Done { .. } => (),
             // The block was replaced meanwhile.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::{turns, yield_now};
 use forebay_policy::sweep::Merge;
-use forebay_policy::{SweepPlanner, Window};
+use forebay_policy::{SweepPlanner, SweepWindow};
 use forebay_store::Entry;
 
 use crate::io::writeback::span::{Span, Spans};
@@ -42,7 +42,7 @@ const GOOD_FOR: Duration = Duration::from_secs(30);
 const GOOD_FOR_PASSES: u32 = 32;
 
 /// The next step of a sweep.
-pub(super) enum Next {
+pub(super) enum SweepStep {
     /// Write these blocks with one write.
     Run(Span),
     /// The sweep has reached the end of the origin and starts again. Nothing may be under way when
@@ -76,7 +76,7 @@ impl Sweep {
     }
 
     /// Returns the next step.
-    pub(super) async fn next(&mut self, volume: &LaneVolume, merge: Merge) -> Next {
+    pub(super) async fn next(&mut self, volume: &LaneVolume, merge: Merge) -> SweepStep {
         if volume.now().since(self.collected) > self.good_for
             && let Some(block) = self.rest().first().copied()
         {
@@ -88,12 +88,12 @@ impl Sweep {
             let most = volume.cache.store.capacity_blocks() / PART;
             let most = most.clamp(FEWEST, MOST) as u32;
             match self.planner.next_window(&volume.volume.dirty, most) {
-                None => return Next::Clean,
+                None => return SweepStep::Clean,
                 Some(window) if window.wrapped => {
                     // Blocks may become dirty before this window while the caller settles the
                     // last sweep; the next sweep has to start with them.
                     self.planner = SweepPlanner::new();
-                    return Next::Wrapped;
+                    return SweepStep::Wrapped;
                 }
                 Some(window) => self.collect(volume, &window).await,
             }
@@ -101,9 +101,9 @@ impl Sweep {
         match Spans(volume).next_span(self.rest(), merge) {
             Some(span) => {
                 self.taken += span.dirty.len();
-                Next::Run(span)
+                SweepStep::Run(span)
             }
-            None => Next::Nothing,
+            None => SweepStep::Nothing,
         }
     }
 
@@ -113,7 +113,7 @@ impl Sweep {
     }
 
     /// Collects the dirty blocks of a window, without those that failed in this round.
-    async fn collect(&mut self, view: &LaneVolume, window: &Window) {
+    async fn collect(&mut self, view: &LaneVolume, window: &SweepWindow) {
         let (volume, index) = (&view.volume, &view.cache.store.index);
         let started = view.now();
         let start = window.blocks.start.0;

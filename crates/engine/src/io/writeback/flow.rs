@@ -98,7 +98,8 @@ impl Flow {
         self.bytes.set(self.bytes.get() + bytes);
         let this = self.clone();
         self.view.lane().spawn(async move {
-            let mut ending = Ending { flow: &this, bytes, error: Some(WritebackError::Panicked) };
+            let mut ending =
+                FlowGuard { flow: &this, bytes, error: Some(WritebackError::Panicked) };
             let gap = Spans(&this.view).merging().gap;
             let (written, error) =
                 SpanWriter(&this.view).write_back_parts(span, why, gap, &this.reads).await;
@@ -227,13 +228,13 @@ impl Flow {
 }
 
 /// Ends a write on drop, so that one whose task panics counts as failed.
-struct Ending<'a> {
+struct FlowGuard<'a> {
     flow: &'a Flow,
     bytes: u64,
     error: Option<WritebackError>,
 }
 
-impl Drop for Ending<'_> {
+impl Drop for FlowGuard<'_> {
     fn drop(&mut self) {
         let flow = self.flow;
         flow.view.cache.store.fail_if_panicking("a write to the origin");

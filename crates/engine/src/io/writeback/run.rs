@@ -19,7 +19,7 @@ use super::read_turns::ReadTurns;
 use super::span::{Span, Written};
 use crate::error::WritebackError;
 use crate::io::copies::Copies;
-use crate::io::notes::Notes;
+use crate::io::notes::NoteKeeper;
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
@@ -153,7 +153,7 @@ impl<'a> SpanWriter<'a> {
         let store = self.0.store.clone();
         let error = match self.0.unless_hung(async move { store.commit().await }).await {
             Some(Ok(_)) => return None,
-            Some(Err(_)) if Notes(self.0).distrust().await => return None,
+            Some(Err(_)) if NoteKeeper(self.0).distrust().await => return None,
             Some(Err(_)) => WritebackError::CacheFailed,
             None => WritebackError::CacheHung,
         };

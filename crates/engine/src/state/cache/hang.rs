@@ -7,7 +7,7 @@ use std::task::Poll;
 use super::Cache;
 
 /// Work under way on the cache device.
-pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T>>>;
+pub(crate) type CacheWork<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl Cache {
     /// Waits for work to end, unless the cache device hangs: then returns `None`, and the caller
@@ -35,7 +35,7 @@ impl Cache {
 
     /// Like [`Cache::unless_hung`], for work that may be abandoned only if a note can record that:
     /// without a ledger, or before the index is loaded, always waits for its end.
-    pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut Work<T>) -> Option<T> {
+    pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut CacheWork<T>) -> Option<T> {
         match self.ledger() {
             Some(_) if self.store.is_loaded() => self.unless_hung(work).await,
             _ => Some(work.await),

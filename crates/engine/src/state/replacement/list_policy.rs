@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 const NOTED: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum CellEvent {
     /// The block in this cell was used.
     Hit(Node, Key),
     /// A version was appended to the first cell; the second had the block's previous version.
@@ -31,19 +31,19 @@ enum Event {
 
 #[repr(align(128))]
 #[derive(Default)]
-struct Padded(Mutex<Vec<Event>>);
+struct PaddedEvents(Mutex<Vec<CellEvent>>);
 
 /// The policy, and the events to apply to it.
 struct Listener {
     policy: Box<dyn BlockPolicy>,
     /// Empty except while events are applied; keeps its memory.
-    events: Vec<Event>,
+    events: Vec<CellEvent>,
 }
 
 /// A policy with lists, shared by all lanes.
 pub(crate) struct ListPolicy {
     listener: Mutex<Listener>,
-    lanes: Box<[Padded]>,
+    lanes: Box<[PaddedEvents]>,
     /// One bit for each cell: whether the policy keeps its block.
     kept: Box<[AtomicU64]>,
     /// Kept blocks of each segment.
@@ -67,7 +67,7 @@ impl ListPolicy {
                 policy: build(kind, capacity, nodes, store.options().seed),
                 events: Vec::new(),
             }),
-            lanes: (0..lanes.max(1)).map(|_| Padded::default()).collect(),
+            lanes: (0..lanes.max(1)).map(|_| PaddedEvents::default()).collect(),
             kept: (0..nodes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             kept_in: (0..segments).map(|_| AtomicU32::new(0)).collect(),
             granules_per_block: geometry.granules_per_block() as u32,
@@ -82,26 +82,26 @@ impl ListPolicy {
 
     /// Records a hit on the block in `slot`.
     pub(crate) fn hit(&self, lane: usize, slot: Slot, key: Key) {
-        self.note(lane, Event::Hit(self.node(slot), key));
+        self.note(lane, CellEvent::Hit(self.node(slot), key));
     }
 
     /// Records a version appended to `slot`; the previous version is in `old`.
     pub(crate) fn placed(&self, lane: usize, slot: Slot, old: Option<Slot>, key: Key) {
         let old = old.map(|slot| self.node(slot));
-        self.note(lane, Event::Placed(self.node(slot), old, key));
+        self.note(lane, CellEvent::Placed(self.node(slot), old, key));
     }
 
     /// Records a block reinserted from `old` into `slot`.
     pub(crate) fn moved(&self, lane: usize, slot: Slot, old: Slot) {
-        self.note(lane, Event::Moved(self.node(slot), self.node(old)));
+        self.note(lane, CellEvent::Moved(self.node(slot), self.node(old)));
     }
 
     /// Records that the block in `slot` is no longer cached.
     pub(crate) fn gone(&self, lane: usize, slot: Slot) {
-        self.note(lane, Event::Gone(self.node(slot)));
+        self.note(lane, CellEvent::Gone(self.node(slot)));
     }
 
-    fn note(&self, lane: usize, event: Event) {
+    fn note(&self, lane: usize, event: CellEvent) {
         let full = {
             let mut noted = self.lanes[lane % self.lanes.len()].0.lock();
             noted.push(event);
@@ -131,10 +131,10 @@ impl ListPolicy {
         let policy = &mut *listener.policy;
         for event in listener.events.drain(..) {
             match event {
-                Event::Hit(node, key) => self.used(policy, node, key),
-                Event::Gone(node) => self.remove(policy, node),
-                Event::Moved(node, old) => self.follow(policy, node, old),
-                Event::Placed(node, old, key) => {
+                CellEvent::Hit(node, key) => self.used(policy, node, key),
+                CellEvent::Gone(node) => self.remove(policy, node),
+                CellEvent::Moved(node, old) => self.follow(policy, node, old),
+                CellEvent::Placed(node, old, key) => {
                     self.follow(policy, node, old.unwrap_or(node));
                     self.used(policy, node, key);
                 }

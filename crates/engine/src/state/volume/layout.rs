@@ -10,7 +10,7 @@ use crate::state::volume::Volume;
 
 /// The part of a request that lies in one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct BlockPiece {
     pub(crate) block: OriginBlock,
     /// Sectors of the block.
     pub(crate) sectors: Range<u32>,
@@ -103,7 +103,11 @@ impl Volume {
     }
 
     /// Cuts a checked range into blocks.
-    pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'_> {
+    pub(crate) fn pieces(
+        &self,
+        offset: u64,
+        len: u64,
+    ) -> impl Iterator<Item = BlockPiece> + use<'_> {
         let range = offset..offset + len;
         self.blocks(range.clone()).map(move |number| {
             let block = OriginBlock(number);
@@ -111,7 +115,7 @@ impl Volume {
             let part = inside.start.max(range.start)..inside.end.min(range.end);
             let origin = self.block.offset_of(block);
             let sector = |byte: u64| ((byte + self.alignment - origin) / SECTOR_SIZE) as u32;
-            Piece {
+            BlockPiece {
                 block,
                 sectors: sector(part.start)..sector(part.end),
                 bytes: (part.start - range.start) as usize..(part.end - range.start) as usize,

@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use crate::state::recording::{Recorded, Rings};
+use crate::state::recording::{Recorded, RecordingRings};
 use crate::state::volume::{Volume, VolumeState};
 
 /// A recording of a volume's requests; ends when it is dropped.
 pub struct Recording {
     /// Weak, so that a slow reader keeps no device open.
     volume: Weak<Volume>,
-    rings: Arc<Rings>,
+    rings: Arc<RecordingRings>,
 }
 
 impl Recording {
@@ -20,7 +20,7 @@ impl Recording {
         if place.is_some() {
             return None;
         }
-        let rings = Arc::new(Rings::new(volume.stats.lanes()));
+        let rings = Arc::new(RecordingRings::new(volume.stats.lanes()));
         *place = Some(rings.clone());
         volume.recorder.is_on.store(true, Ordering::Relaxed);
         drop(place);
@@ -29,12 +29,12 @@ impl Recording {
 
     /// Returns the most requests that wait to be taken, on this many lanes.
     pub fn most(lanes: usize) -> usize {
-        Rings::EACH * lanes
+        RecordingRings::EACH * lanes
     }
 
     /// Returns the bytes that a recording takes on this many lanes.
     pub fn bytes(lanes: usize) -> u64 {
-        (Recording::most(lanes) * Rings::BYTES) as u64
+        (Recording::most(lanes) * RecordingRings::BYTES) as u64
     }
 
     /// Takes the requests recorded since the last call; those of a lane are in order.

@@ -1,8 +1,8 @@
 use super::*;
-use crate::table::Geometry;
+use crate::table::TableGeometry;
 
 fn index() -> Index {
-    Index::new(Geometry::new(1 << 12, 1, 20, 20).expect("it is possible"), 1)
+    Index::new(TableGeometry::new(1 << 12, 1, 20, 20).expect("it is possible"), 1)
 }
 
 fn version(sequence: u64) -> OrderedVersion {
@@ -11,13 +11,13 @@ fn version(sequence: u64) -> OrderedVersion {
 
 /// A queue whose cuts are given by a test.
 struct Bench {
-    queue: Queue,
+    queue: GroupQueue,
     index: Index,
 }
 
 impl Bench {
     fn new() -> Self {
-        Bench { queue: Queue::new(Some(Horizon::default())), index: index() }
+        Bench { queue: GroupQueue::new(Some(Horizon::default())), index: index() }
     }
 
     fn add(&self, block: u64, sequence: u64) -> Option<u64> {
@@ -136,7 +136,7 @@ fn groups_without_blocks_are_none() {
 
 #[test]
 fn before_the_first_cut_there_are_no_groups() {
-    let bench = Bench { queue: Queue::new(None), index: index() };
+    let bench = Bench { queue: GroupQueue::new(None), index: index() };
     bench.add(1, 1);
     let cut = bench.cut(1);
     bench.queue.confirm(cut);
